@@ -1,0 +1,265 @@
+"""Every exception that the library raises.
+
+All of them derive from :class:`DfmError`. Their data is in attributes, their message is built from that data, and
+all can be pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "DfmError",
+    "EncodingError",
+    "JobAborted",
+    "JobFailed",
+    "JobNotFound",
+    "OperationFailed",
+    "ParameterError",
+    "PipelineError",
+    "Problem",
+    "ResultsExpired",
+    "ResultsUnread",
+    "SessionClosed",
+    "ShippingError",
+    "StreamOverrun",
+    "WorkerLost",
+]
+
+
+class DfmError(Exception):
+    """The root of all errors of this library."""
+
+
+class Problem:
+    """One thing that is wrong with a pipeline: the statement, and what to do about it."""
+
+    __slots__ = ("message", "statement")
+
+    def __init__(self, statement: str, message: str) -> None:
+        self.statement = statement
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.statement}: {self.message}" if self.statement else self.message
+
+    def __repr__(self) -> str:
+        return f"Problem({self.statement!r}, {self.message!r})"
+
+    def __reduce__(self) -> tuple[type[Problem], tuple[str, str]]:
+        return (Problem, (self.statement, self.message))
+
+
+class PipelineError(DfmError):
+    """A pipeline cannot be built or prepared. ``problems`` lists everything that is wrong with it."""
+
+    def __init__(self, pipeline: str | None, problems: Sequence[Problem]) -> None:
+        super().__init__(pipeline, tuple(problems))
+        self.pipeline = pipeline
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        name = f"pipeline {self.pipeline!r}" if self.pipeline else "pipeline"
+        if len(self.problems) == 1:
+            return f"{name}: {self.problems[0]}"
+        lines = "".join(f"\n  - {problem}" for problem in self.problems)
+        return f"{name} has {len(self.problems)} problems:{lines}"
+
+
+class ParameterError(DfmError):
+    """The parameters given for an execution do not fit the pipeline."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__(tuple(problems))
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return "; ".join(self.problems)
+
+
+class EncodingError(DfmError):
+    """A value cannot travel between sites. Names its type and the path to the part that cannot be encoded."""
+
+    def __init__(self, type_name: str, path: str, reason: str) -> None:
+        super().__init__(type_name, path, reason)
+        self.type_name = type_name
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path} of type {self.type_name} cannot be sent to another site: {self.reason}"
+
+
+class ShippingError(DfmError):
+    """The code of an operation cannot be shipped to the worker processes of its site."""
+
+    def __init__(self, operation: str, site: str, reason: str) -> None:
+        super().__init__(operation, site, reason)
+        self.operation = operation
+        self.site = site
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"operation {self.operation!r} of site {self.site!r} cannot be shipped to a worker process: "
+            f"{self.reason}. Define it in an importable module, or keep what it refers to picklable"
+        )
+
+
+class StreamOverrun(DfmError):
+    """A stream with several consumers ran too far ahead of the slowest of them."""
+
+    def __init__(self, label: str, limit: int) -> None:
+        super().__init__(label, limit)
+        self.label = label
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return (
+            f"the stream of {self.label} has several consumers, and one of them is more than {self.limit:,} elements "
+            "behind. Return a list instead of a generator, or read the stream once"
+        )
+
+
+class OperationFailed(DfmError):
+    """An operation raised at a site.
+
+    Attributes:
+        site: where it ran.
+        operation: its name; for a failing expression, the statement.
+        node: the label of the node in the pipeline.
+        frame: the execution it belongs to.
+        attempt: which try it was, counted from 1.
+        type_name: the qualified name of the original exception's type.
+        message: the original exception's text.
+        remote_traceback: the traceback as text, from where it was raised.
+    """
+
+    def __init__(
+        self,
+        site: str,
+        operation: str,
+        node: str,
+        frame: tuple[int, ...],
+        attempt: int,
+        type_name: str,
+        message: str,
+        remote_traceback: str,
+    ) -> None:
+        super().__init__(site, operation, node, frame, attempt, type_name, message, remote_traceback)
+        self.site = site
+        self.operation = operation
+        self.node = node
+        self.frame = frame
+        self.attempt = attempt
+        self.type_name = type_name
+        self.message = message
+        self.remote_traceback = remote_traceback
+
+    def __str__(self) -> str:
+        tries = f", attempt {self.attempt}" if self.attempt > 1 else ""
+        head = f"{self.node} at site {self.site!r} (frame {self.frame}{tries}) raised {self.type_name}: {self.message}"
+        return f"{head}\n\n{self.remote_traceback.rstrip()}" if self.remote_traceback else head
+
+
+class WorkerLost(DfmError):
+    """A worker process of a site ended while a job ran on it."""
+
+    def __init__(self, site: str, exit_code: int | None, detail: str = "") -> None:
+        super().__init__(site, exit_code, detail)
+        self.site = site
+        self.exit_code = exit_code
+        self.detail = detail
+
+    def __str__(self) -> str:
+        if self.exit_code is None:
+            how = "was lost"
+        elif self.exit_code < 0:
+            how = f"was ended by signal {-self.exit_code}"
+        else:
+            how = f"exited with code {self.exit_code}"
+        detail = f": {self.detail}" if self.detail else ""
+        return f"a worker of site {self.site!r} {how}{detail}"
+
+
+class JobFailed(DfmError):
+    """A job ended with errors. ``errors`` holds the first of them, ``count`` tells how many there were."""
+
+    def __init__(self, job_id: str, errors: Sequence[DfmError], count: int) -> None:
+        super().__init__(job_id, tuple(errors), count)
+        self.job_id = job_id
+        self.errors = tuple(errors)
+        self.count = count
+        if len(self.errors) == 1:
+            self.__cause__ = self.errors[0]
+        elif self.errors:
+            self.__cause__ = ExceptionGroup(f"{count} errors in job {job_id}", list(self.errors))
+
+    def __str__(self) -> str:
+        first = str(self.errors[0]).split("\n", 1)[0] if self.errors else "no details"
+        return f"job {self.job_id} failed with {self.count} error{'s' * (self.count != 1)}; the first: {first}"
+
+
+class JobAborted(DfmError):
+    """A job was cancelled, ran out of its deadline, or lost its workers."""
+
+    def __init__(self, job_id: str, reason: str) -> None:
+        super().__init__(job_id, reason)
+        self.job_id = job_id
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} was aborted: {self.reason}"
+
+
+class JobNotFound(DfmError):
+    """No job with this id is known to the session."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(job_id)
+        self.job_id = job_id
+
+    def __str__(self) -> str:
+        return f"no job {self.job_id!r} is known to this session"
+
+
+class ResultsExpired(DfmError):
+    """A reader asked for events that the job's log no longer holds."""
+
+    def __init__(self, job_id: str, wanted: int, first: int) -> None:
+        super().__init__(job_id, wanted, first)
+        self.job_id = job_id
+        self.wanted = wanted
+        self.first = first
+
+    def __str__(self) -> str:
+        return (
+            f"job {self.job_id}: event {self.wanted} is gone, the log begins at {self.first}. "
+            f"Read from there with after={self.first - 1}, or raise ResultLimits"
+        )
+
+
+class ResultsUnread(DfmError):
+    """Somebody waits for a job's end, but its log is full and nobody reads it, so it cannot go on."""
+
+    def __init__(self, job_id: str, held: int) -> None:
+        super().__init__(job_id, held)
+        self.job_id = job_id
+        self.held = held
+
+    def __str__(self) -> str:
+        return (
+            f"job {self.job_id} holds {self.held:,} unread events, which is its limit, and nobody reads them: it waits. "
+            "Read the results (async for result in job), or raise ResultLimits"
+        )
+
+
+class SessionClosed(DfmError):
+    """The session is not connected, or was closed."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return self.detail

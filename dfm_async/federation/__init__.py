@@ -1,0 +1,1 @@
+"""What exists: sites, the operations that they offer, and the code behind them."""

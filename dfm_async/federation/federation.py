@@ -1,0 +1,213 @@
+"""Federations and their sites, written in Python."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar, overload
+
+from dfm_async.federation.operation import RESERVED, Adapter, Operation, Signature
+from dfm_async.model.limits import Cost, RetryPolicy
+
+__all__ = ["Federation", "Site"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Federation:
+    """Named sites and the operations that each of them offers.
+
+    Args:
+        name: what the federation is called.
+        api_version: the version of its operations; a pipeline for another major version is refused.
+    """
+
+    def __init__(self, name: str, *, api_version: str = "0.0.1") -> None:
+        self.name = name
+        self.api_version = api_version
+        self.sites: dict[str, Site] = {}
+        self.operations: dict[str, Operation[..., Any]] = {}
+
+    def site(self, name: str, *, workers: int = 1, threads: int = 8) -> Site:
+        """Adds a site.
+
+        Args:
+            name: an identifier.
+            workers: how many worker processes it has on the local target.
+            threads: how many synchronous operations run at the same time in one worker.
+        """
+        if not name.isidentifier():
+            raise ValueError(f"a site's name must be an identifier, not {name!r}")
+        if name in self.sites:
+            raise ValueError(f"federation {self.name!r} has a site {name!r} already")
+        if workers < 1 or threads < 1:
+            raise ValueError(f"site {name!r} needs at least one worker and one thread")
+        found = self.sites[name] = Site(self, name, workers=workers, threads=threads)
+        return found
+
+    def __repr__(self) -> str:
+        sites = ", ".join(f"{site.name}({len(site.adapters)})" for site in self.sites.values())
+        return f"<Federation {self.name!r} {self.api_version}: {sites or 'no sites'}>"
+
+
+class Site:
+    """A place where data is, with the operations that it offers. Made by :meth:`Federation.site`."""
+
+    def __init__(self, federation: Federation, name: str, *, workers: int, threads: int) -> None:
+        self.federation = federation
+        self.name = name
+        self.workers = workers
+        self.threads = threads
+        self.adapters: dict[tuple[str, str | None], Adapter] = {}
+        """The code of this site, by operation and provider."""
+
+    @overload
+    def operation(self, code: Operation[P, R], /) -> Operation[P, R]: ...
+    @overload
+    def operation(self, code: Callable[P, R], /) -> Operation[P, R]: ...
+    @overload
+    def operation(
+        self,
+        code: Any,
+        /,
+        *,
+        name: str | None = None,
+        provider: str | None = None,
+        retry: RetryPolicy | None = None,
+        deadline: float | None = None,
+        cost: Cost | None = None,
+        in_process: bool = False,
+        args: Mapping[str, Any] | None = None,
+    ) -> Operation[..., Any]: ...
+    @overload
+    def operation(
+        self,
+        *,
+        name: str | None = None,
+        provider: str | None = None,
+        retry: RetryPolicy | None = None,
+        deadline: float | None = None,
+        cost: Cost | None = None,
+        in_process: bool = False,
+        args: Mapping[str, Any] | None = None,
+    ) -> Callable[[Callable[P, R]], Operation[P, R]]: ...
+    def operation(self, code: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
+        """Offers a function, a class or object with a ``body`` method, or another site's operation, at this site.
+
+        Works as a bare decorator, as a decorator with options, and as a call.
+
+        Args:
+            code: the function, class, object or operation.
+            name: the operation's name; by default the function's.
+            provider: the group of adapters that this one belongs to.
+            retry: how often a failed call is tried again.
+            deadline: how many seconds one try may take.
+            cost: what the planner should reckon with.
+            in_process: run it in a process of its own, away from the site's event loop.
+            args: constructor arguments, if the code is a class.
+        """
+        if code is None:
+            return lambda found: self.operation(found, name=name, **options)
+        if isinstance(code, Operation):
+            self._offer(code.name if name is None else name, code, code.code, **options)
+            return code
+        function = code if inspect.isroutine(code) or not hasattr(code, "body") else code.body
+        signature = Signature.of(function, bound=isinstance(code, type))
+        chosen = name or getattr(code, "__name__", None)
+        if chosen is None:
+            raise TypeError(f"{code!r} has no name of its own: pass name=")
+        self._check(chosen, signature)
+        operation: Operation[..., Any] = Operation(chosen, _plain(code, options.get("args")), signature)
+        self._offer(chosen, operation, code, **options)
+        return operation
+
+    def implements(self, operation: Operation[..., Any], /, **options: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Offers an operation that another site defined, with other code."""
+        if not isinstance(operation, Operation):
+            raise TypeError(f"implements() takes an operation, not {operation!r}")
+
+        def register(code: Callable[P, R]) -> Callable[P, R]:
+            function = code if inspect.isroutine(code) or not hasattr(code, "body") else code.body
+            signature = Signature.of(function, bound=isinstance(code, type))
+            theirs, ours = operation.signature.parameters.parameters, signature.parameters.parameters
+            if list(theirs) != list(ours):
+                raise TypeError(
+                    f"{getattr(code, '__name__', code)}{signature.parameters} does not implement "
+                    f"{operation.name}{operation.signature.parameters}: the parameters differ"
+                )
+            self._offer(operation.name, operation, code, **options)
+            return code
+
+        return register
+
+    def _check(self, name: str, signature: Signature) -> None:
+        taken = RESERVED & set(signature.parameters.parameters)
+        if taken:
+            raise TypeError(
+                f"operation {name!r} has a parameter named {sorted(taken)[0]!r}, which means something else in a "
+                "pipeline; rename it"
+            )
+
+    def _offer(
+        self,
+        name: str,
+        operation: Operation[..., Any],
+        code: Any,
+        *,
+        provider: str | None = None,
+        retry: RetryPolicy | None = None,
+        deadline: float | None = None,
+        cost: Cost | None = None,
+        in_process: bool = False,
+        args: Mapping[str, Any] | None = None,
+    ) -> None:
+        known = self.federation.operations.get(name)
+        if known is not None and known is not operation and not _same_source(known, operation):
+            raise ValueError(
+                f"federation {self.federation.name!r} has an operation {name!r} already; use "
+                f"@{self.name}.implements(...) for other code, or name= for another operation"
+            )
+        if deadline is not None and deadline <= 0:
+            raise ValueError(f"the deadline of operation {name!r} must be positive, not {deadline}")
+        self.federation.operations[name] = operation
+        self.adapters[name, provider] = Adapter(
+            operation=name,
+            code=code,
+            args=dict(args or {}),
+            provider=provider,
+            retry=retry,
+            deadline=deadline,
+            cost=cost,
+            in_process=in_process,
+        )
+
+    def adapter(self, operation: str, provider: str | None) -> Adapter | None:
+        """Finds the code for an operation; without a provider, the site's own or else the only provider's."""
+        found = self.adapters.get((operation, provider))
+        if found is None and provider is None:
+            offers = [adapter for (name, _), adapter in self.adapters.items() if name == operation]
+            return offers[0] if len(offers) == 1 else None
+        return found
+
+    def __repr__(self) -> str:
+        return f"<Site {self.name!r} of {self.federation.name!r}: {', '.join(sorted(n for n, _ in self.adapters))}>"
+
+
+def _plain(code: Any, args: Mapping[str, Any] | None) -> Callable[..., Any]:
+    """The function that runs when an operation is called outside a pipeline."""
+    if isinstance(code, type):
+
+        @functools.wraps(code.body)  # type: ignore[attr-defined]
+        def run(*call_args: Any, **call_kwargs: Any) -> Any:
+            return code(**(args or {})).body(*call_args, **call_kwargs)
+
+        return run
+    return code if inspect.isroutine(code) or not hasattr(code, "body") else code.body  # type: ignore[no-any-return]
+
+
+def _same_source(a: Operation[..., Any], b: Operation[..., Any]) -> bool:
+    """Tells whether one replaces the other: a notebook cell that was run again."""
+    keys = [(getattr(o.code, "__module__", None), getattr(o.code, "__qualname__", None)) for o in (a, b)]
+    return keys[0] == keys[1] and keys[0][1] is not None

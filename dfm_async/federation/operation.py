@@ -1,0 +1,181 @@
+"""Operations (public signatures) and adapters (the code that implements one at a site)."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from dfm_async.model.limits import Cost, RetryPolicy
+from dfm_async.pipeline.builder import current_builder
+from dfm_async.pipeline.statements import BestOf
+
+__all__ = ["RESERVED", "Adapter", "CodeKind", "Operation", "Signature"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+RESERVED = frozenset({"site", "provider", "after", "retry", "deadline"})
+"""Arguments of a call inside a pipeline that are not the operation's own."""
+
+_CONTEXT = "context"
+
+
+class CodeKind(Enum):
+    """How an adapter's code is called."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+    GENERATOR = "generator"
+    ASYNC_GENERATOR = "async generator"
+
+
+def _kind(code: Callable[..., Any]) -> CodeKind:
+    function = inspect.unwrap(code)
+    if isinstance(function, functools.partial):
+        function = function.func
+    if inspect.isasyncgenfunction(function):
+        return CodeKind.ASYNC_GENERATOR
+    if inspect.iscoroutinefunction(function):
+        return CodeKind.ASYNC
+    if inspect.isgeneratorfunction(function):
+        return CodeKind.GENERATOR
+    return CodeKind.SYNC
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What can be passed to an operation, and what it declares about types."""
+
+    parameters: inspect.Signature
+    types: Mapping[str, Any]
+    """Declared types of parameters; a parameter without one is missing."""
+    returns: Any
+    """The declared type of the result, or ``typing.Any``. For a generator, of the sequence it makes."""
+    wants_context: bool
+
+    @classmethod
+    def of(cls, code: Callable[..., Any], *, bound: bool) -> Signature:
+        """Reads the signature of a function, or of an unbound method if ``bound``."""
+        parameters = inspect.signature(code)
+        listed = list(parameters.parameters.values())
+        if bound:
+            listed = listed[1:]
+        wants_context = any(parameter.name == _CONTEXT for parameter in listed)
+        listed = [parameter for parameter in listed if parameter.name != _CONTEXT]
+        try:
+            hints = typing.get_type_hints(code)
+        except Exception:  # noqa: BLE001 - annotations can hold anything; one that cannot be read declares nothing
+            hints = {}
+        returns = hints.pop("return", Any)
+        return cls(
+            parameters=parameters.replace(parameters=listed),
+            types={name: hint for name, hint in hints.items() if name != _CONTEXT},
+            returns=returns,
+            wants_context=wants_context,
+        )
+
+
+class Operation(Generic[P, R]):
+    """A public signature that sites offer. Made by ``@site.operation``.
+
+    Called outside a pipeline block it just runs; called inside one, it records a node.
+    """
+
+    def __init__(self, name: str, code: Callable[P, R], signature: Signature) -> None:
+        self.name = name
+        self.code = code
+        self.signature = signature
+        functools.update_wrapper(self, code)
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def __call__(self, *args: Any, site: str | BestOf | Any, **kwargs: Any) -> R: ...
+    @overload
+    def __call__(self, *args: Any, provider: str, **kwargs: Any) -> R: ...
+    @overload
+    def __call__(self, *args: Any, after: Any, **kwargs: Any) -> R: ...
+    @overload
+    def __call__(self, *args: Any, retry: RetryPolicy, **kwargs: Any) -> R: ...
+    @overload
+    def __call__(self, *args: Any, deadline: float, **kwargs: Any) -> R: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        builder = current_builder()
+        if builder is None:
+            return self.code(*args, **kwargs)
+        options = {name: kwargs.pop(name) for name in RESERVED & kwargs.keys()}
+        return builder.call(self.name, self._bind(args, kwargs), **options)
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        try:
+            bound = self.signature.parameters.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise TypeError(f"{self.name}() {error}") from None
+        for name, parameter in self.signature.parameters.parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                bound.update(bound.pop(name, {}))
+            elif parameter.kind is inspect.Parameter.VAR_POSITIONAL and name in bound:
+                bound[name] = tuple(bound[name])
+        return bound
+
+    def __get__(self, instance: object, owner: type | None = None) -> Operation[P, R]:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Travels as its code and name: in a worker, an operation that another one calls just runs.
+        return (_rebuild, (self.name, self.code))
+
+    def __repr__(self) -> str:
+        return f"<Operation {self.name}{self.signature.parameters}>"
+
+
+def _rebuild(name: str, code: Callable[..., Any]) -> Operation[..., Any]:
+    return Operation(name, code, Signature.of(code, bound=False))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """The code that implements an operation at one site.
+
+    ``code`` is a function, an object with a ``body`` method, or a class with one, which is then built once per job
+    with ``args``.
+    """
+
+    operation: str
+    code: Any
+    args: Mapping[str, Any] = field(default_factory=dict)
+    provider: str | None = None
+    retry: RetryPolicy | None = None
+    deadline: float | None = None
+    cost: Cost | None = None
+    in_process: bool = False
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function whose signature counts."""
+        return self.code if inspect.isroutine(self.code) or not hasattr(self.code, "body") else self.code.body  # type: ignore[no-any-return]
+
+    @property
+    def per_job(self) -> bool:
+        """Whether the code is a class that is built once per job."""
+        return isinstance(self.code, type)
+
+    @property
+    def kind(self) -> CodeKind:
+        """How the code is called."""
+        function = self.function
+        return _kind(function if inspect.isroutine(function) or not callable(function) else _called(function))
+
+    @property
+    def signature(self) -> Signature:
+        """The signature that the code has; the same as its operation's, or compatible."""
+        return Signature.of(self.function, bound=self.per_job)
+
+
+def _called(code: Any) -> Callable[..., Any]:
+    return code if isinstance(code, functools.partial) else type(code).__call__  # type: ignore[no-any-return]

@@ -1,0 +1,1 @@
+"""Plain values that cross a border: ids, status, events, limits, policies."""

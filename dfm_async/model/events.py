@@ -1,0 +1,71 @@
+"""What a job's log holds. Every event has an offset: 0, 1, 2, ..."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from dfm_async.errors import DfmError
+from dfm_async.model.ids import Frame
+from dfm_async.model.status import JobStatus
+
+__all__ = ["Event", "Failure", "FrameCompleted", "Result", "StatusChanged"]
+
+
+class Result(msgspec.Struct, frozen=True):
+    """A value that a pipeline yielded.
+
+    Attributes:
+        offset: its position in the job's log.
+        place: the place that it was yielded to.
+        value: the value.
+        frame: which execution of the pipeline and its loops it belongs to.
+        site: the site that sent it.
+        node: the label of the node whose value it is.
+    """
+
+    offset: int
+    place: str
+    value: Any
+    frame: Frame
+    site: str
+    node: str
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """An operation that failed (``place`` is None), or a yield that will not come because of one.
+
+    Attributes:
+        offset: its position in the job's log.
+        place: the place of the yield that will not come; None for the failure itself.
+        error: what went wrong.
+        frame: the execution that it belongs to.
+        site: the site that reported it.
+        node: the label of the failed node, or of the node whose value would have been yielded.
+    """
+
+    offset: int
+    place: str | None
+    error: DfmError
+    frame: Frame
+    site: str
+    node: str
+
+
+class FrameCompleted(msgspec.Struct, frozen=True):
+    """All sites are done with one parameter set; all its results stand before this event."""
+
+    offset: int
+    frame: Frame
+
+
+class StatusChanged(msgspec.Struct, frozen=True):
+    """The job entered another state."""
+
+    offset: int
+    status: JobStatus
+    reason: str | None = None
+
+
+Event: TypeAlias = Result | Failure | FrameCompleted | StatusChanged

@@ -1,0 +1,150 @@
+"""What a game asks its runtime to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from dfm_async.model.ids import Frame
+from dfm_async.net import spec
+from dfm_async.net.tokens import ErrorRecord, StreamValue
+
+if TYPE_CHECKING:
+    from dfm_async.net.game import Activity, Control, Instance
+
+__all__ = [
+    "Abandon",
+    "CloseStream",
+    "Effect",
+    "EmitFailed",
+    "EmitValue",
+    "FrameDone",
+    "Invoke",
+    "Keep",
+    "LookUp",
+    "Pull",
+    "Report",
+    "Send",
+    "SendElementDone",
+    "SendLoopEnd",
+]
+
+
+class _Effect(msgspec.Struct, frozen=True, gc=False):
+    pass
+
+
+class Invoke(_Effect):
+    """Call an operation; answer with ``complete`` or ``fail``."""
+
+    activity: Activity
+    action: spec.Call
+    args: dict[str, Any]
+
+
+class EmitValue(_Effect):
+    """Send a value, or the elements of a stream, to the application; answer with ``complete`` or ``fail``."""
+
+    activity: Activity
+    point: int
+    frame: Frame
+    value: Any
+
+
+class EmitFailed(_Effect):
+    """Tell the application that a yield will not come."""
+
+    point: int
+    frame: Frame
+    error: ErrorRecord
+
+
+class Report(_Effect):
+    """Tell the application of an error that happened here."""
+
+    error: ErrorRecord
+
+
+class Send(_Effect):
+    """Send a token to other locations. ``instance`` is where its place lives, if it lives here."""
+
+    place: int
+    frame: Frame
+    value: Any
+    routes: tuple[int, ...]
+    instance: Instance | None
+
+
+class SendLoopEnd(_Effect):
+    """Tell other locations how many elements a loop had. ``outcome``: None, SKIPPED or Failed."""
+
+    loop: int
+    frame: Frame
+    total: int
+    outcome: Any
+    routes: tuple[int, ...]
+
+
+class SendElementDone(_Effect):
+    """Tell a loop's control that this location is done with an element."""
+
+    loop: int
+    frame: Frame
+    control: int
+
+
+class FrameDone(_Effect):
+    """This location is done with a parameter set."""
+
+    index: int
+
+
+class Pull(_Effect):
+    """Get further elements of a loop's source; answer with ``feed`` and ``feed_end``."""
+
+    control: Control
+    count: int
+
+
+class LookUp(_Effect):
+    """Ask the cache; answer with ``found`` or ``missed``."""
+
+    activity: Activity
+    key: Any
+
+
+class Keep(_Effect):
+    """Give the cache the value for a ticket."""
+
+    ticket: Any
+    value: Any
+
+
+class Abandon(_Effect):
+    """Give a ticket back without a value."""
+
+    ticket: Any
+
+
+class CloseStream(_Effect):
+    """Nobody here reads this stream any more."""
+
+    stream: StreamValue
+
+
+Effect: TypeAlias = (
+    Invoke
+    | EmitValue
+    | EmitFailed
+    | Report
+    | Send
+    | SendLoopEnd
+    | SendElementDone
+    | FrameDone
+    | Pull
+    | LookUp
+    | Keep
+    | Abandon
+    | CloseStream
+)

@@ -1,0 +1,662 @@
+"""The token game of one job at one location.
+
+An :class:`Instance` is one execution of a scope: the pipeline for one parameter set, or a loop's body for one element.
+It holds one slot per place and the number of things it still waits for; when nothing is left, it is done and freed, so
+memory does not grow with the number of parameter sets or elements. Every transition of a scope is *resolved* exactly
+once per instance: it fired, failed, or was skipped. That is what makes the end of a frame, a loop and a job a matter of
+counting.
+
+Nothing here waits or does I/O: events come in by method calls, :meth:`Game.take` gives the effects.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from dfm_async.model.ids import Frame
+from dfm_async.net import effects as fx
+from dfm_async.net import spec
+from dfm_async.net.program import PlaceCode, Program, ScopeCode, TransitionCode
+from dfm_async.net.tokens import ABSENT, OPEN, SKIPPED, ErrorRecord, Failed, Foreign, Found, Miss, StreamValue
+
+__all__ = ["Activity", "Control", "Game", "Instance"]
+
+_TRACEBACK_LINES: Final = 60
+
+
+class Instance:
+    """One execution of a scope."""
+
+    __slots__ = ("frame", "loops", "missing", "parent", "remaining", "scope", "slots", "streams", "waiters")
+
+    def __init__(self, scope: ScopeCode, frame: Frame, parent: Instance | None) -> None:
+        self.scope = scope
+        self.frame = frame
+        self.parent = parent
+        self.slots: list[Any] = [ABSENT] * scope.slots
+        self.missing = scope.missing.copy()
+        self.remaining = len(scope.transitions) + len(scope.members) + (parent is None)
+        self.waiters: dict[int, list[tuple[Instance, TransitionCode]]] | None = None
+        self.loops: dict[int, LoopRecord] | None = None
+        self.streams: list[StreamValue] | None = None
+
+
+class LoopRecord:
+    """What an instance knows of one loop inside it."""
+
+    __slots__ = ("children", "control", "finished", "gathered", "loop", "outcome", "owner", "total")
+
+    def __init__(self, loop: spec.Loop, owner: Instance) -> None:
+        self.loop = loop
+        self.owner = owner
+        self.children: dict[int, Instance] = {}
+        self.finished = 0
+        self.total: int | None = None
+        self.outcome: Any = None
+        self.gathered: list[dict[int, Any]] = [{} for _ in loop.collects]
+        self.control: Control | None = None
+
+
+class Activity:
+    """A transition that has fired and is not resolved yet."""
+
+    __slots__ = ("instance", "transition")
+
+    def __init__(self, instance: Instance, transition: TransitionCode) -> None:
+        self.instance = instance
+        self.transition = transition
+
+    @property
+    def frame(self) -> Frame:
+        """The frame it belongs to."""
+        return self.instance.frame
+
+    @property
+    def label(self) -> str:
+        """The node it stands for."""
+        return self.transition.label
+
+
+class Control:
+    """Drives one loop: admits elements as far as the limit allows."""
+
+    __slots__ = ("activity", "exhausted", "in_flight", "last", "limit", "loop", "next_index", "record", "requested", "source")
+
+    def __init__(self, activity: Activity, loop: spec.Loop, record: LoopRecord, source: Any, limit: int) -> None:
+        self.activity = activity
+        self.loop = loop
+        self.record = record
+        self.source = source
+        self.limit = limit
+        self.next_index = 0
+        self.requested = 0
+        self.in_flight: dict[int, int] = {}
+        self.exhausted = False
+        self.last: tuple[Any, bool] | None = None
+        """For a repeat: what the current iteration passes on, and whether it is the last."""
+
+
+class _Repeating:
+    """The source of a repeat's control: how many iterations there are at most."""
+
+    __slots__ = ("times",)
+
+    def __init__(self, times: int | None) -> None:
+        self.times = times
+
+
+class Game:
+    """The state of one job at one location.
+
+    Args:
+        program: the compiled net.
+        site: the name of the site, for error reports.
+        prefix: makes error ids unique within the job.
+    """
+
+    def __init__(self, program: Program, site: str, prefix: str) -> None:
+        self.program = program
+        self.site = site
+        self._prefix = prefix
+        self._errors = 0
+        self._roots: dict[int, Instance] = {}
+        self._ready: deque[tuple[Instance, TransitionCode]] = deque()
+        self._effects: list[fx.Effect] = []
+        self._handlers: dict[type, Callable[[Instance, TransitionCode, list[Any]], None]] = {
+            spec.Call: self._call,
+            spec.Emit: self._emit,
+            spec.Branch: self._branch,
+            spec.Iterate: self._iterate,
+            spec.Repeat: self._repeat,
+            spec.Step: self._step,
+            spec.Lookup: self._lookup,
+            spec.Store: self._store,
+            spec.Gather: self._gather,
+        }
+
+    @property
+    def live(self) -> int:
+        """How many parameter sets are under way here."""
+        return len(self._roots)
+
+    def take(self) -> list[fx.Effect]:
+        """Runs everything that is ready and gives the effects of it, in order."""
+        ready = self._ready
+        while ready:
+            instance, transition = ready.popleft()
+            self._fire(instance, transition)
+        effects, self._effects = self._effects, []
+        return effects
+
+    # events
+
+    def open(self, index: int, params: Sequence[Any]) -> None:
+        """A parameter set has come."""
+        root = self._root(index)
+        for place, value in zip(self.program.params, params, strict=True):
+            self._put(root, place, value)
+        for transition in root.scope.transitions:
+            if not transition.inputs:
+                self._ready.append((root, transition))
+        self._resolve(root)
+
+    def token(self, index: int, frame: Frame, value: Any) -> None:
+        """A token has come from another location."""
+        place = self.program.places[index]
+        assert place.scope is not None  # noqa: S101 - only readers are sent tokens
+        self._put(self._instance(place.scope, frame), place, value)
+
+    def loop_ended(self, index: int, frame: Frame, total: int, outcome: Any) -> None:
+        """A loop that is driven elsewhere has had all its elements."""
+        loop = self.program.loops[index]
+        scope = self.program.scopes[loop.scope]
+        assert scope.parent is not None  # noqa: S101 - a loop's scope has one
+        self._end_here(self._record(self._instance(scope.parent, frame), loop), total, outcome)
+
+    def element_done(self, index: int, frame: Frame) -> None:
+        """Another location is done with an element of a loop that is driven here."""
+        loop = self.program.loops[index]
+        owner = self._find(frame[:-1], loop)
+        if owner is not None and owner.loops is not None:
+            record = owner.loops.get(index)
+            if record is not None and record.control is not None:
+                self._element_done(record.control, frame[-1])
+
+    def complete(self, activity: Activity, value: Any = None) -> None:
+        """An activity has succeeded."""
+        instance, transition = activity.instance, activity.transition
+        action = transition.action
+        if isinstance(action, spec.Call):
+            self._produce(instance, action.output, value)
+        self._resolve(instance)
+
+    def fail(self, activity: Activity, error: ErrorRecord) -> None:
+        """An activity has failed."""
+        self._effects.append(fx.Report(error))
+        self._pass(activity.instance, activity.transition, Failed(error))
+
+    def feed(self, control: Control, values: Iterable[Any]) -> None:
+        """Elements of a loop's source have come."""
+        for value in values:
+            control.requested -= 1
+            self._admit(control, value)
+
+    def feed_end(self, control: Control, error: ErrorRecord | None) -> None:
+        """A loop's source has ended."""
+        control.requested = 0
+        if error is not None:
+            self._effects.append(fx.Report(error))
+        self._exhaust(control, None if error is None else Failed(error))
+
+    def pump(self, control: Control) -> None:
+        """Asks for further elements, or admits them, as far as the limit allows."""
+        if control.exhausted:
+            return
+        source = control.source
+        members = control.loop.members
+        room = control.limit - len(control.in_flight) - control.requested
+        if isinstance(source, Iterator):
+            while room > 0 or not members:
+                try:
+                    value = next(source)
+                except StopIteration:
+                    self._exhaust(control, None)
+                    return
+                except Exception as error:
+                    found = self.error(control.activity, error)
+                    self._effects.append(fx.Report(found))
+                    self._exhaust(control, Failed(found))
+                    return
+                self._admit(control, value)
+                room -= 1
+        elif room > 0:
+            control.requested += room
+            self._effects.append(fx.Pull(control, room))
+
+    def found(self, activity: Activity, value: Any) -> None:
+        """The cache had the key."""
+        self._answer(activity, Found(value), SKIPPED)
+
+    def missed(self, activity: Activity, ticket: Any) -> None:
+        """The cache did not have the key."""
+        self._answer(activity, Miss(ticket), OPEN)
+
+    def hold(self, instance: Instance) -> None:
+        """Keeps an instance from being done, until it is released."""
+        instance.remaining += 1
+
+    def release(self, instance: Instance) -> None:
+        """Ends a hold."""
+        self._resolve(instance)
+
+    def error(self, activity: Activity, error: BaseException, attempt: int = 1, cause: bytes = b"") -> ErrorRecord:
+        """Describes an exception of an activity."""
+        action = activity.transition.action
+        operation = action.operation if isinstance(action, spec.Call) else activity.label
+        self._errors += 1
+        kind = type(error)
+        return ErrorRecord(
+            id=f"{self._prefix}:{self._errors}",
+            site=self.site,
+            operation=operation,
+            node=activity.label,
+            frame=activity.frame,
+            attempt=attempt,
+            type_name=kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
+            message=_text(error),
+            traceback=_traceback(error),
+            cause=cause,
+        )
+
+    # instances
+
+    def _root(self, index: int) -> Instance:
+        root = self._roots.get(index)
+        if root is None:
+            root = self._roots[index] = Instance(self.program.root, (index,), None)
+        return root
+
+    def _instance(self, scope: ScopeCode, frame: Frame) -> Instance:
+        """Finds or makes the instance of a scope for a frame, and those around it."""
+        instance = self._root(frame[0])
+        for depth, loop in enumerate(scope.path, 1):
+            record = self._record(instance, loop)
+            child = record.children.get(frame[depth])
+            if child is None:
+                child = self._new_child(record, frame[: depth + 1])
+            instance = child
+        return instance
+
+    def _find(self, frame: Frame, loop: spec.Loop) -> Instance | None:
+        """Finds the instance that a loop driven here stands in, if it is still there."""
+        instance = self._roots.get(frame[0])
+        for depth, outer in enumerate(self.program.driven[loop.index].path, 1):
+            if instance is None or instance.loops is None or outer.index not in instance.loops:
+                return None
+            instance = instance.loops[outer.index].children.get(frame[depth])
+        return instance
+
+    def _record(self, instance: Instance, loop: spec.Loop) -> LoopRecord:
+        loops = instance.loops
+        if loops is None:
+            loops = instance.loops = {}
+        record = loops.get(loop.index)
+        if record is None:
+            record = loops[loop.index] = LoopRecord(loop, instance)
+        return record
+
+    def _new_child(self, record: LoopRecord, frame: Frame) -> Instance:
+        scope = self.program.scopes[record.loop.scope]
+        child = Instance(scope, frame, record.owner)
+        record.children[frame[-1]] = child
+        for transition, up, slot in scope.outer:
+            owner = child
+            for _ in range(up):
+                assert owner.parent is not None  # noqa: S101 - the planner counted the scopes
+                owner = owner.parent
+            if owner.slots[slot] is ABSENT:
+                child.missing[transition.index] += 1
+                if owner.waiters is None:
+                    owner.waiters = {}
+                owner.waiters.setdefault(slot, []).append((child, transition))
+        return child
+
+    def _put(self, instance: Instance, place: PlaceCode, value: Any) -> None:
+        slot = place.slot
+        if not place.local or instance.slots[slot] is not ABSENT:
+            return
+        instance.slots[slot] = value
+        if isinstance(value, StreamValue):
+            if instance.streams is None:
+                instance.streams = []
+            instance.streams.append(value)
+        missing = instance.missing
+        for transition in place.consumers:
+            missing[transition.index] -= 1
+            if not missing[transition.index]:
+                self._ready.append((instance, transition))
+        if instance.waiters:
+            for child, transition in instance.waiters.pop(slot, ()):
+                child.missing[transition.index] -= 1
+                if not child.missing[transition.index]:
+                    self._ready.append((child, transition))
+
+    def _produce(self, instance: Instance, index: int, value: Any) -> None:
+        place = self.program.places.get(index)
+        if place is None:
+            return  # nobody reads it
+        if place.routes:
+            self._effects.append(fx.Send(index, instance.frame, value, place.routes, instance))
+        if place.local:
+            self._put(instance, place, value)
+
+    def _resolve(self, instance: Instance) -> None:
+        instance.remaining -= 1
+        if instance.remaining:
+            return
+        if instance.streams:
+            self._effects.extend(fx.CloseStream(stream) for stream in instance.streams)
+        parent = instance.parent
+        if parent is None:
+            index = instance.frame[0]
+            del self._roots[index]
+            self._effects.append(fx.FrameDone(index))
+            return
+        loop = instance.scope.loop
+        assert loop is not None  # noqa: S101 - only the root scope has none
+        assert parent.loops is not None  # noqa: S101 - the record that holds this instance
+        record = parent.loops[loop.index]
+        del record.children[instance.frame[-1]]
+        record.finished += 1
+        last = record.total == record.finished  # asked now: the control may end the loop, and then sees to it itself
+        if loop.control == self.program.here:
+            assert record.control is not None  # noqa: S101 - elements come from it
+            self._element_done(record.control, instance.frame[-1])
+        else:
+            self._effects.append(fx.SendElementDone(loop.index, instance.frame, loop.control))
+        if last:
+            self._loop_done(record)
+
+    # loops
+
+    def _admit(self, control: Control, value: Any) -> None:
+        loop = control.loop
+        index = control.next_index
+        control.next_index += 1
+        frame = (*control.activity.frame, index)
+        if loop.members:
+            control.in_flight[index] = len(loop.members)
+        for place_index, token in ((loop.element, value), (loop.enter, OPEN)):
+            if place_index is None:
+                continue
+            place = self.program.places[place_index]
+            if place.routes:
+                self._effects.append(fx.Send(place_index, frame, token, place.routes, None))
+            if place.local:
+                assert place.scope is not None  # noqa: S101 - local readers have the scope
+                self._put(self._instance(place.scope, frame), place, token)
+
+    def _element_done(self, control: Control, index: int) -> None:
+        left = control.in_flight[index] - 1
+        if left:
+            control.in_flight[index] = left
+            return
+        del control.in_flight[index]
+        if isinstance(control.source, _Repeating):
+            self._advance(control)
+        else:
+            self.pump(control)
+
+    def _exhaust(self, control: Control, outcome: Any) -> None:
+        control.exhausted = True
+        control.source = None
+        self._end_loop(control.record, control.next_index, outcome)
+        self._resolve(control.activity.instance)
+
+    def _end_loop(self, record: LoopRecord, total: int, outcome: Any) -> None:
+        loop = record.loop
+        away = tuple(member for member in loop.members if member != self.program.here)
+        if away:
+            self._effects.append(fx.SendLoopEnd(loop.index, record.owner.frame, total, outcome, away))
+        if len(away) < len(loop.members):
+            self._end_here(record, total, outcome)
+
+    def _end_here(self, record: LoopRecord, total: int, outcome: Any) -> None:
+        record.total = total
+        record.outcome = outcome
+        if isinstance(outcome, Failed):
+            scope = self.program.scopes[record.loop.scope]
+            frame = record.owner.frame
+            self._effects.extend(fx.EmitFailed(point, frame, outcome.error) for point in scope.emits)
+        if record.finished == total:
+            self._loop_done(record)
+
+    def _loop_done(self, record: LoopRecord) -> None:
+        owner = record.owner
+        for place, gathered in zip(record.loop.collects, record.gathered, strict=True):
+            if place in self.program.places:
+                self._produce(owner, place, _collected(gathered, record.outcome))
+        assert owner.loops is not None  # noqa: S101 - it holds the record
+        if record.control is None or record.control.exhausted:
+            del owner.loops[record.loop.index]
+        self._resolve(owner)
+
+    def _advance(self, control: Control) -> None:
+        """Goes on after an iteration of a repeat, of which every location is done."""
+        assert control.last is not None  # noqa: S101 - the step is part of the iteration
+        value, last = control.last
+        control.last = None
+        times = control.source.times
+        if last or (times is not None and control.next_index >= times):
+            self._end_repeat(control, value)
+        else:
+            self._admit(control, value)
+
+    def _end_repeat(self, control: Control, value: Any) -> None:
+        action = control.activity.transition.action
+        assert isinstance(action, spec.Repeat)  # noqa: S101 - made by one
+        self._produce(control.activity.instance, action.output, value)
+        self._exhaust(control, None)
+
+    # firing
+
+    def _fire(self, instance: Instance, transition: TransitionCode) -> None:
+        values = []
+        for up, slot in transition.inputs:
+            owner = instance
+            while up:
+                owner = owner.parent  # type: ignore[assignment] # the planner counted the scopes
+                up -= 1  # noqa: PLW2901 - a counter
+            values.append(owner.slots[slot])
+        action = transition.action
+        kind = type(action)
+        if kind is not spec.Store:
+            failed: Failed | None = None
+            for i in transition.strict:
+                value = values[i]
+                if value is SKIPPED:
+                    self._pass(instance, transition, SKIPPED)
+                    return
+                if failed is None and type(value) is Failed:
+                    failed = value
+            if failed is not None:
+                self._pass(instance, transition, failed)
+                return
+        try:
+            self._handlers[kind](instance, transition, values)
+        except Exception as error:  # noqa: BLE001 - whatever an expression over user values raises
+            self.fail(Activity(instance, transition), self.error(Activity(instance, transition), error))
+
+    def _pass(self, instance: Instance, transition: TransitionCode, outcome: Any) -> None:
+        """Resolves a transition that cannot fire: its readers get what kept it from firing."""
+        action = transition.action
+        match action:
+            case spec.Call() | spec.Store():
+                self._produce(instance, action.output, outcome)
+            case spec.Emit():
+                if isinstance(outcome, Failed):
+                    self._effects.append(fx.EmitFailed(action.point, instance.frame, outcome.error))
+            case spec.Branch():
+                self._produce(instance, action.then, outcome)
+                self._produce(instance, action.otherwise, outcome)
+            case spec.Iterate():
+                self._end_loop(self._record(instance, self.program.loops[action.loop]), 0, outcome)
+            case spec.Repeat():
+                self._produce(instance, action.output, outcome)
+                self._end_loop(self._record(instance, self.program.loops[action.loop]), 0, outcome)
+            case spec.Step():
+                self._control_of(instance).last = (outcome, True)
+            case spec.Lookup():
+                self._produce(instance, action.found, outcome)
+                self._produce(instance, action.miss, outcome)
+            case spec.Gather():
+                self._gather_value(instance, action, outcome)
+        self._resolve(instance)
+
+    def _call(self, instance: Instance, transition: TransitionCode, values: list[Any]) -> None:
+        args = {name: formula(values) for name, formula in transition.formulas.items()}
+        action = transition.action
+        assert isinstance(action, spec.Call)  # noqa: S101 - dispatched by type
+        self._effects.append(fx.Invoke(Activity(instance, transition), action, args))
+
+    def _emit(self, instance: Instance, transition: TransitionCode, values: list[Any]) -> None:
+        value = transition.formulas["value"](values)
+        action = transition.action
+        assert isinstance(action, spec.Emit)  # noqa: S101 - dispatched by type
+        self._effects.append(fx.EmitValue(Activity(instance, transition), action.point, instance.frame, value))
+
+    def _branch(self, instance: Instance, transition: TransitionCode, values: list[Any]) -> None:
+        holds = bool(_whole(transition.formulas["cond"](values), "a condition"))
+        action = transition.action
+        assert isinstance(action, spec.Branch)  # noqa: S101 - dispatched by type
+        self._produce(instance, action.then, OPEN if holds else SKIPPED)
+        self._produce(instance, action.otherwise, SKIPPED if holds else OPEN)
+        self._resolve(instance)
+
+    def _iterate(self, instance: Instance, transition: TransitionCode, values: list[Any]) -> None:
+        source = transition.formulas["seq"](values)
+        action = transition.action
+        assert isinstance(action, spec.Iterate)  # noqa: S101 - dispatched by type
+        if hasattr(source, "__anext__") or hasattr(source, "__next__"):
+            source = Foreign(source)  # its elements may block: the runtime fetches them
+        elif not isinstance(source, StreamValue):
+            if isinstance(source, (str, bytes)) or not isinstance(source, Iterable):
+                raise TypeError(f"ForEach needs a list or an iterator, not {type(source).__name__}")
+            source = iter(source)
+        self._start(instance, transition, action.loop, source)
+
+    def _start(self, instance: Instance, transition: TransitionCode, index: int, source: Any) -> Control:
+        loop = self.program.loops[index]
+        record = self._record(instance, loop)
+        control = Control(Activity(instance, transition), loop, record, source, loop.limit)
+        record.control = control
+        if not isinstance(source, _Repeating):
+            self.pump(control)
+        return control
+
+    def _repeat(self, instance: Instance, transition: TransitionCode, values: list[Any]) -> None:
+        carry = _whole(transition.formulas["carry"](values), "the value of a Repeat")
+        times = transition.formulas["times"](values) if "times" in transition.formulas else None
+        if times is not None and (not isinstance(times, int) or isinstance(times, bool) or times < 0):
+            raise TypeError(f"times of a Repeat must be a number of iterations, not {times!r}")
+        action = transition.action
+        assert isinstance(action, spec.Repeat)  # noqa: S101 - dispatched by type
+        control = self._start(instance, transition, action.loop, _Repeating(times))
+        if times == 0:
+            self._end_repeat(control, carry)
+        else:
+            self._admit(control, carry)
+
+    def _control_of(self, instance: Instance) -> Control:
+        parent, loop = instance.parent, instance.scope.loop
+        assert parent is not None and parent.loops is not None and loop is not None  # noqa: S101, PT018
+        control = parent.loops[loop.index].control
+        assert control is not None  # noqa: S101 - a step stands where its repeat is driven
+        return control
+
+    def _step(self, instance: Instance, transition: TransitionCode, values: list[Any]) -> None:
+        following = _whole(transition.formulas["next"](values), "the value of a Repeat")
+        until = transition.formulas.get("until")
+        last = until is not None and bool(until(values))
+        self._control_of(instance).last = (following, last)
+        self._resolve(instance)
+
+    def _lookup(self, instance: Instance, transition: TransitionCode, values: list[Any]) -> None:
+        key = _whole(transition.formulas["key"](values), "a cache key")
+        self._effects.append(fx.LookUp(Activity(instance, transition), key))
+
+    def _answer(self, activity: Activity, answer: Any, gate: Any) -> None:
+        action = activity.transition.action
+        assert isinstance(action, spec.Lookup)  # noqa: S101 - only lookups are answered
+        self._produce(activity.instance, action.found, answer)
+        self._produce(activity.instance, action.miss, gate)
+        self._resolve(activity.instance)
+
+    def _store(self, instance: Instance, transition: TransitionCode, values: list[Any]) -> None:
+        action = transition.action
+        assert isinstance(action, spec.Store)  # noqa: S101 - dispatched by type
+        answer = values[0]
+        if isinstance(answer, Found):
+            self._produce(instance, action.output, answer.value)
+        elif isinstance(answer, Miss):
+            stopped = [v for v in values[1:] if v is SKIPPED or type(v) is Failed]
+            try:
+                value = stopped[0] if stopped else _whole(transition.formulas["value"](values), "what a cache stores")
+            except Exception:
+                self._effects.append(fx.Abandon(answer.ticket))
+                raise
+            self._effects.append(fx.Abandon(answer.ticket) if stopped else fx.Keep(answer.ticket, value))
+            self._produce(instance, action.output, value)
+        else:
+            self._produce(instance, action.output, answer)  # skipped or failed
+        self._resolve(instance)
+
+    def _gather(self, instance: Instance, transition: TransitionCode, values: list[Any]) -> None:
+        value = _whole(transition.formulas["value"](values), "what collect gathers")
+        action = transition.action
+        assert isinstance(action, spec.Gather)  # noqa: S101 - dispatched by type
+        self._gather_value(instance, action, value)
+        self._resolve(instance)
+
+    def _gather_value(self, instance: Instance, action: spec.Gather, value: Any) -> None:
+        parent = instance.parent
+        assert parent is not None and parent.loops is not None  # noqa: S101, PT018 - gathers stand inside loops
+        parent.loops[action.loop].gathered[action.collect][instance.frame[-1]] = value
+
+
+def _whole(value: Any, what: str) -> Any:
+    if isinstance(value, StreamValue):
+        raise TypeError(f"{what} cannot be a generator: return a list instead")
+    return value
+
+
+def _collected(gathered: dict[int, Any], outcome: Any) -> Any:
+    if outcome is not None:
+        return outcome
+    values = [gathered[index] for index in sorted(gathered)]
+    for value in values:
+        if type(value) is Failed:
+            return value
+    return [value for value in values if value is not SKIPPED]
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the error itself
+        return f"<{type(error).__name__} without text>"
+
+
+def _traceback(error: BaseException) -> str:
+    try:
+        lines = traceback.format_exception(error)
+    except Exception:  # noqa: BLE001 - nor a broken traceback
+        return ""
+    text = "".join(lines).splitlines()
+    if len(text) > _TRACEBACK_LINES:
+        half = _TRACEBACK_LINES // 2
+        text = [*text[:half], f"  ... {len(text) - 2 * half} lines left out ...", *text[-half:]]
+    return "\n".join(text)

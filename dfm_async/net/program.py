@@ -1,0 +1,186 @@
+"""A net made ready to run: formulas become closures, places become slots. Shared by all jobs of a plan."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from dfm_async.net import spec
+from dfm_async.net.tokens import StreamValue
+
+__all__ = ["Evaluate", "PlaceCode", "Program", "ScopeCode", "TransitionCode", "compile_formula"]
+
+Evaluate = Callable[[Sequence[Any]], Any]
+
+_COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_TYPES: Final[dict[str, Callable[[Any], Any]]] = {"list": list, "tuple": tuple, "set": set}
+
+
+def compile_formula(formula: spec.Formula, literals: Sequence[Any]) -> Evaluate:
+    """Makes a function of a transition's input values."""
+    match formula:
+        case spec.Const(literal):
+            constant = literals[literal]
+            return lambda values: constant
+        case spec.Slot(index):
+            return operator.itemgetter(index)
+        case spec.Field(base, path):
+            start = compile_formula(base, literals)
+
+            def field(values: Sequence[Any]) -> Any:
+                found = start(values)
+                if isinstance(found, StreamValue):
+                    raise TypeError("a stream has no fields: return a list or a dict instead of a generator")
+                for is_attribute, key in path:
+                    found = getattr(found, key) if is_attribute else found[key]
+                return found
+
+            return field
+        case spec.Build(kind, items):
+            make = _TYPES[kind]
+            parts = [compile_formula(item, literals) for item in items]
+            return lambda values: make([part(values) for part in parts])
+        case spec.MakeDict(entries):
+            pairs = [(compile_formula(k, literals), compile_formula(v, literals)) for k, v in entries]
+            return lambda values: {key(values): value(values) for key, value in pairs}
+        case spec.Compare(op, left, right):
+            compare = _COMPARE[op]
+            a, b = compile_formula(left, literals), compile_formula(right, literals)
+            return lambda values: compare(a(values), b(values))
+        case spec.Combine(op, terms):
+            tests = [compile_formula(term, literals) for term in terms]
+            if op == "and":
+                return lambda values: all(test(values) for test in tests)
+            return lambda values: any(test(values) for test in tests)
+        case spec.Not(term):
+            inner = compile_formula(term, literals)
+            return lambda values: not inner(values)
+
+
+class TransitionCode:
+    """A transition with its inputs resolved to slots. ``inputs``: how many scopes up, which slot."""
+
+    __slots__ = ("action", "formulas", "index", "inputs", "label", "scope", "strict")
+
+    def __init__(self, index: int, found: spec.Transition, scope: ScopeCode) -> None:
+        self.index = index
+        self.label = found.label
+        self.action = found.action
+        self.scope = scope
+        self.inputs: tuple[tuple[int, int], ...] = ()
+        # The inputs whose failure or absence passes through. Order alone ("after") never does.
+        self.strict = tuple(i for i, given in enumerate(found.inputs) if given.role != "after")
+        self.formulas: dict[str, Evaluate] = {}
+
+
+class PlaceCode:
+    """A place as this location sees it: its slot, and who reads it here and elsewhere."""
+
+    __slots__ = ("consumers", "index", "label", "local", "routes", "scope", "slot")
+
+    def __init__(self, found: spec.Place, scope: ScopeCode | None) -> None:
+        self.index = found.index
+        self.label = found.label
+        self.routes = found.routes
+        self.scope = scope
+        self.slot = -1
+        self.consumers: list[TransitionCode] = []
+        self.local = False
+
+
+class ScopeCode:
+    """A scope as this location sees it."""
+
+    __slots__ = ("depth", "emits", "index", "loop", "members", "missing", "outer", "parent", "path", "slots", "transitions")
+
+    def __init__(self, index: int, parent: ScopeCode | None, loop: spec.Loop | None) -> None:
+        self.index = index
+        self.parent = parent
+        self.loop = loop
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.path: tuple[spec.Loop, ...] = () if parent is None or loop is None else (*parent.path, loop)
+        self.transitions: list[TransitionCode] = []
+        self.members: list[spec.Loop] = []
+        self.slots = 0
+        self.missing: list[int] = []
+        self.outer: list[tuple[TransitionCode, int, int]] = []
+        self.emits: list[int] = []
+
+
+class Program:
+    """A compiled net."""
+
+    def __init__(self, net: spec.Net) -> None:
+        self.net = net
+        self.here = net.location
+        self.points = net.points
+        self.loops = {loop.index: loop for loop in net.loops}
+        self.scopes: dict[int, ScopeCode] = {}
+        for scope in net.scopes:  # parents stand before children
+            parent = None if scope.parent is None else self.scopes[scope.parent]
+            loop = None if scope.loop is None else self.loops[scope.loop]
+            code = self.scopes[scope.index] = ScopeCode(scope.index, parent, loop)
+            if parent is not None and loop is not None:
+                parent.members.append(loop)
+        self.root = self.scopes[0]
+        self.places: dict[int, PlaceCode] = {}
+        for place in net.places:
+            home = self.scopes.get(place.scope)
+            self.places[place.index] = PlaceCode(place, home)
+        self.driven: dict[int, ScopeCode] = {}
+        """For each loop that is driven here, the scope it stands in."""
+        for transition in net.transitions:
+            self._add(transition)
+        self.params = [self.places[index] for _, index in net.params]
+
+    def _add(self, found: spec.Transition) -> None:
+        scope = self.scopes[found.scope]
+        code = TransitionCode(len(scope.transitions), found, scope)
+        scope.transitions.append(code)
+        missing = 0
+        inputs = []
+        for given in found.inputs:
+            place = self.places[given.place]
+            home = place.scope
+            assert home is not None  # noqa: S101 - the planner gives every reader the scope
+            if not place.local:
+                place.local = True
+                place.slot = home.slots
+                home.slots += 1
+            up = scope.depth - home.depth
+            inputs.append((up, place.slot))
+            if up == 0:
+                missing += 1
+                place.consumers.append(code)
+            else:
+                scope.outer.append((code, up, place.slot))
+        if scope.parent is None and not inputs:
+            missing = 1  # the opening of the frame
+        scope.missing.append(missing)
+        code.inputs = tuple(inputs)
+        self._formulas(code, found.action)
+        if isinstance(found.action, (spec.Iterate, spec.Repeat)):
+            self.driven[found.action.loop] = scope
+        elif isinstance(found.action, spec.Emit):
+            above: ScopeCode | None = scope
+            while above is not None:
+                above.emits.append(found.action.point)
+                above = above.parent
+
+    def _formulas(self, code: TransitionCode, action: spec.Action) -> None:
+        literals = self.net.literals
+        if isinstance(action, spec.Call):
+            code.formulas = {name: compile_formula(formula, literals) for name, formula in action.args.items()}
+            return
+        for name in ("value", "cond", "seq", "carry", "times", "next", "until", "key"):
+            formula = getattr(action, name, None)
+            if formula is not None:
+                code.formulas[name] = compile_formula(formula, literals)

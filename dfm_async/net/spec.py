@@ -1,0 +1,265 @@
+"""Nets as data: what the planner writes and a site runs.
+
+Places and scopes are numbered over the whole plan. A *scope* is the pipeline itself (scope 0) or the body of a loop;
+every place belongs to one scope and holds one token per frame of that scope. Branches and caches are not scopes: they
+are *gates*, inputs whose absence of a value (:data:`~dfm_async.net.tokens.SKIPPED`) keeps a transition from firing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from dfm_async.model.limits import RetryPolicy
+
+__all__ = [
+    "Action",
+    "Branch",
+    "Build",
+    "Call",
+    "Combine",
+    "Compare",
+    "Const",
+    "Emit",
+    "Field",
+    "Formula",
+    "Gather",
+    "Input",
+    "Iterate",
+    "Lookup",
+    "Loop",
+    "MakeDict",
+    "Net",
+    "Not",
+    "Place",
+    "Repeat",
+    "Scope",
+    "Slot",
+    "Step",
+    "Store",
+    "Transition",
+    "YieldPoint",
+]
+
+
+class _Data(msgspec.Struct, frozen=True, tag_field="kind", array_like=False, omit_defaults=True):
+    pass
+
+
+# Formulas: expressions over a transition's inputs.
+
+
+class Const(_Data, tag="const"):
+    """A literal, by its index in the net's literals."""
+
+    literal: int
+
+
+class Slot(_Data, tag="slot"):
+    """The value of one of the transition's inputs."""
+
+    input: int
+
+
+class Field(_Data, tag="field"):
+    """A field of a value: each step is ``(is_attribute, key)``."""
+
+    base: Formula
+    path: tuple[tuple[bool, Any], ...]
+
+
+class Build(_Data, tag="build"):
+    """A list, tuple or set."""
+
+    type: Literal["list", "tuple", "set"]
+    items: tuple[Formula, ...]
+
+
+class MakeDict(_Data, tag="dict"):
+    """A dict."""
+
+    entries: tuple[tuple[Formula, Formula], ...]
+
+
+class Compare(_Data, tag="compare"):
+    """``left op right``."""
+
+    op: Literal["==", "!=", "<", "<=", ">", ">="]
+    left: Formula
+    right: Formula
+
+
+class Combine(_Data, tag="combine"):
+    """``and`` or ``or`` over terms, from left to right, stopping early."""
+
+    op: Literal["and", "or"]
+    terms: tuple[Formula, ...]
+
+
+class Not(_Data, tag="not"):
+    """``not term``."""
+
+    term: Formula
+
+
+Formula: TypeAlias = Const | Slot | Field | Build | MakeDict | Compare | Combine | Not
+
+
+# Actions: what a transition does when it fires.
+
+
+class Call(_Data, tag="call"):
+    """Calls an operation; its result goes to ``output``."""
+
+    operation: str
+    provider: str | None
+    args: dict[str, Formula]
+    output: int
+    retry: RetryPolicy | None = None
+    deadline: float | None = None
+
+
+class Emit(_Data, tag="emit"):
+    """Sends a value to the application."""
+
+    point: int
+    value: Formula
+
+
+class Branch(_Data, tag="branch"):
+    """Opens one of two gates."""
+
+    cond: Formula
+    then: int
+    otherwise: int
+
+
+class Iterate(_Data, tag="iterate"):
+    """Runs a loop over the elements of a sequence."""
+
+    loop: int
+    seq: Formula
+
+
+class Repeat(_Data, tag="repeat"):
+    """Runs a loop whose iterations follow each other."""
+
+    loop: int
+    carry: Formula
+    times: Formula | None
+    output: int
+
+
+class Step(_Data, tag="step"):
+    """Ends one iteration of a repeat, inside its scope: what it passes on, and whether it was the last."""
+
+    loop: int
+    next: Formula
+    until: Formula | None
+
+
+class Lookup(_Data, tag="lookup"):
+    """Looks for a key in the site's cache."""
+
+    key: Formula
+    found: int
+    miss: int
+
+
+class Store(_Data, tag="store"):
+    """Joins a cache block: the value found, or else the value stored. Its first input is the lookup's answer."""
+
+    value: Formula
+    output: int
+
+
+class Gather(_Data, tag="gather"):
+    """Keeps a value of a loop's body for :attr:`Loop.collects`."""
+
+    loop: int
+    collect: int
+    value: Formula
+
+
+Action: TypeAlias = Call | Emit | Branch | Iterate | Repeat | Step | Lookup | Store | Gather
+
+
+class Input(_Data, tag="input"):
+    """A place that a transition waits for. ``role``: a value, a gate, or mere order."""
+
+    place: int
+    role: Literal["data", "gate", "after"] = "data"
+
+
+class Transition(_Data, tag="transition"):
+    """Fires once per frame of its scope, when all its inputs are there."""
+
+    label: str
+    scope: int
+    inputs: tuple[Input, ...]
+    action: Action
+
+
+class Place(_Data, tag="place"):
+    """A named buffer: one token per frame of its scope. ``routes``: the other locations that get a copy."""
+
+    index: int
+    scope: int
+    label: str
+    routes: tuple[int, ...] = ()
+
+
+class Scope(_Data, tag="scope"):
+    """The pipeline (no parent), or the body of a loop."""
+
+    index: int
+    parent: int | None
+    loop: int | None
+
+
+class Loop(_Data, tag="loop"):
+    """A loop as one location sees it.
+
+    Attributes:
+        index: its number in the plan.
+        label: how people call it.
+        scope: the scope of its body.
+        control: the location that drives it.
+        members: the locations that have a part in its body; each tells ``control`` when it is done with an element.
+        element: the place of the element, or of the value that a repeat passes on; None if nothing reads it.
+        enter: the place of a token without a value, for transitions that need nothing else of the element.
+        limit: how many elements are under way at the same time.
+        collects: places in the outer scope that get the list of a body's values, in the order of ``Gather.collect``.
+    """
+
+    index: int
+    label: str
+    scope: int
+    control: int
+    members: tuple[int, ...]
+    element: int | None
+    enter: int | None
+    limit: int
+    collects: tuple[int, ...] = ()
+
+
+class YieldPoint(_Data, tag="yield_point"):
+    """One ``Yield`` of the pipeline: its place and the node whose value it sends."""
+
+    place: str
+    node: str
+
+
+class Net(_Data, tag="net"):
+    """What one location does of a pipeline."""
+
+    location: int
+    locations: tuple[str, ...]
+    scopes: tuple[Scope, ...]
+    places: tuple[Place, ...]
+    loops: tuple[Loop, ...]
+    transitions: tuple[Transition, ...]
+    params: tuple[tuple[str, int], ...]
+    points: tuple[YieldPoint, ...]
+    literals: tuple[Any, ...] = ()

@@ -1,0 +1,1 @@
+"""The pipeline language: expressions, statements, the builder, JSON and text. Pure."""

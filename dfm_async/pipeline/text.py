@@ -1,0 +1,203 @@
+"""Pipelines as people read them: text and Mermaid."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dfm_async.pipeline.expressions import (
+    Attribute,
+    Combination,
+    Comparison,
+    Constant,
+    Entries,
+    Expression,
+    Items,
+    Negation,
+    Parameter,
+    Ref,
+    references,
+)
+from dfm_async.pipeline.statements import (
+    BestOf,
+    CacheStatement,
+    CallStatement,
+    CollectStatement,
+    ForEachStatement,
+    IfStatement,
+    RepeatStatement,
+    Statement,
+    YieldStatement,
+    walk_statements,
+)
+
+if TYPE_CHECKING:
+    from dfm_async.pipeline.pipeline import Pipeline
+
+__all__ = ["expression_text", "pipeline_mermaid", "pipeline_text", "statement_label"]
+
+_BRACKETS = {"list": "[]", "tuple": "()", "set": "{}"}
+
+
+def expression_text(found: Expression) -> str:
+    """Writes an expression as Python would."""
+    match found:
+        case Constant():
+            text = repr(found.value)
+            return text if len(text) <= 60 else text[:57] + "..."
+        case Ref() | Parameter():
+            head = f"n{found.node}" if isinstance(found, Ref) else f"PlaceParam({found.name!r})"
+            return head + "".join(f".{s.name}" if isinstance(s, Attribute) else f"[{s.key!r}]" for s in found.path)
+        case Items():
+            start, end = _BRACKETS[found.type]
+            comma = "," if found.type == "tuple" and len(found.items) == 1 else ""
+            return start + ", ".join(map(expression_text, found.items)) + comma + end
+        case Entries():
+            return "{" + ", ".join(f"{expression_text(k)}: {expression_text(v)}" for k, v in found.entries) + "}"
+        case Comparison():
+            return f"{expression_text(found.left)} {found.op} {expression_text(found.right)}"
+        case Combination():
+            sign = " & " if found.op == "and" else " | "
+            return sign.join(f"({expression_text(term)})" for term in found.terms)
+        case Negation():
+            return f"~({expression_text(found.term)})"
+
+
+def statement_label(statement: Statement) -> str:
+    """Names a statement in messages, results and drawings."""
+    match statement:
+        case CallStatement():
+            return f"{statement.operation}#{statement.id}"
+        case YieldStatement():
+            return f"Yield#{statement.id}"
+        case ForEachStatement():
+            return f"ForEach#{statement.id}"
+        case RepeatStatement():
+            return f"Repeat#{statement.id}"
+        case IfStatement():
+            return f"If#{statement.id}"
+        case CacheStatement():
+            return f"TryFromCache#{statement.id}"
+        case CollectStatement():
+            return f"collect#{statement.id}"
+
+
+def _after(nodes: tuple[int, ...]) -> list[str]:
+    return [f"after=[{', '.join(f'n{node}' for node in nodes)}]"] if nodes else []
+
+
+def _lines(body: tuple[Statement, ...], indent: str) -> list[str]:
+    lines: list[str] = []
+    deeper = indent + "    "
+    for s in body:
+        match s:
+            case CallStatement():
+                args = [f"{name}={expression_text(value)}" for name, value in s.args.items()]
+                if isinstance(s.site, BestOf):
+                    args.append(f"site=BestOf({list(s.site.sites or ())!r})" if s.site.sites else "site=BestOf()")
+                elif s.site is not None:
+                    args.append(f"site={s.site!r}")
+                if s.provider is not None:
+                    args.append(f"provider={s.provider!r}")
+                args += _after(s.after)
+                lines.append(f"{indent}n{s.id} = {s.operation}({', '.join(args)})")
+            case YieldStatement():
+                args = [expression_text(s.value), f"place={s.place!r}", *_after(s.after)]
+                lines.append(f"{indent}Yield({', '.join(args)})")
+            case ForEachStatement():
+                limit = "" if s.concurrency is None else f", concurrency={s.concurrency}"
+                lines.append(f"{indent}with ForEach({expression_text(s.seq)}{limit}) as n{s.id}:")
+                lines += _lines(s.body, deeper) or [deeper + "pass"]
+            case RepeatStatement():
+                times = "" if s.times is None else f", times={expression_text(s.times)}"
+                lines.append(f"{indent}with Repeat({expression_text(s.carry)}{times}) as n{s.id}:")
+                lines += _lines(s.body, deeper)
+                lines.append(f"{deeper}n{s.id}.next({'' if s.next is None else expression_text(s.next)})")
+                if s.until is not None:
+                    lines.append(f"{deeper}n{s.id}.until({expression_text(s.until)})")
+            case IfStatement():
+                lines.append(f"{indent}with If({expression_text(s.cond)}) as n{s.id}:")
+                lines += _lines(s.body, deeper) or [deeper + "pass"]
+                if s.otherwise:
+                    lines.append(f"{indent}with n{s.id}.otherwise():")
+                    lines += _lines(s.otherwise, deeper)
+            case CacheStatement():
+                lines.append(f"{indent}with TryFromCache(key={expression_text(s.key)}) as n{s.id}:")
+                lines += _lines(s.body, deeper)
+                lines.append(f"{deeper}n{s.id}.store({'' if s.store is None else expression_text(s.store)})")
+            case CollectStatement():
+                lines.append(f"{indent}n{s.id} = collect(n{s.node})")
+    return lines
+
+
+def pipeline_text(pipeline: Pipeline) -> str:
+    """Writes a pipeline as the Python that would build it."""
+    head = f"with Pipeline({'' if pipeline.name is None else repr(pipeline.name)}) as pipeline:"
+    return "\n".join([head, *(_lines(pipeline.body, "    ") or ["    pass"])])
+
+
+def _expressions(s: Statement) -> list[Expression]:
+    match s:
+        case CallStatement():
+            return list(s.args.values())
+        case YieldStatement():
+            return [s.value]
+        case ForEachStatement():
+            return [s.seq]
+        case RepeatStatement():
+            return [e for e in (s.carry, s.times, s.until, s.next) if e is not None]
+        case IfStatement():
+            return [s.cond]
+        case CacheStatement():
+            return [e for e in (s.key, s.store) if e is not None]
+        case CollectStatement():
+            return [Ref(node=s.node)]
+
+
+def _escape(text: str) -> str:
+    return text.replace('"', "#quot;").replace("<", "#lt;").replace(">", "#gt;")
+
+
+def pipeline_mermaid(pipeline: Pipeline) -> str:
+    """Draws a pipeline as a Mermaid flow chart: blocks are boxes, data flows along arrows."""
+    lines = ["flowchart TD"]
+    edges: list[str] = []
+    parameters: dict[str, str] = {}
+
+    def draw(body: tuple[Statement, ...], indent: str) -> None:
+        for s in body:
+            label = _escape(statement_label(s))
+            match s:
+                case CallStatement():
+                    site = f"<br/>{_escape(s.site)}" if isinstance(s.site, str) else ""
+                    lines.append(f'{indent}n{s.id}["{label}{site}"]')
+                case YieldStatement():
+                    lines.append(f'{indent}n{s.id}(["Yield {_escape(s.place)}"])')
+                case CollectStatement():
+                    lines.append(f'{indent}n{s.id}[/"{label}"/]')
+                case IfStatement():
+                    lines.append(f'{indent}n{s.id}{{"{_escape(expression_text(s.cond))}"}}')
+                    for branch, block, word in (("t", s.body, "then"), ("e", s.otherwise, "otherwise")):
+                        if block:
+                            lines.append(f'{indent}subgraph b{s.id}{branch}["{word}"]')
+                            draw(block, indent + "  ")
+                            lines.append(f"{indent}end")
+                            edges.append(f"  n{s.id} -->|{word}| b{s.id}{branch}")
+                case _:
+                    lines.append(f'{indent}subgraph b{s.id}["{label}"]')
+                    lines.append(f'{indent}  n{s.id}(("{label}"))')
+                    draw(s.body, indent + "  ")
+                    lines.append(f"{indent}end")
+
+    draw(pipeline.body, "  ")
+    for s in walk_statements(pipeline.body):
+        for expression in _expressions(s):
+            for found in references(expression):
+                if isinstance(found, Ref):
+                    edges.append(f"  n{found.node} --> n{s.id}")
+                else:
+                    name = parameters.setdefault(found.name, f"p{len(parameters)}")
+                    edges.append(f"  {name} --> n{s.id}")
+        if isinstance(s, (CallStatement, YieldStatement)):
+            edges += [f"  n{node} -.-> n{s.id}" for node in s.after]
+    lines += [f'  {name}>"{_escape(place)}"]' for place, name in parameters.items()]
+    return "\n".join([*lines, *dict.fromkeys(edges)])

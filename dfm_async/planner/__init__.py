@@ -1,0 +1,1 @@
+"""Pipeline and federation in, plan out: checks, placement, nets. Pure."""

@@ -1,0 +1,251 @@
+"""A plan: a prepared pipeline, as plain data."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dfm_async.errors import PipelineError, Problem
+from dfm_async.federation.federation import Federation
+from dfm_async.net import spec
+from dfm_async.pipeline.expressions import Constant, Parameter, Ref, references
+from dfm_async.pipeline.pipeline import Pipeline
+from dfm_async.pipeline.statements import CallStatement, YieldStatement
+from dfm_async.planner.nets import build_nets
+from dfm_async.planner.placement import Placement, place
+from dfm_async.planner.structure import Structure, analyse, expressions_of
+from dfm_async.planner.types import fits, type_text, validate
+from dfm_async.wire.codec import Codec
+
+if TYPE_CHECKING:
+    from dfm_async.planner.explain import Explanation
+
+__all__ = ["NodePlan", "ParameterUse", "Plan", "prepare"]
+
+_codec = Codec(trusted=False)
+
+
+class ParameterUse(msgspec.Struct, frozen=True):
+    """Which parameter of which operation gets a pipeline's parameter as it is."""
+
+    name: str
+    operation: str
+    argument: str
+
+
+class NodePlan(msgspec.Struct, frozen=True):
+    """One statement in the plan: where it runs and why, and which statements it needs."""
+
+    id: int
+    label: str
+    location: str
+    why: str
+    depth: int
+    inputs: tuple[int, ...]
+
+    @property
+    def site(self) -> str:
+        """The site that it runs at."""
+        return self.location.partition("#")[0]
+
+
+class Plan(msgspec.Struct, frozen=True, dict=True):
+    """A prepared pipeline: one net per participating location. Reusable for many jobs."""
+
+    pipeline: str | None
+    federation: str
+    api_version: str
+    homesite: str
+    locations: tuple[str, ...]
+    nets: tuple[spec.Net, ...]
+    params: tuple[str, ...]
+    uses: tuple[ParameterUse, ...]
+    nodes: tuple[NodePlan, ...]
+    ordered_places: tuple[str, ...] = ()
+    """Places with one yield outside all loops, whose results of one frame come in order by themselves."""
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites that take part."""
+        return tuple(dict.fromkeys(location.partition("#")[0] for location in self.locations))
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The places that the pipeline yields to."""
+        return tuple(dict.fromkeys(point.place for point in self.nets[0].points)) if self.nets else ()
+
+    @cached_property
+    def hash(self) -> str:
+        """The same for equal plans, on every run and machine."""
+        return hashlib.sha256(self.to_json()).hexdigest()[:32]
+
+    def to_json(self) -> bytes:
+        """Writes the plan as JSON."""
+        nets = tuple(
+            msgspec.structs.replace(net, literals=tuple(_codec.encode(value) for value in net.literals))
+            for net in self.nets
+        )
+        return msgspec.json.encode(msgspec.structs.replace(self, nets=nets), order="deterministic")
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> Plan:
+        """Reads a plan from JSON.
+
+        Raises:
+            PipelineError: this is not a plan.
+        """
+        try:
+            plan = msgspec.json.decode(data, type=cls)
+            nets = tuple(
+                msgspec.structs.replace(net, literals=tuple(_codec.loads(_bytes(value)) for value in net.literals))
+                for net in plan.nets
+            )
+        except (msgspec.DecodeError, ValueError) as error:
+            raise PipelineError(None, [Problem("plan", f"cannot be read: {error}")]) from error
+        return msgspec.structs.replace(plan, nets=nets)
+
+    def explain(self) -> Explanation:
+        """Tells where each node runs and why. Prints as text, draws as Mermaid, renders in notebooks."""
+        from dfm_async.planner.explain import Explanation  # noqa: PLC0415 - explain imports this module
+
+        return Explanation(self)
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.pipeline!r}: {len(self.nodes)} nodes at {', '.join(self.locations)}>"
+
+
+def _bytes(value: Any) -> bytes:
+    return base64.b64decode(value)
+
+
+def prepare(
+    pipeline: Pipeline, federation: Federation, homesite: str, restrict_to_sites: Iterable[str] | str | None = None
+) -> Plan:
+    """Checks a pipeline, places its nodes and makes its nets.
+
+    Raises:
+        PipelineError: with everything that is wrong, each problem with its statement.
+    """
+    found = analyse(pipeline)
+    _check_version(pipeline, federation, found)
+    allowed = _allowed(restrict_to_sites, federation, homesite, found)
+    placed = place(found, federation, homesite, allowed)
+    uses = _check_types(found, federation)
+    if found.problems:
+        raise PipelineError(pipeline.name, found.problems)
+    locations, nets, params = build_nets(pipeline.body, found, placed)
+    return Plan(
+        pipeline=pipeline.name,
+        federation=federation.name,
+        api_version=federation.api_version,
+        homesite=homesite,
+        locations=locations,
+        nets=nets,
+        params=params,
+        uses=uses,
+        nodes=_nodes(found, placed),
+        ordered_places=_ordered(found),
+    )
+
+
+def _check_version(pipeline: Pipeline, federation: Federation, found: Structure) -> None:
+    wanted, given = pipeline.api_version, federation.api_version
+    if wanted and wanted.partition(".")[0] != given.partition(".")[0]:
+        message = f"is for API version {wanted}, but federation {federation.name!r} has {given}"
+        found.problems.append(Problem("api_version", message))
+
+
+def _allowed(
+    restrict: Iterable[str] | str | None, federation: Federation, homesite: str, found: Structure
+) -> list[str] | None:
+    if restrict is None:
+        return None
+    names = [homesite] if restrict == "homesite" else [restrict] if isinstance(restrict, str) else list(restrict)
+    for name in names:
+        if name not in federation.sites and name != homesite:
+            message = f"names site {name!r}, which does not exist (there are: {', '.join(federation.sites)})"
+            found.problems.append(Problem("restrict_to_sites", message))
+    return names
+
+
+def _check_types(found: Structure, federation: Federation) -> tuple[ParameterUse, ...]:
+    """Checks constants and edges against declared types. Gives the uses of parameters, to check those at execution."""
+    uses: list[ParameterUse] = []
+    for spot in found.spots.values():
+        statement = spot.statement
+        if not isinstance(statement, CallStatement):
+            continue
+        operation = federation.operations.get(statement.operation)
+        if operation is None:
+            continue
+        parameters = operation.signature.parameters.parameters
+        types = operation.signature.types
+        open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        for name, expression in statement.args.items():
+            parameter = parameters.get(name)
+            if parameter is None:
+                if not open_ended:
+                    found.report(spot, f"operation {operation.name!r} has no parameter {name!r}")
+                continue
+            hint = types.get(name, Any)
+            if hint is Any or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+                continue
+            if isinstance(expression, Constant):
+                _, wrong = validate(hint, expression.value)
+                if wrong is not None:
+                    found.report(spot, f"{name}: {wrong}")
+            elif isinstance(expression, Parameter) and not expression.path:
+                uses.append(ParameterUse(expression.name, operation.name, name))
+            elif isinstance(expression, Ref) and not expression.path:
+                _check_edge(expression, name, hint, spot.label, found, federation)
+        for name, parameter in parameters.items():
+            needed = parameter.default is parameter.empty and parameter.kind not in (
+                parameter.VAR_KEYWORD,
+                parameter.VAR_POSITIONAL,
+            )
+            if needed and name not in statement.args:
+                found.report(spot, f"parameter {name!r} of operation {operation.name!r} is missing")
+    return tuple(uses)
+
+
+def _check_edge(
+    ref: Ref, name: str, hint: Any, label: str, found: Structure, federation: Federation
+) -> None:
+    target = found.spots.get(ref.node)
+    if target is None or not isinstance(target.statement, CallStatement):
+        return
+    source = federation.operations.get(target.statement.operation)
+    if source is not None and not fits(source.signature.returns, hint):
+        message = f"{name} is declared {type_text(hint)}, but {target.label} returns {type_text(source.signature.returns)}"
+        found.problems.append(Problem(label, message))
+
+
+def _nodes(found: Structure, placed: dict[int, Placement]) -> tuple[NodePlan, ...]:
+    nodes = []
+    for key, spot in found.spots.items():
+        inputs = dict.fromkeys(
+            ref.node
+            for _, expression, _ in expressions_of(spot.statement)
+            for ref in references(expression)
+            if isinstance(ref, Ref) and ref.node != key
+        )
+        where = placed[key]
+        nodes.append(NodePlan(key, spot.label, where.location, where.why, len(spot.path), tuple(inputs)))
+    return tuple(nodes)
+
+
+def _ordered(found: Structure) -> tuple[str, ...]:
+    counts: dict[str, int] = {}
+    loose: set[str] = set()
+    for spot in found.spots.values():
+        if isinstance(spot.statement, YieldStatement):
+            counts[spot.statement.place] = counts.get(spot.statement.place, 0) + 1
+            if spot.scope:
+                loose.add(spot.statement.place)
+    return tuple(place for place, count in counts.items() if count == 1 and place not in loose)
+

@@ -1,0 +1,521 @@
+"""Values to bytes and back, as what they were.
+
+Plain values (None, booleans, 64-bit integers, floats, strings, bytes, lists, dicts) are MessagePack as it is.
+Everything else becomes an extension: tuples, sets, datetimes, enums, dataclasses, pydantic models, numpy arrays. What
+no rule knows is pickled, but only by a codec that was made for the processes of our own tree (``trusted=True``).
+
+Encoding has two steps. :meth:`Codec.pack` takes a snapshot: it walks the value, copies its containers and fails for
+what cannot travel. :meth:`Codec.dumps` then turns one snapshot, or a whole batch of them, into bytes. A producer can
+change or reuse its value as soon as ``pack`` has returned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import importlib
+import pathlib
+import pickle
+import sys
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+
+import cloudpickle
+import msgspec
+from msgspec.msgpack import Ext
+
+from dfm_async.errors import EncodingError
+
+__all__ = ["Broken", "Codec", "type_name"]
+
+_SCALARS: Final = frozenset({type(None), bool, float, str, bytes})
+_KEYS: Final = frozenset({type(None), bool, float, str, bytes, int})
+_BULK: Final = frozenset({type(None), bool, float, str, bytes})
+_INT_MIN: Final = -(2**63)
+_INT_MAX: Final = 2**64 - 1
+_BULK_FROM: Final = 8
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+class _Code:
+    """Extension types. The numbers are part of the format: never change one, only add."""
+
+    TUPLE = 1
+    SET = 2
+    FROZENSET = 3
+    BIG_INT = 4
+    COMPLEX = 5
+    DATETIME = 6
+    DATE = 7
+    TIME = 8
+    TIMEDELTA = 9
+    UUID = 10
+    DECIMAL = 11
+    ENUM = 12
+    DATACLASS = 13
+    PYDANTIC = 14
+    STRUCT = 15
+    NAMED_TUPLE = 16
+    BYTEARRAY = 17
+    PATH = 18
+    RANGE = 19
+    ITEMS = 20
+    NDARRAY = 21
+    NUMPY_SCALAR = 22
+    PICKLE = 23
+
+
+class Broken:
+    """Stands where a part of a value could not be rebuilt."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def type_name(cls: type) -> str:
+    """Names a type as people write it: builtins bare, everything else with its module."""
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+Packer = Callable[["Codec", Any], Any]
+
+
+class Codec:
+    """Encodes and decodes values.
+
+    Args:
+        trusted: True only between processes of one tree that we started ourselves: allows pickle for what no rule
+            knows, and the import of the modules that classes live in. Without it, classes are looked up only among
+            modules that are loaded already, and nothing is unpickled.
+    """
+
+    def __init__(self, *, trusted: bool) -> None:
+        self.trusted = trusted
+        self._packers: dict[type, Packer] = dict(_PACKERS)
+        self._decoder = msgspec.msgpack.Decoder(ext_hook=self._extension)
+        self._broken: Broken | None = None
+
+    # encoding
+
+    def pack(self, value: Any) -> Any:
+        """Takes a snapshot of a value in a form that :meth:`dumps` accepts.
+
+        Raises:
+            EncodingError: a part of the value cannot travel; names its type and the path to it.
+        """
+        kind = type(value)
+        if kind in _SCALARS:
+            return value
+        try:
+            return self._pack(value)
+        except EncodingError:
+            raise
+        except RecursionError:
+            raise EncodingError(type_name(kind), "value", "it contains itself, or is nested too deeply") from None
+        except Exception as error:
+            raise self._explain(value, error) from error
+
+    def dumps(self, packed: Any) -> bytes:
+        """Turns a snapshot, or a list of them, into bytes."""
+        return _encode(packed)
+
+    def encode(self, value: Any) -> bytes:
+        """Packs and dumps one value."""
+        return _encode(self.pack(value))
+
+    def _pack(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _SCALARS:
+            return value
+        if kind is int:
+            return value if _INT_MIN <= value <= _INT_MAX else Ext(_Code.BIG_INT, str(value).encode())
+        if kind is list:
+            return self._pack_list(value)
+        if kind is dict:
+            pack = self._pack
+            packed = {}
+            for key, item in value.items():
+                if type(key) not in _KEYS or (type(key) is int and not _INT_MIN <= key <= _INT_MAX):
+                    items = [[pack(k), pack(v)] for k, v in value.items()]
+                    return Ext(_Code.ITEMS, _encode(items))
+                packed[key] = item if type(item) in _SCALARS else pack(item)
+            return packed
+        packer = self._packers.get(kind)
+        if packer is None:
+            packer = self._packers[kind] = self._find_packer(kind)
+        return packer(self, value)
+
+    def _pack_list(self, value: list[Any]) -> list[Any]:
+        if len(value) >= _BULK_FROM:
+            kinds = set(map(type, value))
+            if kinds <= _BULK:
+                return value[:]
+            if kinds == {int} and min(value) >= _INT_MIN and max(value) <= _INT_MAX:
+                return value[:]
+        pack = self._pack
+        return [item if type(item) in _SCALARS else pack(item) for item in value]
+
+    def _find_packer(self, kind: type) -> Packer:
+        if kind.__module__ != "__main__":  # a class of a script is shipped by value, see _pickled
+            if issubclass(kind, enum.Enum):
+                return _pack_enum
+            if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+                return _pack_named_tuple
+            if issubclass(kind, msgspec.Struct):
+                return _pack_struct
+            if hasattr(kind, "__pydantic_fields__") and hasattr(kind, "model_validate"):
+                return _pack_pydantic
+            if dataclasses.is_dataclass(kind) and kind.__reduce_ex__ is object.__reduce_ex__:
+                return _pack_dataclass
+        root = kind.__module__.partition(".")[0]
+        if root == "numpy":
+            numpy = sys.modules["numpy"]
+            if kind is numpy.ndarray:
+                return _pack_ndarray
+            if issubclass(kind, numpy.generic):
+                return _pack_numpy_scalar
+        if issubclass(kind, pathlib.PurePath):
+            return _pack_path
+        return _pickled
+
+    def _explain(self, value: Any, error: Exception) -> EncodingError:
+        """Finds the part of a value that cannot be encoded. Runs only after a failure."""
+        path = "value"
+        while True:
+            for step, part in _parts(value):
+                try:
+                    self._pack(part)
+                except Exception as inner:
+                    value, error, path = part, inner, path + step
+                    break
+            else:
+                return EncodingError(type_name(type(value)), path, str(error) or type(error).__name__)
+
+    # decoding
+
+    def loads(self, data: bytes | memoryview) -> Any:
+        """Rebuilds one value.
+
+        Raises:
+            EncodingError: the bytes are not a value, or a part of it cannot be rebuilt here.
+        """
+        value = self._loads(data)
+        if self._broken is not None:
+            broken, self._broken = self._broken, None
+            raise EncodingError("value", "value", f"it cannot be rebuilt here: {broken.error}") from broken.error
+        return value
+
+    def loads_batch(self, data: bytes | memoryview) -> list[Any]:
+        """Rebuilds a list of values. One that cannot be rebuilt is a :class:`Broken`; the others are not affected."""
+        values = self._loads(data)
+        if not isinstance(values, list):
+            raise EncodingError("value", "value", "a batch was expected")
+        if self._broken is not None:
+            self._broken = None
+            for index, value in enumerate(values):
+                found = _find_broken(value)
+                if found is not None:
+                    values[index] = found
+        return values
+
+    def _loads(self, data: bytes | memoryview) -> Any:
+        try:
+            return self._decoder.decode(data)
+        except (msgspec.DecodeError, RecursionError, TypeError, ValueError) as error:
+            raise EncodingError("value", "value", f"the bytes are not a value: {error}") from error
+
+    def _extension(self, code: int, data: memoryview) -> Any:
+        try:
+            return _UNPACKERS[code](self, data)
+        except Exception as error:
+            self._broken = Broken(error)
+            return self._broken
+
+    def resolve(self, ref: str) -> Any:
+        """Finds a class by ``module:qualname``."""
+        module_name, _, qualname = ref.partition(":")
+        module = sys.modules.get(module_name)
+        if module is None:
+            if not self.trusted:
+                raise LookupError(f"module {module_name!r} is not loaded here")
+            module = importlib.import_module(module_name)
+        found: Any = module
+        for part in qualname.split("."):
+            found = getattr(found, part)
+        if not isinstance(found, type):
+            raise TypeError(f"{ref!r} is not a class")
+        return found
+
+
+def _ref(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _parts(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [(f"[{k!r}]", v) for k, v in value.items()] + [(f".key({k!r})", k) for k in value]
+    if isinstance(value, (list, tuple)):
+        return [(f"[{i}]", v) for i, v in enumerate(value)]
+    if isinstance(value, (set, frozenset)):
+        return [(f".item({v!r})", v) for v in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(f".{f.name}", getattr(value, f.name, None)) for f in dataclasses.fields(value)]
+    if hasattr(type(value), "model_validate"):
+        return [(f".{k}", v) for k, v in vars(value).items()]
+    return []
+
+
+def _find_broken(value: Any) -> Broken | None:
+    if isinstance(value, Broken):
+        return value
+    if isinstance(value, dict):
+        items: list[Any] = [*value.keys(), *value.values()]
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        items = list(value)
+    elif hasattr(value, "__dict__"):
+        items = list(vars(value).values())
+    else:
+        return None
+    for item in items:
+        found = _find_broken(item)
+        if found is not None:
+            return found
+    return None
+
+
+# One packer and one unpacker per extension.
+
+
+def _sequence(code: int) -> Packer:
+    def pack(codec: Codec, value: Any) -> Ext:
+        return Ext(code, _encode([codec._pack(item) for item in value]))  # noqa: SLF001 - same module
+
+    return pack
+
+
+def _text(code: int, to_text: Callable[[Any], str] = str) -> Packer:
+    def pack(_codec: Codec, value: Any) -> Ext:
+        return Ext(code, to_text(value).encode())
+
+    return pack
+
+
+def _object(code: int, codec: Codec, kind: type, state: Any) -> Ext:
+    return Ext(code, _encode([_ref(kind), codec._pack(state)]))  # noqa: SLF001 - same module
+
+
+def _pack_enum(codec: Codec, value: enum.Enum) -> Any:
+    if isinstance(value, enum.Flag):  # a combination of flags has no name of its own
+        return _object(_Code.ENUM, codec, type(value), [None, value.value])
+    return _object(_Code.ENUM, codec, type(value), [value.name, None])
+
+
+def _pack_named_tuple(codec: Codec, value: Any) -> Any:
+    return _object(_Code.NAMED_TUPLE, codec, type(value), list(value))
+
+
+def _pack_struct(codec: Codec, value: msgspec.Struct) -> Any:
+    fields = {name: getattr(value, name) for name in value.__struct_fields__}
+    return _object(_Code.STRUCT, codec, type(value), fields)
+
+
+def _pack_dataclass(codec: Codec, value: Any) -> Any:
+    state = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if hasattr(value, f.name)}
+    state.update(getattr(value, "__dict__", {}))
+    return _object(_Code.DATACLASS, codec, type(value), state)
+
+
+def _pack_pydantic(codec: Codec, value: Any) -> Any:
+    return _object(_Code.PYDANTIC, codec, type(value), value.__getstate__())
+
+
+def _pack_path(codec: Codec, value: pathlib.PurePath) -> Any:
+    return Ext(_Code.PATH, _encode([_ref(type(value)), str(value)]))
+
+
+def _pack_ndarray(codec: Codec, value: Any) -> Any:
+    numpy = sys.modules["numpy"]
+    if value.dtype.hasobject:
+        return _pickled(codec, value)
+    order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+    description = numpy.lib.format.dtype_to_descr(value.dtype)
+    head = [codec._pack(description), list(value.shape), order]  # noqa: SLF001 - same module
+    return Ext(_Code.NDARRAY, _encode([*head, value.tobytes(order)]))
+
+
+def _pack_numpy_scalar(codec: Codec, value: Any) -> Any:
+    if value.dtype.hasobject:
+        return _pickled(codec, value)
+    description = sys.modules["numpy"].lib.format.dtype_to_descr(value.dtype)
+    return Ext(_Code.NUMPY_SCALAR, _encode([codec._pack(description), value.tobytes()]))  # noqa: SLF001
+
+
+def _pickled(codec: Codec, value: Any) -> Any:
+    if not codec.trusted:
+        raise TypeError("no codec knows this type, and pickle is not allowed here")
+    # cloudpickle, because the class of a value may live in __main__ or in a notebook.
+    dumps = cloudpickle.dumps if type(value).__module__ == "__main__" else pickle.dumps
+    return Ext(_Code.PICKLE, dumps(value, protocol=5))
+
+
+def _pack_datetime(codec: Codec, value: dt.datetime) -> Any:
+    if value.tzinfo is None or isinstance(value.tzinfo, dt.timezone):
+        return Ext(_Code.DATETIME, _encode([value.isoformat(), value.fold]))
+    return _pickled(codec, value)  # keeps the time zone's rules, not only its offset
+
+
+def _pack_timedelta(_codec: Codec, value: dt.timedelta) -> Any:
+    return Ext(_Code.TIMEDELTA, _encode([value.days, value.seconds, value.microseconds]))
+
+
+def _pack_complex(_codec: Codec, value: complex) -> Any:
+    return Ext(_Code.COMPLEX, _encode([value.real, value.imag]))
+
+
+def _pack_range(_codec: Codec, value: range) -> Any:
+    return Ext(_Code.RANGE, _encode([value.start, value.stop, value.step]))
+
+
+def _pack_bytearray(_codec: Codec, value: bytearray) -> Any:
+    return Ext(_Code.BYTEARRAY, bytes(value))
+
+
+_PACKERS: Final[dict[type, Packer]] = {
+    tuple: _sequence(_Code.TUPLE),
+    set: _sequence(_Code.SET),
+    frozenset: _sequence(_Code.FROZENSET),
+    complex: _pack_complex,
+    dt.datetime: _pack_datetime,
+    dt.date: _text(_Code.DATE, dt.date.isoformat),
+    dt.time: _text(_Code.TIME, dt.time.isoformat),
+    dt.timedelta: _pack_timedelta,
+    uuid.UUID: _text(_Code.UUID),
+    decimal.Decimal: _text(_Code.DECIMAL),
+    bytearray: _pack_bytearray,
+    range: _pack_range,
+}
+
+
+def _list_of(codec: Codec, data: memoryview) -> list[Any]:
+    found = codec._decoder.decode(data)  # noqa: SLF001 - same module
+    if not isinstance(found, list):
+        raise TypeError("a list was expected")
+    return found
+
+
+def _class_and_state(codec: Codec, data: memoryview, base: type | None = None) -> tuple[type, Any]:
+    ref, state = _list_of(codec, data)
+    kind = codec.resolve(ref)
+    if base is not None and not issubclass(kind, base):
+        raise TypeError(f"{ref} is not a {base.__name__}")
+    return kind, state
+
+
+def _unpack_enum(codec: Codec, data: memoryview) -> Any:
+    kind, (name, value) = _class_and_state(codec, data, enum.Enum)
+    return kind[name] if name is not None else kind(value)  # type: ignore[index, call-arg]
+
+
+def _unpack_named_tuple(codec: Codec, data: memoryview) -> Any:
+    kind, state = _class_and_state(codec, data, tuple)
+    return kind._make(state)  # type: ignore[attr-defined]
+
+
+def _unpack_struct(codec: Codec, data: memoryview) -> Any:
+    kind, state = _class_and_state(codec, data, msgspec.Struct)
+    return kind(**state)
+
+
+def _unpack_dataclass(codec: Codec, data: memoryview) -> Any:
+    kind, state = _class_and_state(codec, data)
+    if not dataclasses.is_dataclass(kind):
+        raise TypeError(f"{kind.__qualname__} is not a dataclass")
+    value = object.__new__(kind)
+    for name, item in state.items():
+        object.__setattr__(value, name, item)
+    return value
+
+
+def _unpack_pydantic(codec: Codec, data: memoryview) -> Any:
+    kind, state = _class_and_state(codec, data)
+    if not hasattr(kind, "__pydantic_fields__"):
+        raise TypeError(f"{kind.__qualname__} is not a pydantic model")
+    value = kind.__new__(kind)
+    value.__setstate__(state)
+    return value
+
+
+def _unpack_path(codec: Codec, data: memoryview) -> Any:
+    kind, state = _class_and_state(codec, data, pathlib.PurePath)
+    return kind(state)
+
+
+def _dtype(codec: Codec, description: Any) -> Any:
+    import numpy  # noqa: PLC0415 - only where arrays travel
+
+    return numpy.lib.format.descr_to_dtype(description)
+
+
+def _unpack_ndarray(codec: Codec, data: memoryview) -> Any:
+    import numpy  # noqa: PLC0415 - only where arrays travel
+
+    description, shape, order, content = _list_of(codec, data)
+    # A bytearray makes the array writable, as it was; the bytes are its own, not the message's.
+    array = numpy.frombuffer(bytearray(content), dtype=_dtype(codec, description))
+    return array.reshape(shape, order=order)
+
+
+def _unpack_numpy_scalar(codec: Codec, data: memoryview) -> Any:
+    import numpy  # noqa: PLC0415 - only where arrays travel
+
+    description, content = _list_of(codec, data)
+    return numpy.frombuffer(content, dtype=_dtype(codec, description))[0]
+
+
+def _unpickle(codec: Codec, data: memoryview) -> Any:
+    if not codec.trusted:
+        raise TypeError("pickled values are not accepted here")
+    return pickle.loads(data)  # noqa: S301 - only a codec for our own process tree gets here
+
+
+def _unpack_datetime(codec: Codec, data: memoryview) -> Any:
+    text, fold = _list_of(codec, data)
+    return dt.datetime.fromisoformat(text).replace(fold=fold)
+
+
+def _unpack_range(codec: Codec, data: memoryview) -> range:
+    start, stop, step = _list_of(codec, data)
+    return range(start, stop, step)
+
+
+_UNPACKERS: Final[dict[int, Callable[[Codec, memoryview], Any]]] = {
+    _Code.TUPLE: lambda codec, data: tuple(_list_of(codec, data)),
+    _Code.SET: lambda codec, data: set(_list_of(codec, data)),
+    _Code.FROZENSET: lambda codec, data: frozenset(_list_of(codec, data)),
+    _Code.BIG_INT: lambda _codec, data: int(bytes(data)),
+    _Code.COMPLEX: lambda codec, data: complex(*_list_of(codec, data)),
+    _Code.DATETIME: _unpack_datetime,
+    _Code.DATE: lambda _codec, data: dt.date.fromisoformat(str(data, "utf-8")),
+    _Code.TIME: lambda _codec, data: dt.time.fromisoformat(str(data, "utf-8")),
+    _Code.TIMEDELTA: lambda codec, data: dt.timedelta(*_list_of(codec, data)),
+    _Code.UUID: lambda _codec, data: uuid.UUID(str(data, "utf-8")),
+    _Code.DECIMAL: lambda _codec, data: decimal.Decimal(str(data, "utf-8")),
+    _Code.ENUM: _unpack_enum,
+    _Code.DATACLASS: _unpack_dataclass,
+    _Code.PYDANTIC: _unpack_pydantic,
+    _Code.STRUCT: _unpack_struct,
+    _Code.NAMED_TUPLE: _unpack_named_tuple,
+    _Code.BYTEARRAY: lambda _codec, data: bytearray(data),
+    _Code.PATH: _unpack_path,
+    _Code.RANGE: _unpack_range,
+    _Code.ITEMS: lambda codec, data: dict(_list_of(codec, data)),
+    _Code.NDARRAY: _unpack_ndarray,
+    _Code.NUMPY_SCALAR: _unpack_numpy_scalar,
+    _Code.PICKLE: _unpickle,
+}
