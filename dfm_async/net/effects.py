@@ -8,7 +8,8 @@ import msgspec
 
 from dfm_async.model.ids import Frame
 from dfm_async.net import spec
-from dfm_async.net.tokens import ErrorRecord, StreamValue
+from dfm_async.model.error_record import ErrorRecord
+from dfm_async.net.tokens import StreamValue
 
 if TYPE_CHECKING:
     from dfm_async.net.game import Activity, Control, Instance
@@ -28,6 +29,7 @@ __all__ = [
     "Send",
     "SendElementDone",
     "SendLoopEnd",
+    "SkipStream",
 ]
 
 
@@ -133,6 +135,12 @@ class CloseStream(_Effect):
     stream: StreamValue
 
 
+class SkipStream(_Effect):
+    """One of the readers of this stream will not read it."""
+
+    stream: StreamValue
+
+
 Effect: TypeAlias = (
     Invoke
     | EmitValue
@@ -147,4 +155,5 @@ Effect: TypeAlias = (
     | Keep
     | Abandon
     | CloseStream
+    | SkipStream
 )

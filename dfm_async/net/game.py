@@ -16,11 +16,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from dfm_async.model.error_record import ErrorRecord
 from dfm_async.model.ids import Frame
 from dfm_async.net import effects as fx
 from dfm_async.net import spec
 from dfm_async.net.program import PlaceCode, Program, ScopeCode, TransitionCode
-from dfm_async.net.tokens import ABSENT, OPEN, SKIPPED, ErrorRecord, Failed, Foreign, Found, Miss, StreamValue
+from dfm_async.net.tokens import ABSENT, OPEN, SKIPPED, Failed, Foreign, Found, Miss, StreamValue
 
 __all__ = ["Activity", "Control", "Game", "Instance"]
 
@@ -256,14 +257,20 @@ class Game:
         """Describes an exception of an activity."""
         action = activity.transition.action
         operation = action.operation if isinstance(action, spec.Call) else activity.label
+        return self.describe(error, operation, activity.label, activity.frame, attempt, cause)
+
+    def describe(
+        self, error: BaseException, operation: str, label: str, frame: Frame, attempt: int = 1, cause: bytes = b""
+    ) -> ErrorRecord:
+        """Describes an exception that happened here."""
         self._errors += 1
         kind = type(error)
         return ErrorRecord(
             id=f"{self._prefix}:{self._errors}",
             site=self.site,
             operation=operation,
-            node=activity.label,
-            frame=activity.frame,
+            node=label,
+            frame=frame,
             attempt=attempt,
             type_name=kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
             message=_text(error),
@@ -478,17 +485,23 @@ class Game:
             for i in transition.strict:
                 value = values[i]
                 if value is SKIPPED:
+                    self._turn_away(values)
                     self._pass(instance, transition, SKIPPED)
                     return
                 if failed is None and type(value) is Failed:
                     failed = value
             if failed is not None:
+                self._turn_away(values)
                 self._pass(instance, transition, failed)
                 return
         try:
             self._handlers[kind](instance, transition, values)
         except Exception as error:  # noqa: BLE001 - whatever an expression over user values raises
             self.fail(Activity(instance, transition), self.error(Activity(instance, transition), error))
+
+    def _turn_away(self, values: list[Any]) -> None:
+        """Tells the streams among the inputs of a transition that it will not read them."""
+        self._effects.extend(fx.SkipStream(value) for value in values if isinstance(value, StreamValue))
 
     def _pass(self, instance: Instance, transition: TransitionCode, outcome: Any) -> None:
         """Resolves a transition that cannot fire: its readers get what kept it from firing."""

@@ -84,7 +84,7 @@ class TransitionCode:
 class PlaceCode:
     """A place as this location sees it: its slot, and who reads it here and elsewhere."""
 
-    __slots__ = ("consumers", "index", "label", "local", "routes", "scope", "slot")
+    __slots__ = ("consumers", "index", "label", "local", "repeated", "routes", "scope", "slot")
 
     def __init__(self, found: spec.Place, scope: ScopeCode | None) -> None:
         self.index = found.index
@@ -94,6 +94,13 @@ class PlaceCode:
         self.slot = -1
         self.consumers: list[TransitionCode] = []
         self.local = False
+        self.repeated = False
+        """Whether a loop reads it, once per element."""
+
+    @property
+    def readers(self) -> int | None:
+        """How many read a token of this place; None if that is not known beforehand."""
+        return None if self.repeated else len(self.consumers) + len(self.routes)
 
 
 class ScopeCode:
@@ -161,6 +168,7 @@ class Program:
                 missing += 1
                 place.consumers.append(code)
             else:
+                place.repeated = True
                 scope.outer.append((code, up, place.slot))
         if scope.parent is None and not inputs:
             missing = 1  # the opening of the frame

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import msgspec
+from dfm_async.model.error_record import ErrorRecord
 
-from dfm_async.model.ids import Frame
-
-__all__ = ["ABSENT", "OPEN", "SKIPPED", "ErrorRecord", "Failed", "Foreign", "Found", "Miss", "StreamValue"]
+__all__ = ["ABSENT", "OPEN", "SKIPPED", "Failed", "Foreign", "Found", "Miss", "StreamValue"]
 
 
 class _Mark:
@@ -29,21 +27,6 @@ SKIPPED: Final = _Mark("SKIPPED")
 
 OPEN: Final = _Mark("OPEN")
 """The token of an open gate, and of a loop's ``enter`` place."""
-
-
-class ErrorRecord(msgspec.Struct, frozen=True, array_like=True):
-    """An error as it travels. ``id`` is unique in its job; ``cause`` is the pickled exception, or empty."""
-
-    id: str
-    site: str
-    operation: str
-    node: str
-    frame: Frame
-    attempt: int
-    type_name: str
-    message: str
-    traceback: str
-    cause: bytes = b""
 
 
 class Failed:

@@ -1,0 +1,1 @@
+"""A job's log of events: offsets, retention, backpressure, readers."""

@@ -1,0 +1,196 @@
+"""The log of one job. Everything that a reader sees comes from it, by offset."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from dfm_async.errors import ResultsExpired
+from dfm_async.model.events import Event
+from dfm_async.model.limits import ResultLimits
+
+__all__ = ["LogReader", "ResultLog"]
+
+_COMPACT = 4096
+
+
+class ResultLog:
+    """Events with offsets 0, 1, 2, ..., any number of readers, and a bound on what is kept.
+
+    When it holds more than its limits, the oldest events that every attached reader has seen are dropped. When there
+    are none, :attr:`full` is true, and ``on_room`` is called when that changes.
+    """
+
+    def __init__(self, job_id: str, limits: ResultLimits) -> None:
+        self.job_id = job_id
+        self.limits = limits
+        self.closed = False
+        self.on_room: Callable[[], None] | None = None
+        self.on_full: Callable[[], None] | None = None
+        self._events: list[Event] = []
+        self._sizes: list[int] = []
+        self._start = 0
+        self._base = 0
+        self._bytes = 0
+        self._full = False
+        self._seen = 0
+        self._readers: set[LogReader] = set()
+        self._waiting: list[asyncio.Future[None]] = []
+
+    @property
+    def first(self) -> int:
+        """The offset of the oldest event that is kept."""
+        return self._base + self._start
+
+    @property
+    def end(self) -> int:
+        """The offset that the next event will get."""
+        return self._base + len(self._events)
+
+    @property
+    def held(self) -> int:
+        """How many events are kept."""
+        return len(self._events) - self._start
+
+    @property
+    def full(self) -> bool:
+        """Whether the log holds more than its limits and can drop nothing."""
+        return self._full
+
+    @property
+    def readers(self) -> int:
+        """How many readers are attached."""
+        return len(self._readers)
+
+    def append(self, event: Event, size: int = 0) -> None:
+        """Adds an event, whose offset must be :attr:`end`. Readers see it after :meth:`wake`."""
+        self._events.append(event)
+        self._sizes.append(size)
+        self._bytes += size
+        if len(self._events) - self._start > self.limits.max_items or self._bytes > self.limits.max_bytes:
+            self._trim()
+
+    def extend(self, events: Sequence[Event], size: int) -> None:
+        """Adds several events of about the same size."""
+        self._events.extend(events)
+        self._sizes.extend([size] * len(events))
+        self._bytes += size * len(events)
+        if len(self._events) - self._start > self.limits.max_items or self._bytes > self.limits.max_bytes:
+            self._trim()
+
+    def wake(self) -> None:
+        """Tells waiting readers that there is something new."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    def close(self) -> None:
+        """Says that no further event will come."""
+        self.closed = True
+        self.wake()
+
+    def reader(self, after: int | None) -> LogReader:
+        """Attaches a reader that begins behind an offset, or at the oldest event that is kept.
+
+        Raises:
+            ResultsExpired: events behind that offset are gone, or the log's beginning is and ``after`` is None.
+        """
+        start = 0 if after is None else after + 1
+        if start < self.first:
+            raise ResultsExpired(self.job_id, start, self.first)
+        reader = LogReader(self, min(start, self.end))
+        self._readers.add(reader)
+        return reader
+
+    def detach(self, reader: LogReader) -> None:
+        """Detaches a reader: it no longer keeps events from being dropped."""
+        self._readers.discard(reader)
+        if self._full:
+            self._trim()
+            if self._full and not self._readers and self.on_full is not None:
+                self.on_full()
+
+    def get(self, offset: int) -> Event:
+        """Gives one event.
+
+        Raises:
+            ResultsExpired: it was dropped.
+        """
+        index = offset - self._base
+        if index < self._start:
+            raise ResultsExpired(self.job_id, offset, self.first)
+        return self._events[index]
+
+    def moved(self, position: int) -> None:
+        """A reader has gone on to a position."""
+        if position > self._seen:
+            self._seen = position
+        if self._full:
+            self._trim()
+
+    async def wait(self) -> None:
+        """Waits until :meth:`wake` is called."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        try:
+            await future
+        finally:
+            if not future.done() or future.cancelled():
+                self._waiting = [other for other in self._waiting if other is not future]
+
+    def _trim(self) -> None:
+        """Drops what may be dropped while the log is over its limits, and tells whether it is full."""
+        limits = self.limits
+        seen = min((reader.position for reader in self._readers), default=self._seen) - self._base
+        start, count = self._start, len(self._events)
+        while start < seen and (count - start > limits.max_items or self._bytes > limits.max_bytes):
+            self._bytes -= self._sizes[start]
+            start += 1
+        self._start = start
+        if start > _COMPACT and start * 2 > count:
+            del self._events[:start], self._sizes[:start]
+            self._base += start
+            self._start = 0
+        was = self._full
+        self._full = self.held > limits.max_items or self._bytes > limits.max_bytes
+        if was and not self._full and self.on_room is not None:
+            self.on_room()
+        elif self._full and not was and self.on_full is not None:
+            self.on_full()
+
+
+class LogReader:
+    """Reads a log from a position on. Keeps what it has not seen from being dropped while it is attached."""
+
+    __slots__ = ("log", "position")
+
+    def __init__(self, log: ResultLog, position: int) -> None:
+        self.log = log
+        self.position = position
+
+    def next_nowait(self) -> Event | None:
+        """Gives the next event, or None if there is none yet."""
+        log = self.log
+        position = self.position
+        if position >= log.end:
+            return None
+        event = log.get(position)
+        self.position = position + 1
+        log.moved(position + 1)
+        return event
+
+    async def next(self) -> Event | None:
+        """Waits for the next event; None when the log has ended."""
+        while True:
+            event = self.next_nowait()
+            if event is not None:
+                return event
+            if self.log.closed:
+                return None
+            await self.log.wait()
+
+    def close(self) -> None:
+        """Detaches from the log."""
+        self.log.detach(self)

@@ -1,0 +1,1 @@
+"""Runs nets at a site: calls operations, carries tokens, streams and results."""

@@ -1,0 +1,846 @@
+"""One job at one location: carries out what the game asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import pickle
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import cloudpickle
+
+from dfm_async.errors import EncodingError
+from dfm_async.federation.operation import CodeKind
+from dfm_async.model.error_record import ErrorRecord
+from dfm_async.model.ids import Frame
+from dfm_async.model.limits import RetryPolicy
+from dfm_async.net import effects as fx
+from dfm_async.net.game import Activity, Control, Game
+from dfm_async.net.program import Program
+from dfm_async.net.tokens import OPEN, SKIPPED, Failed, Foreign, StreamValue
+from dfm_async.runtime import context as _context
+from dfm_async.runtime.cache import Ticket
+from dfm_async.runtime.context import OperationContext
+from dfm_async.runtime.operations import Callee, is_iterator
+from dfm_async.runtime.streams import AsyncSource, Source, Stream, StreamFailed, Subscription, blocking_iterator
+from dfm_async.runtime.threads import ThreadSource
+from dfm_async.wire import messages as msg
+from dfm_async.wire.codec import Broken
+
+if TYPE_CHECKING:
+    from dfm_async.runtime.site import SiteRuntime
+
+__all__ = ["SiteJob"]
+
+_VALUE, _SKIPPED, _FAILED, _OPEN, _STREAM = range(5)
+_FAIR: Final = 64
+_PULL: Final = 256
+_LARGEST_CAUSE: Final = 64 * 1024
+_MANY: Final = 1 << 30
+
+
+class SiteJob:
+    """The part of one job that one location runs."""
+
+    def __init__(self, runtime: SiteRuntime, start: msg.StartJob, program: Program) -> None:
+        self.runtime = runtime
+        self.number = start.job
+        self.at = start.at
+        self.job_id = start.job_id
+        self.routes = start.routes
+        self.program = program
+        self.game = Game(program, runtime.site, f"{start.at}")
+        self._credits = start.window
+        self._byte_credits = start.window_bytes
+        self._blocked: deque[fx.EmitValue] = deque()
+        self._credit_waiters: list[asyncio.Future[None]] = []
+        self._runs: list[tuple[int, Frame, int, int]] = []
+        self._values: list[Any] = []
+        self._frames_done: list[int] = []
+        self._tokens: dict[int, tuple[list[tuple[int, Frame, int]], list[Any]]] = {}
+        self._elements_done: dict[tuple[int, int], list[Frame]] = {}
+        self._reported: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._busy_threads = 0
+        self._threads_idle: asyncio.Future[None] | None = None
+        self._instances: dict[int, Any] = {}
+        self._streams: set[Stream] = set()
+        self._exports: dict[int, _Export] = {}
+        self._imports: dict[tuple[int, int], _RemoteSource] = {}
+        self._next_stream = 0
+        self._pullers: dict[Control, _Puller] = {}
+        self._tickets: set[Ticket] = set()
+        self._last = False
+        self._stopping = False
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            fx.Invoke: self._invoke,
+            fx.EmitValue: self._emit,
+            fx.EmitFailed: self._emit_failed,
+            fx.Report: lambda effect: self._report_error(effect.error),
+            fx.Send: self._send,
+            fx.SendLoopEnd: self._send_loop_end,
+            fx.SendElementDone: self._send_element_done,
+            fx.FrameDone: lambda effect: self._frames_done.append(effect.index),
+            fx.Pull: self._pull,
+            fx.LookUp: self._look_up,
+            fx.Keep: self._keep,
+            fx.Abandon: lambda effect: self._give_back(effect.ticket),
+            fx.CloseStream: lambda effect: self._close_stream(effect.stream),
+            fx.SkipStream: lambda effect: effect.stream.skip(),
+        }
+
+    # messages
+
+    def open_frames(self, message: msg.OpenFrames) -> None:
+        """Parameter sets have come."""
+        rows: Sequence[Any] = ((),) * message.count
+        if message.payload:
+            rows = self.runtime.codec.loads_batch(message.payload)
+        for offset, row in enumerate(rows):
+            if isinstance(row, Broken):
+                place = self.program.params[0]
+                error = self.game.describe(row.error, place.label, place.label, (message.first + offset,))
+                self._report_error(error)
+                row = [Failed(error)] * len(self.program.params)  # noqa: PLW2901 - all of them are lost
+            self.game.open(message.first + offset, row)
+        self._last = self._last or message.last
+        self.advance()
+
+    def tokens(self, message: msg.Tokens) -> None:
+        """Tokens have come from another location."""
+        values = self.runtime.codec.loads_batch(message.payload)
+        for (place, frame, state), value in zip(message.heads, values, strict=True):
+            self.game.token(place, frame, self._token_value(place, frame, state, value))
+        self.advance()
+
+    def _token_value(self, place: int, frame: Frame, state: int, value: Any) -> Any:
+        if state == _SKIPPED:
+            return SKIPPED
+        if state == _OPEN:
+            return OPEN
+        if state == _FAILED:
+            return Failed(ErrorRecord(*value))
+        label = self.program.places[place].label
+        if state == _STREAM:
+            source, stream_id = value
+            remote = _RemoteSource(self, source, stream_id)
+            self._imports[source, stream_id] = remote
+            return self._stream(label, remote, self.program.places[place].readers, None)
+        if isinstance(value, Broken):
+            error = self.game.describe(value.error, label, label, frame)
+            self._report_error(error)
+            return Failed(error)
+        return value
+
+    def loop_ended(self, message: msg.LoopEnded) -> None:
+        """A loop that is driven elsewhere has had all its elements."""
+        outcome: Any = None
+        if message.state == _SKIPPED:
+            outcome = SKIPPED
+        elif message.error is not None:
+            outcome = Failed(message.error)
+        self.game.loop_ended(message.loop, message.frame, message.total, outcome)
+        self.advance()
+
+    def elements_done(self, message: msg.ElementDone) -> None:
+        """Another location is done with elements of a loop that is driven here."""
+        for frame in message.frames:
+            self.game.element_done(message.loop, frame)
+        self.advance()
+
+    def credit(self, message: msg.Credit) -> None:
+        """The application takes further results."""
+        self._credits += message.items
+        self._byte_credits += message.bytes
+        while self._blocked and self._may_send():
+            self._emit_now(self._blocked.popleft())
+        if self._may_send():
+            self._wake_emitters()
+        self.advance()
+
+    def stream_pull(self, message: msg.StreamPull) -> None:
+        """Another location wants elements of a stream from here."""
+        export = self._exports.get(message.stream)
+        if export is not None:
+            export.wanted += message.count
+            if not export.active:
+                export.active = True
+                self._spawn(self._serve(message.stream, export))
+
+    def stream_items(self, message: msg.StreamItems) -> None:
+        """Elements of a stream from elsewhere have come."""
+        remote = self._imports.get((message.source, message.stream))
+        if remote is not None:
+            remote.arrived(self.runtime.codec.loads_batch(message.payload), message.ended, message.error)
+
+    def stream_close(self, message: msg.StreamClose) -> None:
+        """Another location is done with a stream from here."""
+        export = self._exports.pop(message.stream, None)
+        if export is not None:
+            export.subscription.closed = True
+            self.game.release(export.instance)
+            self.advance()
+
+    # the game
+
+    def advance(self) -> None:
+        """Carries out everything that the game asks for."""
+        if self._stopping:
+            return
+        handlers = self._handlers
+        while effects := self.game.take():
+            for effect in effects:
+                handlers[type(effect)](effect)
+        self.runtime.touch(self)
+
+    def flush(self) -> None:
+        """Sends what has gathered in this turn of the loop."""
+        if self._stopping:
+            return
+        codec, number = self.runtime.codec, self.number
+        for route, (heads, values) in self._tokens.items():
+            self._to_peer(route, msg.Tokens(number, route, heads, codec.dumps(values)))
+        self._tokens.clear()
+        for (route, loop), frames in self._elements_done.items():
+            self._to_peer(route, msg.ElementDone(number, route, loop, frames))
+        self._elements_done.clear()
+        self._flush_results()
+        if self._frames_done:
+            self.runtime.report(msg.FramesDone(number, self.at, self._frames_done))
+            self._frames_done = []
+        if self._last and not self.game.live:
+            self._end()
+
+    def _flush_results(self) -> None:
+        if self._values:
+            payload = self.runtime.codec.dumps(self._values)
+            self._byte_credits -= len(payload)
+            self.runtime.report(msg.Results(self.number, self.at, self._runs, payload))
+            self._runs, self._values = [], []
+
+    def _to_peer(self, route: int, message: msg.Message) -> None:
+        self.runtime.send(self.routes[route], message)
+
+    def _report(self, message: msg.Message) -> None:
+        self._flush_results()  # the application sees everything in the order in which it happened
+        self.runtime.report(message)
+
+    def _report_error(self, error: ErrorRecord) -> None:
+        if error.id not in self._reported:
+            self._reported.add(error.id)
+            self._report(msg.OperationError(self.number, self.at, error))
+
+    def _spawn(self, work: Coroutine[Any, Any, None], context: contextvars.Context | None = None) -> None:
+        task = self.runtime.spawn(work, context, f"job {self.job_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # calls
+
+    def _invoke(self, effect: fx.Invoke) -> None:
+        activity, action = effect.activity, effect.action
+        try:
+            callee = self.runtime.table.find(action.operation, action.provider)
+        except LookupError as error:
+            self.game.fail(activity, self.game.error(activity, error))
+            return
+        retry = action.retry or callee.retry
+        deadline = action.deadline or callee.deadline
+        args = effect.args
+        streams = any(isinstance(value, (StreamValue, list, tuple, dict)) for value in args.values()) and _has_stream(args)
+        simple = callee.kind is CodeKind.SYNC and retry is None and deadline is None and not callee.adapter.per_job
+        if simple and not (streams and callee.whole):
+            work = self._work(callee, activity, action.operation, args, 1, streams)
+            self._run_in_thread(self._new_context(activity, action.operation, 1), work, activity)
+            return
+        self._spawn(
+            self._call(activity, action.operation, callee, args, retry, deadline, streams),
+            self._new_context(activity, action.operation, 1),
+        )
+
+    def _new_context(self, activity: Activity, operation: str, attempt: int) -> contextvars.Context:
+        """A fresh context: an operation sees nothing of the code that happens to drive it."""
+        context = contextvars.Context()
+        found = OperationContext(self.job_id, self.runtime.site, operation, activity.label, activity.frame, attempt)
+        context.run(_context._current.set, found)  # noqa: SLF001 - set only here
+        return context
+
+    def _work(
+        self, callee: Callee, activity: Activity, operation: str, args: dict[str, Any], attempt: int, streams: bool
+    ) -> Callable[[], Any]:
+        function = callee.bound(self._instance(callee))
+        if streams:
+            loop = asyncio.get_running_loop()
+            sync = callee.kind in (CodeKind.SYNC, CodeKind.GENERATOR)
+            read = (lambda stream: blocking_iterator(stream.subscribe(), loop)) if sync else (lambda s: s.subscribe())
+            args = {name: _replace_streams(value, read) for name, value in args.items()}
+        if callee.wants_context:
+            found = OperationContext(self.job_id, self.runtime.site, operation, activity.label, activity.frame, attempt)
+            args = {**args, "context": found}
+        if callee.plain:
+            return lambda: function(**args)
+        positional, named = callee.arguments(args)
+        return lambda: function(*positional, **named)
+
+    def _instance(self, callee: Callee) -> Any:
+        if not callee.adapter.per_job:
+            return None
+        key = id(callee)
+        if key not in self._instances:
+            self._instances[key] = callee.build()
+        return self._instances[key]
+
+    def _run_in_thread(self, context: contextvars.Context, work: Callable[[], Any], activity: Activity) -> None:
+        def done(value: Any, error: BaseException | None) -> None:
+            self._thread_left()
+            if self._stopping:
+                return
+            if error is None:
+                self._returned(activity, value)
+            else:
+                self._raised(activity, error, 1)
+            self.advance()
+
+        self._busy_threads += 1
+        self.runtime.threads.run(context, work, done)
+
+    def _thread_left(self) -> None:
+        self._busy_threads -= 1
+        if not self._busy_threads and self._threads_idle is not None and not self._threads_idle.done():
+            self._threads_idle.set_result(None)
+
+    async def _in_thread(self, context: contextvars.Context, work: Callable[[], Any]) -> Any:
+        """Runs synchronous code and waits for it; when cancelled, it is left alone but still counted."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def done(value: Any, error: BaseException | None) -> None:
+            self._thread_left()
+            if not future.done():
+                future.set_result((value, error))
+
+        self._busy_threads += 1
+        self.runtime.threads.run(context, work, done)
+        value, error = await future
+        if error is not None:
+            raise error
+        return value
+
+    async def _call(
+        self,
+        activity: Activity,
+        operation: str,
+        callee: Callee,
+        args: dict[str, Any],
+        retry: RetryPolicy | None,
+        deadline: float | None,
+        streams: bool,
+    ) -> None:
+        attempt = 1
+        while True:
+            try:
+                value = await self._attempt(activity, operation, callee, args, deadline, streams, attempt)
+            except BaseException as error:  # noqa: BLE001 - whatever the operation raises, also SystemExit
+                task = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                    raise
+                if retry is not None and not streams and retry.allows(error, attempt):
+                    await asyncio.sleep(retry.pause(attempt))
+                    attempt += 1
+                    continue
+                self._raised(activity, error, attempt)
+            else:
+                self._returned(activity, value)
+            self.advance()
+            return
+
+    async def _attempt(
+        self,
+        activity: Activity,
+        operation: str,
+        callee: Callee,
+        args: dict[str, Any],
+        deadline: float | None,
+        streams: bool,
+        attempt: int,
+    ) -> Any:
+        if streams and callee.whole:
+            args = {
+                name: await value.subscribe().rest() if name in callee.whole and isinstance(value, Stream) else value
+                for name, value in args.items()
+            }
+        work = self._work(callee, activity, operation, args, attempt, streams)
+        if callee.kind in (CodeKind.GENERATOR, CodeKind.ASYNC_GENERATOR):
+            return work()
+        if attempt > 1:
+            context = OperationContext(self.job_id, self.runtime.site, operation, activity.label, activity.frame, attempt)
+            _context._current.set(context)  # noqa: SLF001 - set only here
+        scope = asyncio.timeout(deadline)
+        try:
+            async with scope:
+                if callee.kind is CodeKind.ASYNC:
+                    return await work()
+                found = await self._in_thread(contextvars.copy_context(), work)
+                return await found if asyncio.iscoroutine(found) else found
+        except TimeoutError as error:
+            if scope.expired():
+                raise TimeoutError(f"the deadline of {deadline:g} s for {operation!r} is over") from error
+            raise
+
+    def _returned(self, activity: Activity, value: Any) -> None:
+        if asyncio.iscoroutine(value):  # a plain function that returns a coroutine
+            self._spawn(self._await(activity, value))
+            return
+        if is_iterator(value):
+            action = activity.transition.action
+            place = self.program.places.get(action.output)  # type: ignore[union-attr] # only calls return
+            stream = self._stream(activity.label, self._source(value, activity), place.readers if place else 0, activity)
+            if place is None:
+                self._spawn(self._drain(activity, stream))
+                return
+            value = stream
+        self.game.complete(activity, value)
+
+    async def _await(self, activity: Activity, work: Coroutine[Any, Any, Any]) -> None:
+        try:
+            value = await work
+        except BaseException as error:  # noqa: BLE001 - whatever the operation raises
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            self._raised(activity, error, 1)
+        else:
+            self._returned(activity, value)
+        self.advance()
+
+    def _raised(self, activity: Activity, error: BaseException, attempt: int) -> None:
+        if isinstance(error, StreamFailed):  # it read a stream that failed: the failure is the producer's
+            self.game.fail(activity, error.error)
+        else:
+            self.game.fail(activity, self.game.error(activity, error, attempt, _cause(error)))
+
+    # streams
+
+    def _source(self, iterator: Any, activity: Activity) -> Source:
+        context = contextvars.Context()
+        context.run(_context._current.set, self._context_of(activity))  # noqa: SLF001 - set only here
+        if hasattr(iterator, "__anext__"):
+            return AsyncSource(iterator, context)
+        return ThreadSource(self.runtime.threads, iterator, context, activity.label)
+
+    def _context_of(self, activity: Activity) -> OperationContext:
+        return OperationContext(self.job_id, self.runtime.site, activity.label, activity.label, activity.frame, 1)
+
+    def _stream(self, label: str, source: Source, readers: int | None, activity: Activity | None) -> Stream:
+        def describe(error: BaseException) -> ErrorRecord:
+            if isinstance(error, StreamFailed):
+                return error.error
+            if activity is not None:
+                return self.game.error(activity, error, 1, _cause(error))
+            return self.game.describe(error, label, label, (), 1, _cause(error))
+
+        stream = Stream(label, source, _MANY if readers is None else readers, describe)
+        self._streams.add(stream)
+        return stream
+
+    def _close_stream(self, stream: StreamValue) -> None:
+        if isinstance(stream, Stream) and stream in self._streams:
+            self._streams.discard(stream)
+            self._spawn(stream.aclose())
+
+    async def _drain(self, activity: Activity, stream: Stream) -> None:
+        """Runs a generator whose elements nobody reads to its end."""
+        subscription = stream.subscribe()
+        try:
+            count = 0
+            while await subscription.get():
+                count += 1
+                if not count % _FAIR:
+                    await asyncio.sleep(0)
+        except StreamFailed as failed:
+            self.game.fail(activity, failed.error)
+        else:
+            self.game.complete(activity)
+        self.advance()
+
+    async def _serve(self, stream_id: int, export: _Export) -> None:
+        """Sends elements of a stream to another location, as many as it asked for."""
+        codec = self.runtime.codec
+        while export.wanted > 0 and not export.subscription.closed:
+            error: ErrorRecord | None = None
+            try:
+                found = await export.subscription.get(export.wanted)
+                payload = codec.dumps([codec.pack(value) for value in found])
+            except StreamFailed as failed:
+                found, error, payload = [], failed.error, codec.dumps([])
+            except EncodingError as problem:
+                error = self.game.describe(problem, export.stream.label, export.stream.label, export.instance.frame)
+                found, payload = [], codec.dumps([])
+            export.wanted -= len(found)
+            ended = not found
+            items = msg.StreamItems(self.number, export.route, stream_id, self.at, payload, ended, error)
+            self._to_peer(export.route, items)
+            if ended:
+                break
+        export.active = False
+
+    def _pull(self, effect: fx.Pull) -> None:
+        control = effect.control
+        puller = self._pullers.get(control)
+        if puller is None:
+            source = control.source
+            if isinstance(source, Foreign):
+                source = self._stream(control.loop.label, self._source(source.iterator, control.activity), 1, control.activity)
+            puller = self._pullers[control] = _Puller(source.subscribe())
+            self._spawn(self._feed(control, puller))
+        puller.wanted += effect.count
+        puller.wake()
+
+    async def _feed(self, control: Control, puller: _Puller) -> None:
+        """Fetches the elements of a loop as the game asks for them."""
+        error: ErrorRecord | None = None
+        turns = 0
+        try:
+            while True:
+                while not puller.wanted:
+                    await puller.wait()
+                found = await puller.subscription.get(puller.wanted)
+                if not found:
+                    break
+                puller.wanted -= len(found)
+                self.game.feed(control, found)
+                turns += 1
+                if not turns % _FAIR:
+                    await asyncio.sleep(0)
+                self.advance()
+        except StreamFailed as failed:
+            error = failed.error
+        puller.subscription.closed = True
+        del self._pullers[control]
+        self.game.feed_end(control, error)
+        self.advance()
+
+    # results
+
+    def _may_send(self) -> bool:
+        return self._credits > 0 and self._byte_credits > 0
+
+    def _emit(self, effect: fx.EmitValue) -> None:
+        if isinstance(effect.value, Stream):
+            self._spawn(self._emit_stream(effect, effect.value))
+        elif is_iterator(effect.value):
+            source = self._source(effect.value, effect.activity)
+            self._spawn(self._emit_stream(effect, self._stream(effect.activity.label, source, 1, effect.activity)))
+        elif self._blocked or not self._may_send():
+            self._blocked.append(effect)
+        else:
+            self._emit_now(effect)
+
+    def _emit_now(self, effect: fx.EmitValue) -> None:
+        try:
+            packed = self.runtime.codec.pack(effect.value)
+        except EncodingError as error:
+            self.game.fail(effect.activity, self._encoding_error(effect, error))
+            return
+        self._credits -= 1
+        self._runs.append((effect.point, effect.frame, -1, 1))
+        self._values.append(packed)
+        self.game.complete(effect.activity)
+
+    def _encoding_error(self, effect: fx.EmitValue, error: EncodingError) -> ErrorRecord:
+        node = self.program.points[effect.point].node
+        return self.game.describe(error, node.partition("#")[0], node, effect.frame, 1, _cause(error))
+
+    async def _emit_stream(self, effect: fx.EmitValue, stream: Stream) -> None:
+        subscription = stream.subscribe()
+        pack: Callable[[Any], Any] = self.runtime.codec.pack
+        if stream.single and hasattr(stream.source, "transform"):
+            # Packed as soon as it is produced: the producer may reuse the object for the next element.
+            stream.source.transform = pack
+            pack = _as_it_is
+        index = 0
+        try:
+            while found := await subscription.get(_PULL):
+                for value in found:
+                    while not self._may_send():
+                        await self._wait_for_credit()
+                    self._values.append(pack(value))
+                    self._add_run(effect.point, effect.frame, index)
+                    self._credits -= 1
+                    index += 1
+                self.runtime.touch(self)
+                if not index % _FAIR:
+                    await asyncio.sleep(0)
+        except StreamFailed as failed:
+            self.game.fail(effect.activity, failed.error)
+        except EncodingError as error:
+            self.game.fail(effect.activity, self._encoding_error(effect, error))
+        else:
+            self.game.complete(effect.activity)
+        subscription.closed = True
+        self.advance()
+
+    def _add_run(self, point: int, frame: Frame, index: int) -> None:
+        runs = self._runs
+        if runs:
+            last_point, last_frame, start, count = runs[-1]
+            if last_point == point and start >= 0 and start + count == index and last_frame == frame:
+                runs[-1] = (point, frame, start, count + 1)
+                return
+        runs.append((point, frame, index, 1))
+
+    async def _wait_for_credit(self) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._credit_waiters.append(future)
+        await future
+
+    def _wake_emitters(self) -> None:
+        waiters, self._credit_waiters = self._credit_waiters, []
+        for future in waiters:
+            if not future.done():
+                future.set_result(None)
+
+    def _emit_failed(self, effect: fx.EmitFailed) -> None:
+        self._report_error(effect.error)
+        self._report(msg.YieldFailed(self.number, self.at, effect.point, effect.frame, effect.error.id))
+
+    # tokens
+
+    def _send(self, effect: fx.Send) -> None:
+        value = effect.value
+        if isinstance(value, Stream):
+            self._export(effect, value)
+            return
+        state, packed = _VALUE, value
+        if value is SKIPPED:
+            state, packed = _SKIPPED, None
+        elif value is OPEN:
+            state, packed = _OPEN, None
+        elif type(value) is Failed:
+            state, packed = _FAILED, _error_data(value.error)
+        else:
+            try:
+                packed = self.runtime.codec.pack(value)
+            except EncodingError as problem:
+                label = self.program.places[effect.place].label
+                error = self.game.describe(problem, label.partition("#")[0], label, effect.frame, 1, _cause(problem))
+                self._report_error(error)
+                state, packed = _FAILED, _error_data(error)
+        for route in effect.routes:
+            self._queue(route, effect.place, effect.frame, state, packed)
+
+    def _queue(self, route: int, place: int, frame: Frame, state: int, packed: Any) -> None:
+        found = self._tokens.get(route)
+        if found is None:
+            found = self._tokens[route] = ([], [])
+        found[0].append((place, frame, state))
+        found[1].append(packed)
+
+    def _export(self, effect: fx.Send, stream: Stream) -> None:
+        for route in effect.routes:
+            stream_id = self._next_stream
+            self._next_stream += 1
+            assert effect.instance is not None  # noqa: S101 - only results of calls are streams
+            self.game.hold(effect.instance)
+            self._exports[stream_id] = _Export(stream, stream.subscribe(), route, effect.instance)
+            self._queue(route, effect.place, effect.frame, _STREAM, [self.at, stream_id])
+
+    def _send_loop_end(self, effect: fx.SendLoopEnd) -> None:
+        outcome = effect.outcome
+        state = _VALUE if outcome is None else _SKIPPED if outcome is SKIPPED else _FAILED
+        error = outcome.error if isinstance(outcome, Failed) else None
+        for route in effect.routes:
+            ended = msg.LoopEnded(self.number, route, effect.loop, effect.frame, effect.total, state, error)
+            self._to_peer(route, ended)
+
+    def _send_element_done(self, effect: fx.SendElementDone) -> None:
+        self._elements_done.setdefault((effect.control, effect.loop), []).append(effect.frame)
+
+    # the cache
+
+    def _look_up(self, effect: fx.LookUp) -> None:
+        self._spawn(self._ask_cache(effect.activity, effect.key))
+
+    async def _ask_cache(self, activity: Activity, key: Any) -> None:
+        try:
+            hit, found = await self.runtime.cache.look_up(key)
+        except EncodingError as error:
+            self.game.fail(activity, self.game.error(activity, error, 1, _cause(error)))
+        else:
+            if hit:
+                self.game.found(activity, found)
+            else:
+                self._tickets.add(found)
+                self.game.missed(activity, found)
+        self.advance()
+
+    def _keep(self, effect: fx.Keep) -> None:
+        self._tickets.discard(effect.ticket)
+        try:
+            self.runtime.cache.keep(effect.ticket, effect.value)
+        except EncodingError as error:
+            # The block has its value all the same; that it could not be kept is an error of the job.
+            self._report_error(self.game.describe(error, "TryFromCache", "TryFromCache", (), 1, _cause(error)))
+
+    def _give_back(self, ticket: Ticket) -> None:
+        self._tickets.discard(ticket)
+        self.runtime.cache.abandon(ticket)
+
+    # the end
+
+    def _end(self) -> None:
+        for stream in list(self._streams):
+            self._close_stream(stream)
+        self.runtime.forget(self)
+
+    def cancel(self) -> None:
+        """Stops everything that can be stopped; :meth:`stopped` waits for the rest."""
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
+
+    async def close(self) -> None:
+        """After :meth:`cancel`: waits for the tasks, and frees what the job holds."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+        for stream in self._streams:
+            await stream.aclose()
+        for ticket in list(self._tickets):
+            self._give_back(ticket)
+
+    async def stopped(self) -> None:
+        """After :meth:`close`: waits until no thread runs anything of the job."""
+        for stream in self._streams:
+            await stream.source.wait_ended()
+        if self._busy_threads:
+            self._threads_idle = asyncio.get_running_loop().create_future()
+            await self._threads_idle
+
+
+class _Export:
+    """A stream that another location reads."""
+
+    __slots__ = ("active", "instance", "route", "stream", "subscription", "wanted")
+
+    def __init__(self, stream: Stream, subscription: Subscription, route: int, instance: Any) -> None:
+        self.stream = stream
+        self.subscription = subscription
+        self.route = route
+        self.instance = instance
+        self.wanted = 0
+        self.active = False
+
+
+class _Puller:
+    """What a loop still wants of its source."""
+
+    __slots__ = ("_waiter", "subscription", "wanted")
+
+    def __init__(self, subscription: Subscription) -> None:
+        self.subscription = subscription
+        self.wanted = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+
+class _RemoteSource:
+    """The elements of a stream that another location produces."""
+
+    def __init__(self, job: SiteJob, source: int, stream_id: int) -> None:
+        self._job = job
+        self._source = source
+        self._id = stream_id
+        self._items: deque[Any] = deque()
+        self._asked = 0
+        self._ended = False
+        self._error: ErrorRecord | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def arrived(self, items: list[Any], ended: bool, error: ErrorRecord | None) -> None:
+        """Elements have come."""
+        self._items.extend(items)
+        self._asked -= len(items)
+        self._ended = self._ended or ended
+        self._error = error
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def get(self, limit: int) -> list[Any]:
+        """Waits for elements; asks for more before it runs dry."""
+        self._ask()
+        while not self._items:
+            if self._ended:
+                if self._error is not None:
+                    raise StreamFailed(self._error)
+                return []
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        found = [self._items.popleft() for _ in range(min(limit, len(self._items)))]
+        for value in found:
+            if isinstance(value, Broken):
+                raise value.error
+        self._ask()
+        return found
+
+    def _ask(self) -> None:
+        if not self._ended and self._asked + len(self._items) <= _PULL // 2:
+            count = _PULL - self._asked - len(self._items)
+            self._asked += count
+            job = self._job
+            job.runtime.send(job.routes[self._source], msg.StreamPull(job.number, self._source, self._id, job.at, count))
+
+    async def aclose(self) -> None:
+        """Tells the producer that no more is wanted."""
+        job = self._job
+        self._ended = True
+        job.runtime.send(job.routes[self._source], msg.StreamClose(job.number, self._source, self._id))
+
+    async def wait_ended(self) -> None:
+        """Returns at once: nothing of the source runs here."""
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _error_data(error: ErrorRecord) -> list[Any]:
+    data = [getattr(error, name) for name in ErrorRecord.__struct_fields__]
+    data[4] = list(data[4])
+    return data
+
+
+def _cause(error: BaseException) -> bytes:
+    """The exception itself, for the application; empty if it cannot travel."""
+    try:
+        dumps = cloudpickle.dumps if type(error).__module__ == "__main__" else pickle.dumps
+        data = dumps(error, protocol=5)
+    except Exception:  # noqa: BLE001 - exceptions can hold anything
+        return b""
+    return data if len(data) <= _LARGEST_CAUSE else b""
+
+
+def _has_stream(value: Any) -> bool:
+    if isinstance(value, StreamValue):
+        return True
+    if isinstance(value, dict):
+        return any(map(_has_stream, value.values()))
+    # A long list is a value, not something that was put together in the pipeline.
+    return isinstance(value, (list, tuple)) and len(value) < _FAIR and any(map(_has_stream, value))
+
+
+def _replace_streams(value: Any, read: Callable[[Any], Any]) -> Any:
+    if isinstance(value, StreamValue):
+        return read(value)
+    if not _has_stream(value):
+        return value
+    if isinstance(value, dict):
+        return {key: _replace_streams(item, read) for key, item in value.items()}
+    return type(value)(_replace_streams(item, read) for item in value)

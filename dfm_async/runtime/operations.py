@@ -1,0 +1,104 @@
+"""The code of one site, ready to be called."""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import typing
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dfm_async.federation.operation import Adapter, CodeKind
+from dfm_async.model.limits import RetryPolicy
+
+__all__ = ["Callee", "OperationTable", "is_iterator"]
+
+_WHOLE = (list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Collection)
+
+
+class Callee:
+    """One adapter, taken apart once so that calling it is cheap."""
+
+    __slots__ = ("adapter", "deadline", "function", "kind", "plain", "positional", "rest", "retry", "wants_context", "whole")
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+        self.function: Callable[..., Any] | None = None if adapter.per_job else adapter.function
+        self.kind: CodeKind = adapter.kind
+        self.retry: RetryPolicy | None = adapter.retry
+        self.deadline: float | None = adapter.deadline
+        signature = adapter.signature
+        self.wants_context = signature.wants_context
+        listed = signature.parameters.parameters.values()
+        self.positional = [p.name for p in listed if p.kind is p.POSITIONAL_ONLY]
+        self.rest = next((p.name for p in listed if p.kind is p.VAR_POSITIONAL), None)
+        if self.rest is not None:
+            self.positional = [p.name for p in listed if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        self.plain = not self.positional and self.rest is None
+        # A parameter declared as a list gets a list, also where a stream comes.
+        self.whole = frozenset(
+            name for name, hint in signature.types.items() if (typing.get_origin(hint) or hint) in _WHOLE
+        )
+
+    def bound(self, instance: Any) -> Callable[..., Any]:
+        """The function to call; ``instance`` is what :meth:`build` made, for a class."""
+        if self.function is not None:
+            return self.function
+        return instance.body  # type: ignore[no-any-return]
+
+    def build(self) -> Any:
+        """Makes the object of a class adapter, once per job."""
+        return self.adapter.code(**self.adapter.args)
+
+    def arguments(self, args: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Splits named arguments into positional ones and the rest, as the function wants them."""
+        positional: list[Any] = []
+        named = dict(args)
+        for name in self.positional:
+            if name not in named:
+                break
+            positional.append(named.pop(name))
+        if self.rest is not None:
+            positional.extend(named.pop(self.rest, ()))
+        return positional, named
+
+
+class OperationTable:
+    """All operations of one site."""
+
+    def __init__(self, site: str, adapters: Iterable[Adapter]) -> None:
+        self.site = site
+        self._adapters = {(adapter.operation, adapter.provider): adapter for adapter in adapters}
+        self._callees: dict[tuple[str, str | None], Callee] = {}
+
+    def find(self, operation: str, provider: str | None) -> Callee:
+        """Finds an operation.
+
+        Raises:
+            LookupError: the site does not offer it.
+        """
+        key = (operation, provider)
+        found = self._callees.get(key)
+        if found is None:
+            found = self._callees[key] = Callee(self._adapter(operation, provider))
+        return found
+
+    def _adapter(self, operation: str, provider: str | None) -> Adapter:
+        adapter = self._adapters.get((operation, provider))
+        if adapter is None and provider is None:
+            offers = [found for (name, _), found in self._adapters.items() if name == operation]
+            adapter = offers[0] if len(offers) == 1 else None
+        if adapter is None:
+            raise LookupError(f"site {self.site!r} does not offer operation {operation!r}")
+        return adapter
+
+
+def is_iterator(value: Any) -> bool:
+    """Tells whether a result is to be consumed element by element."""
+    if isinstance(value, (list, dict, str, bytes, int, float, tuple, type(None))):
+        return False
+    return (inspect.isgenerator(value) or inspect.isasyncgen(value)) or (
+        hasattr(value, "__next__") or hasattr(value, "__anext__")
+    )
+
+

@@ -1,0 +1,210 @@
+"""The runtime of one site in one process: one event loop, many jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Final
+
+import msgspec
+
+from dfm_async.net import spec
+from dfm_async.net.program import Program
+from dfm_async.runtime.cache import SiteCache
+from dfm_async.runtime.job import SiteJob
+from dfm_async.runtime.operations import OperationTable
+from dfm_async.runtime.threads import Threads
+from dfm_async.wire import messages as msg
+from dfm_async.wire.codec import Codec
+
+__all__ = ["PROGRAMS_KEPT", "SiteRuntime", "decode_net", "encode_net"]
+
+PROGRAMS_KEPT: Final = 256
+"""How many nets a site remembers; the oldest are forgotten first."""
+_REMEMBERED: Final = 4096
+
+_net_decoder = msgspec.msgpack.Decoder(spec.Net)
+
+
+def encode_net(net: spec.Net, codec: Codec) -> bytes:
+    """Makes a net ready to be sent."""
+    packed = msgspec.structs.replace(net, literals=tuple(codec.pack(value) for value in net.literals))
+    return msgspec.msgpack.encode(packed)
+
+
+def decode_net(data: bytes, codec: Codec) -> spec.Net:
+    """Rebuilds a net."""
+    net = _net_decoder.decode(data)
+    # Once more through the codec: extensions inside the literals are not plain MessagePack.
+    literals = codec.loads(msgspec.msgpack.encode(net.literals))
+    return msgspec.structs.replace(net, literals=tuple(literals))
+
+
+class SiteRuntime:
+    """Runs the parts of jobs that belong to one site.
+
+    Args:
+        site: its name.
+        table: its operations.
+        codec: how values travel.
+        report: sends a message to the application.
+        send: sends a message to another location, by its address.
+        threads: how many synchronous calls run at the same time.
+    """
+
+    def __init__(
+        self,
+        site: str,
+        table: OperationTable,
+        codec: Codec,
+        *,
+        report: Callable[[msg.Message], None],
+        send: Callable[[str, msg.Message], None],
+        threads: int,
+    ) -> None:
+        self.site = site
+        self.table = table
+        self.codec = codec
+        self.report = report
+        self.send = send
+        self.cache = SiteCache(codec)
+        self._thread_limit = threads
+        self._threads: Threads | None = None
+        self._group = asyncio.TaskGroup()
+        self._programs: OrderedDict[tuple[str, int], Program] = OrderedDict()
+        self._jobs: dict[tuple[int, int], SiteJob] = {}
+        self._early: dict[tuple[int, int], list[msg.Message]] = {}
+        self._latest = -1
+        self._ended: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self._dirty: set[SiteJob] = set()
+        self._stops: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._handlers: dict[type, Callable[[SiteJob, Any], None]] = {
+            msg.OpenFrames: SiteJob.open_frames,
+            msg.Tokens: SiteJob.tokens,
+            msg.LoopEnded: SiteJob.loop_ended,
+            msg.ElementDone: SiteJob.elements_done,
+            msg.Credit: SiteJob.credit,
+            msg.StreamPull: SiteJob.stream_pull,
+            msg.StreamItems: SiteJob.stream_items,
+            msg.StreamClose: SiteJob.stream_close,
+        }
+
+    async def __aenter__(self) -> SiteRuntime:
+        self._loop = asyncio.get_running_loop()
+        self._threads = Threads(self._thread_limit, self.site)
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        # Waits for the tasks of the jobs. Threads that are inside an operation cannot be stopped: they are left alone.
+        jobs = list(self._jobs.values())
+        self._jobs.clear()
+        for job in jobs:
+            job.cancel()
+        for task in self._stops:
+            task.cancel()
+        await self._group.__aexit__(kind, error, tb)
+        for job in jobs:
+            await job.close()
+        self.threads.close()
+
+    @property
+    def threads(self) -> Threads:
+        """The threads for synchronous operations."""
+        assert self._threads is not None  # noqa: S101 - set on entry
+        return self._threads
+
+    def spawn(
+        self, work: Coroutine[Any, Any, None], context: contextvars.Context | None, name: str
+    ) -> asyncio.Task[None]:
+        """Starts a task that this runtime owns."""
+        return self._group.create_task(work, name=name, context=context or contextvars.Context())
+
+    def receive(self, message: msg.Message) -> None:
+        """Takes a message, from the application or from another location."""
+        if isinstance(message, msg.SendNet):
+            self._keep_program(message.plan, message.at, Program(decode_net(message.net, self.codec)))
+        elif isinstance(message, msg.StartJob):
+            self._start(message)
+        elif isinstance(message, msg.CancelJob):
+            self._cancel(message)
+        else:
+            self._to_job(message)
+
+    def add_program(self, plan: str, at: int, net: spec.Net) -> None:
+        """Makes a net known without sending it."""
+        if (plan, at) not in self._programs:
+            self._keep_program(plan, at, Program(net))
+
+    def _keep_program(self, plan: str, at: int, program: Program) -> None:
+        self._programs[plan, at] = program
+        while len(self._programs) > PROGRAMS_KEPT:
+            self._programs.popitem(last=False)
+
+    def _start(self, message: msg.StartJob) -> None:
+        key = (message.job, message.at)
+        self._latest = max(self._latest, message.job)
+        self._jobs[key] = SiteJob(self, message, self._programs[message.plan, message.at])
+        for early in self._early.pop(key, ()):
+            self._to_job(early)
+
+    def _to_job(self, message: Any) -> None:
+        key = (message.job, message.at)
+        job = self._jobs.get(key)
+        if job is not None:
+            self._handlers[type(message)](job, message)
+        elif message.job >= self._latest and key not in self._ended:
+            # From a site that has been told of the job before us. Numbers only grow: anything else is late.
+            self._early.setdefault(key, []).append(message)
+
+    def _cancel(self, message: msg.CancelJob) -> None:
+        key = (message.job, message.at)
+        self._early.pop(key, None)
+        job = self._jobs.pop(key, None)
+        self._remember(key)
+        stopped = msg.JobStopped(message.job, message.at)
+        if job is None:
+            self.report(stopped)
+        else:
+            self._dirty.discard(job)
+            job.cancel()
+            task = self.spawn(self._stop(job, stopped), None, f"stop {job.job_id}")
+            self._stops.add(task)
+            task.add_done_callback(self._stops.discard)
+
+    async def _stop(self, job: SiteJob, stopped: msg.JobStopped) -> None:
+        await job.close()
+        await job.stopped()
+        self.report(stopped)
+
+    def forget(self, job: SiteJob) -> None:
+        """Drops a job that is done."""
+        key = (job.number, job.at)
+        self._jobs.pop(key, None)
+        self._remember(key)
+
+    def _remember(self, key: tuple[int, int]) -> None:
+        self._ended[key] = None
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def touch(self, job: SiteJob) -> None:
+        """Notes that a job has something to send; it is sent at the end of this turn of the loop."""
+        if not self._dirty:
+            assert self._loop is not None  # noqa: S101 - set on entry
+            self._loop.call_soon(self._flush)
+        self._dirty.add(job)
+
+    def _flush(self) -> None:
+        dirty, self._dirty = self._dirty, set()
+        for job in dirty:
+            job.flush()
+
+    @property
+    def jobs(self) -> int:
+        """How many jobs are under way here."""
+        return len(self._jobs)

@@ -1,0 +1,254 @@
+"""Streams: values that are consumed element by element, with backpressure.
+
+A stream with one consumer holds nothing: the consumer's pace is the producer's. With several consumers, the fastest
+sets the pace, and elements are kept for the others up to a limit, beyond which the stream fails; so consumers that wait
+for each other cannot hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Final, Protocol
+
+from dfm_async.errors import StreamOverrun
+from dfm_async.model.error_record import ErrorRecord
+from dfm_async.net.tokens import StreamValue
+
+__all__ = ["AsyncSource", "Source", "Stream", "StreamFailed", "Subscription", "blocking_iterator"]
+
+_KEPT: Final = 100_000
+_BATCH: Final = 256
+
+
+class Source(Protocol):
+    """Where a stream's elements come from."""
+
+    async def get(self, limit: int) -> list[Any]:
+        """Waits for elements and gives at most ``limit`` of them; none at the end."""
+        ...
+
+    async def aclose(self) -> None:
+        """Ends the source."""
+        ...
+
+    async def wait_ended(self) -> None:
+        """Waits until no code of the source runs any more."""
+        ...
+
+
+class StreamFailed(Exception):  # noqa: N818 - carries a failure that was described before
+    """A stream ended with an error."""
+
+    def __init__(self, error: ErrorRecord) -> None:
+        super().__init__(f"{error.node} raised {error.type_name}: {error.message}")
+        self.error = error
+
+
+class AsyncSource:
+    """The elements of an asynchronous iterator."""
+
+    def __init__(self, iterator: AsyncIterator[Any], context: contextvars.Context) -> None:
+        self._iterator = iterator
+        self._context = context
+        self._ended = False
+        self.transform: Callable[[Any], Any] | None = None
+
+    async def get(self, limit: int) -> list[Any]:
+        """Waits for the next element."""
+        if self._ended:
+            return []
+        try:
+            item = await self._iterator.__anext__()
+        except StopAsyncIteration:
+            self._ended = True
+            return []
+        return [item if self.transform is None else self.transform(item)]
+
+    async def aclose(self) -> None:
+        """Closes the iterator."""
+        self._ended = True
+        close = getattr(self._iterator, "aclose", None)
+        if close is not None:
+            await close()
+
+    async def wait_ended(self) -> None:
+        """Returns at once: what runs of an asynchronous iterator runs in its reader."""
+
+
+class Stream(StreamValue):
+    """A stream at the site that it is read at.
+
+    Args:
+        label: the node that produces it.
+        source: where the elements come from.
+        consumers: how many will read it; it is known before the first begins.
+        describe: turns what the source raises into a record, once.
+    """
+
+    __slots__ = (
+        "_base",
+        "_buffer",
+        "_describe",
+        "_ended",
+        "_error",
+        "_fetching",
+        "closed",
+        "consumers",
+        "label",
+        "on_close",
+        "source",
+        "subscriptions",
+    )
+
+    def __init__(
+        self, label: str, source: Source, consumers: int, describe: Callable[[BaseException], ErrorRecord]
+    ) -> None:
+        self.label = label
+        self.source = source
+        self.consumers = consumers
+        self.subscriptions: list[Subscription] = []
+        self.closed = False
+        self.on_close: Callable[[], None] | None = None
+        self._describe = describe
+        self._buffer: deque[Any] = deque()
+        self._base = 0
+        self._ended = False
+        self._error: ErrorRecord | None = None
+        self._fetching: asyncio.Future[None] | None = None
+
+    def subscribe(self) -> Subscription:
+        """Begins to read the stream from its first element."""
+        subscription = Subscription(self)
+        self.subscriptions.append(subscription)
+        return subscription
+
+    def skip(self) -> None:
+        """One of the expected consumers will not come."""
+        self.consumers -= 1
+        if self._buffer:
+            self._drop()
+
+    @property
+    def single(self) -> bool:
+        """Whether there is only one consumer, so that elements need not be kept."""
+        return self.consumers <= 1
+
+    async def fetch(self, limit: int) -> list[Any]:
+        """Gets elements from the source, describing what it raises."""
+        if self._error is not None:
+            raise StreamFailed(self._error)
+        if self._ended:
+            return []
+        try:
+            found = await self.source.get(limit)
+        except StreamFailed as failed:
+            self._ended, self._error = True, failed.error
+            raise
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever the user's generator raises
+            self._ended, self._error = True, self._describe(error)
+            raise StreamFailed(self._error) from error
+        if not found:
+            self._ended = True
+        return found
+
+    async def read(self, subscription: Subscription, limit: int) -> list[Any]:
+        """Gives the next elements for one of several readers."""
+        while True:
+            start = subscription.position - self._base
+            if start < len(self._buffer):
+                found = [self._buffer[i] for i in range(start, min(len(self._buffer), start + limit))]
+                subscription.position += len(found)
+                self._drop()
+                return found
+            if self._fetching is not None:
+                await asyncio.shield(self._fetching)
+                continue
+            if len(self._buffer) >= _KEPT:
+                self._ended, self._error = True, self._describe(StreamOverrun(self.label, _KEPT))
+            self._fetching = asyncio.get_running_loop().create_future()
+            try:
+                more = await self.fetch(limit)
+            finally:
+                self._fetching.set_result(None)
+                self._fetching = None
+            if not more:
+                return []
+            self._buffer.extend(more)
+
+    def _drop(self) -> None:
+        if len(self.subscriptions) < self.consumers:
+            return  # one has not begun: it will want everything
+        needed = min((s.position for s in self.subscriptions if not s.closed), default=None)
+        while self._buffer and (needed is None or self._base < needed):
+            self._buffer.popleft()
+            self._base += 1
+
+    async def aclose(self) -> None:
+        """Ends the stream: nobody wants its elements any more."""
+        if self.closed:
+            return
+        self.closed = True
+        self._ended = True
+        self._buffer.clear()
+        try:
+            await self.source.aclose()
+        finally:
+            if self.on_close is not None:
+                self.on_close()
+
+
+class Subscription:
+    """One reader of a stream. It is an asynchronous iterator."""
+
+    __slots__ = ("_found", "closed", "position", "stream")
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.position = 0
+        self.closed = False
+        self._found: deque[Any] = deque()
+
+    async def get(self, limit: int = _BATCH) -> list[Any]:
+        """Waits for elements and gives at most ``limit``; none at the end.
+
+        Raises:
+            StreamFailed: the producer raised.
+        """
+        if self.closed:
+            return []
+        if self.stream.single and not self.position:
+            return await self.stream.fetch(limit)
+        return await self.stream.read(self, limit)
+
+    def __aiter__(self) -> Subscription:
+        return self
+
+    async def __anext__(self) -> Any:
+        if not self._found:
+            self._found.extend(await self.get())
+            if not self._found:
+                raise StopAsyncIteration
+        return self._found.popleft()
+
+    async def rest(self) -> list[Any]:
+        """Reads everything that is left."""
+        found = list(self._found)
+        while True:
+            more = await self.get()
+            if not more:
+                return found
+            found.extend(more)
+
+
+def blocking_iterator(subscription: Subscription, loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
+    """Reads a stream from a thread: for synchronous operations."""
+    while True:
+        found = asyncio.run_coroutine_threadsafe(subscription.get(), loop).result()
+        if not found:
+            return
+        yield from found

@@ -1,0 +1,198 @@
+"""Threads for synchronous code, and the way back to the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeAlias
+
+__all__ = ["ThreadSource", "Threads"]
+
+Done: TypeAlias = Callable[[Any, BaseException | None], None]
+_Work: TypeAlias = tuple[contextvars.Context, Callable[[], Any], Done]
+
+_WINDOW: Final = 256
+
+
+class Threads:
+    """A bounded set of threads of one site. What they finish comes back to the loop in batches.
+
+    Calls beyond the bound wait in the order they came. The threads are daemons, unlike those of
+    ``concurrent.futures``: an operation that never returns must not keep the interpreter from ending.
+    """
+
+    def __init__(self, limit: int, name: str) -> None:
+        self._limit = limit
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._started = 0
+        self._busy = 0
+        self._done: deque[Callable[[], None]] = deque()
+        self._scheduled = False
+
+    def run(self, context: contextvars.Context, work: Callable[[], Any], done: Done) -> None:
+        """Runs ``work`` in a thread and then ``done(result, error)`` on the loop."""
+        self._busy += 1
+        if self._busy > self._started and self._started < self._limit:
+            self._started += 1
+            threading.Thread(target=self._serve, name=f"dfm-{self._name}-{self._started}", daemon=True).start()
+        self._work.put((context, work, done))
+
+    def _serve(self) -> None:
+        while (found := self._work.get()) is not None:
+            context, work, done = found
+            result, error = None, None
+            try:
+                result = context.run(work)
+            except BaseException as caught:  # noqa: BLE001 - also SystemExit: it must not end the worker
+                error = caught
+            self.post(functools.partial(self._finish, done, result, error))
+            del found, context, work, done, result, error  # an idle thread keeps nothing alive
+
+    def _finish(self, done: Done, result: Any, error: BaseException | None) -> None:
+        self._busy -= 1
+        done(result, error)
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Hands a call to the loop; wakes it only if it is not on its way already."""
+        self._done.append(call)
+        if not self._scheduled:
+            self._scheduled = True
+            try:
+                self._loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:  # the loop is closed: nobody waits for it any more
+                self._done.clear()
+
+    def _drain(self) -> None:
+        self._scheduled = False
+        while self._done:
+            self._done.popleft()()
+
+    def start(self, target: Callable[[], None], name: str) -> None:
+        """Starts a thread of its own, for an iterator: one can last as long as its job, and must not keep calls waiting."""
+        threading.Thread(target=target, name=f"dfm-{self._name}-{name}", daemon=True).start()
+
+    def close(self) -> None:
+        """Lets idle threads end. Does not wait for those that still run something."""
+        for _ in range(self._started):
+            self._work.put(None)
+
+
+class ThreadSource:
+    """The elements of a synchronous iterator, which runs in a thread of its own.
+
+    The thread is allowed to be a window ahead of the reader. The window begins with one element, so that the first is
+    seen at once, and doubles as the reader keeps up.
+    """
+
+    def __init__(self, threads: Threads, iterator: Iterator[Any], context: contextvars.Context, name: str) -> None:
+        self._threads = threads
+        self._iterator = iterator
+        self._context = context
+        self._name = name
+        self._items: deque[Any] = deque()
+        self._window = 1
+        self._started = False
+        self._ended = False
+        self._error: BaseException | None = None
+        self._closed = False
+        self._signalled = False
+        self._room = threading.Semaphore(1)
+        self.transform: Callable[[Any], Any] | None = None
+        """Applied to each element in the thread, before the iterator goes on and perhaps changes it."""
+        self._waiter: asyncio.Future[None] | None = None
+        self._ending: list[asyncio.Future[None]] = []
+
+    async def get(self, limit: int) -> list[Any]:
+        """Waits for elements and gives at most ``limit`` of them; none at the end.
+
+        Raises:
+            BaseException: what the iterator raised.
+        """
+        if not self._started:
+            self._started = True
+            self._threads.start(self._run, self._name)
+        while not self._items:
+            if self._ended:
+                if self._error is not None:
+                    raise self._error
+                return []
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        count = min(limit, len(self._items))
+        found = [self._items.popleft() for _ in range(count)]
+        grow = min(self._window, _WINDOW - self._window)
+        self._window += grow
+        self._room.release(count + grow)
+        return found
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            self._context.run(self._produce)
+        except BaseException as caught:  # noqa: BLE001 - also SystemExit: it is the iterator's way to fail
+            error = caught
+        self._threads.post(lambda: self._finish(error))
+
+    def _produce(self) -> None:
+        iterator = self._iterator
+        try:
+            for item in iterator:
+                found = item if self.transform is None else self.transform(item)
+                self._room.acquire()
+                if self._closed:
+                    break
+                self._items.append(found)
+                if not self._signalled:
+                    self._signalled = True
+                    self._threads.post(self._arrived)
+        finally:
+            close = getattr(iterator, "close", None)
+            if close is not None:
+                close()
+
+    def _arrived(self) -> None:
+        self._signalled = False
+        self._notify()
+
+    def _finish(self, error: BaseException | None) -> None:
+        self._ended = True
+        self._error = error
+        self._notify()
+        for waiter in self._ending:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._ending.clear()
+
+    async def wait_ended(self) -> None:
+        """Waits until the thread has left the iterator."""
+        if self.running:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._ending.append(waiter)
+            await waiter
+
+    def _notify(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread is still in the iterator."""
+        return self._started and not self._ended
+
+    async def aclose(self) -> None:
+        """Lets the iterator end at its next element."""
+        self._closed = True
+        if not self._started:
+            self._ended = True
+            return
+        self._room.release()

@@ -1,0 +1,1 @@
+"""What users hold: sessions, jobs, iterators over results, callbacks."""

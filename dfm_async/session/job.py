@@ -1,0 +1,243 @@
+"""A job as users hold it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Generator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from dfm_async.errors import JobNotFound
+from dfm_async.model.events import Result
+from dfm_async.model.status import JobStatus
+from dfm_async.results.record import JobRecord
+from dfm_async.session.callbacks import Callback, CallbackDispatcher
+from dfm_async.session.stream import EventStream, ResultStream
+from dfm_async.targets.coordinator import Coordinator
+
+if TYPE_CHECKING:
+    from dfm_async.session.session import Session
+
+__all__ = ["Job"]
+
+_log = logging.getLogger(__name__)
+
+
+class Job:
+    """One execution of a pipeline. Made by :meth:`Session.execute` and :meth:`Session.reattach`.
+
+    ``async for result in job`` gives its results, ``await job`` waits for its end. A job is independent of those who
+    wait for it or read it: cancelling a task that does so never cancels the job.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        job_id: str,
+        record: JobRecord | None,
+        coordinator: Coordinator | None,
+        after: int | None = None,
+    ) -> None:
+        self._session = session
+        self._job_id = job_id
+        self._record = record
+        self._coordinator = coordinator
+        self._after = after
+        self._callbacks: asyncio.Task[None] | None = None
+        self._missing = asyncio.Event()
+        self.callback_errors: list[BaseException] = []
+        """What callbacks of this handle raised."""
+
+    def _known(self) -> JobRecord:
+        if self._record is None:
+            raise JobNotFound(self._job_id)
+        return self._record
+
+    # what is known
+
+    @property
+    def job_id(self) -> str:
+        """The job's id."""
+        return self._job_id
+
+    @property
+    def status(self) -> JobStatus:
+        """The job's status; UNKNOWN if the session does not know the id."""
+        return JobStatus.UNKNOWN if self._record is None else self._record.status
+
+    @property
+    def was_found(self) -> bool:
+        """Whether the session knows the job."""
+        return self._record is not None
+
+    @property
+    def completed(self) -> asyncio.Event:
+        """Is set when the job has ended, however it did. Never set for an unknown job."""
+        return self._missing if self._record is None else self._record.completion_event
+
+    # waiting
+
+    def __await__(self) -> Generator[Any, None, JobStatus]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> JobStatus:
+        record = self._known()
+        await record.wait()
+        if self._callbacks is not None:
+            await asyncio.shield(self._callbacks)
+        error = record.outcome()
+        if error is not None:
+            raise error
+        return record.status
+
+    async def wait_until_finished(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - the caller's words
+        """Waits for the end: True when it has come, False after the timeout. Never raises for a failed job.
+
+        Raises:
+            ResultsUnread: the job cannot go on, because its log is full and nobody reads it.
+        """
+        record = self._known()
+        try:
+            async with asyncio.timeout(timeout):
+                await record.wait()
+                if self._callbacks is not None:
+                    await asyncio.shield(self._callbacks)
+        except TimeoutError:
+            return False
+        return True
+
+    # reading
+
+    def results(
+        self,
+        place: str | None = None,
+        after: int | None = None,
+        ordered: bool = False,
+        errors: Literal["raise", "yield"] = "raise",
+    ) -> ResultStream:
+        """Gives an iterator over the results.
+
+        Args:
+            place: only results of this place.
+            after: begin behind this offset.
+            ordered: results come in the order of their frames.
+            errors: "raise" gives all good results and then raises if the job failed; "yield" gives failures as items.
+        """
+        record = self._known()
+        if errors not in ("raise", "yield"):
+            raise ValueError(f"errors must be 'raise' or 'yield', not {errors!r}")
+        if place is not None and place not in record.plan.places:
+            raise ValueError(f"the pipeline has no place {place!r}; it has: {', '.join(record.plan.places)}")
+        return ResultStream(record, place, self._after if after is None else after, ordered, errors)
+
+    def __aiter__(self) -> ResultStream:
+        return self.results()
+
+    def events(self, after: int | None = None) -> EventStream:
+        """Gives an iterator over everything that happens to the job."""
+        return EventStream(self._known(), self._after if after is None else after)
+
+    async def collect(self) -> list[Result]:
+        """Waits for the end and gives all results; raises if the job failed."""
+        return [result async for result in self.results()]
+
+    async def first(self, place: str | None = None) -> Result:
+        """Waits for the first result, of one place or of any.
+
+        Raises:
+            LookupError: the job finished without one.
+        """
+        async with self.results(place) as results:
+            async for result in results:
+                return result
+        where = "" if place is None else f" for place {place!r}"
+        raise LookupError(f"job {self._job_id} finished without a result{where}")
+
+    # steering
+
+    async def send_input_params(self, params: Mapping[str, Any] | list[Mapping[str, Any]]) -> None:
+        """Adds one or several parameter sets to a job that is still open. Waits while too many are under way.
+
+        Raises:
+            ParameterError: the parameters do not fit the pipeline, or the job takes no more.
+        """
+        self._known()
+        await self._session.send_params(self._coordinator, params)
+
+    async def send_stop_frame(self) -> None:
+        """Says that no further parameter set will come; the job ends when all are done."""
+        self._known()
+        if self._coordinator is not None:
+            self._coordinator.stop()
+
+    async def cancel(self, reason: str | None = None, grace: float = 5.0) -> dict[str, str]:
+        """Stops the job, and returns when every site has confirmed that nothing of it runs any more.
+
+        Operations are cancelled at once; what has not stopped after the grace is killed.
+
+        Returns:
+            For each site: "stopped", "killed" (its process had to be), or "abandoned" (inline target: a thread that
+            could not be). Empty if the job had ended before.
+        """
+        record = self._known()
+        coordinator = self._coordinator
+        if coordinator is None or record.status.terminal:
+            return {}
+        coordinator.halt(JobStatus.ABORTED, reason or "cancelled", grace)
+        coordinator.shorten(grace)
+        await record.completion_event.wait()
+        return dict(coordinator.outcomes)
+
+    async def detach(self) -> None:
+        """Ends the callbacks of this handle. The job goes on; ``session.reattach`` gives a new handle."""
+        self._known()
+        if self._callbacks is not None:
+            self._callbacks.cancel()
+            await asyncio.wait([self._callbacks])
+            self._callbacks = None
+
+    def __repr__(self) -> str:
+        if self._record is None:
+            return f"<Job {self._job_id}: unknown>"
+        record = self._record
+        errors = f", {record.error_count} errors" if record.error_count else ""
+        return f"<Job {self._job_id}: {record.status.value}, {record.log.end} events{errors}>"
+
+    # callbacks
+
+    def start_callbacks(
+        self,
+        spawn: Any,
+        dispatcher: CallbackDispatcher,
+        default: Callback | None,
+        places: Mapping[str, Callback] | None,
+    ) -> None:
+        """Has the callbacks called for every result, in order."""
+        if default is None and not places:
+            return
+        record = self._known()
+        unknown = sorted(set(places or ()) - set(record.plan.places))
+        if unknown:
+            raise ValueError(f"the pipeline has no place {unknown[0]!r}; it has: {', '.join(record.plan.places)}")
+        stream = EventStream(record, self._after)
+        self._callbacks = spawn(self._run_callbacks(stream, dispatcher, default, dict(places or {})))
+
+    async def _run_callbacks(
+        self, stream: EventStream, dispatcher: CallbackDispatcher, default: Callback | None, places: dict[str, Callback]
+    ) -> None:
+        async with stream:
+            async for event in stream:
+                if type(event) is not Result:
+                    continue
+                callback = places.get(event.place, default)
+                if callback is not None:
+                    args = (event.site, event.node, event.frame, event.place, event.value)
+                    await self._call(dispatcher.dispatch(callback, *args), event)
+            await self._call(dispatcher.drain(), None)
+
+    async def _call(self, work: Any, event: Result | None) -> None:
+        try:
+            await work
+        except Exception as error:
+            self.callback_errors.append(error)
+            _log.exception("a callback of job %s raised", self._job_id, extra={"job": self._job_id, "result": event})

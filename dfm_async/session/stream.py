@@ -1,0 +1,162 @@
+"""Iterators over a job's log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from types import TracebackType
+from typing import Generic, Literal, TypeVar
+
+from dfm_async.model.events import Event, Failure, FrameCompleted, Result
+from dfm_async.model.status import JobStatus
+from dfm_async.results.log import LogReader
+from dfm_async.results.record import JobRecord
+
+__all__ = ["EventStream", "ResultStream"]
+
+S = TypeVar("S", bound="_Stream")
+T = TypeVar("T")
+
+
+class _Stream(Generic[T]):
+    """A closable iterator. It attaches to the log when the first item is asked for."""
+
+    def __init__(self, record: JobRecord, after: int | None) -> None:
+        self._record = record
+        self._after = after
+        self._reader: LogReader | None = None
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __aiter__(self: S) -> S:
+        return self
+
+    async def __aenter__(self: S) -> S:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Detaches from the log. Safe to call more than once."""
+        self._detach()
+
+    def _attach(self) -> LogReader:
+        if self._reader is None:
+            self._reader = self._record.log.reader(self._after)
+            self._loop = asyncio.get_running_loop()
+        return self._reader
+
+    def _detach(self) -> None:
+        self._closed = True
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def __del__(self) -> None:
+        # An iterator that was left in the middle must not keep the producers waiting.
+        reader, loop = self._reader, self._loop
+        if reader is not None and loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(reader.close)
+
+
+class EventStream(_Stream[Event]):
+    """All events of a job, in order. Ends when the job's log has ended."""
+
+    async def __anext__(self) -> Event:
+        if self._closed:
+            raise StopAsyncIteration
+        event = await self._attach().next()
+        if event is None:
+            self._detach()
+            raise StopAsyncIteration
+        return event
+
+
+class ResultStream(_Stream[Result]):
+    """The results of a job, of one place or of all.
+
+    With ``errors="raise"`` it gives all good results and then raises, if the job failed; with ``errors="yield"`` it
+    gives failures as items. An aborted job raises in both cases.
+    """
+
+    def __init__(
+        self,
+        record: JobRecord,
+        place: str | None,
+        after: int | None,
+        ordered: bool,
+        errors: Literal["raise", "yield"],
+    ) -> None:
+        super().__init__(record, after)
+        self._place = place
+        self._failures = errors == "yield"
+        self._order = _Order(record, place) if ordered else None
+
+    def _wanted(self, event: Event) -> bool:
+        kind = type(event)
+        if kind is Result or (kind is Failure and self._failures):
+            return self._place is None or event.place == self._place  # type: ignore[union-attr]
+        return False
+
+    async def __anext__(self) -> Result:
+        if self._closed:
+            raise StopAsyncIteration
+        reader = self._reader or self._attach()
+        order = self._order
+        while True:
+            if order is not None and order.ready:
+                return order.ready.popleft()  # type: ignore[return-value] # a Failure only if asked for
+            event = reader.next_nowait()
+            if event is None:
+                event = await reader.next()
+            if event is None:
+                if order is not None and order.flush():
+                    continue
+                self._detach()
+                self._raise_outcome()
+                raise StopAsyncIteration
+            if order is not None:
+                order.take(event, self._wanted(event))
+            elif self._wanted(event):
+                return event  # type: ignore[return-value] # a Failure only if asked for
+
+    def _raise_outcome(self) -> None:
+        error = self._record.outcome()
+        if error is not None and not (self._failures and self._record.status is JobStatus.FAILED):
+            raise error
+
+
+class _Order:
+    """Puts results into the order of their frames. Holds back those of a parameter set until all before it are done."""
+
+    def __init__(self, record: JobRecord, place: str | None) -> None:
+        self.ready: deque[Event] = deque()
+        self._direct = place is not None and place in record.plan.ordered_places
+        self._held: dict[int, list[Result | Failure]] = {}
+        self._done: set[int] = set()
+        self._next = 0
+
+    def take(self, event: Event, wanted: bool) -> None:
+        if type(event) is FrameCompleted:
+            self._done.add(event.frame[0])
+            while self._next in self._done:
+                self._release(self._next)
+                self._done.discard(self._next)
+                self._next += 1
+                if self._direct:
+                    self.ready.extend(self._held.pop(self._next, ()))
+        elif wanted and isinstance(event, (Result, Failure)):
+            root = event.frame[0] if event.frame else self._next
+            if self._direct and root == self._next:
+                self.ready.append(event)  # one yield outside all loops: its elements come in order by themselves
+            else:
+                self._held.setdefault(root, []).append(event)
+
+    def _release(self, root: int) -> None:
+        self.ready.extend(sorted(self._held.pop(root, ()), key=lambda event: (event.frame, event.offset)))
+
+    def flush(self) -> bool:
+        for root in sorted(self._held):
+            self._release(root)
+        return bool(self.ready)

@@ -1,0 +1,1 @@
+"""Where plans run: inline (one loop, no processes) and local (worker processes)."""

@@ -1,0 +1,277 @@
+"""The workers of one site: an aiomultiprocess pool whose members each run one coroutine, the site's runtime.
+
+A stock pool polls queues and processes. This one keeps its shape (pool, workers, ``create_worker``, ``loop``, ``join``)
+and replaces what waits: a worker is reached over a socket that it inherits, and its end is an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import anyio.to_thread
+from aiomultiprocess import Pool
+from aiomultiprocess.core import Process
+from aiomultiprocess.pool import PoolWorker
+from aiomultiprocess.types import Unit
+
+from dfm_async.errors import DfmError, WorkerLost
+from dfm_async.runtime.site import PROGRAMS_KEPT
+from dfm_async.targets.local.start import ForkServer, WorkerProcess
+from dfm_async.targets.local.worker import WorkerSetup, serve
+from dfm_async.wire import messages as msg
+from dfm_async.wire.channel import Channel
+
+__all__ = ["Seat", "SitePool", "SiteWorker", "remember_net"]
+
+_log = logging.getLogger(__name__)
+
+_REAP: Final = 0.5
+"""How long the end of a channel may come before the end of its process."""
+
+
+class Seat(Protocol):
+    """A job at a worker: what is told when the worker ends."""
+
+    def lost(self, at: int, error: WorkerLost) -> None:
+        """The worker has ended."""
+        ...
+
+
+class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no type information
+    """One worker process. Has no queues and no manager: only a channel."""
+
+    def __init__(
+        self,
+        site: str,
+        threads: int,
+        shipped: bytes,
+        fork_server: ForkServer | None,
+        loop_initializer: Callable[[], asyncio.AbstractEventLoop] | None,
+        on_message: Callable[[Any], None],
+        on_end: Callable[[SiteWorker], None],
+    ) -> None:
+        # Not the base class's constructor: that one starts a manager process.
+        self.site = site
+        self.address = ""
+        self.nets: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self.seats: dict[tuple[Any, int], None] = {}
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self.channel: Channel | None = None
+        self.refused: msg.Refused | None = None
+        self._on_message = on_message
+        self._on_end = on_end
+        self._here, there = socket.socketpair()
+        self._lifeline, their_lifeline = socket.socketpair()
+        self._theirs = (there, their_lifeline)
+        self.unit = Unit(
+            target=serve,
+            args=(WorkerSetup(site, threads, shipped, there, their_lifeline),),
+            kwargs={},
+            namespace=None,
+            loop_initializer=loop_initializer,
+        )
+        self.aio_process = WorkerProcess(
+            fork_server, target=Process.run_async, args=(self.unit,), name=f"dfm-{site}"
+        )
+
+    async def open(self) -> None:
+        """Starts the process and waits until it is ready.
+
+        Raises:
+            DfmError: its operations cannot be loaded there.
+            WorkerLost: it ended before it was ready.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            await anyio.to_thread.run_sync(self.aio_process.start)
+        finally:
+            for end in self._theirs:
+                end.close()
+        loop.add_reader(self.aio_process.sentinel, self._process_ended)
+        self.channel = Channel(self._receive, self._channel_ended)
+        await loop.create_unix_connection(lambda: self.channel, sock=self._here)  # type: ignore[arg-type, return-value]
+        await asyncio.shield(self.ready)
+
+    def _receive(self, message: msg.Message) -> None:
+        if isinstance(message, msg.Hello):
+            self.address = message.address
+            if not self.ready.done():
+                self.ready.set_result(None)
+        elif isinstance(message, msg.Refused):
+            self.refused = message
+        else:
+            self._on_message(message)
+
+    def _channel_ended(self, _error: Exception | None) -> None:
+        # The process's end should follow at once. If it does not, it is stuck on its way out.
+        if not self.ended.done():
+            asyncio.get_running_loop().call_later(_REAP, self._stuck)
+
+    def _stuck(self) -> None:
+        if not self.ended.done():
+            self.kill()
+
+    def _process_ended(self) -> None:
+        code = self.aio_process.exitcode
+        asyncio.get_running_loop().remove_reader(self.aio_process.sentinel)
+        if self.channel is not None:
+            self.channel.close()
+        self._lifeline.close()
+        self.aio_process.close()
+        if not self.ready.done():
+            self.ready.set_exception(self._why(code))
+            self.ready.exception()  # somebody may have stopped waiting
+        self.ended.set_result(code)
+        self._on_end(self)
+
+    def _why(self, code: int | None) -> DfmError:
+        if self.refused is not None:
+            text = f"a worker of site {self.site!r} cannot load its operations: {self.refused.reason}"
+            return DfmError(f"{text}\n\n{self.refused.traceback}")
+        return WorkerLost(self.site, code, "before it was ready")
+
+    def hang_up(self) -> None:
+        """Asks the process to end, by closing the channel."""
+        if self.channel is not None:
+            self.channel.close()
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        pid = None if self.ended.done() else self.aio_process.pid
+        if pid is not None:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                _log.debug("worker %s of site %s had ended already", pid, self.site)
+
+
+class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type information
+    """The workers of one site, started when they are first needed and replaced when they die."""
+
+    def __init__(
+        self,
+        site: str,
+        *,
+        workers: int,
+        threads: int,
+        shipped: bytes,
+        fork_server: ForkServer | None,
+        loop_initializer: Callable[[], asyncio.AbstractEventLoop] | None,
+        on_message: Callable[[Any], None],
+    ) -> None:
+        self.site = site
+        self._threads = threads
+        self._shipped = shipped
+        self._fork_server = fork_server
+        self._on_message = on_message
+        self._slots: list[SiteWorker | None] = [None] * workers
+        self._opening: dict[SiteWorker, asyncio.Task[None]] = {}
+        self._closed = asyncio.Event()
+        super().__init__(processes=workers, loop_initializer=loop_initializer)
+
+    def init(self) -> None:
+        """Starts nothing: workers start when they are needed."""
+
+    async def loop(self) -> None:
+        """Waits for the end of the pool, and then for the end of its workers. Nothing polls: their ends are events."""
+        await self._closed.wait()
+        for task in list(self._opening.values()):
+            await asyncio.wait([task])
+        while self.processes:
+            await asyncio.wait([worker.ended for worker in self.processes])
+
+    def create_worker(self, qid: int) -> SiteWorker:
+        """Makes the worker of a slot."""
+        worker = SiteWorker(
+            self.site,
+            self._threads,
+            self._shipped,
+            self._fork_server,
+            self.loop_initializer,
+            self._on_message,
+            self._worker_ended,
+        )
+        self._slots[qid] = worker
+        self.processes[worker] = qid
+        task = asyncio.create_task(worker.open(), name=f"start worker {qid} of {self.site}")
+        self._opening[worker] = task
+        task.add_done_callback(lambda done: self._opened(worker, done))
+        return worker
+
+    def _opened(self, worker: SiteWorker, task: asyncio.Task[None]) -> None:
+        self._opening.pop(worker, None)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not worker.ended.done() and worker.aio_process.pid is None:
+            # It never came to be: nobody else will tell.
+            if not worker.ready.done():
+                worker.ready.set_exception(error)
+                worker.ready.exception()
+            worker.ended.set_result(None)
+            self._worker_ended(worker)
+
+    def _worker_ended(self, worker: SiteWorker) -> None:
+        qid = self.processes.pop(worker, None)
+        if qid is not None and self._slots[qid] is worker:
+            self._slots[qid] = None
+        code = worker.ended.result()
+        if worker.seats:
+            _log.warning("a worker of site %s ended with %s", self.site, code, extra={"site": self.site})
+        for seat, at in list(worker.seats):
+            seat.lost(at, WorkerLost(self.site, code))
+        worker.seats.clear()
+
+    def worker(self, slot: int | None = None) -> SiteWorker:
+        """Gives a worker for a job: that of a slot, or the one with the fewest jobs. It may still be starting."""
+        if slot is None:
+            slot = min(range(len(self._slots)), key=self._load)
+        return self._slots[slot] or self.create_worker(slot)
+
+    def _load(self, slot: int) -> tuple[int, int]:
+        worker = self._slots[slot]
+        return (0, slot) if worker is None else (len(worker.seats), slot)
+
+    def terminate(self) -> None:
+        """Asks all workers to end."""
+        self.running = False
+        for worker in list(self.processes):
+            worker.hang_up()
+        self._closed.set()
+
+    async def shut_down(self, grace: float) -> None:
+        """Ends all workers: asks, waits the grace, kills; returns when all are reaped."""
+        self.terminate()
+        for task in list(self._opening.values()):
+            await asyncio.wait([task])
+        self.terminate()
+        workers = list(self.processes)
+        if workers:
+            _, late = await asyncio.wait([worker.ended for worker in workers], timeout=grace)
+            if late:
+                for worker in workers:
+                    worker.kill()
+        await self.join()
+
+    async def join(self) -> None:
+        """Waits until the pool and all its workers have ended."""
+        await self._loop
+
+
+def remember_net(worker: SiteWorker, plan: str, at: int) -> bool:
+    """Notes that a worker knows a net; tells whether it did before. Forgets in the same order as the worker does."""
+    key = (plan, at)
+    if key in worker.nets:
+        return True
+    worker.nets[key] = None
+    while len(worker.nets) > PROGRAMS_KEPT:
+        worker.nets.popitem(last=False)
+    return False
+
+

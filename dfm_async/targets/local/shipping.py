@@ -1,0 +1,119 @@
+"""How the code of operations gets to worker processes.
+
+A function of an importable module travels by its name. What lives in ``__main__``, in a notebook or inside another
+function travels by value, with cloudpickle. Only processes that we started ourselves ever unpickle it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from dfm_async.errors import ShippingError
+from dfm_async.federation.federation import Site
+from dfm_async.federation.operation import Adapter, Operation
+
+__all__ = ["load_adapters", "ship_site"]
+
+
+@dataclass(frozen=True, slots=True)
+class _ByName:
+    module: str
+    qualname: str
+
+
+@dataclass(frozen=True, slots=True)
+class _ByValue:
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Shipped:
+    adapter: Adapter
+    code: _ByName | _ByValue
+
+
+def _follow(module: Any, qualname: str) -> Any:
+    found = module
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _by_name(code: Any) -> _ByName | None:
+    """The name that leads to this code in an importable module, if there is one."""
+    module_name, qualname = getattr(code, "__module__", None), getattr(code, "__qualname__", None)
+    if module_name is None or qualname is None or module_name == "__main__" or "<" in qualname:
+        return None
+    module = sys.modules.get(module_name)
+    if module is None or getattr(module, "__spec__", None) is None:
+        return None
+    found = _follow(module, qualname)
+    if found is code or (isinstance(found, Operation) and _code_of(found) is code):
+        return _ByName(module_name, qualname)
+    return None
+
+
+def _code_of(operation: Operation[..., Any]) -> Any:
+    # The operation of a class has a function of its own, which wraps the class.
+    return getattr(operation.code, "__dfm_code__", operation.code)
+
+
+def ship_site(site: Site) -> bytes:
+    """Makes the operations of a site ready to be sent.
+
+    Raises:
+        ShippingError: one of them cannot be; names it and says why.
+    """
+    shipped = []
+    for adapter in site.adapters.values():
+        code: _ByName | _ByValue | None = _by_name(adapter.code)
+        try:
+            if code is None:
+                code = _ByValue(cloudpickle.dumps(adapter.code, protocol=5))
+            bare = Adapter(
+                operation=adapter.operation,
+                code=None,
+                args=adapter.args,
+                provider=adapter.provider,
+                retry=adapter.retry,
+                deadline=adapter.deadline,
+                cost=adapter.cost,
+                in_process=adapter.in_process,
+            )
+            cloudpickle.dumps(adapter.args)
+        except Exception as error:
+            raise ShippingError(adapter.operation, site.name, str(error) or type(error).__name__) from error
+        shipped.append(_Shipped(bare, code))
+    return cloudpickle.dumps(shipped, protocol=5)  # type: ignore[no-any-return]
+
+
+def load_adapters(data: bytes) -> list[Adapter]:
+    """Rebuilds the operations of a site, in a worker."""
+    adapters = []
+    for shipped in pickle.loads(data):  # noqa: S301 - from the process that started us
+        if isinstance(shipped.code, _ByName):
+            code = _follow(importlib.import_module(shipped.code.module), shipped.code.qualname)
+            if isinstance(code, Operation):
+                code = _code_of(code)
+        else:
+            code = pickle.loads(shipped.code.data)  # noqa: S301 - from the process that started us
+        bare = shipped.adapter
+        adapters.append(
+            Adapter(
+                operation=bare.operation,
+                code=code,
+                args=bare.args,
+                provider=bare.provider,
+                retry=bare.retry,
+                deadline=bare.deadline,
+                cost=bare.cost,
+                in_process=bare.in_process,
+            )
+        )
+    return adapters

@@ -1,0 +1,171 @@
+"""A worker process: one event loop, the runtime of one site, for its whole life."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import secrets
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dfm_async.runtime.operations import OperationTable
+from dfm_async.runtime.site import SiteRuntime
+from dfm_async.targets.local.shipping import load_adapters
+from dfm_async.wire import messages as msg
+from dfm_async.wire.channel import Channel
+from dfm_async.wire.codec import Codec
+
+__all__ = ["HOME", "WorkerSetup", "serve"]
+
+HOME: Final = "home"
+"""The address of the application."""
+
+_CREDENTIALS: Final = struct.Struct("3i")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """What a worker is told when it starts."""
+
+    site: str
+    threads: int
+    shipped: bytes
+    channel: socket.socket
+    lifeline: socket.socket
+
+
+def _die_with_the_application(lifeline: socket.socket) -> None:
+    """Has the kernel end this process when the other end of the lifeline closes, whatever the process is doing then."""
+    number = lifeline.fileno()
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(number, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(number, fcntl.F_SETFL, fcntl.fcntl(number, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
+    try:
+        closed = lifeline.recv(1) == b""
+    except BlockingIOError:
+        return
+    if closed:  # it closed before we asked
+        os._exit(0)
+
+
+async def serve(setup: WorkerSetup) -> None:
+    """Runs the site until the application closes the channel."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application, which then ends us
+    _die_with_the_application(setup.lifeline)
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def lost(_error: Exception | None) -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    worker = _Worker(setup, ended)
+    channel = Channel(worker.receive, lost)
+    await loop.create_unix_connection(lambda: channel, sock=setup.channel)
+    try:
+        table = OperationTable(setup.site, load_adapters(setup.shipped))
+    except BaseException as error:  # noqa: BLE001 - whatever importing the user's code raises
+        channel.send(msg.Refused(f"{type(error).__name__}: {error}", traceback.format_exc()))
+        channel.close()
+        await ended
+        return
+    await worker.run(table, channel)
+
+
+class _Worker:
+    """Connects the runtime of a site with the application and with its peers."""
+
+    def __init__(self, setup: WorkerSetup, ended: asyncio.Future[None]) -> None:
+        self._setup = setup
+        self._ended = ended
+        self._runtime: SiteRuntime | None = None
+        self._channel: Channel | None = None
+        self._address = ""
+        self._peers: dict[str, Channel] = {}
+        self._accepted: set[Channel] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
+
+    async def run(self, table: OperationTable, channel: Channel) -> None:
+        loop = asyncio.get_running_loop()
+        self._channel = channel
+        runtime = SiteRuntime(
+            self._setup.site,
+            table,
+            Codec(trusted=True),
+            report=channel.send,
+            send=self._send,
+            threads=self._setup.threads,
+        )
+        self._address, folder = _new_address()
+        server = await loop.create_unix_server(self._accept, path=self._address)
+        try:
+            async with runtime:
+                self._runtime = runtime
+                channel.send(msg.Hello(os.getpid(), self._address))
+                await self._ended
+        finally:
+            server.close()
+            for peer in [*self._peers.values(), *self._accepted]:
+                peer.close()
+            if folder is not None:
+                folder.cleanup()
+
+    def receive(self, message: msg.Message) -> None:
+        """Takes a message of the application or of a peer."""
+        assert self._runtime is not None  # noqa: S101 - nobody writes before the hello
+        self._runtime.receive(message)
+
+    def _send(self, address: str, message: msg.Message) -> None:
+        if address == self._address:
+            asyncio.get_running_loop().call_soon(self.receive, message)
+        elif address == HOME:
+            assert self._channel is not None  # noqa: S101 - set before the runtime runs
+            self._channel.send(message)
+        else:
+            peer = self._peers.get(address)
+            if peer is None or peer.lost:
+                peer = self._peers[address] = Channel(self.receive, lambda _error: None)
+                task = asyncio.get_running_loop().create_task(self._connect(peer, address))
+                self._connecting.add(task)
+                task.add_done_callback(self._connecting.discard)
+            peer.send(message)
+
+    async def _connect(self, peer: Channel, address: str) -> None:
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: peer, path=address)
+        except OSError:
+            peer.lost = True  # the peer has died: the application knows, and ends the jobs that it took part in
+
+    def _accept(self) -> Channel:
+        channel = _PeerChannel(self.receive, lambda _error: self._accepted.discard(channel))
+        self._accepted.add(channel)
+        return channel
+
+
+class _PeerChannel(Channel):
+    """A connection that somebody opened to us: only processes of the same user may."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if sys.platform == "linux":
+            peer = transport.get_extra_info("socket")
+            data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            if _CREDENTIALS.unpack(data)[1] != os.getuid():
+                transport.abort()  # type: ignore[attr-defined] # a stream transport has it
+                return
+        super().connection_made(transport)
+
+
+def _new_address() -> tuple[str, Any]:
+    """An address to listen at: without a file where that is possible, else in a private folder."""
+    if sys.platform == "linux":
+        return f"\0dfm-async-{os.getpid()}-{secrets.token_hex(12)}", None
+    folder = tempfile.TemporaryDirectory(prefix="dfm-")
+    return str(Path(folder.name) / "peer"), folder

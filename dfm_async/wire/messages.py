@@ -1,0 +1,239 @@
+"""What the application and the sites say to each other.
+
+Every message of a job carries the job's number, which is never used twice, and the index of the location that it is
+for (or, to the application, comes from). What belongs to no job that is known is ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from dfm_async.model.ids import Frame
+from dfm_async.model.error_record import ErrorRecord
+
+__all__ = [
+    "CancelJob",
+    "Credit",
+    "ElementDone",
+    "FramesDone",
+    "Hello",
+    "JobStopped",
+    "LoopEnded",
+    "Message",
+    "OpenFrames",
+    "OperationError",
+    "Refused",
+    "Results",
+    "SendNet",
+    "StartJob",
+    "StreamClose",
+    "StreamItems",
+    "StreamPull",
+    "Tokens",
+    "YieldFailed",
+    "decoder",
+    "encoder",
+]
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    pass
+
+
+# From the application to a site.
+
+
+class SendNet(_Message, tag=1):
+    """The net of one location of a plan; sent once per worker."""
+
+    plan: str
+    at: int
+    net: bytes
+
+
+class StartJob(_Message, tag=2):
+    """A job begins. ``routes``: the address of each location."""
+
+    job: int
+    at: int
+    job_id: str
+    plan: str
+    routes: tuple[str, ...]
+    window: int
+    window_bytes: int
+
+
+class OpenFrames(_Message, tag=3):
+    """Parameter sets ``first, first + 1, ...``. ``payload``: a batch of lists; empty if no parameter is used here."""
+
+    job: int
+    at: int
+    first: int
+    count: int
+    payload: bytes
+    last: bool
+
+
+class Credit(_Message, tag=4):
+    """The site may send that many further results."""
+
+    job: int
+    at: int
+    items: int
+    bytes: int
+
+
+class CancelJob(_Message, tag=5):
+    """Stop everything of a job; answered by :class:`JobStopped`."""
+
+    job: int
+    at: int
+
+
+# Between sites.
+
+
+class Tokens(_Message, tag=10):
+    """Tokens for places. ``heads``: place, frame, state (an index into ``_STATES`` of the runtime)."""
+
+    job: int
+    at: int
+    heads: list[tuple[int, Frame, int]]
+    payload: bytes
+
+
+class LoopEnded(_Message, tag=11):
+    """How many elements a loop had. ``state``: 0 it ended, 1 it was skipped, 2 it failed."""
+
+    job: int
+    at: int
+    loop: int
+    frame: Frame
+    total: int
+    state: int
+    error: ErrorRecord | None
+
+
+class ElementDone(_Message, tag=12):
+    """A location is done with elements of a loop."""
+
+    job: int
+    at: int
+    loop: int
+    frames: list[Frame]
+
+
+class StreamPull(_Message, tag=13):
+    """Send up to ``count`` further elements of a stream to ``reader``."""
+
+    job: int
+    at: int
+    stream: int
+    reader: int
+    count: int
+
+
+class StreamItems(_Message, tag=14):
+    """Elements of a stream; ``ended`` says that there are no more."""
+
+    job: int
+    at: int
+    stream: int
+    source: int
+    payload: bytes
+    ended: bool
+    error: ErrorRecord | None
+
+
+class StreamClose(_Message, tag=15):
+    """The reader wants no more of a stream."""
+
+    job: int
+    at: int
+    stream: int
+
+
+# From a site to the application.
+
+
+class Hello(_Message, tag=20):
+    """The worker is ready; its peers reach it at ``address``."""
+
+    pid: int
+    address: str
+
+
+class Refused(_Message, tag=21):
+    """The worker cannot start: its operations cannot be loaded."""
+
+    reason: str
+    traceback: str
+
+
+class Results(_Message, tag=22):
+    """Yielded values. ``runs``: yield point, frame, first index or -1, count; ``payload``: a batch of all values."""
+
+    job: int
+    at: int
+    runs: list[tuple[int, Frame, int, int]]
+    payload: bytes
+
+
+class OperationError(_Message, tag=23):
+    """An error happened."""
+
+    job: int
+    at: int
+    error: ErrorRecord
+
+
+class YieldFailed(_Message, tag=24):
+    """A yield will not come, because of an error that was reported before."""
+
+    job: int
+    at: int
+    point: int
+    frame: Frame
+    error: str
+
+
+class FramesDone(_Message, tag=25):
+    """The location is done with these parameter sets; all their results were sent before."""
+
+    job: int
+    at: int
+    frames: list[int]
+
+
+class JobStopped(_Message, tag=26):
+    """Nothing of the job runs here any more."""
+
+    job: int
+    at: int
+
+
+Message: TypeAlias = (
+    SendNet
+    | StartJob
+    | OpenFrames
+    | Credit
+    | CancelJob
+    | Tokens
+    | LoopEnded
+    | ElementDone
+    | StreamPull
+    | StreamItems
+    | StreamClose
+    | Hello
+    | Refused
+    | Results
+    | OperationError
+    | YieldFailed
+    | FramesDone
+    | JobStopped
+)
+
+encoder = msgspec.msgpack.Encoder()
+decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Message)
