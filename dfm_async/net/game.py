@@ -126,17 +126,6 @@ class Game:
         self._roots: dict[int, Instance] = {}
         self._ready: deque[tuple[Instance, TransitionCode]] = deque()
         self._effects: list[fx.Effect] = []
-        self._handlers: dict[type, Callable[[Instance, TransitionCode, list[Any]], None]] = {
-            spec.Call: self._call,
-            spec.Emit: self._emit,
-            spec.Branch: self._branch,
-            spec.Iterate: self._iterate,
-            spec.Repeat: self._repeat,
-            spec.Step: self._step,
-            spec.Lookup: self._lookup,
-            spec.Store: self._store,
-            spec.Gather: self._gather,
-        }
 
     @property
     def live(self) -> int:
@@ -204,6 +193,8 @@ class Game:
         for value in values:
             control.requested -= 1
             self._admit(control, value)
+        if not control.loop.members:  # an empty body: nobody will say that it is done with an element
+            self.pump(control)
 
     def feed_end(self, control: Control, error: ErrorRecord | None) -> None:
         """A loop's source has ended."""
@@ -245,12 +236,8 @@ class Game:
         """The cache did not have the key."""
         self._answer(activity, Miss(ticket), OPEN)
 
-    def hold(self, instance: Instance) -> None:
-        """Keeps an instance from being done, until it is released."""
-        instance.remaining += 1
-
     def release(self, instance: Instance) -> None:
-        """Ends a hold."""
+        """Another location is done with a stream that was sent to it."""
         self._resolve(instance)
 
     def error(self, activity: Activity, error: BaseException, attempt: int = 1, cause: bytes = b"") -> ErrorRecord:
@@ -357,6 +344,8 @@ class Game:
             return  # nobody reads it
         if place.routes:
             self._effects.append(fx.Send(index, instance.frame, value, place.routes, instance))
+            if isinstance(value, StreamValue):
+                instance.remaining += len(place.routes)  # until each of them has released it
         if place.local:
             self._put(instance, place, value)
 
@@ -495,7 +484,7 @@ class Game:
                 self._pass(instance, transition, failed)
                 return
         try:
-            self._handlers[kind](instance, transition, values)
+            _HANDLERS[kind](self, instance, transition, values)
         except Exception as error:  # noqa: BLE001 - whatever an expression over user values raises
             self.fail(Activity(instance, transition), self.error(Activity(instance, transition), error))
 
@@ -638,6 +627,19 @@ class Game:
         parent = instance.parent
         assert parent is not None and parent.loops is not None  # noqa: S101, PT018 - gathers stand inside loops
         parent.loops[action.loop].gathered[action.collect][instance.frame[-1]] = value
+
+
+_HANDLERS: Final[dict[type, Callable[[Game, Instance, TransitionCode, list[Any]], None]]] = {
+    spec.Call: Game._call,  # noqa: SLF001 - same module
+    spec.Emit: Game._emit,  # noqa: SLF001
+    spec.Branch: Game._branch,  # noqa: SLF001
+    spec.Iterate: Game._iterate,  # noqa: SLF001
+    spec.Repeat: Game._repeat,  # noqa: SLF001
+    spec.Step: Game._step,  # noqa: SLF001
+    spec.Lookup: Game._lookup,  # noqa: SLF001
+    spec.Store: Game._store,  # noqa: SLF001
+    spec.Gather: Game._gather,  # noqa: SLF001
+}
 
 
 def _whole(value: Any, what: str) -> Any:

@@ -48,6 +48,7 @@ class JobRecord:
         self.log.append(StatusChanged(self.log.end, status, reason))
         if status.terminal:
             self.finished = time.time()
+            self.log.on_full = None
             self.log.close()
             self.completion_event.set()
             for waiter in self._waiters:

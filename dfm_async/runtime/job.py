@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import pickle
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -74,22 +75,6 @@ class SiteJob:
         self._tickets: set[Ticket] = set()
         self._last = False
         self._stopping = False
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            fx.Invoke: self._invoke,
-            fx.EmitValue: self._emit,
-            fx.EmitFailed: self._emit_failed,
-            fx.Report: lambda effect: self._report_error(effect.error),
-            fx.Send: self._send,
-            fx.SendLoopEnd: self._send_loop_end,
-            fx.SendElementDone: self._send_element_done,
-            fx.FrameDone: lambda effect: self._frames_done.append(effect.index),
-            fx.Pull: self._pull,
-            fx.LookUp: self._look_up,
-            fx.Keep: self._keep,
-            fx.Abandon: lambda effect: self._give_back(effect.ticket),
-            fx.CloseStream: lambda effect: self._close_stream(effect.stream),
-            fx.SkipStream: lambda effect: effect.stream.skip(),
-        }
 
     # messages
 
@@ -189,10 +174,9 @@ class SiteJob:
         """Carries out everything that the game asks for."""
         if self._stopping:
             return
-        handlers = self._handlers
         while effects := self.game.take():
             for effect in effects:
-                handlers[type(effect)](effect)
+                _HANDLERS[type(effect)](self, effect)
         self.runtime.touch(self)
 
     def flush(self) -> None:
@@ -250,15 +234,25 @@ class SiteJob:
         deadline = action.deadline or callee.deadline
         args = effect.args
         streams = any(isinstance(value, (StreamValue, list, tuple, dict)) for value in args.values()) and _has_stream(args)
-        simple = callee.kind is CodeKind.SYNC and retry is None and deadline is None and not callee.adapter.per_job
-        if simple and not (streams and callee.whole):
+        context = self._new_context(activity, action.operation, 1)
+        if callee.kind is not CodeKind.ASYNC and not callee.adapter.per_job and not (streams and callee.whole):
             work = self._work(callee, activity, action.operation, args, 1, streams)
-            self._run_in_thread(self._new_context(activity, action.operation, 1), work, activity)
-            return
-        self._spawn(
-            self._call(activity, action.operation, callee, args, retry, deadline, streams),
-            self._new_context(activity, action.operation, 1),
-        )
+            if callee.kind is not CodeKind.SYNC:
+                self._start_generator(activity, context, work)
+                return
+            if retry is None and deadline is None:
+                self._run_in_thread(context, work, activity)
+                return
+        self._spawn(self._call(activity, action.operation, callee, args, retry, deadline, streams), context)
+
+    def _start_generator(self, activity: Activity, context: contextvars.Context, work: Callable[[], Any]) -> None:
+        """Calls a generator function, which runs nothing of its body yet."""
+        try:
+            value = context.run(work)
+        except Exception as error:  # noqa: BLE001 - arguments that do not fit, a wrapper that raises
+            self._raised(activity, error, 1)
+        else:
+            self._returned(activity, value)
 
     def _new_context(self, activity: Activity, operation: str, attempt: int) -> contextvars.Context:
         """A fresh context: an operation sees nothing of the code that happens to drive it."""
@@ -382,14 +376,14 @@ class SiteJob:
                 if callee.kind is CodeKind.ASYNC:
                     return await work()
                 found = await self._in_thread(contextvars.copy_context(), work)
-                return await found if asyncio.iscoroutine(found) else found
+                return await found if inspect.iscoroutine(found) else found
         except TimeoutError as error:
             if scope.expired():
                 raise TimeoutError(f"the deadline of {deadline:g} s for {operation!r} is over") from error
             raise
 
     def _returned(self, activity: Activity, value: Any) -> None:
-        if asyncio.iscoroutine(value):  # a plain function that returns a coroutine
+        if inspect.iscoroutine(value):  # a plain function that returns a coroutine
             self._spawn(self._await(activity, value))
             return
         if is_iterator(value):
@@ -570,7 +564,7 @@ class SiteJob:
                     self._credits -= 1
                     index += 1
                 self.runtime.touch(self)
-                if not index % _FAIR:
+                if index == 1 or not index % _FAIR:  # the first is sent at once
                     await asyncio.sleep(0)
         except StreamFailed as failed:
             self.game.fail(effect.activity, failed.error)
@@ -591,6 +585,7 @@ class SiteJob:
         runs.append((point, frame, index, 1))
 
     async def _wait_for_credit(self) -> None:
+        self.runtime.touch(self)  # what was sent so far is what earns new credit
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._credit_waiters.append(future)
         await future
@@ -642,7 +637,6 @@ class SiteJob:
             stream_id = self._next_stream
             self._next_stream += 1
             assert effect.instance is not None  # noqa: S101 - only results of calls are streams
-            self.game.hold(effect.instance)
             self._exports[stream_id] = _Export(stream, stream.subscribe(), route, effect.instance)
             self._queue(route, effect.place, effect.frame, _STREAM, [self.at, stream_id])
 
@@ -716,6 +710,24 @@ class SiteJob:
         if self._busy_threads:
             self._threads_idle = asyncio.get_running_loop().create_future()
             await self._threads_idle
+
+
+_HANDLERS: Final[dict[type, Callable[[SiteJob, Any], None]]] = {
+    fx.Invoke: SiteJob._invoke,  # noqa: SLF001 - same module
+    fx.EmitValue: SiteJob._emit,  # noqa: SLF001
+    fx.EmitFailed: SiteJob._emit_failed,  # noqa: SLF001
+    fx.Report: lambda job, effect: job._report_error(effect.error),  # noqa: SLF001
+    fx.Send: SiteJob._send,  # noqa: SLF001
+    fx.SendLoopEnd: SiteJob._send_loop_end,  # noqa: SLF001
+    fx.SendElementDone: SiteJob._send_element_done,  # noqa: SLF001
+    fx.FrameDone: lambda job, effect: job._frames_done.append(effect.index),  # noqa: SLF001
+    fx.Pull: SiteJob._pull,  # noqa: SLF001
+    fx.LookUp: SiteJob._look_up,  # noqa: SLF001
+    fx.Keep: SiteJob._keep,  # noqa: SLF001
+    fx.Abandon: lambda job, effect: job._give_back(effect.ticket),  # noqa: SLF001
+    fx.CloseStream: lambda job, effect: job._close_stream(effect.stream),  # noqa: SLF001
+    fx.SkipStream: lambda _job, effect: effect.stream.skip(),
+}
 
 
 class _Export:

@@ -53,6 +53,7 @@ class SiteRuntime:
         report: sends a message to the application.
         send: sends a message to another location, by its address.
         threads: how many synchronous calls run at the same time.
+        flush: writes what was sent; called once per turn of the loop in which something was.
     """
 
     def __init__(
@@ -64,12 +65,14 @@ class SiteRuntime:
         report: Callable[[msg.Message], None],
         send: Callable[[str, msg.Message], None],
         threads: int,
+        flush: Callable[[], None] | None = None,
     ) -> None:
         self.site = site
         self.table = table
         self.codec = codec
         self.report = report
         self.send = send
+        self._flush_channels = flush
         self.cache = SiteCache(codec)
         self._thread_limit = threads
         self._threads: Threads | None = None
@@ -203,6 +206,8 @@ class SiteRuntime:
         dirty, self._dirty = self._dirty, set()
         for job in dirty:
             job.flush()
+        if self._flush_channels is not None:
+            self._flush_channels()
 
     @property
     def jobs(self) -> int:

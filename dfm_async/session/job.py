@@ -44,7 +44,6 @@ class Job:
         self._coordinator = coordinator
         self._after = after
         self._callbacks: asyncio.Task[None] | None = None
-        self._missing = asyncio.Event()
         self.callback_errors: list[BaseException] = []
         """What callbacks of this handle raised."""
 
@@ -73,7 +72,7 @@ class Job:
     @property
     def completed(self) -> asyncio.Event:
         """Is set when the job has ended, however it did. Never set for an unknown job."""
-        return self._missing if self._record is None else self._record.completion_event
+        return asyncio.Event() if self._record is None else self._record.completion_event
 
     # waiting
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Literal
@@ -65,6 +65,7 @@ class Session:
         self._dispatcher = callback_dispatcher or LoopDispatcher()
         self._records: OrderedDict[str, JobRecord] = OrderedDict()
         self._coordinators: dict[str, Coordinator] = {}
+        self._finished: deque[str] = deque()
         self._plans: OrderedDict[int, tuple[Any, Plan]] = OrderedDict()
         self._hints: OrderedDict[str, dict[str, list[Any]]] = OrderedDict()
         self._supervisor: asyncio.Task[None] | None = None
@@ -269,14 +270,9 @@ class Session:
 
     def _ended(self, coordinator: Coordinator) -> None:
         self._coordinators.pop(coordinator.record.job_id, None)
-        excess = len(self._records) - len(self._coordinators) - self.options.keep_finished
-        if excess > 0:
-            for job_id in list(self._records):
-                if job_id not in self._coordinators:
-                    del self._records[job_id]
-                    excess -= 1
-                    if excess <= 0:
-                        break
+        self._finished.append(coordinator.record.job_id)
+        while len(self._finished) > self.options.keep_finished:
+            self._records.pop(self._finished.popleft(), None)
 
     async def _feed(self, stream: AsyncIterable[Mapping[str, Any]], coordinator: Coordinator, autostop: bool) -> None:
         """Pulls parameter sets from the application as fast as the job takes them."""

@@ -71,13 +71,6 @@ class Coordinator:
         self._final = (JobStatus.ABORTED, "cancelled")
         self._timers: list[asyncio.TimerHandle] = []
         record.log.on_room = self._grant
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            msg.Results: self._results,
-            msg.OperationError: self._operation_error,
-            msg.YieldFailed: self._yield_failed,
-            msg.FramesDone: self._frames_done,
-            msg.JobStopped: lambda message: self._location_stopped(message.at, "stopped"),
-        }
 
     def on_end(self, call: Callable[[Coordinator], None]) -> None:
         """Has something called when the job has ended."""
@@ -172,7 +165,7 @@ class Coordinator:
     def receive(self, message: msg.Message) -> None:
         """Takes a message from a location."""
         if self.phase is not Phase.ENDED:
-            self._handlers[type(message)](message)
+            _HANDLERS[type(message)](self, message)
 
     def halt(self, status: JobStatus, reason: str, grace: float) -> None:
         """Stops the job at all its locations; it ends with this status when all of them have confirmed.
@@ -198,6 +191,9 @@ class Coordinator:
     def _overdue(self) -> None:
         for at in sorted(self._stopping):
             self._kill(at)
+
+    def _job_stopped(self, message: msg.JobStopped) -> None:
+        self._location_stopped(message.at, "stopped")
 
     def _location_stopped(self, at: int, how: str) -> None:
         if self.phase is Phase.STOPPING and at in self._stopping:
@@ -243,8 +239,11 @@ class Coordinator:
         self._timers.clear()
         self._pending.clear()
         self._make_room()
+        self.record.log.on_room = None
+        self._send, self._kill = _nowhere, _nobody
         self.record.change(status, reason)
-        for call in self._on_end:
+        calls, self._on_end = self._on_end, []  # what is done is let go: a session has many jobs
+        for call in calls:
             call(self)
 
     # messages
@@ -334,6 +333,15 @@ class Coordinator:
             if self.phase is Phase.RUNNING:
                 self._open_frames()
                 self._check_end()
+
+
+_HANDLERS: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
+    msg.Results: Coordinator._results,  # noqa: SLF001 - same module
+    msg.OperationError: Coordinator._operation_error,  # noqa: SLF001
+    msg.YieldFailed: Coordinator._yield_failed,  # noqa: SLF001
+    msg.FramesDone: Coordinator._frames_done,  # noqa: SLF001
+    msg.JobStopped: Coordinator._job_stopped,  # noqa: SLF001
+}
 
 
 def _rebuild(found: ErrorRecord) -> OperationFailed:

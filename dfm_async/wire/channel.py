@@ -46,11 +46,14 @@ class Channel(asyncio.Protocol):
         _HEAD.pack_into(out, start, len(out) - start - 8)
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self.flush)
+            self._loop.call_soon(self._flush_later)
+
+    def _flush_later(self) -> None:
+        self._scheduled = False
+        self.flush()
 
     def flush(self) -> None:
         """Writes what is queued."""
-        self._scheduled = False
         if self._out and self._transport is not None:
             out, self._out = self._out, bytearray()
             self.bytes_out += len(out)

@@ -103,6 +103,7 @@ class _Worker:
             report=channel.send,
             send=self._send,
             threads=self._setup.threads,
+            flush=self._flush,
         )
         self._address, folder = _new_address()
         server = await loop.create_unix_server(self._accept, path=self._address)
@@ -137,6 +138,12 @@ class _Worker:
                 self._connecting.add(task)
                 task.add_done_callback(self._connecting.discard)
             peer.send(message)
+
+    def _flush(self) -> None:
+        assert self._channel is not None  # noqa: S101 - set before the runtime runs
+        self._channel.flush()
+        for peer in self._peers.values():
+            peer.flush()
 
     async def _connect(self, peer: Channel, address: str) -> None:
         try:

@@ -1,0 +1,65 @@
+"""Fixtures for all tests: sessions on both targets, and a watch on what tests leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Literal
+
+import hypothesis
+import pytest
+
+from dfm_async import Federation, Session
+from dfm_async.targets.local.start import ForkServer
+
+hypothesis.settings.register_profile("default", deadline=None, max_examples=60, print_blob=True)
+hypothesis.settings.register_profile("long", deadline=None, max_examples=1000, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+TargetName = Literal["inline", "local"]
+Connect = Callable[..., AbstractAsyncContextManager[Session]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_fork_server() -> Iterator[None]:
+    """Keeps the fork server between tests; each would start its own otherwise."""
+    server = ForkServer.acquire(())
+    yield
+    server.release()
+
+
+@pytest.fixture(params=["inline", "local"])
+def target(request: pytest.FixtureRequest) -> TargetName:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def connect(target: TargetName) -> Connect:
+    """Connects a session on the target under test."""
+
+    @asynccontextmanager
+    async def connect(federation: Federation, **options: Any) -> AsyncIterator[Session]:
+        async with Session(federation, target=target, **options) as session:
+            yield session
+
+    return connect
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left(request: pytest.FixtureRequest) -> AsyncIterator[None]:
+    """No task and no thread of ours outlives a test."""
+    before = asyncio.all_tasks()
+    threads = set(threading.enumerate())
+    yield
+    if request.node.get_closest_marker("leaves_threads") is None:
+        left = [task for task in asyncio.all_tasks() - before if not task.done()]
+        assert not left, f"tasks left behind: {left}"
+        for thread in set(threading.enumerate()) - threads:
+            if thread.name.startswith("dfm-"):
+                thread.join(5)
+                assert not thread.is_alive(), f"thread left behind: {thread}"
+    gc.collect()

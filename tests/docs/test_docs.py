@@ -1,0 +1,150 @@
+"""Runs every Python block of the documentation, and compares what it prints with the text block behind it.
+
+All blocks of one page run one after the other in one namespace, as the cells of a notebook do.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import difflib
+import inspect
+import io
+import re
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXCLUDED = {"api.md"}
+
+_OPEN = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<language>[^`\s]*)[^`]*$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    language: str
+    line: int
+    """The line of the page that its first line stands on, counted from 1."""
+    text: str
+    follows: bool
+    """Whether only empty lines stand between it and the block before."""
+
+
+def pages() -> list[Path]:
+    found = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in EXCLUDED]
+    readme = ROOT / "README.md"
+    return [*found, readme] if readme.exists() else found
+
+
+def blocks(text: str) -> Iterator[Block]:
+    lines = text.splitlines()
+    number = 0
+    follows = False
+    while number < len(lines):
+        opened = _OPEN.match(lines[number])
+        if opened is None:
+            follows = follows and not lines[number].strip()
+            number += 1
+            continue
+        indent, fence = len(opened["indent"]), opened["fence"]
+        first = number = number + 1
+        while number < len(lines) and lines[number].strip() != fence:
+            number += 1
+        if number == len(lines):
+            raise ValueError(f"the block that begins on line {first} never ends")
+        body = "".join(f"{line[indent:]}\n" for line in lines[first:number])
+        yield Block(opened["language"], first + 1, body, follows)
+        follows = True
+        number += 1
+
+
+def examples_of(page: Path) -> list[tuple[Block, Block | None]]:
+    return list(examples(page.read_text(encoding="utf-8")))
+
+
+def examples(text: str) -> Iterator[tuple[Block, Block | None]]:
+    """Gives each Python block, with the text block directly behind it if there is one."""
+    found = list(blocks(text))
+    for index, block in enumerate(found):
+        if block.language == "python":
+            behind = found[index + 1] if index + 1 < len(found) else None
+            shown = behind if behind is not None and behind.language == "text" and behind.follows else None
+            yield block, shown
+
+
+async def run_block(block: Block, page: Path, namespace: dict[str, Any]) -> str:
+    """Runs a block, which may use ``await`` on its top level, and gives what it printed."""
+    source = "\n" * (block.line - 1) + block.text  # so that tracebacks name the page's own lines
+    code = compile(source, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        found = eval(code, namespace)
+        if code.co_flags & inspect.CO_COROUTINE:
+            await found
+    return printed.getvalue()
+
+
+def normal(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+@pytest.fixture
+def main_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.ModuleType:
+    """The module that the blocks run in. What it defines travels to workers by value, as from a notebook."""
+    monkeypatch.chdir(tmp_path)
+    module = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    return module
+
+
+def describe(error: BaseException, page: Path) -> str:
+    lines = []
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(page):
+            lines.append(trace.tb_lineno)
+        trace = trace.tb_next
+    where = f"{page.relative_to(ROOT)}:{lines[0]}" if lines else str(page.relative_to(ROOT))
+    return f"{where}: {type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+async def test_page(page: Path, main_module: types.ModuleType) -> None:
+    for block, shown in examples_of(page):
+        try:
+            async with asyncio.timeout(60):
+                printed = await run_block(block, page, main_module.__dict__)
+        except Exception as error:
+            raise AssertionError(describe(error, page)) from error
+        if shown is not None and normal(printed) != normal(shown.text):
+            difference = "\n".join(
+                difflib.unified_diff(normal(shown.text), normal(printed), "the page", "printed", lineterm="")
+            )
+            where = f"{page.relative_to(ROOT)}:{shown.line}"
+            pytest.fail(f"{where}: the output differs\n{difference}", pytrace=False)
+
+
+def test_there_are_pages_with_examples() -> None:
+    counts = {page.name: len(examples_of(page)) for page in pages()}
+    assert counts
+    assert not [name for name, count in counts.items() if not count]
+
+
+def test_a_text_block_belongs_to_the_python_block_directly_before_it() -> None:
+    text = "```python\na\n```\n\n```text\nb\n```\n\n```python\nc\n```\nwords\n```text\nd\n```\n"
+    found = [(block.text, block.line, shown and shown.text) for block, shown in examples(text)]
+    assert found == [("a\n", 2, "b\n"), ("c\n", 10, None)]
+
+
+def test_a_block_without_an_end_is_refused() -> None:
+    with pytest.raises(ValueError, match="line 2 never ends"):
+        list(blocks("words\n```python\na\n"))

@@ -1,0 +1,225 @@
+"""Random pipelines over a federation of three sites, and the operations that they use."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+from hypothesis import strategies as st
+
+from dfm_async import Federation, ForEach, If, Pipeline, PlaceParam, Repeat, TryFromCache, Yield, collect
+
+fed = Federation("random")
+a = fed.site("a")
+b = fed.site("b", workers=2)
+c = fed.site("c")
+
+
+@a.operation
+async def inc(x: int) -> int:
+    return x + 1
+
+
+@b.operation
+def double(x: int) -> int:
+    return (x * 2) % 1000
+
+
+@c.operation
+async def add(x: int, y: int) -> int:
+    return (x + y) % 1000
+
+
+b.operation(add)
+
+
+@a.operation
+def fussy(x: int) -> int:
+    if x % 3 == 0:
+        raise ValueError(f"{x} is a multiple of three")
+    return x
+
+
+@c.operation
+async def pair(x: int, y: int) -> dict[str, Any]:
+    return {"l": x, "r": [y, x]}
+
+
+@a.operation
+async def items(n: int) -> list[int]:
+    return list(range(n % 4))
+
+
+@b.operation
+def stream(n: int) -> Iterator[int]:
+    yield from range(n % 4)
+
+
+@c.operation
+async def flow(n: int) -> AsyncIterator[int]:
+    for i in range(n % 4):
+        yield i
+
+
+@c.operation
+async def leaky(n: int) -> AsyncIterator[int]:
+    for i in range(n % 3):
+        yield i
+    if n % 2:
+        raise OSError("it leaks")
+
+
+@b.operation
+def total(values: list[int]) -> int:
+    return sum(values) % 1000
+
+
+@a.operation(in_process=True)
+def heavy(x: int) -> int:
+    return x - 1
+
+
+def _leaky(n: int) -> Iterator[int]:
+    yield from range(n % 3)
+    if n % 2:
+        raise OSError("it leaks")
+
+
+functions: dict[str, Callable[..., Any]] = {
+    "inc": lambda x: x + 1,
+    "double": lambda x: (x * 2) % 1000,
+    "add": lambda x, y: (x + y) % 1000,
+    "fussy": fussy.code,
+    "pair": lambda x, y: {"l": x, "r": [y, x]},
+    "items": lambda n: list(range(n % 4)),
+    "stream": lambda n: iter(range(n % 4)),
+    "flow": lambda n: iter(range(n % 4)),
+    "leaky": _leaky,
+    "total": lambda values: sum(values) % 1000,
+    "heavy": lambda x: x - 1,
+}
+
+_unique = itertools.count()
+
+
+class Maker:
+    """Writes one random pipeline with the builder, as a user would."""
+
+    def __init__(self, draw: Callable[[st.SearchStrategy[Any]], Any]) -> None:
+        self.draw = draw
+        self.left = 14
+        self.places = 0
+        self.salt = next(_unique)
+
+    def one(self, choices: list[Any]) -> Any:
+        return self.draw(st.sampled_from(choices))
+
+    def count(self, least: int, most: int) -> int:
+        return self.draw(st.integers(least, most))  # type: ignore[no-any-return]
+
+    def number(self, ints: list[Any]) -> Any:
+        return self.one([*ints, 0, 1, 5])
+
+    def condition(self, ints: list[Any]) -> Any:
+        first = self.one(ints) > self.one([0, 2, 5])
+        kind = self.one(["plain", "and", "or", "not"])
+        if kind == "plain":
+            return first
+        if kind == "not":
+            return ~first
+        second = self.one(ints) == self.number(ints)
+        return (first & second) if kind == "and" else (first | second)
+
+    def place(self) -> str:
+        self.places += 1
+        return f"p{self.places}"
+
+    def body(self, ints: list[Any], depth: int) -> tuple[list[Any], list[Any]]:
+        """Writes statements; gives the numbers that the block's own scope ends up with, and those made in it."""
+        ints = list(ints)
+        made: list[Any] = []
+        for _ in range(self.count(1, 4)):
+            if self.left <= 0:
+                break
+            self.left -= 1
+            kinds = ["op", "op", "op", "yield", "fields", "yield"]
+            if depth < 3:
+                kinds += ["foreach", "foreach", "if", "repeat", "cache", "total"]
+            new = self.statement(self.one(kinds), ints, depth)
+            ints += new
+            made += new
+        return ints, made
+
+    def statement(self, kind: str, ints: list[Any], depth: int) -> list[Any]:
+        if kind == "op":
+            operation = self.one([inc, double, fussy, heavy])
+            after = {"after": self.one(ints)} if self.one([False, False, True]) and _is_node(ints) else {}
+            if self.one([True, False]):
+                return [operation(self.number(ints), **_nodes_only(after))]
+            return [add(self.number(ints), self.number(ints), **self.one([{}, {"site": "b"}, {"site": "c"}]))]
+        if kind == "fields":
+            both = pair(self.number(ints), self.number(ints))
+            return [both["l"], both["r"][self.one([0, 1])]]
+        if kind == "yield":
+            Yield(self.one([*ints, 7, stream(self.number(ints))]), place=self.place())
+            return []
+        if kind == "total":
+            return [total(self.one([stream, flow, items, leaky])(self.number(ints)))]
+        if kind == "if":
+            with If(self.condition(ints)) as branch:
+                self.body(ints, depth + 1)
+            if self.one([True, False]):
+                with branch.otherwise():
+                    self.body(ints, depth + 1)
+            return []
+        if kind == "cache":
+            value = self.number(ints)
+            with TryFromCache(key=("salt", self.salt, self.left, value)) as found:
+                found.store(self.one([inc, double, fussy])(value))
+            return [found]
+        if kind == "repeat":
+            with Repeat(self.number(ints), times=self.count(0, 3)) as current:
+                inner, _ = self.body([*ints, current], depth + 1)
+                if self.one([True, False]):
+                    current.until(self.condition(inner))
+                current.next(self.one(inner))
+            return [current]
+        source = self.one([items, stream, flow, leaky])
+        sequence = self.one([source(self.number(ints)), [1, 2]])
+        with ForEach(sequence, concurrency=self.one([None, 1, 2])) as element:
+            inner, made = self.body([*ints, element], depth + 1)
+        gathered = [value for value in [element, *made] if type(value).__name__ != "str"]
+        if self.one([True, False]):
+            try:
+                return [total(collect(self.one(gathered)))]
+            except Exception:  # noqa: BLE001 - a field cannot be collected
+                return []
+        return []
+
+
+def _is_node(ints: list[Any]) -> bool:
+    return bool(ints)
+
+
+def _nodes_only(options: dict[str, Any]) -> dict[str, Any]:
+    after = options.get("after")
+    if after is None or "PlaceParam" in repr(after) or "[" in repr(after):
+        return {}
+    return options
+
+
+@st.composite
+def pipelines(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Pipeline:
+    """A random pipeline with parameters x and y."""
+    return write(Maker(draw))
+
+
+def write(maker: Maker) -> Pipeline:
+    """Has a maker write a pipeline."""
+    with Pipeline("random") as pipeline:
+        x, y = PlaceParam("x", multiuse=True), PlaceParam("y", multiuse=True)
+        ints, _ = maker.body([inc(x), y], 0)
+        Yield(maker.one(ints), place="last")
+        Yield(y, place="second")
+    return pipeline

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dfm_async import Failure, FrameCompleted, JobFailed, JobStatus, Pipeline, PipelineError, Result, Session
+from tests.property.random_pipelines import fed, functions, pipelines
+from tests.reference import interpret
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+sets = st.lists(st.fixed_dictionaries({"x": st.integers(0, 9), "y": st.integers(0, 9)}), min_size=0, max_size=3)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def inline() -> AsyncIterator[Session]:
+    async with Session(fed, target="inline") as session:
+        yield session
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def local() -> AsyncIterator[Session]:
+    async with Session(fed, target="local") as session:
+        yield session
+
+
+async def check(session: Session, pipeline: Pipeline, params: list[dict[str, Any]]) -> None:
+    expected = interpret(pipeline, functions, params)
+    text = f"{pipeline}\n{params}"
+    async with asyncio.timeout(20):
+        job = await session.execute(pipeline, params)
+        events = [event async for event in job.events()]
+    results = [(e.place, e.frame, e.value) for e in events if isinstance(e, Result)]
+    lost = [(e.place, e.frame) for e in events if isinstance(e, Failure) and e.place is not None]
+    errors = [(e.node, e.frame) for e in events if isinstance(e, Failure) and e.place is None]
+    done = [e.frame for e in events if isinstance(e, FrameCompleted)]
+    assert sorted(results) == sorted(expected.results), text
+    assert sorted(lost) == sorted(expected.lost), text
+    assert sorted(errors) == sorted(expected.errors), text
+    assert sorted(done) == [(i,) for i in range(len(params))]
+    assert [e.offset for e in events] == list(range(len(events)))
+    if expected.errors:
+        assert job.status is JobStatus.FAILED
+        with pytest.raises(JobFailed):
+            await job
+    else:
+        assert await job is JobStatus.FINISHED
+
+
+def _valid(pipeline: Pipeline, session: Session) -> bool:
+    try:
+        session._prepare(pipeline)
+    except PipelineError as error:
+        # the maker collects whatever it finds; only that may be refused
+        assert all("collect" in problem.statement for problem in error.problems), str(error)
+        return False
+    return True
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much])
+@given(pipeline=pipelines(), params=sets)
+async def test_inline_does_what_plain_python_does(inline: Session, pipeline: Pipeline, params: Any) -> None:
+    if _valid(pipeline, inline):
+        await check(inline, pipeline, params)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much])
+@given(pipeline=pipelines(), params=sets)
+async def test_worker_processes_do_what_plain_python_does(local: Session, pipeline: Pipeline, params: Any) -> None:
+    if _valid(pipeline, local):
+        await check(local, pipeline, params)
