@@ -27,7 +27,12 @@ from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.pipeline.statements import BestOf
 from dfm_async.planner.plan import Plan
 from dfm_async.runtime.context import OperationContext, current_context
-from dfm_async.session.callbacks import CallbackDispatcher, LoopDispatcher, ManualDispatcher, OtherLoopDispatcher
+from dfm_async.session.callbacks import (
+    CallbackDispatcher,
+    LoopDispatcher,
+    ManualDispatcher,
+    OtherLoopDispatcher,
+)
 from dfm_async.session.job import Job
 from dfm_async.session.session import Session
 

@@ -249,7 +249,7 @@ class ResultsUnread(DfmError):
 
     def __str__(self) -> str:
         return (
-            f"job {self.job_id} holds {self.held:,} unread events, which is its limit, and nobody reads them: it waits. "
+            f"job {self.job_id} holds {self.held:,} unread events, its limit, and nobody reads them: it waits. "
             "Read the results (async for result in job), or raise ResultLimits"
         )
 

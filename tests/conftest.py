@@ -55,8 +55,8 @@ async def nothing_left(request: pytest.FixtureRequest) -> AsyncIterator[None]:
     before = asyncio.all_tasks()
     threads = set(threading.enumerate())
     yield
-    if request.node.get_closest_marker("leaves_threads") is None:
-        left = [task for task in asyncio.all_tasks() - before if not task.done()]
+    if request.node.get_closest_marker("shared_session") is None:
+        left = [task for task in asyncio.all_tasks() - before if task is not asyncio.current_task()]
         assert not left, f"tasks left behind: {left}"
         for thread in set(threading.enumerate()) - threads:
             if thread.name.startswith("dfm-"):

@@ -65,7 +65,10 @@ _COMPARE = {
 
 class Reference:
     def __init__(
-        self, functions: Mapping[str, Callable[..., Any]], params: Mapping[str, Any], read: set[int] | None = None
+        self,
+        functions: Mapping[str, Callable[..., Any]],
+        params: Mapping[str, Any],
+        read: set[int] | None = None,
     ) -> None:
         self.functions = functions
         self.read = read or set()
@@ -102,7 +105,7 @@ class Reference:
                 return env[ref.node]
         try:
             return self.value(found, env)
-        except Exception:  # noqa: BLE001
+        except Exception:
             self.outcome.errors.append((label, frame))
             return Fail()
 
@@ -153,14 +156,14 @@ class Reference:
                 args[name] = value.items
         try:
             found = self.functions[statement.operation](**args)
-        except Exception:  # noqa: BLE001
+        except Exception:
             self.outcome.errors.append((label, frame))
             return Fail()
         if isinstance(found, Iterator):
             items, fails = [], False
             try:
                 items.extend(found)
-            except Exception:  # noqa: BLE001
+            except Exception:
                 fails = True
             found = Sequence(items, fails)
             found.origin = (label, frame)  # type: ignore[attr-defined]
@@ -269,9 +272,7 @@ def _of_this_loop(body: tuple[Statement, ...]) -> Iterator[Statement]:
             yield from _of_this_loop(statement.body)
 
 
-def interpret(
-    pipeline: Pipeline, functions: Mapping[str, Callable[..., Any]], sets: list[dict[str, Any]]
-) -> Outcome:
+def interpret(pipeline: Pipeline, functions: Mapping[str, Callable[..., Any]], sets: list[dict[str, Any]]) -> Outcome:
     """Runs a pipeline for all parameter sets."""
     whole = Outcome()
     cache: dict[Any, Any] = {}

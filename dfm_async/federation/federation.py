@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar, overload
 
-from dfm_async.federation.operation import RESERVED, Adapter, Operation, Signature
+from dfm_async.federation.operation import GENERATORS, RESERVED, Adapter, Operation, Signature
 from dfm_async.model.limits import Cost, RetryPolicy
 
 __all__ = ["Federation", "Site"]
@@ -84,6 +84,7 @@ class Site:
     @overload
     def operation(
         self,
+        /,
         *,
         name: str | None = None,
         provider: str | None = None,
@@ -93,7 +94,7 @@ class Site:
         in_process: bool = False,
         args: Mapping[str, Any] | None = None,
     ) -> Callable[[Callable[P, R]], Operation[P, R]]: ...
-    def operation(self, code: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
+    def operation(self, code: Any = None, /, **options: Any) -> Any:  # noqa: D417 - the options are described
         """Offers a function, a class or object with a ``body`` method, or another site's operation, at this site.
 
         Works as a bare decorator, as a decorator with options, and as a call.
@@ -109,7 +110,8 @@ class Site:
             args: constructor arguments, if the code is a class.
         """
         if code is None:
-            return lambda found: self.operation(found, name=name, **options)
+            return lambda found: self.operation(found, **options)
+        name = options.pop("name", None)
         if isinstance(code, Operation):
             self._offer(code.name if name is None else name, code, code.code, **options)
             return code
@@ -123,7 +125,9 @@ class Site:
         self._offer(chosen, operation, code, **options)
         return operation
 
-    def implements(self, operation: Operation[..., Any], /, **options: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    def implements(
+        self, operation: Operation[..., Any], /, **options: Any
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Offers an operation that another site defined, with other code."""
         if not isinstance(operation, Operation):
             raise TypeError(f"implements() takes an operation, not {operation!r}")
@@ -171,8 +175,7 @@ class Site:
             )
         if deadline is not None and deadline <= 0:
             raise ValueError(f"the deadline of operation {name!r} must be positive, not {deadline}")
-        self.federation.operations[name] = operation
-        self.adapters[name, provider] = Adapter(
+        adapter = Adapter(
             operation=name,
             code=code,
             args=dict(args or {}),
@@ -182,6 +185,13 @@ class Site:
             cost=cost,
             in_process=in_process,
         )
+        if (retry is not None or deadline is not None) and adapter.kind in GENERATORS:
+            raise TypeError(
+                f"operation {name!r} is a generator: retry and deadline need one that returns, because the elements "
+                "that a generator has yielded may be consumed already"
+            )
+        self.federation.operations[name] = operation
+        self.adapters[name, provider] = adapter
 
     def adapter(self, operation: str, provider: str | None) -> Adapter | None:
         """Finds the code for an operation; without a provider, the site's own or else the only provider's."""

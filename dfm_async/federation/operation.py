@@ -14,7 +14,7 @@ from dfm_async.model.limits import Cost, RetryPolicy
 from dfm_async.pipeline.builder import current_builder
 from dfm_async.pipeline.statements import BestOf
 
-__all__ = ["RESERVED", "Adapter", "CodeKind", "Operation", "Signature"]
+__all__ = ["GENERATORS", "RESERVED", "Adapter", "CodeKind", "Operation", "Signature"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,6 +32,10 @@ class CodeKind(Enum):
     ASYNC = "async"
     GENERATOR = "generator"
     ASYNC_GENERATOR = "async generator"
+
+
+GENERATORS = frozenset({CodeKind.GENERATOR, CodeKind.ASYNC_GENERATOR})
+"""Kinds of code that yield."""
 
 
 def _kind(code: Callable[..., Any]) -> CodeKind:
@@ -105,6 +109,7 @@ class Operation(Generic[P, R]):
     @overload
     def __call__(self, *args: Any, deadline: float, **kwargs: Any) -> R: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the code, or records a node if a pipeline is being built."""
         builder = current_builder()
         if builder is None:
             return self.code(*args, **kwargs)
@@ -178,4 +183,4 @@ class Adapter:
 
 
 def _called(code: Any) -> Callable[..., Any]:
-    return code if isinstance(code, functools.partial) else type(code).__call__  # type: ignore[no-any-return]
+    return code if isinstance(code, functools.partial) else type(code).__call__

@@ -53,8 +53,8 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"attempts must be at least 1, not {self.attempts}")
         if self.backoff < 0 or self.max_backoff < 0:
             raise ValueError("backoff and max_backoff must not be negative")
-        if isinstance(self.on, str):
-            raise TypeError(f"on must be a tuple of exception types or names, not the string {self.on!r}")
+        if not isinstance(self.on, tuple):
+            raise TypeError(f"on must be a tuple of exception types or names, not {self.on!r}")
         names = tuple(o if isinstance(o, str) else f"{o.__module__}.{o.__qualname__}" for o in self.on)
         msgspec.structs.force_setattr(self, "on", names)  # names travel, classes do not
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
+from dfm_async.model.error_record import ErrorRecord
 from dfm_async.model.ids import Frame
 from dfm_async.net import spec
-from dfm_async.model.error_record import ErrorRecord
 from dfm_async.net.tokens import StreamValue
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class _Effect(msgspec.Struct, frozen=True, gc=False):
     pass
 
 
-class Invoke(_Effect):
+class Invoke(_Effect, frozen=True):
     """Call an operation; answer with ``complete`` or ``fail``."""
 
     activity: Activity
@@ -45,7 +45,7 @@ class Invoke(_Effect):
     args: dict[str, Any]
 
 
-class EmitValue(_Effect):
+class EmitValue(_Effect, frozen=True):
     """Send a value, or the elements of a stream, to the application; answer with ``complete`` or ``fail``."""
 
     activity: Activity
@@ -54,7 +54,7 @@ class EmitValue(_Effect):
     value: Any
 
 
-class EmitFailed(_Effect):
+class EmitFailed(_Effect, frozen=True):
     """Tell the application that a yield will not come."""
 
     point: int
@@ -62,13 +62,13 @@ class EmitFailed(_Effect):
     error: ErrorRecord
 
 
-class Report(_Effect):
+class Report(_Effect, frozen=True):
     """Tell the application of an error that happened here."""
 
     error: ErrorRecord
 
 
-class Send(_Effect):
+class Send(_Effect, frozen=True):
     """Send a token to other locations. ``instance`` is where its place lives, if it lives here."""
 
     place: int
@@ -78,7 +78,7 @@ class Send(_Effect):
     instance: Instance | None
 
 
-class SendLoopEnd(_Effect):
+class SendLoopEnd(_Effect, frozen=True):
     """Tell other locations how many elements a loop had. ``outcome``: None, SKIPPED or Failed."""
 
     loop: int
@@ -88,7 +88,7 @@ class SendLoopEnd(_Effect):
     routes: tuple[int, ...]
 
 
-class SendElementDone(_Effect):
+class SendElementDone(_Effect, frozen=True):
     """Tell a loop's control that this location is done with an element."""
 
     loop: int
@@ -96,46 +96,46 @@ class SendElementDone(_Effect):
     control: int
 
 
-class FrameDone(_Effect):
+class FrameDone(_Effect, frozen=True):
     """This location is done with a parameter set."""
 
     index: int
 
 
-class Pull(_Effect):
+class Pull(_Effect, frozen=True):
     """Get further elements of a loop's source; answer with ``feed`` and ``feed_end``."""
 
     control: Control
     count: int
 
 
-class LookUp(_Effect):
+class LookUp(_Effect, frozen=True):
     """Ask the cache; answer with ``found`` or ``missed``."""
 
     activity: Activity
     key: Any
 
 
-class Keep(_Effect):
+class Keep(_Effect, frozen=True):
     """Give the cache the value for a ticket."""
 
     ticket: Any
     value: Any
 
 
-class Abandon(_Effect):
+class Abandon(_Effect, frozen=True):
     """Give a ticket back without a value."""
 
     ticket: Any
 
 
-class CloseStream(_Effect):
+class CloseStream(_Effect, frozen=True):
     """Nobody here reads this stream any more."""
 
     stream: StreamValue
 
 
-class SkipStream(_Effect):
+class SkipStream(_Effect, frozen=True):
     """One of the readers of this stream will not read it."""
 
     stream: StreamValue

@@ -84,7 +84,18 @@ class Activity:
 class Control:
     """Drives one loop: admits elements as far as the limit allows."""
 
-    __slots__ = ("activity", "exhausted", "in_flight", "last", "limit", "loop", "next_index", "record", "requested", "source")
+    __slots__ = (
+        "activity",
+        "exhausted",
+        "in_flight",
+        "last",
+        "limit",
+        "loop",
+        "next_index",
+        "record",
+        "requested",
+        "source",
+    )
 
     def __init__(self, activity: Activity, loop: spec.Loop, record: LoopRecord, source: Any, limit: int) -> None:
         self.activity = activity
@@ -217,7 +228,7 @@ class Game:
                 except StopIteration:
                     self._exhaust(control, None)
                     return
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 - whatever iterating over a user's value raises
                     found = self.error(control.activity, error)
                     self._effects.append(fx.Report(found))
                     self._exhaust(control, Failed(found))
@@ -247,7 +258,13 @@ class Game:
         return self.describe(error, operation, activity.label, activity.frame, attempt, cause)
 
     def describe(
-        self, error: BaseException, operation: str, label: str, frame: Frame, attempt: int = 1, cause: bytes = b""
+        self,
+        error: BaseException,
+        operation: str,
+        label: str,
+        frame: Frame,
+        attempt: int = 1,
+        cause: bytes = b"",
     ) -> ErrorRecord:
         """Describes an exception that happened here."""
         self._errors += 1
@@ -465,7 +482,7 @@ class Game:
             owner = instance
             while up:
                 owner = owner.parent  # type: ignore[assignment] # the planner counted the scopes
-                up -= 1  # noqa: PLW2901 - a counter
+                up -= 1
             values.append(owner.slots[slot])
         action = transition.action
         kind = type(action)

@@ -106,7 +106,19 @@ class PlaceCode:
 class ScopeCode:
     """A scope as this location sees it."""
 
-    __slots__ = ("depth", "emits", "index", "loop", "members", "missing", "outer", "parent", "path", "slots", "transitions")
+    __slots__ = (
+        "depth",
+        "emits",
+        "index",
+        "loop",
+        "members",
+        "missing",
+        "outer",
+        "parent",
+        "path",
+        "slots",
+        "transitions",
+    )
 
     def __init__(self, index: int, parent: ScopeCode | None, loop: spec.Loop | None) -> None:
         self.index = index
@@ -134,7 +146,7 @@ class Program:
         for scope in net.scopes:  # parents stand before children
             parent = None if scope.parent is None else self.scopes[scope.parent]
             loop = None if scope.loop is None else self.loops[scope.loop]
-            code = self.scopes[scope.index] = ScopeCode(scope.index, parent, loop)
+            self.scopes[scope.index] = ScopeCode(scope.index, parent, loop)
             if parent is not None and loop is not None:
                 parent.members.append(loop)
         self.root = self.scopes[0]

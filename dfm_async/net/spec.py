@@ -50,39 +50,39 @@ class _Data(msgspec.Struct, frozen=True, tag_field="kind", array_like=False, omi
 # Formulas: expressions over a transition's inputs.
 
 
-class Const(_Data, tag="const"):
+class Const(_Data, frozen=True, tag="const"):
     """A literal, by its index in the net's literals."""
 
     literal: int
 
 
-class Slot(_Data, tag="slot"):
+class Slot(_Data, frozen=True, tag="slot"):
     """The value of one of the transition's inputs."""
 
     input: int
 
 
-class Field(_Data, tag="field"):
+class Field(_Data, frozen=True, tag="field"):
     """A field of a value: each step is ``(is_attribute, key)``."""
 
     base: Formula
     path: tuple[tuple[bool, Any], ...]
 
 
-class Build(_Data, tag="build"):
+class Build(_Data, frozen=True, tag="build"):
     """A list, tuple or set."""
 
     type: Literal["list", "tuple", "set"]
     items: tuple[Formula, ...]
 
 
-class MakeDict(_Data, tag="dict"):
+class MakeDict(_Data, frozen=True, tag="dict"):
     """A dict."""
 
     entries: tuple[tuple[Formula, Formula], ...]
 
 
-class Compare(_Data, tag="compare"):
+class Compare(_Data, frozen=True, tag="compare"):
     """``left op right``."""
 
     op: Literal["==", "!=", "<", "<=", ">", ">="]
@@ -90,14 +90,14 @@ class Compare(_Data, tag="compare"):
     right: Formula
 
 
-class Combine(_Data, tag="combine"):
+class Combine(_Data, frozen=True, tag="combine"):
     """``and`` or ``or`` over terms, from left to right, stopping early."""
 
     op: Literal["and", "or"]
     terms: tuple[Formula, ...]
 
 
-class Not(_Data, tag="not"):
+class Not(_Data, frozen=True, tag="not"):
     """``not term``."""
 
     term: Formula
@@ -109,7 +109,7 @@ Formula: TypeAlias = Const | Slot | Field | Build | MakeDict | Compare | Combine
 # Actions: what a transition does when it fires.
 
 
-class Call(_Data, tag="call"):
+class Call(_Data, frozen=True, tag="call"):
     """Calls an operation; its result goes to ``output``."""
 
     operation: str
@@ -120,14 +120,14 @@ class Call(_Data, tag="call"):
     deadline: float | None = None
 
 
-class Emit(_Data, tag="emit"):
+class Emit(_Data, frozen=True, tag="emit"):
     """Sends a value to the application."""
 
     point: int
     value: Formula
 
 
-class Branch(_Data, tag="branch"):
+class Branch(_Data, frozen=True, tag="branch"):
     """Opens one of two gates."""
 
     cond: Formula
@@ -135,14 +135,14 @@ class Branch(_Data, tag="branch"):
     otherwise: int
 
 
-class Iterate(_Data, tag="iterate"):
+class Iterate(_Data, frozen=True, tag="iterate"):
     """Runs a loop over the elements of a sequence."""
 
     loop: int
     seq: Formula
 
 
-class Repeat(_Data, tag="repeat"):
+class Repeat(_Data, frozen=True, tag="repeat"):
     """Runs a loop whose iterations follow each other."""
 
     loop: int
@@ -151,7 +151,7 @@ class Repeat(_Data, tag="repeat"):
     output: int
 
 
-class Step(_Data, tag="step"):
+class Step(_Data, frozen=True, tag="step"):
     """Ends one iteration of a repeat, inside its scope: what it passes on, and whether it was the last."""
 
     loop: int
@@ -159,7 +159,7 @@ class Step(_Data, tag="step"):
     until: Formula | None
 
 
-class Lookup(_Data, tag="lookup"):
+class Lookup(_Data, frozen=True, tag="lookup"):
     """Looks for a key in the site's cache."""
 
     key: Formula
@@ -167,14 +167,14 @@ class Lookup(_Data, tag="lookup"):
     miss: int
 
 
-class Store(_Data, tag="store"):
+class Store(_Data, frozen=True, tag="store"):
     """Joins a cache block: the value found, or else the value stored. Its first input is the lookup's answer."""
 
     value: Formula
     output: int
 
 
-class Gather(_Data, tag="gather"):
+class Gather(_Data, frozen=True, tag="gather"):
     """Keeps a value of a loop's body for :attr:`Loop.collects`."""
 
     loop: int
@@ -185,14 +185,14 @@ class Gather(_Data, tag="gather"):
 Action: TypeAlias = Call | Emit | Branch | Iterate | Repeat | Step | Lookup | Store | Gather
 
 
-class Input(_Data, tag="input"):
+class Input(_Data, frozen=True, tag="input"):
     """A place that a transition waits for. ``role``: a value, a gate, or mere order."""
 
     place: int
     role: Literal["data", "gate", "after"] = "data"
 
 
-class Transition(_Data, tag="transition"):
+class Transition(_Data, frozen=True, tag="transition"):
     """Fires once per frame of its scope, when all its inputs are there."""
 
     label: str
@@ -201,7 +201,7 @@ class Transition(_Data, tag="transition"):
     action: Action
 
 
-class Place(_Data, tag="place"):
+class Place(_Data, frozen=True, tag="place"):
     """A named buffer: one token per frame of its scope. ``routes``: the other locations that get a copy."""
 
     index: int
@@ -210,7 +210,7 @@ class Place(_Data, tag="place"):
     routes: tuple[int, ...] = ()
 
 
-class Scope(_Data, tag="scope"):
+class Scope(_Data, frozen=True, tag="scope"):
     """The pipeline (no parent), or the body of a loop."""
 
     index: int
@@ -218,7 +218,7 @@ class Scope(_Data, tag="scope"):
     loop: int | None
 
 
-class Loop(_Data, tag="loop"):
+class Loop(_Data, frozen=True, tag="loop"):
     """A loop as one location sees it.
 
     Attributes:
@@ -244,14 +244,14 @@ class Loop(_Data, tag="loop"):
     collects: tuple[int, ...] = ()
 
 
-class YieldPoint(_Data, tag="yield_point"):
+class YieldPoint(_Data, frozen=True, tag="yield_point"):
     """One ``Yield`` of the pipeline: its place and the node whose value it sends."""
 
     place: str
     node: str
 
 
-class Net(_Data, tag="net"):
+class Net(_Data, frozen=True, tag="net"):
     """What one location does of a pipeline."""
 
     location: int

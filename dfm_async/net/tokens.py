@@ -59,8 +59,6 @@ class Miss:
         self.ticket = ticket
 
 
-
-
 class StreamValue:
     """Marks a value that is consumed element by element. The runtime derives its streams from it."""
 

@@ -207,7 +207,7 @@ class Value:
         self._builder.refuse(repr(self), "has no length yet: it is known only when the pipeline runs")
 
     def __repr__(self) -> str:
-        from dfm_async.pipeline.text import expression_text  # noqa: PLC0415 - text imports this module's models
+        from dfm_async.pipeline.text import expression_text
 
         return expression_text(self._expression)
 
@@ -245,7 +245,7 @@ def _after(value: Any, builder: Builder, where: str) -> tuple[int, ...]:
     return tuple(_node_of(item, builder, where, "after=") for item in values)
 
 
-def PlaceParam(name: str, multiuse: bool = False) -> Any:  # noqa: N802 - reads as a type in pipelines
+def PlaceParam(name: str, multiuse: bool = False) -> Any:
     """A value that is given per parameter set at execution.
 
     Using the same name twice needs ``multiuse=True`` on all uses.
@@ -256,7 +256,7 @@ def PlaceParam(name: str, multiuse: bool = False) -> Any:  # noqa: N802 - reads 
     return Value(Parameter(name=name, multiuse=multiuse), builder)
 
 
-def Yield(value: Any, place: str = "yield", multiuse: bool = False, after: Any = None) -> None:  # noqa: N802
+def Yield(value: Any, place: str = "yield", multiuse: bool = False, after: Any = None) -> None:
     """Sends a value to the application. An iterator or async iterator is sent element by element.
 
     Using the same place twice needs ``multiuse=True`` on all uses.

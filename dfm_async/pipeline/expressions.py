@@ -159,7 +159,8 @@ class Negation(_Model):
 
 
 Expression: TypeAlias = Annotated[
-    Constant | Ref | Parameter | Items | Entries | Comparison | Combination | Negation, Field(discriminator="kind")
+    Constant | Ref | Parameter | Items | Entries | Comparison | Combination | Negation,
+    Field(discriminator="kind"),
 ]
 
 for _model in (Items, Entries, Comparison, Combination, Negation):

@@ -51,7 +51,12 @@ def _retry(value: Any) -> RetryPolicy | None:
 def _retry_to_data(value: RetryPolicy | None) -> dict[str, Any] | None:
     if value is None:
         return None
-    return {"attempts": value.attempts, "backoff": value.backoff, "max_backoff": value.max_backoff, "on": value.on}
+    return {
+        "attempts": value.attempts,
+        "backoff": value.backoff,
+        "max_backoff": value.max_backoff,
+        "on": value.on,
+    }
 
 
 Retry = Annotated[RetryPolicy | None, PlainValidator(_retry), PlainSerializer(_retry_to_data)]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["expression_text", "pipeline_mermaid", "pipeline_text", "statement_label"]
 
-_BRACKETS = {"list": "[]", "tuple": "()", "set": "{}"}
+_BRACKETS = {"list": ("[", "]"), "tuple": ("(", ")"), "set": ("{", "}")}
 
 
 def expression_text(found: Expression) -> str:
@@ -45,7 +45,10 @@ def expression_text(found: Expression) -> str:
             text = repr(found.value)
             return text if len(text) <= 60 else text[:57] + "..."
         case Ref() | Parameter():
-            head = f"n{found.node}" if isinstance(found, Ref) else f"PlaceParam({found.name!r})"
+            if isinstance(found, Ref):
+                head = f"n{found.node}"
+            else:
+                head = f"PlaceParam({found.name!r}{', multiuse=True' if found.multiuse else ''})"
             return head + "".join(f".{s.name}" if isinstance(s, Attribute) else f"[{s.key!r}]" for s in found.path)
         case Items():
             start, end = _BRACKETS[found.type]
@@ -98,10 +101,15 @@ def _lines(body: tuple[Statement, ...], indent: str) -> list[str]:
                     args.append(f"site={s.site!r}")
                 if s.provider is not None:
                     args.append(f"provider={s.provider!r}")
+                if s.retry is not None:
+                    args.append(f"retry={s.retry!r}")
+                if s.deadline is not None:
+                    args.append(f"deadline={s.deadline:g}")
                 args += _after(s.after)
                 lines.append(f"{indent}n{s.id} = {s.operation}({', '.join(args)})")
             case YieldStatement():
-                args = [expression_text(s.value), f"place={s.place!r}", *_after(s.after)]
+                multiuse = ["multiuse=True"] if s.multiuse else []
+                args = [expression_text(s.value), f"place={s.place!r}", *multiuse, *_after(s.after)]
                 lines.append(f"{indent}Yield({', '.join(args)})")
             case ForEachStatement():
                 limit = "" if s.concurrency is None else f", concurrency={s.concurrency}"
@@ -121,7 +129,8 @@ def _lines(body: tuple[Statement, ...], indent: str) -> list[str]:
                     lines.append(f"{indent}with n{s.id}.otherwise():")
                     lines += _lines(s.otherwise, deeper)
             case CacheStatement():
-                lines.append(f"{indent}with TryFromCache(key={expression_text(s.key)}) as n{s.id}:")
+                where = "" if s.site is None else f", site={s.site!r}"
+                lines.append(f"{indent}with TryFromCache(key={expression_text(s.key)}{where}) as n{s.id}:")
                 lines += _lines(s.body, deeper)
                 lines.append(f"{deeper}n{s.id}.store({'' if s.store is None else expression_text(s.store)})")
             case CollectStatement():

@@ -45,7 +45,10 @@ class Explanation:
         plan = self.plan
         spots: dict[int, tuple[int, int]] = {}
         for row, node in enumerate(plan.nodes):
-            spots[node.id] = (plan.locations.index(node.location) if node.location in plan.locations else 0, row)
+            spots[node.id] = (
+                plan.locations.index(node.location) if node.location in plan.locations else 0,
+                row,
+            )
         width, height = _COLUMN * max(1, len(plan.locations)), _ROW * (len(plan.nodes) + 1)
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
@@ -54,7 +57,9 @@ class Explanation:
         for column, location in enumerate(plan.locations):
             x = column * _COLUMN
             parts.append(f'<rect x="{x + 4}" y="4" width="{_COLUMN - 8}" height="{height - 8}" rx="8" fill="#8881"/>')
-            parts.append(f'<text x="{x + 14}" y="24" font-weight="bold" fill="currentColor">{html.escape(location)}</text>')
+            parts.append(
+                f'<text x="{x + 14}" y="24" font-weight="bold" fill="currentColor">{html.escape(location)}</text>'
+            )
         for node in plan.nodes:
             parts += [_line(spots[source], spots[node.id]) for source in node.inputs if source in spots]
         parts += [_box(node, *spots[node.id]) for node in plan.nodes]

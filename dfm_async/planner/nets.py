@@ -206,7 +206,12 @@ class _NetBuilder:
         self._after(statement.after, inputs, spot)
         output = self.values[statement.id] = self._place(spot.scope, spot.label, inputs.location, gate)
         action = spec.Call(
-            statement.operation, statement.provider, args, output, retry=statement.retry, deadline=statement.deadline
+            statement.operation,
+            statement.provider,
+            args,
+            output,
+            retry=statement.retry,
+            deadline=statement.deadline,
         )
         self._add(spot.label, spot.scope, inputs, action, gate)
 
@@ -222,9 +227,7 @@ class _NetBuilder:
         scope = self.found.scope_of_loop(statement_id)
         element = self._place(scope, f"{spot.label} element", control, None)
         enter = self._place(scope, f"{spot.label} enter", control, None)
-        loop = self.loops[statement_id] = _Loop(
-            scope - 1, spot.label, scope, control, limit, element, enter, gate
-        )
+        loop = self.loops[statement_id] = _Loop(scope - 1, spot.label, scope, control, limit, element, enter, gate)
         return loop
 
     def _repeat(self, statement: RepeatStatement, spot: Spot, inputs: _Inputs, gate: int | None) -> None:
@@ -265,10 +268,7 @@ class _NetBuilder:
         output = self.values[statement.id] = self._place(spot.scope, spot.label, inputs.location, loop.gate)
         collects = loop.collects.setdefault(inputs.location, [])
         collects.append(output)
-        if isinstance(target.statement, ForEachStatement):
-            place = loop.element
-        else:
-            place = self.values[statement.node]
+        place = loop.element if isinstance(target.statement, ForEachStatement) else self.values[statement.node]
         value = spec.Slot(inputs.use(place))
         self._add(spot.label, scope, inputs, spec.Gather(loop.index, len(collects) - 1, value), None)
 

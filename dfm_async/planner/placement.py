@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dfm_async.federation.federation import Federation, Site
-from dfm_async.planner.structure import Spot, Structure, expressions_of
+from dfm_async.federation.operation import GENERATORS
 from dfm_async.pipeline.expressions import Expression, Ref, references
 from dfm_async.pipeline.statements import (
-    BestOf,
     CacheStatement,
     CallStatement,
     CollectStatement,
@@ -18,6 +17,7 @@ from dfm_async.pipeline.statements import (
     RepeatStatement,
     YieldStatement,
 )
+from dfm_async.planner.structure import Spot, Structure, expressions_of
 
 __all__ = ["Placement", "place"]
 
@@ -54,7 +54,9 @@ class _Placer:
         operation = statement.operation
         if operation not in self.federation.operations:
             known = ", ".join(sorted(self.federation.operations)) or "none"
-            self.found.report(spot, f"no operation {operation!r} in federation {self.federation.name!r} (it has: {known})")
+            self.found.report(
+                spot, f"no operation {operation!r} in federation {self.federation.name!r} (it has: {known})"
+            )
             return
         asked = statement.site
         if isinstance(asked, str):
@@ -88,8 +90,10 @@ class _Placer:
         best = min(sites, key=lambda site: (-weights[site.name], costs[site.name]))
         if weights[best.name]:
             why = f"nearest to its inputs, among {', '.join(weights)}"
+        elif len(set(costs.values())) > 1:
+            why = "cheapest: " + ", ".join(f"{name} {cost:g} s" for name, cost in costs.items())
         else:
-            why = f"first choice among {', '.join(weights)}"
+            why = f"the first that offers it, among {', '.join(weights)}"
         self._put(spot, statement, best, why)
 
     def _fixed(self, spot: Spot, statement: CallStatement, name: str) -> None:
@@ -102,7 +106,9 @@ class _Placer:
             offered = [other.name for other in self.offers(statement.operation, statement.provider)]
             provider = f" from provider {statement.provider!r}" if statement.provider else ""
             where = f"offered by {', '.join(offered)}" if offered else "no site offers it"
-            self.found.report(spot, f"site {name!r} does not offer operation {statement.operation!r}{provider} ({where})")
+            self.found.report(
+                spot, f"site {name!r} does not offer operation {statement.operation!r}{provider} ({where})"
+            )
         else:
             self._put(spot, statement, site, "fixed by the pipeline")
 
@@ -112,6 +118,8 @@ class _Placer:
     def _put(self, spot: Spot, statement: CallStatement, site: Site, why: str) -> None:
         adapter = site.adapter(statement.operation, statement.provider)
         assert adapter is not None  # noqa: S101 - only offering sites get here
+        if (statement.retry is not None or statement.deadline is not None) and adapter.kind in GENERATORS:
+            self.found.report(spot, "retry and deadline need an operation that returns; this one is a generator")
         if adapter.in_process and site.name != self.homesite:
             location = f"{site.name}#{statement.operation}"
             why += ", in a process of its own"
@@ -145,14 +153,15 @@ class _Placer:
                 if site is None:
                     site = self._near(Ref(node=-1) if store is None else store, spot)[0].partition("#")[0]
                 elif site not in self.federation.sites:
-                    self.found.report(spot, f"no site {site!r} in federation {self.federation.name!r} ({self._sites()})")
+                    self.found.report(
+                        spot, f"no site {site!r} in federation {self.federation.name!r} ({self._sites()})"
+                    )
                 found = self.federation.sites.get(site)
                 # One worker keeps the cache of a site, so that all of them share it.
                 shared = found is not None and found.workers > 1 and site != self.homesite
                 return (f"{site}#{_CACHE}" if shared else site), "whose cache it is"
             case CallStatement():
                 return self.homesite, "nowhere"  # a problem is reported already
-        return self.homesite, "nothing ties it to another site"
 
     def _near(self, expression: Expression, spot: Spot) -> tuple[str, str]:
         for ref in references(expression):
@@ -181,5 +190,3 @@ def place(
     for node in found.spots:
         placer.locate(node)
     return placer.placed
-
-

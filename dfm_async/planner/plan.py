@@ -111,7 +111,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
 
     def explain(self) -> Explanation:
         """Tells where each node runs and why. Prints as text, draws as Mermaid, renders in notebooks."""
-        from dfm_async.planner.explain import Explanation  # noqa: PLC0415 - explain imports this module
+        from dfm_async.planner.explain import Explanation
 
         return Explanation(self)
 
@@ -124,7 +124,10 @@ def _bytes(value: Any) -> bytes:
 
 
 def prepare(
-    pipeline: Pipeline, federation: Federation, homesite: str, restrict_to_sites: Iterable[str] | str | None = None
+    pipeline: Pipeline,
+    federation: Federation,
+    homesite: str,
+    restrict_to_sites: Iterable[str] | str | None = None,
 ) -> Plan:
     """Checks a pipeline, places its nodes and makes its nets.
 
@@ -213,15 +216,15 @@ def _check_types(found: Structure, federation: Federation) -> tuple[ParameterUse
     return tuple(uses)
 
 
-def _check_edge(
-    ref: Ref, name: str, hint: Any, label: str, found: Structure, federation: Federation
-) -> None:
+def _check_edge(ref: Ref, name: str, hint: Any, label: str, found: Structure, federation: Federation) -> None:
     target = found.spots.get(ref.node)
     if target is None or not isinstance(target.statement, CallStatement):
         return
     source = federation.operations.get(target.statement.operation)
     if source is not None and not fits(source.signature.returns, hint):
-        message = f"{name} is declared {type_text(hint)}, but {target.label} returns {type_text(source.signature.returns)}"
+        message = (
+            f"{name} is declared {type_text(hint)}, but {target.label} returns {type_text(source.signature.returns)}"
+        )
         found.problems.append(Problem(label, message))
 
 
@@ -248,4 +251,3 @@ def _ordered(found: Structure) -> tuple[str, ...]:
             if spot.scope:
                 loose.add(spot.statement.place)
     return tuple(place for place, count in counts.items() if count == 1 and place not in loose)
-

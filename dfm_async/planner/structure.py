@@ -226,7 +226,10 @@ def _check_names(found: Structure) -> None:
     for place, statements in places.items():
         if len(statements) > 1 and not all(statement.multiuse for statement in statements):
             found.problems.append(
-                Problem(f"Yield(place={place!r})", f"is used {len(statements)} times; pass multiuse=True on all of them")
+                Problem(
+                    f"Yield(place={place!r})",
+                    f"is used {len(statements)} times; pass multiuse=True on all of them",
+                )
             )
 
 

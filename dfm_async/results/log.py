@@ -123,6 +123,10 @@ class ResultLog:
             raise ResultsExpired(self.job_id, offset, self.first)
         return self._events[index]
 
+    def since(self, offset: int) -> Sequence[Event]:
+        """Gives the events that are kept, from an offset on."""
+        return self._events[max(self._start, offset - self._base) :]
+
     def moved(self, position: int) -> None:
         """A reader has gone on to a position."""
         if position > self._seen:

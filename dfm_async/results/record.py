@@ -36,6 +36,10 @@ class JobRecord:
         self.finished: float | None = None
         self.fingerprint: str | None = None
         """What was submitted, for jobs whose id the caller chose."""
+        self.open_frames: dict[int, int] = {}
+        """The parameter sets that are under way, and how many locations are not done with each."""
+        self.next_frame = 0
+        """The number that the next parameter set will get."""
         self._waiters: set[asyncio.Future[None]] = set()
         self.log.on_full = self._stalled
 
@@ -65,7 +69,7 @@ class JobRecord:
         """
         if self.status.terminal:
             return
-        if self.log.full and not self.log.readers:
+        if self.log.full and not self.log.readers and self.log.limits.overflow == "block":
             raise ResultsUnread(self.job_id, self.log.held)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
@@ -75,7 +79,7 @@ class JobRecord:
             self._waiters.discard(waiter)
 
     def _stalled(self) -> None:
-        if not self.log.readers:
+        if not self.log.readers and self.log.limits.overflow == "block":
             for waiter in self._waiters:
                 if not waiter.done():
                     waiter.set_exception(ResultsUnread(self.job_id, self.log.held))

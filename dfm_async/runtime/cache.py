@@ -29,6 +29,7 @@ class SiteCache:
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
+        self._keys = Codec(trusted=codec.trusted, canonical=True)
         self._values: OrderedDict[bytes, bytes] = OrderedDict()
         self._size = 0
         self._tickets: dict[bytes, Ticket] = {}
@@ -39,7 +40,7 @@ class SiteCache:
         Raises:
             EncodingError: the key cannot be encoded.
         """
-        encoded = self._codec.encode(key)
+        encoded = self._keys.encode(key)
         while True:
             value = self._values.get(encoded)
             if value is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextvars import ContextVar
 
 from dfm_async.model.ids import Frame
 
-__all__ = ["OperationContext", "current_context"]
+__all__ = ["OperationContext", "current_context", "enter"]
 
 _current: ContextVar[OperationContext | None] = ContextVar("dfm_async_context", default=None)
 
@@ -42,6 +43,12 @@ class OperationContext:
 
     def __repr__(self) -> str:
         return f"<OperationContext {self.node} at {self.site!r}, job {self.job_id}, frame {self.frame}>"
+
+
+def enter(context: OperationContext) -> Callable[[], None]:
+    """Makes a context the current one; the function that it gives back undoes that."""
+    token = _current.set(context)
+    return lambda: _current.reset(token)
 
 
 def current_context() -> OperationContext:

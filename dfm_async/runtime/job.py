@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import inspect
 import pickle
 from collections import deque
@@ -18,6 +19,7 @@ from dfm_async.model.error_record import ErrorRecord
 from dfm_async.model.ids import Frame
 from dfm_async.model.limits import RetryPolicy
 from dfm_async.net import effects as fx
+from dfm_async.net import spec
 from dfm_async.net.game import Activity, Control, Game
 from dfm_async.net.program import Program
 from dfm_async.net.tokens import OPEN, SKIPPED, Failed, Foreign, StreamValue
@@ -25,7 +27,14 @@ from dfm_async.runtime import context as _context
 from dfm_async.runtime.cache import Ticket
 from dfm_async.runtime.context import OperationContext
 from dfm_async.runtime.operations import Callee, is_iterator
-from dfm_async.runtime.streams import AsyncSource, Source, Stream, StreamFailed, Subscription, blocking_iterator
+from dfm_async.runtime.streams import (
+    AsyncSource,
+    Source,
+    Stream,
+    StreamFailed,
+    Subscription,
+    blocking_iterator,
+)
 from dfm_async.runtime.threads import ThreadSource
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Broken
@@ -88,7 +97,7 @@ class SiteJob:
                 place = self.program.params[0]
                 error = self.game.describe(row.error, place.label, place.label, (message.first + offset,))
                 self._report_error(error)
-                row = [Failed(error)] * len(self.program.params)  # noqa: PLW2901 - all of them are lost
+                row = [Failed(error)] * len(self.program.params)
             self.game.open(message.first + offset, row)
         self._last = self._last or message.last
         self.advance()
@@ -233,7 +242,9 @@ class SiteJob:
         retry = action.retry or callee.retry
         deadline = action.deadline or callee.deadline
         args = effect.args
-        streams = any(isinstance(value, (StreamValue, list, tuple, dict)) for value in args.values()) and _has_stream(args)
+        streams = any(isinstance(value, (StreamValue, list, tuple, dict)) for value in args.values()) and _has_stream(
+            args
+        )
         context = self._new_context(activity, action.operation, 1)
         if callee.kind is not CodeKind.ASYNC and not callee.adapter.per_job and not (streams and callee.whole):
             work = self._work(callee, activity, action.operation, args, 1, streams)
@@ -258,11 +269,17 @@ class SiteJob:
         """A fresh context: an operation sees nothing of the code that happens to drive it."""
         context = contextvars.Context()
         found = OperationContext(self.job_id, self.runtime.site, operation, activity.label, activity.frame, attempt)
-        context.run(_context._current.set, found)  # noqa: SLF001 - set only here
+        context.run(_context.enter, found)
         return context
 
     def _work(
-        self, callee: Callee, activity: Activity, operation: str, args: dict[str, Any], attempt: int, streams: bool
+        self,
+        callee: Callee,
+        activity: Activity,
+        operation: str,
+        args: dict[str, Any],
+        attempt: int,
+        streams: bool,
     ) -> Callable[[], Any]:
         function = callee.bound(self._instance(callee))
         if streams:
@@ -335,7 +352,7 @@ class SiteJob:
         while True:
             try:
                 value = await self._attempt(activity, operation, callee, args, deadline, streams, attempt)
-            except BaseException as error:  # noqa: BLE001 - whatever the operation raises, also SystemExit
+            except BaseException as error:
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                     raise
@@ -368,8 +385,10 @@ class SiteJob:
         if callee.kind in (CodeKind.GENERATOR, CodeKind.ASYNC_GENERATOR):
             return work()
         if attempt > 1:
-            context = OperationContext(self.job_id, self.runtime.site, operation, activity.label, activity.frame, attempt)
-            _context._current.set(context)  # noqa: SLF001 - set only here
+            context = OperationContext(
+                self.job_id, self.runtime.site, operation, activity.label, activity.frame, attempt
+            )
+            _context.enter(context)
         scope = asyncio.timeout(deadline)
         try:
             async with scope:
@@ -389,7 +408,9 @@ class SiteJob:
         if is_iterator(value):
             action = activity.transition.action
             place = self.program.places.get(action.output)  # type: ignore[union-attr] # only calls return
-            stream = self._stream(activity.label, self._source(value, activity), place.readers if place else 0, activity)
+            stream = self._stream(
+                activity.label, self._source(value, activity), place.readers if place else 0, activity
+            )
             if place is None:
                 self._spawn(self._drain(activity, stream))
                 return
@@ -399,7 +420,7 @@ class SiteJob:
     async def _await(self, activity: Activity, work: Coroutine[Any, Any, Any]) -> None:
         try:
             value = await work
-        except BaseException as error:  # noqa: BLE001 - whatever the operation raises
+        except BaseException as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
@@ -417,14 +438,14 @@ class SiteJob:
     # streams
 
     def _source(self, iterator: Any, activity: Activity) -> Source:
-        context = contextvars.Context()
-        context.run(_context._current.set, self._context_of(activity))  # noqa: SLF001 - set only here
+        action = activity.transition.action
+        operation = action.operation if isinstance(action, spec.Call) else activity.label
+        found = OperationContext(self.job_id, self.runtime.site, operation, activity.label, activity.frame, 1)
         if hasattr(iterator, "__anext__"):
-            return AsyncSource(iterator, context)
+            return AsyncSource(iterator, functools.partial(_context.enter, found))
+        context = contextvars.Context()
+        context.run(_context.enter, found)
         return ThreadSource(self.runtime.threads, iterator, context, activity.label)
-
-    def _context_of(self, activity: Activity) -> OperationContext:
-        return OperationContext(self.job_id, self.runtime.site, activity.label, activity.label, activity.frame, 1)
 
     def _stream(self, label: str, source: Source, readers: int | None, activity: Activity | None) -> Stream:
         def describe(error: BaseException) -> ErrorRecord:
@@ -485,7 +506,9 @@ class SiteJob:
         if puller is None:
             source = control.source
             if isinstance(source, Foreign):
-                source = self._stream(control.loop.label, self._source(source.iterator, control.activity), 1, control.activity)
+                source = self._stream(
+                    control.loop.label, self._source(source.iterator, control.activity), 1, control.activity
+                )
             puller = self._pullers[control] = _Puller(source.subscribe())
             self._spawn(self._feed(control, puller))
         puller.wanted += effect.count
@@ -807,7 +830,9 @@ class _RemoteSource:
             count = _PULL - self._asked - len(self._items)
             self._asked += count
             job = self._job
-            job.runtime.send(job.routes[self._source], msg.StreamPull(job.number, self._source, self._id, job.at, count))
+            job.runtime.send(
+                job.routes[self._source], msg.StreamPull(job.number, self._source, self._id, job.at, count)
+            )
 
     async def aclose(self) -> None:
         """Tells the producer that no more is wanted."""

@@ -19,7 +19,18 @@ _WHOLE = (list, tuple, set, frozenset, collections.abc.Sequence, collections.abc
 class Callee:
     """One adapter, taken apart once so that calling it is cheap."""
 
-    __slots__ = ("adapter", "deadline", "function", "kind", "plain", "positional", "rest", "retry", "wants_context", "whole")
+    __slots__ = (
+        "adapter",
+        "deadline",
+        "function",
+        "kind",
+        "plain",
+        "positional",
+        "rest",
+        "retry",
+        "wants_context",
+        "whole",
+    )
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
@@ -100,5 +111,3 @@ def is_iterator(value: Any) -> bool:
     return (inspect.isgenerator(value) or inspect.isasyncgen(value)) or (
         hasattr(value, "__next__") or hasattr(value, "__anext__")
     )
-
-

@@ -102,7 +102,9 @@ class SiteRuntime:
         await self._group.__aenter__()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         # Waits for the tasks of the jobs. Threads that are inside an operation cannot be stopped: they are left alone.
         jobs = list(self._jobs.values())
         self._jobs.clear()

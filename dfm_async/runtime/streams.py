@@ -8,7 +8,6 @@ for each other cannot hang.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Final, Protocol
@@ -39,7 +38,7 @@ class Source(Protocol):
         ...
 
 
-class StreamFailed(Exception):  # noqa: N818 - carries a failure that was described before
+class StreamFailed(Exception):
     """A stream ended with an error."""
 
     def __init__(self, error: ErrorRecord) -> None:
@@ -48,11 +47,11 @@ class StreamFailed(Exception):  # noqa: N818 - carries a failure that was descri
 
 
 class AsyncSource:
-    """The elements of an asynchronous iterator."""
+    """The elements of an asynchronous iterator. ``enter`` sets the operation's context and gives the way back."""
 
-    def __init__(self, iterator: AsyncIterator[Any], context: contextvars.Context) -> None:
+    def __init__(self, iterator: AsyncIterator[Any], enter: Callable[[], Callable[[], None]]) -> None:
         self._iterator = iterator
-        self._context = context
+        self._enter = enter
         self._ended = False
         self.transform: Callable[[Any], Any] | None = None
 
@@ -60,11 +59,14 @@ class AsyncSource:
         """Waits for the next element."""
         if self._ended:
             return []
+        leave = self._enter()  # the generator runs in its reader's task, but sees its own operation's context
         try:
             item = await self._iterator.__anext__()
         except StopAsyncIteration:
             self._ended = True
             return []
+        finally:
+            leave()
         return [item if self.transform is None else self.transform(item)]
 
     async def aclose(self) -> None:
@@ -149,7 +151,7 @@ class Stream(StreamValue):
             raise
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # noqa: BLE001 - whatever the user's generator raises
+        except BaseException as error:
             self._ended, self._error = True, self._describe(error)
             raise StreamFailed(self._error) from error
         if not found:

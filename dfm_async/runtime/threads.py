@@ -75,7 +75,7 @@ class Threads:
             self._done.popleft()()
 
     def start(self, target: Callable[[], None], name: str) -> None:
-        """Starts a thread of its own, for an iterator: one can last as long as its job, and must not keep calls waiting."""
+        """Starts a thread of its own, for an iterator: it can last as long as its job; calls must not wait for it."""
         threading.Thread(target=target, name=f"dfm-{self._name}-{name}", daemon=True).start()
 
     def close(self) -> None:

@@ -176,7 +176,7 @@ class Job:
 
         Returns:
             For each site: "stopped", "killed" (its process had to be), or "abandoned" (inline target: a thread that
-            could not be). Empty if the job had ended before.
+            could not be). Empty if the job had ended before, or had not begun.
         """
         record = self._known()
         coordinator = self._coordinator
@@ -222,7 +222,11 @@ class Job:
         self._callbacks = spawn(self._run_callbacks(stream, dispatcher, default, dict(places or {})))
 
     async def _run_callbacks(
-        self, stream: EventStream, dispatcher: CallbackDispatcher, default: Callback | None, places: dict[str, Callback]
+        self,
+        stream: EventStream,
+        dispatcher: CallbackDispatcher,
+        default: Callback | None,
+        places: dict[str, Callback],
     ) -> None:
         async with stream:
             async for event in stream:
@@ -237,6 +241,6 @@ class Job:
     async def _call(self, work: Any, event: Result | None) -> None:
         try:
             await work
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a callback is the application's code
             self.callback_errors.append(error)
             _log.exception("a callback of job %s raised", self._job_id, extra={"job": self._job_id, "result": event})

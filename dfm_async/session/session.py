@@ -27,6 +27,7 @@ from dfm_async.targets.base import Target
 from dfm_async.targets.coordinator import Coordinator, Row
 from dfm_async.targets.inline import InlineTarget
 from dfm_async.targets.local import LocalTarget
+from dfm_async.wire.codec import Codec
 
 __all__ = ["Session"]
 
@@ -79,7 +80,9 @@ class Session:
         if target == "inline":
             return InlineTarget()
         if isinstance(target, str) or not isinstance(target, Target):
-            raise ValueError(f"target must be 'local', 'inline' or a Target object, not {target!r}")
+            raise ValueError(  # noqa: TRY004 - a wrong name is the usual case
+                f"target must be 'local', 'inline' or a Target object, not {target!r}"
+            )
         return target
 
     # life
@@ -119,7 +122,9 @@ class Session:
         await self.connect()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         await self.close()
 
     async def _supervise(self, ready: asyncio.Future[None]) -> None:
@@ -134,7 +139,7 @@ class Session:
                 finally:
                     for task in self._tasks:
                         task.cancel()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - goes to whoever waits for connect, or to close
             if not ready.done():
                 ready.set_exception(_unwrapped(error))
                 return
@@ -241,7 +246,7 @@ class Session:
         stream = input_params if isinstance(input_params, AsyncIterable) else None
         rows = [] if stream is not None or input_params is None else self._rows(plan, input_params)  # type: ignore[arg-type]
         if job_id is not None:
-            fingerprint = _fingerprint(plan, rows)
+            fingerprint = self._fingerprint(plan, input_params)
             known = self._records.get(job_id)
             if known is not None:
                 if known.fingerprint != fingerprint:
@@ -383,6 +388,12 @@ class Session:
                 problems.append(f"{where}parameter {name!r}: {error}")
         return packed
 
+    def _fingerprint(self, plan: Plan, params: Params) -> str:
+        """What a job computes. A stream of parameters cannot be known beforehand: there the plan must do."""
+        codec = Codec(trusted=self._target.codec.trusted, canonical=True)
+        content = b"" if isinstance(params, AsyncIterable) else codec.encode(params)
+        return hashlib.sha256(plan.hash.encode() + content).hexdigest()
+
     def _types_of(self, plan: Plan) -> dict[str, list[Any]]:
         key = plan.hash
         hints = self._hints.get(key)
@@ -405,10 +416,6 @@ class Session:
         else:
             state = f"{len(self._coordinators)} jobs running, {len(self._records) - len(self._coordinators)} ended"
         return f"<Session of {self.federation.name!r} on {type(self._target).__name__}: {state}>"
-
-
-def _fingerprint(plan: Plan, rows: list[Row]) -> str:
-    return hashlib.sha256(f"{plan.hash}:{rows!r}".encode()).hexdigest()
 
 
 def _unwrapped(error: BaseException) -> BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from types import TracebackType
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, Self, TypeVar
 
 from dfm_async.model.events import Event, Failure, FrameCompleted, Result
 from dfm_async.model.status import JobStatus
@@ -14,7 +14,6 @@ from dfm_async.results.record import JobRecord
 
 __all__ = ["EventStream", "ResultStream"]
 
-S = TypeVar("S", bound="_Stream")
 T = TypeVar("T")
 
 
@@ -28,13 +27,15 @@ class _Stream(Generic[T]):
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def __aiter__(self: S) -> S:
+    def __aiter__(self) -> Self:
         return self
 
-    async def __aenter__(self: S) -> S:
+    async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -91,7 +92,8 @@ class ResultStream(_Stream[Result]):
         super().__init__(record, after)
         self._place = place
         self._failures = errors == "yield"
-        self._order = _Order(record, place) if ordered else None
+        self._ordered = ordered
+        self._order: _Order | None = None
 
     def _wanted(self, event: Event) -> bool:
         kind = type(event)
@@ -102,7 +104,11 @@ class ResultStream(_Stream[Result]):
     async def __anext__(self) -> Result:
         if self._closed:
             raise StopAsyncIteration
-        reader = self._reader or self._attach()
+        reader = self._reader
+        if reader is None:
+            reader = self._attach()
+            if self._ordered:
+                self._order = _Order(self._record, self._place, reader.position)
         order = self._order
         while True:
             if order is not None and order.ready:
@@ -130,12 +136,25 @@ class ResultStream(_Stream[Result]):
 class _Order:
     """Puts results into the order of their frames. Holds back those of a parameter set until all before it are done."""
 
-    def __init__(self, record: JobRecord, place: str | None) -> None:
+    def __init__(self, record: JobRecord, place: str | None, position: int) -> None:
         self.ready: deque[Event] = deque()
         self._direct = place is not None and place in record.plan.ordered_places
         self._held: dict[int, list[Result | Failure]] = {}
         self._done: set[int] = set()
-        self._next = 0
+        # A reader that begins in the middle waits only for the frames that were not done at that point.
+        ahead = {event.frame[0] for event in record.log.since(position) if type(event) is FrameCompleted}
+        self._waiting = deque(sorted(ahead | record.open_frames.keys()))
+        self._beyond = record.next_frame
+
+    @property
+    def _next(self) -> int:
+        return self._waiting[0] if self._waiting else self._beyond
+
+    def _step(self) -> None:
+        if self._waiting:
+            self._waiting.popleft()
+        else:
+            self._beyond += 1
 
     def take(self, event: Event, wanted: bool) -> None:
         if type(event) is FrameCompleted:
@@ -143,7 +162,7 @@ class _Order:
             while self._next in self._done:
                 self._release(self._next)
                 self._done.discard(self._next)
-                self._next += 1
+                self._step()
                 if self._direct:
                     self.ready.extend(self._held.pop(self._next, ()))
         elif wanted and isinstance(event, (Result, Failure)):

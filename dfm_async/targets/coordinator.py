@@ -61,8 +61,7 @@ class Coordinator:
         self._sites = [location.partition("#")[0] for location in self.plan.locations]
         self._pending: deque[Row] = deque()
         self._room: list[asyncio.Future[None]] = []
-        self._open: dict[int, int] = {}
-        self._next_frame = 0
+        self._open = record.open_frames
         self._stopped = False
         self._told_last = False
         self._errors: dict[int, dict[str, DfmError]] = {}
@@ -117,8 +116,8 @@ class Coordinator:
         last = self._stopped and not self._pending
         if not rows and (not last or self._told_last):
             return
-        first = self._next_frame
-        self._next_frame += count
+        first = self.record.next_frame
+        self.record.next_frame += count
         locations = len(self.plan.locations)
         for index in range(first, first + count):
             self._open[index] = locations
@@ -266,10 +265,10 @@ class Coordinator:
                 position += 1
                 full = frame if start < 0 else (*frame, start + index)
                 if type(value) is Broken:
-                    error = EncodingError(node, "value", f"it cannot be rebuilt in the application: {value.error}")
-                    error.__cause__ = value.error
-                    self.record.add_error(error)
-                    events.append(Failure(offset, place, error, full, site, node))
+                    broken = EncodingError(node, "value", f"it cannot be rebuilt in the application: {value.error}")
+                    broken.__cause__ = value.error
+                    self.record.add_error(broken)
+                    events.append(Failure(offset, place, broken, full, site, node))
                 else:
                     events.append(Result(offset, place, value, full, site, node))
                 offset += 1

@@ -27,8 +27,11 @@ class Hub:
         self._last_number += 1
         number = JobNumber(self._last_number)
         self._coordinators[number] = coordinator
-        coordinator.on_end(lambda _: self._coordinators.pop(number, None))
+        coordinator.on_end(self._forget)
         return number
+
+    def _forget(self, coordinator: Coordinator) -> None:
+        self._coordinators.pop(coordinator.record.number, None)
 
     @property
     def coordinators(self) -> list[Coordinator]:

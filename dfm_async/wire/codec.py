@@ -38,7 +38,8 @@ _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**64 - 1
 _BULK_FROM: Final = 8
 
-_encode: Final = msgspec.msgpack.Encoder().encode
+_plain: Final = msgspec.msgpack.Encoder()
+_canonical: Final = msgspec.msgpack.Encoder(order="deterministic")
 
 
 class _Code:
@@ -93,10 +94,14 @@ class Codec:
         trusted: True only between processes of one tree that we started ourselves: allows pickle for what no rule
             knows, and the import of the modules that classes live in. Without it, classes are looked up only among
             modules that are loaded already, and nothing is unpickled.
+        canonical: equal dicts and sets give equal bytes, whatever their order; for keys and fingerprints.
     """
 
-    def __init__(self, *, trusted: bool) -> None:
+    def __init__(self, *, trusted: bool, canonical: bool = False) -> None:
         self.trusted = trusted
+        self.canonical = canonical
+        self.dumps: Callable[[Any], bytes] = (_canonical if canonical else _plain).encode
+        """Turns a snapshot, or a list of them, into bytes."""
         self._packers: dict[type, Packer] = dict(_PACKERS)
         self._decoder = msgspec.msgpack.Decoder(ext_hook=self._extension)
         self._broken: Broken | None = None
@@ -121,13 +126,9 @@ class Codec:
         except Exception as error:
             raise self._explain(value, error) from error
 
-    def dumps(self, packed: Any) -> bytes:
-        """Turns a snapshot, or a list of them, into bytes."""
-        return _encode(packed)
-
     def encode(self, value: Any) -> bytes:
         """Packs and dumps one value."""
-        return _encode(self.pack(value))
+        return self.dumps(self.pack(value))
 
     def _pack(self, value: Any) -> Any:
         kind = type(value)
@@ -143,7 +144,7 @@ class Codec:
             for key, item in value.items():
                 if type(key) not in _KEYS or (type(key) is int and not _INT_MIN <= key <= _INT_MAX):
                     items = [[pack(k), pack(v)] for k, v in value.items()]
-                    return Ext(_Code.ITEMS, _encode(items))
+                    return Ext(_Code.ITEMS, self.dumps(items))
                 packed[key] = item if type(item) in _SCALARS else pack(item)
             return packed
         packer = self._packers.get(kind)
@@ -191,7 +192,7 @@ class Codec:
             for step, part in _parts(value):
                 try:
                     self._pack(part)
-                except Exception as inner:
+                except Exception as inner:  # noqa: BLE001 - this is what is being looked for
                     value, error, path = part, inner, path + step
                     break
             else:
@@ -233,7 +234,7 @@ class Codec:
     def _extension(self, code: int, data: memoryview) -> Any:
         try:
             return _UNPACKERS[code](self, data)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - one part must not spoil the rest of a batch
             self._broken = Broken(error)
             return self._broken
 
@@ -292,9 +293,16 @@ def _find_broken(value: Any) -> Broken | None:
 # One packer and one unpacker per extension.
 
 
-def _sequence(code: int) -> Packer:
+def _pack_tuple(codec: Codec, value: Any) -> Ext:
+    return Ext(_Code.TUPLE, codec.dumps([codec._pack(item) for item in value]))  # noqa: SLF001 - same module
+
+
+def _set(code: int) -> Packer:
     def pack(codec: Codec, value: Any) -> Ext:
-        return Ext(code, _encode([codec._pack(item) for item in value]))  # noqa: SLF001 - same module
+        items = [codec._pack(item) for item in value]  # noqa: SLF001 - same module
+        if codec.canonical:
+            items.sort(key=codec.dumps)
+        return Ext(code, codec.dumps(items))
 
     return pack
 
@@ -307,7 +315,7 @@ def _text(code: int, to_text: Callable[[Any], str] = str) -> Packer:
 
 
 def _object(code: int, codec: Codec, kind: type, state: Any) -> Ext:
-    return Ext(code, _encode([_ref(kind), codec._pack(state)]))  # noqa: SLF001 - same module
+    return Ext(code, codec.dumps([_ref(kind), codec._pack(state)]))  # noqa: SLF001 - same module
 
 
 def _pack_enum(codec: Codec, value: enum.Enum) -> Any:
@@ -336,7 +344,7 @@ def _pack_pydantic(codec: Codec, value: Any) -> Any:
 
 
 def _pack_path(codec: Codec, value: pathlib.PurePath) -> Any:
-    return Ext(_Code.PATH, _encode([_ref(type(value)), str(value)]))
+    return Ext(_Code.PATH, codec.dumps([_ref(type(value)), str(value)]))
 
 
 def _pack_ndarray(codec: Codec, value: Any) -> Any:
@@ -346,14 +354,14 @@ def _pack_ndarray(codec: Codec, value: Any) -> Any:
     order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
     description = numpy.lib.format.dtype_to_descr(value.dtype)
     head = [codec._pack(description), list(value.shape), order]  # noqa: SLF001 - same module
-    return Ext(_Code.NDARRAY, _encode([*head, value.tobytes(order)]))
+    return Ext(_Code.NDARRAY, codec.dumps([*head, value.tobytes(order)]))
 
 
 def _pack_numpy_scalar(codec: Codec, value: Any) -> Any:
     if value.dtype.hasobject:
         return _pickled(codec, value)
     description = sys.modules["numpy"].lib.format.dtype_to_descr(value.dtype)
-    return Ext(_Code.NUMPY_SCALAR, _encode([codec._pack(description), value.tobytes()]))  # noqa: SLF001
+    return Ext(_Code.NUMPY_SCALAR, codec.dumps([codec._pack(description), value.tobytes()]))  # noqa: SLF001
 
 
 def _pickled(codec: Codec, value: Any) -> Any:
@@ -366,20 +374,20 @@ def _pickled(codec: Codec, value: Any) -> Any:
 
 def _pack_datetime(codec: Codec, value: dt.datetime) -> Any:
     if value.tzinfo is None or isinstance(value.tzinfo, dt.timezone):
-        return Ext(_Code.DATETIME, _encode([value.isoformat(), value.fold]))
+        return Ext(_Code.DATETIME, codec.dumps([value.isoformat(), value.fold]))
     return _pickled(codec, value)  # keeps the time zone's rules, not only its offset
 
 
-def _pack_timedelta(_codec: Codec, value: dt.timedelta) -> Any:
-    return Ext(_Code.TIMEDELTA, _encode([value.days, value.seconds, value.microseconds]))
+def _pack_timedelta(codec: Codec, value: dt.timedelta) -> Any:
+    return Ext(_Code.TIMEDELTA, codec.dumps([value.days, value.seconds, value.microseconds]))
 
 
-def _pack_complex(_codec: Codec, value: complex) -> Any:
-    return Ext(_Code.COMPLEX, _encode([value.real, value.imag]))
+def _pack_complex(codec: Codec, value: complex) -> Any:
+    return Ext(_Code.COMPLEX, codec.dumps([value.real, value.imag]))
 
 
-def _pack_range(_codec: Codec, value: range) -> Any:
-    return Ext(_Code.RANGE, _encode([value.start, value.stop, value.step]))
+def _pack_range(codec: Codec, value: range) -> Any:
+    return Ext(_Code.RANGE, codec.dumps([value.start, value.stop, value.step]))
 
 
 def _pack_bytearray(_codec: Codec, value: bytearray) -> Any:
@@ -387,9 +395,9 @@ def _pack_bytearray(_codec: Codec, value: bytearray) -> Any:
 
 
 _PACKERS: Final[dict[type, Packer]] = {
-    tuple: _sequence(_Code.TUPLE),
-    set: _sequence(_Code.SET),
-    frozenset: _sequence(_Code.FROZENSET),
+    tuple: _pack_tuple,
+    set: _set(_Code.SET),
+    frozenset: _set(_Code.FROZENSET),
     complex: _pack_complex,
     dt.datetime: _pack_datetime,
     dt.date: _text(_Code.DATE, dt.date.isoformat),
@@ -419,7 +427,7 @@ def _class_and_state(codec: Codec, data: memoryview, base: type | None = None) -
 
 def _unpack_enum(codec: Codec, data: memoryview) -> Any:
     kind, (name, value) = _class_and_state(codec, data, enum.Enum)
-    return kind[name] if name is not None else kind(value)  # type: ignore[index, call-arg]
+    return kind[name] if name is not None else kind(value)  # type: ignore[index]
 
 
 def _unpack_named_tuple(codec: Codec, data: memoryview) -> Any:
@@ -446,7 +454,7 @@ def _unpack_pydantic(codec: Codec, data: memoryview) -> Any:
     kind, state = _class_and_state(codec, data)
     if not hasattr(kind, "__pydantic_fields__"):
         raise TypeError(f"{kind.__qualname__} is not a pydantic model")
-    value = kind.__new__(kind)
+    value: Any = object.__new__(kind)
     value.__setstate__(state)
     return value
 
@@ -457,13 +465,13 @@ def _unpack_path(codec: Codec, data: memoryview) -> Any:
 
 
 def _dtype(codec: Codec, description: Any) -> Any:
-    import numpy  # noqa: PLC0415 - only where arrays travel
+    import numpy
 
     return numpy.lib.format.descr_to_dtype(description)
 
 
 def _unpack_ndarray(codec: Codec, data: memoryview) -> Any:
-    import numpy  # noqa: PLC0415 - only where arrays travel
+    import numpy
 
     description, shape, order, content = _list_of(codec, data)
     # A bytearray makes the array writable, as it was; the bytes are its own, not the message's.
@@ -472,7 +480,7 @@ def _unpack_ndarray(codec: Codec, data: memoryview) -> Any:
 
 
 def _unpack_numpy_scalar(codec: Codec, data: memoryview) -> Any:
-    import numpy  # noqa: PLC0415 - only where arrays travel
+    import numpy
 
     description, content = _list_of(codec, data)
     return numpy.frombuffer(content, dtype=_dtype(codec, description))[0]

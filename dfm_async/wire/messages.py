@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from dfm_async.model.ids import Frame
 from dfm_async.model.error_record import ErrorRecord
+from dfm_async.model.ids import Frame
 
 __all__ = [
     "CancelJob",
@@ -45,7 +45,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 # From the application to a site.
 
 
-class SendNet(_Message, tag=1):
+class SendNet(_Message, frozen=True, tag=1):
     """The net of one location of a plan; sent once per worker."""
 
     plan: str
@@ -53,7 +53,7 @@ class SendNet(_Message, tag=1):
     net: bytes
 
 
-class StartJob(_Message, tag=2):
+class StartJob(_Message, frozen=True, tag=2):
     """A job begins. ``routes``: the address of each location."""
 
     job: int
@@ -65,7 +65,7 @@ class StartJob(_Message, tag=2):
     window_bytes: int
 
 
-class OpenFrames(_Message, tag=3):
+class OpenFrames(_Message, frozen=True, tag=3):
     """Parameter sets ``first, first + 1, ...``. ``payload``: a batch of lists; empty if no parameter is used here."""
 
     job: int
@@ -76,7 +76,7 @@ class OpenFrames(_Message, tag=3):
     last: bool
 
 
-class Credit(_Message, tag=4):
+class Credit(_Message, frozen=True, tag=4):
     """The site may send that many further results."""
 
     job: int
@@ -85,7 +85,7 @@ class Credit(_Message, tag=4):
     bytes: int
 
 
-class CancelJob(_Message, tag=5):
+class CancelJob(_Message, frozen=True, tag=5):
     """Stop everything of a job; answered by :class:`JobStopped`."""
 
     job: int
@@ -95,7 +95,7 @@ class CancelJob(_Message, tag=5):
 # Between sites.
 
 
-class Tokens(_Message, tag=10):
+class Tokens(_Message, frozen=True, tag=10):
     """Tokens for places. ``heads``: place, frame, state (an index into ``_STATES`` of the runtime)."""
 
     job: int
@@ -104,7 +104,7 @@ class Tokens(_Message, tag=10):
     payload: bytes
 
 
-class LoopEnded(_Message, tag=11):
+class LoopEnded(_Message, frozen=True, tag=11):
     """How many elements a loop had. ``state``: 0 it ended, 1 it was skipped, 2 it failed."""
 
     job: int
@@ -116,7 +116,7 @@ class LoopEnded(_Message, tag=11):
     error: ErrorRecord | None
 
 
-class ElementDone(_Message, tag=12):
+class ElementDone(_Message, frozen=True, tag=12):
     """A location is done with elements of a loop."""
 
     job: int
@@ -125,7 +125,7 @@ class ElementDone(_Message, tag=12):
     frames: list[Frame]
 
 
-class StreamPull(_Message, tag=13):
+class StreamPull(_Message, frozen=True, tag=13):
     """Send up to ``count`` further elements of a stream to ``reader``."""
 
     job: int
@@ -135,7 +135,7 @@ class StreamPull(_Message, tag=13):
     count: int
 
 
-class StreamItems(_Message, tag=14):
+class StreamItems(_Message, frozen=True, tag=14):
     """Elements of a stream; ``ended`` says that there are no more."""
 
     job: int
@@ -147,7 +147,7 @@ class StreamItems(_Message, tag=14):
     error: ErrorRecord | None
 
 
-class StreamClose(_Message, tag=15):
+class StreamClose(_Message, frozen=True, tag=15):
     """The reader wants no more of a stream."""
 
     job: int
@@ -158,21 +158,21 @@ class StreamClose(_Message, tag=15):
 # From a site to the application.
 
 
-class Hello(_Message, tag=20):
+class Hello(_Message, frozen=True, tag=20):
     """The worker is ready; its peers reach it at ``address``."""
 
     pid: int
     address: str
 
 
-class Refused(_Message, tag=21):
+class Refused(_Message, frozen=True, tag=21):
     """The worker cannot start: its operations cannot be loaded."""
 
     reason: str
     traceback: str
 
 
-class Results(_Message, tag=22):
+class Results(_Message, frozen=True, tag=22):
     """Yielded values. ``runs``: yield point, frame, first index or -1, count; ``payload``: a batch of all values."""
 
     job: int
@@ -181,7 +181,7 @@ class Results(_Message, tag=22):
     payload: bytes
 
 
-class OperationError(_Message, tag=23):
+class OperationError(_Message, frozen=True, tag=23):
     """An error happened."""
 
     job: int
@@ -189,7 +189,7 @@ class OperationError(_Message, tag=23):
     error: ErrorRecord
 
 
-class YieldFailed(_Message, tag=24):
+class YieldFailed(_Message, frozen=True, tag=24):
     """A yield will not come, because of an error that was reported before."""
 
     job: int
@@ -199,7 +199,7 @@ class YieldFailed(_Message, tag=24):
     error: str
 
 
-class FramesDone(_Message, tag=25):
+class FramesDone(_Message, frozen=True, tag=25):
     """The location is done with these parameter sets; all their results were sent before."""
 
     job: int
@@ -207,7 +207,7 @@ class FramesDone(_Message, tag=25):
     frames: list[int]
 
 
-class JobStopped(_Message, tag=26):
+class JobStopped(_Message, frozen=True, tag=26):
     """Nothing of the job runs here any more."""
 
     job: int

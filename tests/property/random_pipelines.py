@@ -193,7 +193,7 @@ class Maker:
         if self.one([True, False]):
             try:
                 return [total(collect(self.one(gathered)))]
-            except Exception:  # noqa: BLE001 - a field cannot be collected
+            except Exception:
                 return []
         return []
 

@@ -78,9 +78,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
             namespace=None,
             loop_initializer=loop_initializer,
         )
-        self.aio_process = WorkerProcess(
-            fork_server, target=Process.run_async, args=(self.unit,), name=f"dfm-{site}"
-        )
+        self.aio_process = WorkerProcess(fork_server, target=Process.run_async, args=(self.unit,), name=f"dfm-{site}")
 
     async def open(self) -> None:
         """Starts the process and waits until it is ready.
@@ -96,8 +94,8 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
             for end in self._theirs:
                 end.close()
         loop.add_reader(self.aio_process.sentinel, self._process_ended)
-        self.channel = Channel(self._receive, self._channel_ended)
-        await loop.create_unix_connection(lambda: self.channel, sock=self._here)  # type: ignore[arg-type, return-value]
+        channel = self.channel = Channel(self._receive, self._channel_ended)
+        await loop.create_unix_connection(lambda: channel, sock=self._here)
         await asyncio.shield(self.ready)
 
     def _receive(self, message: msg.Message) -> None:
@@ -273,5 +271,3 @@ def remember_net(worker: SiteWorker, plan: str, at: int) -> bool:
     while len(worker.nets) > PROGRAMS_KEPT:
         worker.nets.popitem(last=False)
     return False
-
-

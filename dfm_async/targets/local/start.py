@@ -10,7 +10,16 @@ import io
 import multiprocessing
 import os
 import threading
-from multiprocessing import context, forkserver, popen_forkserver, popen_spawn_posix, reduction, resource_tracker, spawn, util
+from multiprocessing import (
+    context,
+    forkserver,
+    popen_forkserver,
+    popen_spawn_posix,
+    reduction,
+    resource_tracker,
+    spawn,
+    util,
+)
 from typing import Any, Literal
 
 __all__ = ["ForkServer", "WorkerProcess", "choose_method"]
@@ -27,7 +36,7 @@ def choose_method(asked: Literal["forkserver", "spawn"] | None) -> Literal["fork
 
 def _pickled(process: Any, popen: Any) -> bytes:
     """What the child reads first: how to set itself up, and the process object."""
-    data = spawn.get_preparation_data(process._name)
+    data = spawn.get_preparation_data(process.name)
     data.pop("init_main_from_name", None)
     data.pop("init_main_from_path", None)
     buffer = io.BytesIO()
@@ -70,24 +79,34 @@ class ForkServer:
             self.users -= 1
             if self.users:
                 return
-            type(self)._shared = None
-        self.server._stop()  # type: ignore[attr-defined] # the standard library has no public name for it
+            ForkServer._shared = None
+        self.server._stop()  # type: ignore[attr-defined] # noqa: SLF001 - the standard library has no public name for it
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 class _ForkServerPopen(popen_forkserver.Popen):
+    _fds: list[int]
+
     def _launch(self, process_obj: Any) -> None:
         data = _pickled(process_obj, self)
         self.sentinel, write_end = process_obj.fork_server.server.connect_to_new_process(self._fds)
         kept = os.dup(write_end)  # the child sees by it whether we are alive
-        self.finalizer = util.Finalize(self, util.close_fds, (kept, self.sentinel))
+        self.finalizer = util.Finalize(self, _close, (kept, self.sentinel))
         with open(write_end, "wb", closefd=True) as file:
             file.write(data)
         self.pid = forkserver.read_signed(self.sentinel)
 
 
 class _SpawnPopen(popen_spawn_posix.Popen):
+    _fds: list[int]
+
     def _launch(self, process_obj: Any) -> None:
         tracker = resource_tracker.getfd()
+        assert tracker is not None  # noqa: S101 - getfd starts the tracker
         self._fds.append(tracker)
         data = _pickled(process_obj, self)
         sentinel, child_write = os.pipe()
@@ -95,12 +114,12 @@ class _SpawnPopen(popen_spawn_posix.Popen):
         try:
             command = spawn.get_command_line(tracker_fd=tracker, pipe_handle=child_read)
             self._fds.extend([child_read, child_write])
-            self.pid = util.spawnv_passfds(spawn.get_executable(), command, self._fds)
+            self.pid = util.spawnv_passfds(os.fsencode(spawn.get_executable()), command, self._fds)
             self.sentinel = sentinel
             with open(data_write, "wb", closefd=False) as file:
                 file.write(data)
         finally:
-            self.finalizer = util.Finalize(self, util.close_fds, (sentinel, data_write))
+            self.finalizer = util.Finalize(self, _close, (sentinel, data_write))
             os.close(child_read)
             os.close(child_write)
 
@@ -116,7 +135,7 @@ class WorkerProcess(context.ForkServerProcess):
         self._start_method = "spawn" if fork_server is None else "forkserver"
 
     @staticmethod
-    def _Popen(process_obj: Any) -> Any:  # noqa: N802 - the name that multiprocessing looks for
+    def _Popen(process_obj: Any) -> Any:
         return _SpawnPopen(process_obj) if process_obj.fork_server is None else _ForkServerPopen(process_obj)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -125,4 +144,4 @@ class WorkerProcess(context.ForkServerProcess):
     def start(self) -> None:
         """Starts the process. It is ours to end: multiprocessing shall not wait for it when the interpreter exits."""
         super().start()
-        multiprocessing.process._children.discard(self)  # type: ignore[attr-defined]
+        multiprocessing.process._children.discard(self)  # type: ignore[attr-defined] # noqa: SLF001 - nor for this

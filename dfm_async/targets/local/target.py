@@ -61,14 +61,17 @@ class LocalTarget:
             self._fork_server = ForkServer.acquire(self.options.preload)
         try:
             home = federation.sites.get(homesite)
-            async with asyncio.TaskGroup() as group, SiteRuntime(
-                homesite,
-                OperationTable(homesite, home.adapters.values() if home else ()),
-                self.codec,
-                report=self._from_home,
-                send=self._send_from_home,
-                threads=home.threads if home else 8,
-            ) as runtime:
+            async with (
+                asyncio.TaskGroup() as group,
+                SiteRuntime(
+                    homesite,
+                    OperationTable(homesite, home.adapters.values() if home else ()),
+                    self.codec,
+                    report=self._from_home,
+                    send=self._send_from_home,
+                    threads=home.threads if home else 8,
+                ) as runtime,
+            ):
                 self._group = group
                 self._hub.home = runtime
                 if self._fork_server is not None:
@@ -216,7 +219,7 @@ def _leave(coordinator: Coordinator, workers: list[SiteWorker | None]) -> None:
 
 def _uvloop() -> Callable[[], asyncio.AbstractEventLoop]:
     try:
-        import uvloop  # noqa: PLC0415 - an optional extra
+        import uvloop
     except ImportError as error:
         raise DfmError("LocalOptions(uvloop=True) needs uvloop: pip install 'dfm-async[uvloop]'") from error
-    return uvloop.new_event_loop  # type: ignore[no-any-return]
+    return uvloop.new_event_loop

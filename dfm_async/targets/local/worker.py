@@ -14,7 +14,7 @@ import tempfile
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from dfm_async.runtime.operations import OperationTable
 from dfm_async.runtime.site import SiteRuntime
@@ -29,6 +29,7 @@ HOME: Final = "home"
 """The address of the application."""
 
 _CREDENTIALS: Final = struct.Struct("3i")
+_HAS_ABSTRACT_ADDRESSES: Final[bool] = sys.platform.startswith("linux")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ class _PeerChannel(Channel):
     """A connection that somebody opened to us: only processes of the same user may."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if sys.platform == "linux":
+        if _HAS_ABSTRACT_ADDRESSES:  # a name without a file has no permissions of its own
             peer = transport.get_extra_info("socket")
             data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             if _CREDENTIALS.unpack(data)[1] != os.getuid():
@@ -170,9 +171,9 @@ class _PeerChannel(Channel):
         super().connection_made(transport)
 
 
-def _new_address() -> tuple[str, Any]:
+def _new_address() -> tuple[str, tempfile.TemporaryDirectory[str] | None]:
     """An address to listen at: without a file where that is possible, else in a private folder."""
-    if sys.platform == "linux":
+    if _HAS_ABSTRACT_ADDRESSES:
         return f"\0dfm-async-{os.getpid()}-{secrets.token_hex(12)}", None
     folder = tempfile.TemporaryDirectory(prefix="dfm-")
     return str(Path(folder.name) / "peer"), folder

@@ -1,0 +1,65 @@
+"""What the workers of every contender run. Imports nothing but the standard library, so that peers can import it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+
+def echo(x: int) -> dict[str, int]:
+    return {"x": x}
+
+
+async def echo_async(x: int) -> dict[str, int]:
+    return {"x": x}
+
+
+def stage(v: int) -> int:
+    return v + 1
+
+
+async def stage_async(v: int) -> int:
+    return v + 1
+
+
+def number(i: int) -> int:
+    return i
+
+
+def record(i: int) -> dict[str, Any]:
+    return {"i": i, "d": {"a": 1, "b": "x"}}
+
+
+async def number_async(i: int) -> int:
+    return number(i)
+
+
+async def record_async(i: int) -> dict[str, Any]:
+    return record(i)
+
+
+def ints(n: int) -> Iterator[int]:
+    for i in range(n):
+        yield number(i)
+
+
+def dicts(n: int) -> Iterator[dict[str, Any]]:
+    for i in range(n):
+        yield record(i)
+
+
+async def ints_async(n: int) -> AsyncIterator[int]:
+    for i in range(n):
+        yield number(i)
+
+
+async def dicts_async(n: int) -> AsyncIterator[dict[str, Any]]:
+    for i in range(n):
+        yield record(i)
+
+
+ELEMENTS = {"ints": number, "dicts": record}
+"""How a peer without generators makes one element."""
+GENERATORS = {"ints": ints, "dicts": dicts}
+ASYNC = {echo: echo_async, stage: stage_async, number: number_async, record: record_async}
+"""The asynchronous twin of each function, for a peer that takes only those."""

@@ -1,0 +1,104 @@
+"""Bare mechanisms: a socket round trip between two processes, and a ``multiprocessing.Queue`` read by a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import pickle
+import struct
+import tempfile
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import operations
+
+_LENGTH = struct.Struct("<I")
+_spawn = multiprocessing.get_context("spawn")
+
+
+async def _send(writer: asyncio.StreamWriter, value: Any) -> None:
+    data = pickle.dumps(value, 5)
+    writer.write(_LENGTH.pack(len(data)) + data)
+
+
+async def _receive(reader: asyncio.StreamReader) -> Any:
+    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    return pickle.loads(await reader.readexactly(length))
+
+
+async def _serve_echo(path: str) -> None:
+    reader, writer = await asyncio.open_unix_connection(path)
+    with contextlib.suppress(asyncio.IncompleteReadError):
+        while True:
+            await _send(writer, await _receive(reader))
+    writer.close()
+
+
+def _echo_process(path: str) -> None:
+    asyncio.run(_serve_echo(path))
+
+
+class SocketEcho:
+    """A process that sends back what it gets over a Unix socket; asyncio streams on both sides."""
+
+    async def __aenter__(self) -> SocketEcho:
+        self._directory = tempfile.TemporaryDirectory()
+        path = str(Path(self._directory.name) / "echo")
+        connected: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._server = await asyncio.start_unix_server(lambda r, w: connected.set_result((r, w)), path)
+        self._process = _spawn.Process(target=_echo_process, args=(path,), daemon=True)
+        self._process.start()
+        self._reader, self._writer = await connected
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._writer.close()
+        self._server.close()
+        await asyncio.to_thread(self._process.join, 5)
+        self._directory.cleanup()
+
+    async def round_trip(self, x: int) -> Any:
+        """Sends a small value there and back."""
+        await _send(self._writer, operations.echo(x))
+        return await _receive(self._reader)
+
+
+def _produce(commands: Any, values: Any) -> None:
+    while (command := commands.get()) is not None:
+        kind, n = command
+        for value in operations.GENERATORS[kind](n):
+            values.put(value)
+        values.put(None)
+    values.put(StopIteration)
+
+
+class QueueStream:
+    """A process that puts values into a ``multiprocessing.Queue``, which a thread hands to the event loop."""
+
+    async def __aenter__(self) -> QueueStream:
+        self._commands, self._values = _spawn.SimpleQueue(), _spawn.Queue()
+        self._process = _spawn.Process(target=_produce, args=(self._commands, self._values), daemon=True)
+        self._process.start()
+        self._arrived: asyncio.Queue[Any] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._commands.put(None)
+        await asyncio.to_thread(self._process.join, 5)
+        await asyncio.to_thread(self._thread.join, 5)
+
+    def _read(self) -> None:
+        while (value := self._values.get()) is not StopIteration:
+            self._loop.call_soon_threadsafe(self._arrived.put_nowait, value)
+
+    async def stream(self, kind: str, n: int) -> AsyncIterator[Any]:
+        """Gives n small values."""
+        self._commands.put((kind, n))
+        while (value := await self._arrived.get()) is not None:
+            yield value

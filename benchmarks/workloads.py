@@ -1,0 +1,95 @@
+"""The workloads, written once over :class:`benchmarks.backends.Backend`. Each call is one short block."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from benchmarks import operations
+from benchmarks.backends import Backend
+
+now = time.perf_counter
+
+
+async def latency(one: Callable[[int], Awaitable[Any]], n: int) -> float:
+    """The median seconds of n calls, one after the other."""
+    times = []
+    for i in range(n):
+        start = now()
+        await one(i)
+        times.append(now() - start)
+    return statistics.median(times)
+
+
+async def rate(one: Callable[[int], Awaitable[Any]], n: int, concurrency: int) -> float:
+    """Calls per second of n calls, this many at a time."""
+    numbers = iter(range(n))
+
+    async def caller() -> None:
+        for i in numbers:
+            await one(i)
+
+    start = now()
+    await asyncio.gather(*(caller() for _ in range(concurrency)))
+    return n / (now() - start)
+
+
+async def elapsed(work: Awaitable[Any]) -> float:
+    """The seconds that something takes."""
+    start = now()
+    await work
+    return now() - start
+
+
+async def round_trip(backend: Backend, n: int) -> float:
+    """Seconds of one call."""
+    return await latency(lambda i: backend.call(0, operations.echo, i), backend.loops(n))
+
+
+async def jobs_per_second(backend: Backend, n: int, concurrency: int) -> float:
+    """Calls per second."""
+    count = max(backend.loops(n), concurrency)
+    return await rate(lambda i: backend.call(0, operations.echo, i), count, concurrency)
+
+
+async def results_per_second(backend: Backend, kind: str, n: int) -> float:
+    """Values per second of one stream."""
+    start = now()
+    count = 0
+    async for _ in backend.stream(kind, n):
+        count += 1
+    if count != n:
+        raise RuntimeError(f"{count} of {n} values came")
+    return n / (now() - start)
+
+
+async def first_result(backend: Backend, n: int) -> float:
+    """Seconds until the first value of a stream; the rest is read, too."""
+    start = now()
+    first = None
+    async for _ in backend.stream("ints", n):
+        first = first or now() - start
+    return first or 0.0
+
+
+async def stages(backend: Backend, n: int, count: int) -> float:
+    """Seconds of one value through this many sites."""
+    return await latency(lambda i: backend.through(i, range(count)), backend.loops(n))
+
+
+async def many_through(backend: Backend, n: int) -> float:
+    """Seconds of n values through three sites, all at once."""
+    return await elapsed(asyncio.gather(*(backend.through(i, range(3)) for i in range(n))))
+
+
+async def fan(backend: Backend, n: int) -> float:
+    """Seconds of n independent calls, all at once."""
+    return await elapsed(asyncio.gather(*(backend.call(0, operations.echo, i) for i in range(n))))
+
+
+async def chain(backend: Backend, n: int) -> float:
+    """Seconds of n calls, each with the result of the one before."""
+    return await elapsed(backend.through(0, [0] * n))

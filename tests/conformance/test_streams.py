@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dfm_async import Failure, ForEach, JobFailed, Pipeline, PlaceParam, ResultLimits, ResultsUnread, Yield, collect
+from tests.conformance import weather as w
+from tests.conftest import Connect
+
+
+@pytest.mark.parametrize("source", [w.count_up, w.count_slowly], ids=["sync", "async"])
+@pytest.mark.parametrize("n", [0, 1, 3000])
+async def test_a_yielded_generator_arrives_element_by_element_in_order(connect: Connect, source: object, n: int) -> None:
+    with Pipeline("stream") as pipeline:
+        Yield(source(PlaceParam("n")))  # type: ignore[operator]
+    async with connect(w.fed) as session:
+        job = await session.execute(pipeline, {"n": n})
+        found = [(result.frame, result.value) async for result in job]
+    assert found == [((0, i), i) for i in range(n)]
+
+
+@pytest.mark.parametrize("consumer", [w.total, w.total_of_stream, w.total_of_iterator])
+@pytest.mark.parametrize("source", [w.count_up, w.count_slowly], ids=["sync", "async"])
+async def test_a_generator_travels_to_another_site_as_an_argument(
+    connect: Connect, source: object, consumer: object
+) -> None:
+    with Pipeline("argument") as pipeline:
+        Yield(consumer(source(PlaceParam("n"))))  # type: ignore[operator]
+    async with connect(w.fed) as session:
+        for n in (0, 1, 2000):
+            job = await session.execute(pipeline, {"n": n})
+            assert (await job.first()).value == sum(range(n))
+
+
+async def test_a_loop_over_a_generator_runs_its_body_at_other_sites(connect: Connect) -> None:
+    with Pipeline("loop") as pipeline:
+        with ForEach(w.count_up(PlaceParam("n"))) as number:
+            value = w.echo(number, site="desk")
+        Yield(w.total(collect(value)))
+    async with connect(w.fed) as session:
+        job = await session.execute(pipeline, {"n": 1000})
+        assert (await job.first()).value == sum(range(1000))
+
+
+async def test_several_consumers_of_one_generator_each_see_every_element(connect: Connect) -> None:
+    with Pipeline("tee") as pipeline:
+        numbers = w.count_up(500)
+        Yield(numbers, place="raw")
+        Yield(w.total(numbers), place="total")
+        Yield(w.total_of_stream(numbers), place="elsewhere")
+        with ForEach(numbers) as number:
+            value = w.echo(number, site="archive")
+        Yield(collect(value), place="loop")
+    async with connect(w.fed) as session:
+        found: dict[str, list[object]] = {}
+        async for result in await session.execute(pipeline):
+            found.setdefault(result.place, []).append(result.value)
+    assert found["raw"] == list(range(500))
+    assert found["total"] == found["elsewhere"] == [sum(range(500))]
+    assert found["loop"] == [list(range(500))]
+
+
+async def test_a_consumer_that_reads_only_the_first_element_ends_an_endless_generator(connect: Connect) -> None:
+    with Pipeline("some") as pipeline:
+        Yield(w.first_of(w.forever()))
+    async with connect(w.fed) as session:
+        assert (await (await session.execute(pipeline)).first()).value == 0
+
+
+async def test_a_generator_that_fails_half_way_keeps_what_it_yielded(connect: Connect) -> None:
+    with Pipeline("torn") as pipeline:
+        Yield(w.broken_stream(3))
+    async with connect(w.fed) as session:
+        job = await session.execute(pipeline)
+        values = []
+        with pytest.raises(JobFailed) as caught:
+            async for result in job:
+                values.append(result.value)
+    assert values == [0, 1, 2]
+    assert caught.value.count == 1
+    assert isinstance(caught.value.errors[0].__cause__, OSError)
+
+
+async def test_a_generator_that_fails_fails_its_readers_because_of_it(connect: Connect) -> None:
+    with Pipeline("torn") as pipeline:
+        torn = w.broken_stream(2)
+        Yield(w.total(torn), place="total")
+        Yield(w.total_of_stream(torn), place="stream")
+    async with connect(w.fed) as session:
+        job = await session.execute(pipeline)
+        failures = [item async for item in job.results(errors="yield")]
+    assert {failure.place for failure in failures if isinstance(failure, Failure)} == {None, "total", "stream"}
+    assert {failure.error.node for failure in failures if isinstance(failure, Failure)} == {"broken_stream#0"}  # type: ignore[attr-defined]
+
+
+async def test_a_reader_that_stops_reading_stops_the_producer(connect: Connect) -> None:
+    """An endless generator neither fills the memory nor keeps the job from being cancelled."""
+    with Pipeline("endless") as pipeline:
+        Yield(w.forever())
+    limits = ResultLimits(max_items=100, window=16)
+    async with connect(w.fed) as session:
+        job = await session.execute(pipeline, options=limits)
+        results = job.results()
+        for expected in range(500):
+            assert (await anext(results)).value == expected
+        reader = job._known().log
+        async with asyncio.timeout(5):
+            while not reader.full:  # the producer goes on until the log is full, and no further
+                await reader.wait()
+        held = reader.held
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert reader.held == held <= 100 + 3 * 16
+        for expected in range(500, 1500):
+            assert (await anext(results)).value == expected
+        await results.aclose()
+        await job.cancel()
+
+
+async def test_waiting_for_a_job_whose_results_nobody_reads_says_so(connect: Connect) -> None:
+    with Pipeline("unread") as pipeline:
+        Yield(w.count_up(10_000))
+    async with connect(w.fed) as session:
+        job = await session.execute(pipeline, options=ResultLimits(max_items=50, window=8))
+        with pytest.raises(ResultsUnread, match="nobody reads"):
+            await job
+        assert len(await job.collect()) == 10_000  # nothing is lost
+
+
+async def test_a_thousand_parameter_sets_with_a_loop_keep_their_frames_apart(connect: Connect) -> None:
+    with Pipeline("many") as pipeline:
+        with ForEach(w.count_slowly(PlaceParam("n", multiuse=True))) as k:
+            Yield(w.echo([PlaceParam("n", multiuse=True), k], site="archive"))
+    async with connect(w.fed) as session:
+        job = await session.execute(pipeline, [{"n": i % 3} for i in range(1000)])
+        found = sorted([(result.frame, result.value) async for result in job])
+    assert found == [((i, k), [i % 3, k]) for i in range(1000) for k in range(i % 3)]

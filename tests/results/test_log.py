@@ -1,0 +1,394 @@
+"""The log of a job: offsets, readers, and what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from dfm_async.errors import ResultsExpired
+from dfm_async.model.events import Event, FrameCompleted, Result
+from dfm_async.model.limits import ResultLimits
+from dfm_async.results import log as log_module
+from dfm_async.results.log import LogReader, ResultLog
+
+
+def make(max_items: int = 1000, max_bytes: int = 1 << 30) -> ResultLog:
+    return ResultLog("job", ResultLimits(max_items=max_items, max_bytes=max_bytes))
+
+
+def write(log: ResultLog, count: int = 1, size: int = 0) -> None:
+    for _ in range(count):
+        log.append(FrameCompleted(log.end, (log.end,)), size)
+
+
+def drain(reader: LogReader) -> list[int]:
+    found = []
+    while (event := reader.next_nowait()) is not None:
+        found.append(event.offset)
+    return found
+
+
+def test_events_get_the_offsets_0_1_2() -> None:
+    log = make()
+    assert (log.first, log.end, log.held) == (0, 0, 0)
+    write(log, 2)
+    events: list[Event] = [FrameCompleted(2 + i, (i,)) for i in range(3)]
+    log.extend(events, 10)
+    assert (log.first, log.end, log.held) == (0, 5, 5)
+    assert drain(log.reader(None)) == [0, 1, 2, 3, 4]
+    assert log.get(3) is events[1]
+    assert [event.offset for event in log.since(3)] == [3, 4]
+
+
+def test_every_reader_sees_every_event_for_itself() -> None:
+    log = make()
+    early = log.reader(None)
+    write(log, 3)
+    late = log.reader(None)
+    assert drain(early) == [0, 1, 2]
+    write(log, 2)
+    assert drain(late) == [0, 1, 2, 3, 4]
+    assert drain(early) == [3, 4]
+
+
+def test_a_reader_begins_behind_the_offset_that_it_names() -> None:
+    log = make()
+    write(log, 5)
+    assert drain(log.reader(2)) == [3, 4]
+    assert drain(log.reader(-1)) == [0, 1, 2, 3, 4]
+    assert drain(log.reader(4)) == []
+
+
+def test_a_reader_behind_an_offset_that_is_not_written_yet_sees_only_what_comes_after_it() -> None:
+    log = make()
+    write(log, 2)
+    reader = log.reader(4)
+    write(log, 6)
+    assert drain(reader) == [5, 6, 7]
+
+
+def test_the_oldest_events_that_all_readers_have_seen_make_room() -> None:
+    log = make(max_items=3)
+    fast, slow = log.reader(None), log.reader(None)
+    write(log, 3)
+    drain(fast)
+    slow.next_nowait()
+    write(log)
+    assert (log.first, log.held, log.full) == (1, 3, False)
+    assert drain(slow) == [1, 2, 3]
+
+
+def test_events_are_kept_while_there_is_room_even_if_all_have_seen_them() -> None:
+    log = make(max_items=3)
+    drain_me = log.reader(None)
+    write(log, 3)
+    drain(drain_me)
+    assert drain(log.reader(None)) == [0, 1, 2]
+
+
+def test_a_log_is_full_when_it_can_drop_nothing_and_tells_when_there_is_room() -> None:
+    log = make(max_items=2)
+    told: list[str] = []
+    log.on_full = lambda: told.append("full")
+    log.on_room = lambda: told.append("room")
+    slow, fast = log.reader(None), log.reader(None)
+    write(log, 2)
+    assert not log.full
+    write(log, 2)
+    drain(fast)
+    assert log.full
+    assert told == ["full"]
+    slow.next_nowait()
+    assert log.full, "one is not enough"
+    slow.next_nowait()
+    assert not log.full
+    assert told == ["full", "room"]
+    assert drain(slow) == [2, 3]
+
+
+def test_bytes_count_as_well_as_items() -> None:
+    log = make(max_bytes=100)
+    told: list[str] = []
+    log.on_room = lambda: told.append("room")
+    reader = log.reader(None)
+    write(log, 1, size=60)
+    assert not log.full
+    write(log, 1, size=60)
+    assert log.full
+    reader.next_nowait()
+    assert not log.full
+    assert told == ["room"]
+    assert log.first == 1
+    log.extend([FrameCompleted(2, (0,)), FrameCompleted(3, (0,))], 25)
+    assert log.full
+    drain(reader)
+    assert log.held <= 2
+    assert not log.full
+
+
+def test_a_value_larger_than_the_whole_log_still_passes() -> None:
+    log = make(max_bytes=10)
+    reader = log.reader(None)
+    write(log, 1, size=1000)
+    assert log.full
+    assert drain(reader) == [0]
+    assert not log.full
+
+
+def test_a_full_log_without_readers_keeps_what_nobody_has_seen() -> None:
+    log = make(max_items=2)
+    write(log, 5)
+    assert log.full
+    assert drain(log.reader(None)) == [0, 1, 2, 3, 4]
+    assert not log.full
+
+
+def test_detaching_the_slowest_reader_makes_room() -> None:
+    log = make(max_items=2)
+    told: list[str] = []
+    log.on_room = lambda: told.append("room")
+    fast, slow = log.reader(None), log.reader(None)
+    write(log, 4)
+    drain(fast)
+    assert log.full
+    assert log.readers == 2
+    slow.close()
+    assert log.readers == 1
+    assert not log.full
+    assert told == ["room"]
+    assert log.held == 2
+
+
+def test_detaching_the_last_reader_of_a_full_log_tells_that_nobody_reads() -> None:
+    log = make(max_items=2)
+    told: list[int] = []
+    reader = log.reader(None)
+    write(log, 4)
+    log.on_full = lambda: told.append(log.readers)
+    reader.close()
+    assert told == [0]
+    reader.close()  # a second time changes nothing
+    assert log.readers == 0
+
+
+def test_dropped_events_are_freed() -> None:
+    class Large:
+        pass
+
+    log = make(max_items=2)
+    reader = log.reader(None)
+    alive = []
+    for i in range(3 * log_module._COMPACT):
+        value = Large()
+        alive.append(weakref.ref(value))
+        log.append(Result(i, "p", value, (i,), "s", "n"))
+        del value
+        reader.next_nowait()
+    gc.collect()
+    left = sum(ref() is not None for ref in alive)
+    assert log.held == 2
+    assert left <= log_module._COMPACT + 3, "what is dropped is given back, at the latest with the next clean-up"
+
+
+def test_a_reader_of_what_is_gone_is_told_where_the_log_begins() -> None:
+    log = make(max_items=2)
+    reader = log.reader(None)
+    write(log, 2)
+    drain(reader)
+    write(log, 3)
+    drain(reader)
+    assert log.first == 3
+    for after, wanted in ((None, 0), (1, 2), (0, 1)):
+        with pytest.raises(ResultsExpired) as caught:
+            log.reader(after)
+        assert (caught.value.job_id, caught.value.wanted, caught.value.first) == ("job", wanted, 3)
+    assert drain(log.reader(caught.value.first - 1)) == [3, 4], "the advice of the message works"
+    with pytest.raises(ResultsExpired):
+        log.get(2)
+    assert [event.offset for event in log.since(0)] == [3, 4]
+
+
+def test_a_refused_reader_is_not_attached() -> None:
+    log = make(max_items=1)
+    reader = log.reader(None)
+    write(log, 3)
+    drain(reader)
+    with pytest.raises(ResultsExpired):
+        log.reader(None)
+    assert log.readers == 1
+
+
+def test_a_detached_reader_never_skips_what_it_missed() -> None:
+    log = make(max_items=1)
+    slow, fast = log.reader(None), log.reader(None)
+    write(log, 2)
+    slow.close()
+    drain(fast)
+    write(log, 2)
+    drain(fast)
+    with pytest.raises(ResultsExpired):
+        slow.next_nowait()
+
+
+async def test_a_waiting_reader_gets_the_next_event_and_then_the_end() -> None:
+    log = make()
+    reader, other = log.reader(None), log.reader(None)
+    waiting = [asyncio.create_task(r.next()) for r in (reader, other)]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting)
+    write(log)
+    log.wake()
+    for task in waiting:
+        event = await task
+        assert event is not None
+        assert event.offset == 0
+    last = asyncio.create_task(reader.next())
+    await asyncio.sleep(0)
+    log.close()
+    assert await last is None
+    assert await reader.next() is None
+
+
+async def test_a_closed_log_gives_what_it_holds_before_it_ends() -> None:
+    log = make()
+    write(log, 2)
+    log.close()
+    reader = log.reader(None)
+    found = [await reader.next() for _ in range(3)]
+    assert [None if event is None else event.offset for event in found] == [0, 1, None]
+
+
+async def test_a_cancelled_wait_loses_no_event_and_leaves_nothing_behind() -> None:
+    log = make()
+    reader = log.reader(None)
+    task = asyncio.create_task(reader.next())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not log._waiting
+    write(log)
+    log.wake()
+    event = await reader.next()
+    assert event is not None
+    assert event.offset == 0
+
+
+class Readers(RuleBasedStateMachine):
+    """Each attached reader sees every event once and in order, whatever the others do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(log_module, "_COMPACT", 1)  # clean up often
+        self.log = make(max_items=3, max_bytes=50)
+        self.log.on_room = self._on_room
+        self.room = 0
+        self.was_full = False
+        self.written = 0
+        self.attached: list[tuple[LogReader, list[int], int]] = []
+
+    def _on_room(self) -> None:
+        self.room += 1
+
+    @rule(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=3))
+    def write_some(self, sizes: list[int]) -> None:
+        for size in sizes:
+            write(self.log, 1, size)
+        self.written += len(sizes)
+
+    @rule(count=st.integers(1, 4), size=st.integers(0, 10))
+    def write_many(self, count: int, size: int) -> None:
+        self.log.extend([FrameCompleted(self.log.end + i, (0,)) for i in range(count)], size)
+        self.written += count
+
+    @rule(after=st.none() | st.integers(-1, 20))
+    def attach(self, after: int | None) -> None:
+        start = 0 if after is None else after + 1
+        if start > self.written:
+            return
+        if start < self.log.first:
+            with pytest.raises(ResultsExpired):
+                self.log.reader(after)
+        else:
+            self.attached.append((self.log.reader(after), [], start))
+
+    @precondition(lambda self: self.attached)
+    @rule(data=st.data(), count=st.integers(1, 5))
+    def read(self, data: Any, count: int) -> None:
+        reader, seen, _ = data.draw(st.sampled_from(self.attached))
+        for _ in range(count):
+            event = reader.next_nowait()
+            if event is not None:
+                seen.append(event.offset)
+
+    @precondition(lambda self: self.attached)
+    @rule(data=st.data())
+    def detach(self, data: Any) -> None:
+        index = data.draw(st.integers(0, len(self.attached) - 1))
+        reader, _, _ = self.attached.pop(index)
+        reader.close()
+
+    @invariant()
+    def nobody_misses_anything(self) -> None:
+        log = self.log
+        assert log.end == self.written
+        for reader, seen, start in self.attached:
+            assert seen == list(range(start, start + len(seen)))
+            assert reader.position == start + len(seen)
+            assert log.first <= reader.position
+        assert [event.offset for event in log.since(0)] == list(range(log.first, log.end))
+
+    @invariant()
+    def it_is_full_only_if_nothing_can_be_dropped(self) -> None:
+        log = self.log
+        over = log.held > 3 or log._bytes > 50
+        assert log.full == over
+        assert log._bytes == sum(log._sizes[log._start :])
+        if over and self.attached:
+            assert min(reader.position for reader, _, _ in self.attached) == log.first
+        if self.was_full and not log.full:
+            assert self.room, "who waits for room is told"
+        self.room = 0
+        self.was_full = log.full
+
+    def teardown(self) -> None:
+        self.patch.undo()
+        for reader, seen, start in self.attached:
+            assert seen + drain(reader) == list(range(start, self.written))
+
+
+TestReaders = Readers.TestCase
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(1, 5))
+async def test_readers_that_keep_up_through_a_small_log_miss_nothing(batches: list[int], max_items: int) -> None:
+    log = make(max_items=max_items)
+    room = asyncio.Event()
+    log.on_room = room.set
+
+    async def read() -> list[int]:
+        reader = log.reader(None)
+        found = []
+        while (event := await reader.next()) is not None:
+            found.append(event.offset)
+        return found
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        readers = [tasks.create_task(read()) for _ in range(3)]
+        await asyncio.sleep(0)
+        for count in batches:
+            write(log, count)
+            log.wake()
+            if log.full:
+                room.clear()
+                await room.wait()
+        log.close()
+    assert [task.result() for task in readers] == [list(range(sum(batches)))] * 3
