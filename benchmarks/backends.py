@@ -104,7 +104,7 @@ class AiomultiprocessBackend(Backend):
 
 
 def _log_events(topic: str, kind: str, n: int) -> int:
-    from distributed import get_worker
+    from distributed import get_worker  # type: ignore[import-not-found]
 
     worker = get_worker()
     for value in operations.GENERATORS[kind](n):
@@ -118,7 +118,7 @@ class DaskBackend(Backend):
     cost = 40.0
 
     async def start(self) -> None:
-        from distributed import Client, LocalCluster  # type: ignore[import-not-found]
+        from distributed import Client, LocalCluster
 
         count = self.sites * self.workers
         cluster = await self.stack.enter_async_context(
@@ -136,7 +136,8 @@ class DaskBackend(Backend):
         return self.client.submit(function, argument, pure=False, **pinned)
 
     def call(self, site: int, function: Function, argument: Any) -> Awaitable[Any]:
-        return self.client.gather(self._submit(site, function, argument))  # type: ignore[no-any-return]
+        found: Awaitable[Any] = self.client.gather(self._submit(site, function, argument))
+        return found
 
     async def through(self, value: int, stages: Sequence[int]) -> int:
         last: Any = value

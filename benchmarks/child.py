@@ -66,16 +66,26 @@ class Child:
 
 
 @contextlib.contextmanager
-def running(contender: str, python: str = sys.executable) -> Iterator[Child]:
-    """Starts a child, waits until its sites have answered, and ends it with the context."""
+def running(contender: str, python: str = sys.executable, bytecode: str | None = None) -> Iterator[Child]:
+    """Starts a child, waits until its sites have answered, and ends it with the context.
+
+    Args:
+        contender: "ours", or the name of a peer.
+        python: its interpreter.
+        bytecode: a directory for compiled modules, used instead of the usual places.
+    """
     from benchmarks.common import TREE
     from benchmarks.external import ROOT, environment
 
+    variables = environment()
+    if bytecode is not None:
+        variables.pop("PYTHONDONTWRITEBYTECODE", None)
+        variables["PYTHONPYCACHEPREFIX"] = bytecode
     start = time.time()
     mark = f"{os.getpid()}-{start!r}"
     process = subprocess.Popen(
         [python, "-m", "benchmarks.child", contender, repr(start)],
-        env={**environment(), TREE: mark},
+        env={**variables, TREE: mark},
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

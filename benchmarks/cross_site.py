@@ -25,7 +25,7 @@ async def _our_blocks(ours: Contender, kind: str, n: int) -> dict[str, Block]:
     return {
         f"{kind} one": lambda: workloads.latency(lambda i: ours.run(one, {"x": i}), n),
         f"{kind} three": lambda: workloads.latency(lambda i: ours.run(three, {"x": i}), n),
-        f"{kind} many": lambda: workloads.latency(lambda _: ours.run(three, rows), 5),
+        f"{kind} many": lambda: workloads.latency(lambda _: ours.run(three, rows, MANY), 5),
     }
 
 

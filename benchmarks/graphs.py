@@ -19,16 +19,16 @@ async def _shape(shape: str, options: Options, ours: Contender, pool: PoolBacken
     sites = ["a"] * SIZE
     if shape == "fan":
         plans = {is_async: await ours.fan(sites, is_async) for is_async in (False, True)}
-        params, theirs = {}, workloads.fan
+        params, expected, theirs = {}, SIZE, workloads.fan
     else:
         plans = {is_async: await ours.chain(sites, is_async) for is_async in (False, True)}
-        params, theirs = {"x": 0}, workloads.chain
+        params, expected, theirs = {"x": 0}, 1, workloads.chain
     n = options.size(12)
     return await interleave(
         {
-            "sync": lambda: workloads.latency(lambda _: ours.run(plans[False], params), n),
+            "sync": lambda: workloads.latency(lambda _: ours.run(plans[False], params, expected), n),
             "pool": lambda: workloads.latency(lambda _: theirs(pool, SIZE), n),
-            "async": lambda: workloads.latency(lambda _: ours.run(plans[True], params), n),
+            "async": lambda: workloads.latency(lambda _: ours.run(plans[True], params, expected), n),
         },
         options.repeats,
     )

@@ -87,11 +87,12 @@ class Contender:
 
     # jobs
 
-    async def run(self, plan: Plan, params: dict[str, Any] | list[dict[str, Any]]) -> int:
-        """Runs a job to its end and reads all results; gives their number."""
+    async def run(self, plan: Plan, params: dict[str, Any] | list[dict[str, Any]], expected: int = 1) -> None:
+        """Runs a job to its end and reads all results; there must be as many as expected."""
         job = await self.session.execute(plan, params)
         count = 0
         async for _ in job:
             count += 1
         await job
-        return count
+        if count != expected:
+            raise RuntimeError(f"{count} of {expected} results came")

@@ -43,6 +43,8 @@ class Invoke(_Effect, frozen=True):
     activity: Activity
     action: spec.Call
     args: dict[str, Any]
+    streams: bool
+    """Whether there are streams among the arguments."""
 
 
 class EmitValue(_Effect, frozen=True):
@@ -110,10 +112,11 @@ class Pull(_Effect, frozen=True):
 
 
 class LookUp(_Effect, frozen=True):
-    """Ask the cache; answer with ``found`` or ``missed``."""
+    """Ask the cache; answer with ``found`` or ``missed``. ``wait``: for another that computes the key's value."""
 
     activity: Activity
     key: Any
+    wait: bool
 
 
 class Keep(_Effect, frozen=True):

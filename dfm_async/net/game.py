@@ -39,7 +39,7 @@ class Instance:
         self.parent = parent
         self.slots: list[Any] = [ABSENT] * scope.slots
         self.missing = scope.missing.copy()
-        self.remaining = len(scope.transitions) + len(scope.members) + (parent is None)
+        self.remaining = len(scope.transitions) + len(scope.members) + scope.awaited + (parent is None)
         self.waiters: dict[int, list[tuple[Instance, TransitionCode]]] | None = None
         self.loops: dict[int, LoopRecord] | None = None
         self.streams: list[StreamValue] | None = None
@@ -143,10 +143,16 @@ class Game:
         """How many parameter sets are under way here."""
         return len(self._roots)
 
-    def take(self) -> list[fx.Effect]:
-        """Runs everything that is ready and gives the effects of it, in order."""
+    @property
+    def ready(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self._ready or self._effects)
+
+    def take(self, limit: int = 1000) -> list[fx.Effect]:
+        """Fires what is ready, up to a limit, and gives the effects of it, in order."""
         ready = self._ready
-        while ready:
+        while ready and limit:
+            limit -= 1
             instance, transition = ready.popleft()
             self._fire(instance, transition)
         effects, self._effects = self._effects, []
@@ -277,8 +283,8 @@ class Game:
             frame=frame,
             attempt=attempt,
             type_name=kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
-            message=_text(error),
-            traceback=_traceback(error),
+            message=_clean(_text(error)),
+            traceback=_clean(_traceback(error)),
             cause=cause,
         )
 
@@ -341,9 +347,7 @@ class Game:
             return
         instance.slots[slot] = value
         if isinstance(value, StreamValue):
-            if instance.streams is None:
-                instance.streams = []
-            instance.streams.append(value)
+            self._own(instance, value)
         missing = instance.missing
         for transition in place.consumers:
             missing[transition.index] -= 1
@@ -354,6 +358,14 @@ class Game:
                 child.missing[transition.index] -= 1
                 if not child.missing[transition.index]:
                     self._ready.append((child, transition))
+        if place.awaited:
+            self._resolve(instance)
+
+    def _own(self, instance: Instance, stream: StreamValue) -> None:
+        """Has a stream closed when an instance is done."""
+        if instance.streams is None:
+            instance.streams = []
+        instance.streams.append(stream)
 
     def _produce(self, instance: Instance, index: int, value: Any) -> None:
         place = self.program.places.get(index)
@@ -363,6 +375,8 @@ class Game:
             self._effects.append(fx.Send(index, instance.frame, value, place.routes, instance))
             if isinstance(value, StreamValue):
                 instance.remaining += len(place.routes)  # until each of them has released it
+                if not place.local:
+                    self._own(instance, value)
         if place.local:
             self._put(instance, place, value)
 
@@ -503,6 +517,7 @@ class Game:
         try:
             _HANDLERS[kind](self, instance, transition, values)
         except Exception as error:  # noqa: BLE001 - whatever an expression over user values raises
+            self._turn_away(values)
             self.fail(Activity(instance, transition), self.error(Activity(instance, transition), error))
 
     def _turn_away(self, values: list[Any]) -> None:
@@ -539,7 +554,8 @@ class Game:
         args = {name: formula(values) for name, formula in transition.formulas.items()}
         action = transition.action
         assert isinstance(action, spec.Call)  # noqa: S101 - dispatched by type
-        self._effects.append(fx.Invoke(Activity(instance, transition), action, args))
+        streams = any(isinstance(value, StreamValue) for value in values)
+        self._effects.append(fx.Invoke(Activity(instance, transition), action, args, streams))
 
     def _emit(self, instance: Instance, transition: TransitionCode, values: list[Any]) -> None:
         value = transition.formulas["value"](values)
@@ -605,7 +621,9 @@ class Game:
 
     def _lookup(self, instance: Instance, transition: TransitionCode, values: list[Any]) -> None:
         key = _whole(transition.formulas["key"](values), "a cache key")
-        self._effects.append(fx.LookUp(Activity(instance, transition), key))
+        action = transition.action
+        assert isinstance(action, spec.Lookup)  # noqa: S101 - dispatched by type
+        self._effects.append(fx.LookUp(Activity(instance, transition), key, not action.nested))
 
     def _answer(self, activity: Activity, answer: Any, gate: Any) -> None:
         action = activity.transition.action
@@ -673,6 +691,11 @@ def _collected(gathered: dict[int, Any], outcome: Any) -> Any:
         if type(value) is Failed:
             return value
     return [value for value in values if value is not SKIPPED]
+
+
+def _clean(text: str) -> str:
+    """Text that can travel: whatever UTF-8 cannot hold is written out."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def _text(error: BaseException) -> str:

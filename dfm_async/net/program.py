@@ -54,7 +54,14 @@ def compile_formula(formula: spec.Formula, literals: Sequence[Any]) -> Evaluate:
         case spec.Compare(op, left, right):
             compare = _COMPARE[op]
             a, b = compile_formula(left, literals), compile_formula(right, literals)
-            return lambda values: compare(a(values), b(values))
+
+            def test(values: Sequence[Any]) -> Any:
+                first, second = a(values), b(values)
+                if isinstance(first, StreamValue) or isinstance(second, StreamValue):
+                    raise TypeError("a stream cannot be compared: return a list instead of a generator")
+                return compare(first, second)
+
+            return test
         case spec.Combine(op, terms):
             tests = [compile_formula(term, literals) for term in terms]
             if op == "and":
@@ -84,7 +91,7 @@ class TransitionCode:
 class PlaceCode:
     """A place as this location sees it: its slot, and who reads it here and elsewhere."""
 
-    __slots__ = ("consumers", "index", "label", "local", "repeated", "routes", "scope", "slot")
+    __slots__ = ("awaited", "consumers", "index", "label", "local", "repeated", "routes", "scope", "slot", "uses")
 
     def __init__(self, found: spec.Place, scope: ScopeCode | None) -> None:
         self.index = found.index
@@ -96,17 +103,22 @@ class PlaceCode:
         self.local = False
         self.repeated = False
         """Whether a loop reads it, once per element."""
+        self.uses = 0
+        """How many transitions here read its value, rather than only wait for it."""
+        self.awaited = False
+        """Whether its instance must wait for its token: it comes from elsewhere, and only loops read it."""
 
     @property
     def readers(self) -> int | None:
         """How many read a token of this place; None if that is not known beforehand."""
-        return None if self.repeated else len(self.consumers) + len(self.routes)
+        return None if self.repeated else self.uses + len(self.routes)
 
 
 class ScopeCode:
     """A scope as this location sees it."""
 
     __slots__ = (
+        "awaited",
         "depth",
         "emits",
         "index",
@@ -129,6 +141,7 @@ class ScopeCode:
         self.transitions: list[TransitionCode] = []
         self.members: list[spec.Loop] = []
         self.slots = 0
+        self.awaited = 0
         self.missing: list[int] = []
         self.outer: list[tuple[TransitionCode, int, int]] = []
         self.emits: list[int] = []
@@ -159,6 +172,7 @@ class Program:
         for transition in net.transitions:
             self._add(transition)
         self.params = [self.places[index] for _, index in net.params]
+        self._await_places()
 
     def _add(self, found: spec.Transition) -> None:
         scope = self.scopes[found.scope]
@@ -176,11 +190,13 @@ class Program:
                 home.slots += 1
             up = scope.depth - home.depth
             inputs.append((up, place.slot))
+            if given.role != "after":
+                place.uses += 1
             if up == 0:
                 missing += 1
                 place.consumers.append(code)
             else:
-                place.repeated = True
+                place.repeated = place.repeated or given.role != "after"
                 scope.outer.append((code, up, place.slot))
         if scope.parent is None and not inputs:
             missing = 1  # the opening of the frame
@@ -194,6 +210,21 @@ class Program:
             while above is not None:
                 above.emits.append(found.action.point)
                 above = above.parent
+
+    def _await_places(self) -> None:
+        """Finds the places whose token an instance must wait for although no transition of its own scope does."""
+        made = {index for _, index in self.net.params}
+        for transition in self.net.transitions:
+            for name in ("output", "then", "otherwise", "found", "miss"):
+                made.add(getattr(transition.action, name, -1))
+        for loop in self.net.loops:
+            made.update(loop.collects)
+            if loop.control == self.here:
+                made.update(index for index in (loop.element, loop.enter) if index is not None)
+        for place in self.places.values():
+            if place.local and not place.consumers and place.index not in made and place.scope is not None:
+                place.awaited = True
+                place.scope.awaited += 1
 
     def _formulas(self, code: TransitionCode, action: spec.Action) -> None:
         literals = self.net.literals

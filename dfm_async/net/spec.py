@@ -165,6 +165,8 @@ class Lookup(_Data, frozen=True, tag="lookup"):
     key: Formula
     found: int
     miss: int
+    nested: bool = False
+    """Whether it stands inside another cache block: then it must not wait for others, who may wait for that one."""
 
 
 class Store(_Data, frozen=True, tag="store"):

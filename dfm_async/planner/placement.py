@@ -21,7 +21,7 @@ from dfm_async.planner.structure import Spot, Structure, expressions_of
 
 __all__ = ["Placement", "place"]
 
-_CACHE = "cache"
+_CACHE = "#cache"  # no operation can have this name
 
 
 @dataclass(slots=True, frozen=True)

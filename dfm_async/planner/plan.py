@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dfm_async.errors import PipelineError, Problem
+from dfm_async.errors import EncodingError, PipelineError, Problem
 from dfm_async.federation.federation import Federation
 from dfm_async.net import spec
-from dfm_async.pipeline.expressions import Constant, Parameter, Ref, references
+from dfm_async.pipeline.expressions import Constant, Parameter, Ref, references, walk
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.pipeline.statements import CallStatement, YieldStatement
 from dfm_async.planner.nets import build_nets
 from dfm_async.planner.placement import Placement, place
-from dfm_async.planner.structure import Structure, analyse, expressions_of
+from dfm_async.planner.structure import Spot, Structure, analyse, expressions_of
 from dfm_async.planner.types import fits, type_text, validate
 from dfm_async.wire.codec import Codec
 
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["NodePlan", "ParameterUse", "Plan", "prepare"]
 
-_codec = Codec(trusted=False)
+_codec = Codec(trusted=False, canonical=True)
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+_hashing = Codec(trusted=True, canonical=True)
 
 
 class ParameterUse(msgspec.Struct, frozen=True):
@@ -81,13 +83,23 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def hash(self) -> str:
-        """The same for equal plans, on every run and machine."""
-        return hashlib.sha256(self.to_json()).hexdigest()[:32]
+        """The same for equal plans, on every run and machine.
+
+        Only a literal that JSON cannot hold (an object that must be pickled) can make it differ between runs.
+        """
+        return hashlib.sha256(self._to_json(_hashing)).hexdigest()[:32]
 
     def to_json(self) -> bytes:
-        """Writes the plan as JSON."""
+        """Writes the plan as JSON.
+
+        Raises:
+            EncodingError: the pipeline has a literal that only pickle could hold.
+        """
+        return self._to_json(_codec)
+
+    def _to_json(self, codec: Codec) -> bytes:
         nets = tuple(
-            msgspec.structs.replace(net, literals=tuple(_codec.encode(value) for value in net.literals))
+            msgspec.structs.replace(net, literals=tuple(codec.encode(value) for value in net.literals))
             for net in self.nets
         )
         return msgspec.json.encode(msgspec.structs.replace(self, nets=nets), order="deterministic")
@@ -181,6 +193,7 @@ def _check_types(found: Structure, federation: Federation) -> tuple[ParameterUse
     uses: list[ParameterUse] = []
     for spot in found.spots.values():
         statement = spot.statement
+        _check_literals(spot, found)
         if not isinstance(statement, CallStatement):
             continue
         operation = federation.operations.get(statement.operation)
@@ -214,6 +227,16 @@ def _check_types(found: Structure, federation: Federation) -> tuple[ParameterUse
             if needed and name not in statement.args:
                 found.report(spot, f"parameter {name!r} of operation {operation.name!r} is missing")
     return tuple(uses)
+
+
+def _check_literals(spot: Spot, found: Structure) -> None:
+    for name, expression, _ in expressions_of(spot.statement):
+        for part in (expression,) if isinstance(expression, Constant) else walk(expression):
+            if isinstance(part, Constant) and type(part.value) not in _PLAIN:
+                try:
+                    _hashing.pack(part.value)
+                except EncodingError as error:
+                    found.report(spot, f"{name}: {error}")
 
 
 def _check_edge(ref: Ref, name: str, hint: Any, label: str, found: Structure, federation: Federation) -> None:

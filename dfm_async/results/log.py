@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from dfm_async.errors import ResultsExpired
-from dfm_async.model.events import Event
+from dfm_async.model.events import Event, FrameCompleted, StatusChanged
 from dfm_async.model.limits import ResultLimits
 
 __all__ = ["LogReader", "ResultLog"]
 
 _COMPACT = 4096
+_BARE = frozenset({FrameCompleted, StatusChanged})
+"""Events that carry no data: with nobody reading, they make room also unseen."""
 
 
 class ResultLog:
@@ -34,6 +36,7 @@ class ResultLog:
         self._bytes = 0
         self._full = False
         self._seen = 0
+        self._kept_from = 0
         self._readers: set[LogReader] = set()
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -91,15 +94,21 @@ class ResultLog:
         self.closed = True
         self.wake()
 
-    def reader(self, after: int | None) -> LogReader:
-        """Attaches a reader that begins behind an offset, or at the oldest event that is kept.
+    def reader(self, after: int | None, *, data_only: bool = False) -> LogReader:
+        """Attaches a reader that begins behind an offset, or at the log's beginning.
+
+        Args:
+            after: the offset.
+            data_only: the reader wants only results and failures; other events may be missing.
 
         Raises:
-            ResultsExpired: events behind that offset are gone, or the log's beginning is and ``after`` is None.
+            ResultsExpired: events that the reader wants are gone.
         """
         start = 0 if after is None else after + 1
         if start < self.first:
-            raise ResultsExpired(self.job_id, start, self.first)
+            if not data_only or start < self._kept_from:
+                raise ResultsExpired(self.job_id, start, self.first)
+            start = self.first
         reader = LogReader(self, min(start, self.end))
         self._readers.add(reader)
         return reader
@@ -149,7 +158,13 @@ class ResultLog:
         limits = self.limits
         seen = min((reader.position for reader in self._readers), default=self._seen) - self._base
         start, count = self._start, len(self._events)
-        while start < seen and (count - start > limits.max_items or self._bytes > limits.max_bytes):
+        events, free = self._events, not self._readers
+        while start < count and (count - start > limits.max_items or self._bytes > limits.max_bytes):
+            bare = type(events[start]) in _BARE
+            if start >= seen and not (bare and free):
+                break
+            if not bare:
+                self._kept_from = self._base + start + 1
             self._bytes -= self._sizes[start]
             start += 1
         self._start = start

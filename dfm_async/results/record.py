@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from dfm_async.errors import DfmError, JobAborted, JobFailed, ResultsUnread
 from dfm_async.model.events import StatusChanged
@@ -41,7 +42,8 @@ class JobRecord:
         self.next_frame = 0
         """The number that the next parameter set will get."""
         self._waiters: set[asyncio.Future[None]] = set()
-        self.log.on_full = self._stalled
+        self.blocked: Callable[[], bool] | None = None
+        """Tells whether the job cannot go on before somebody reads its log."""
 
     def change(self, status: JobStatus, reason: str | None = None) -> None:
         """Enters another state. A terminal one ends the log and never changes."""
@@ -52,7 +54,6 @@ class JobRecord:
         self.log.append(StatusChanged(self.log.end, status, reason))
         if status.terminal:
             self.finished = time.time()
-            self.log.on_full = None
             self.log.close()
             self.completion_event.set()
             for waiter in self._waiters:
@@ -69,7 +70,7 @@ class JobRecord:
         """
         if self.status.terminal:
             return
-        if self.log.full and not self.log.readers and self.log.limits.overflow == "block":
+        if self.blocked is not None and self.blocked():
             raise ResultsUnread(self.job_id, self.log.held)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
@@ -78,11 +79,11 @@ class JobRecord:
         finally:
             self._waiters.discard(waiter)
 
-    def _stalled(self) -> None:
-        if not self.log.readers and self.log.limits.overflow == "block":
-            for waiter in self._waiters:
-                if not waiter.done():
-                    waiter.set_exception(ResultsUnread(self.job_id, self.log.held))
+    def stalled(self) -> None:
+        """The job cannot go on before somebody reads its log: tells those who wait for its end."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(ResultsUnread(self.job_id, self.log.held))
 
     def add_error(self, error: DfmError) -> None:
         """Counts an error, and keeps it if it is among the first."""

@@ -34,8 +34,10 @@ class SiteCache:
         self._size = 0
         self._tickets: dict[bytes, Ticket] = {}
 
-    async def look_up(self, key: Any) -> tuple[bool, Any]:
+    async def look_up(self, key: Any, *, wait: bool) -> tuple[bool, Any]:
         """Gives ``(True, value)``, or ``(False, ticket)`` to the one that shall compute it. The others wait.
+
+        Without ``wait``, another one that computes the same value is not waited for: both do.
 
         Raises:
             EncodingError: the key cannot be encoded.
@@ -47,6 +49,8 @@ class SiteCache:
                 self._values.move_to_end(encoded)
                 return True, self._codec.loads(value)
             ticket = self._tickets.get(encoded)
+            if ticket is not None and not wait:
+                return False, Ticket(encoded, asyncio.get_running_loop().create_future())
             if ticket is None:
                 ticket = self._tickets[encoded] = Ticket(encoded, asyncio.get_running_loop().create_future())
                 return False, ticket
@@ -60,7 +64,7 @@ class SiteCache:
         """
         try:
             encoded = self._codec.encode(value)
-            self._size += len(encoded)
+            self._size += len(encoded) - len(self._values.pop(ticket.key, b""))
             self._values[ticket.key] = encoded
             while self._values and (len(self._values) > _ITEMS or self._size > _BYTES):
                 self._size -= len(self._values.popitem(last=False)[1])

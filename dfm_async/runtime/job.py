@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
 import functools
 import inspect
+import logging
 import pickle
+import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import cloudpickle
@@ -33,7 +36,6 @@ from dfm_async.runtime.streams import (
     Stream,
     StreamFailed,
     Subscription,
-    blocking_iterator,
 )
 from dfm_async.runtime.threads import ThreadSource
 from dfm_async.wire import messages as msg
@@ -42,10 +44,13 @@ from dfm_async.wire.codec import Broken
 if TYPE_CHECKING:
     from dfm_async.runtime.site import SiteRuntime
 
-__all__ = ["SiteJob"]
+__all__ = ["SiteJob", "broken_record"]
+
+_log = logging.getLogger(__name__)
 
 _VALUE, _SKIPPED, _FAILED, _OPEN, _STREAM = range(5)
 _FAIR: Final = 64
+_ROUNDS: Final = 8
 _PULL: Final = 256
 _LARGEST_CAUSE: Final = 64 * 1024
 _MANY: Final = 1 << 30
@@ -77,6 +82,8 @@ class SiteJob:
         self._threads_idle: asyncio.Future[None] | None = None
         self._instances: dict[int, Any] = {}
         self._streams: set[Stream] = set()
+        self._closing: set[Stream] = set()
+        self._subscriptions: dict[Activity, list[Subscription]] = {}
         self._exports: dict[int, _Export] = {}
         self._imports: dict[tuple[int, int], _RemoteSource] = {}
         self._next_stream = 0
@@ -121,7 +128,10 @@ class SiteJob:
             source, stream_id = value
             remote = _RemoteSource(self, source, stream_id)
             self._imports[source, stream_id] = remote
-            return self._stream(label, remote, self.program.places[place].readers, None)
+            stream = self._stream(label, remote, self.program.places[place].readers, None)
+            if not stream.consumers:  # it is only waited for
+                self._close_stream(stream)
+            return stream
         if isinstance(value, Broken):
             error = self.game.describe(value.error, label, label, frame)
             self._report_error(error)
@@ -169,24 +179,44 @@ class SiteJob:
         if remote is not None:
             remote.arrived(self.runtime.codec.loads_batch(message.payload), message.ended, message.error)
 
+    def drop_import(self, source: int, stream_id: int) -> None:
+        """Forgets a stream from elsewhere."""
+        self._imports.pop((source, stream_id), None)
+
     def stream_close(self, message: msg.StreamClose) -> None:
         """Another location is done with a stream from here."""
         export = self._exports.pop(message.stream, None)
         if export is not None:
-            export.subscription.closed = True
+            export.subscription.close()
             self.game.release(export.instance)
             self.advance()
 
     # the game
 
     def advance(self) -> None:
-        """Carries out everything that the game asks for."""
+        """Carries out what the game asks for; a lot of it in several turns, so that others get theirs."""
         if self._stopping:
             return
-        while effects := self.game.take():
-            for effect in effects:
+        for _ in range(_ROUNDS):
+            for effect in self.game.take():
                 _HANDLERS[type(effect)](self, effect)
+            if not self.game.ready:
+                break
+        else:
+            asyncio.get_running_loop().call_soon(self._advance_later)
         self.runtime.touch(self)
+
+    def _advance_later(self) -> None:
+        try:
+            self.advance()
+        except Exception as error:  # noqa: BLE001 - a fault of ours, told as such
+            self.broken(error)
+
+    def broken(self, error: Exception) -> None:
+        """Something went wrong that is no operation's fault: the job cannot go on, but others can."""
+        if not self._stopping:
+            _log.error("job %s is broken at site %s", self.job_id, self.runtime.site, exc_info=error)
+            self.runtime.report(msg.JobBroken(self.number, self.at, broken_record(self.runtime.site, error)))
 
     def flush(self) -> None:
         """Sends what has gathered in this turn of the loop."""
@@ -225,10 +255,18 @@ class SiteJob:
             self._reported.add(error.id)
             self._report(msg.OperationError(self.number, self.at, error))
 
-    def _spawn(self, work: Coroutine[Any, Any, None], context: contextvars.Context | None = None) -> None:
-        task = self.runtime.spawn(work, context, f"job {self.job_id}")
+    def _spawn(self, work: Coroutine[Any, Any, None], context: contextvars.Context | None = None) -> asyncio.Task[None]:
+        task = self.runtime.spawn(self._guard(work), context, f"a task of job {self.job_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # a task that is cancelled early has not begun it
+        return task
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 - operations' errors are dealt with inside: this is a fault of ours
+            self.broken(error)
 
     # calls
 
@@ -241,10 +279,7 @@ class SiteJob:
             return
         retry = action.retry or callee.retry
         deadline = action.deadline or callee.deadline
-        args = effect.args
-        streams = any(isinstance(value, (StreamValue, list, tuple, dict)) for value in args.values()) and _has_stream(
-            args
-        )
+        args, streams = effect.args, effect.streams
         context = self._new_context(activity, action.operation, 1)
         if callee.kind is not CodeKind.ASYNC and not callee.adapter.per_job and not (streams and callee.whole):
             work = self._work(callee, activity, action.operation, args, 1, streams)
@@ -283,10 +318,7 @@ class SiteJob:
     ) -> Callable[[], Any]:
         function = callee.bound(self._instance(callee))
         if streams:
-            loop = asyncio.get_running_loop()
-            sync = callee.kind in (CodeKind.SYNC, CodeKind.GENERATOR)
-            read = (lambda stream: blocking_iterator(stream.subscribe(), loop)) if sync else (lambda s: s.subscribe())
-            args = {name: _replace_streams(value, read) for name, value in args.items()}
+            args = self._readers(activity, callee, args)
         if callee.wants_context:
             found = OperationContext(self.job_id, self.runtime.site, operation, activity.label, activity.frame, attempt)
             args = {**args, "context": found}
@@ -294,6 +326,53 @@ class SiteJob:
             return lambda: function(**args)
         positional, named = callee.arguments(args)
         return lambda: function(*positional, **named)
+
+    def _readers(self, activity: Activity, callee: Callee, args: dict[str, Any]) -> dict[str, Any]:
+        """Puts readers where the streams are among the arguments; they are closed when the call has ended."""
+        opened = self._subscriptions.setdefault(activity, [])
+        seen: set[Stream] = set()
+
+        def read(stream: Any) -> Any:
+            if stream in seen:
+                stream.consumers += 1  # twice in one call: two readers, where one was expected
+            seen.add(stream)
+            subscription = stream.subscribe()
+            opened.append(subscription)
+            if callee.kind in (CodeKind.SYNC, CodeKind.GENERATOR):
+                return self._blocking(subscription, asyncio.get_running_loop())
+            return subscription
+
+        return {name: _replace_streams(value, read) for name, value in args.items()}
+
+    def _blocking(self, subscription: Subscription, loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
+        """Reads a stream from a thread, for synchronous operations."""
+        while True:
+            future: concurrent.futures.Future[list[Any]] = concurrent.futures.Future()
+            loop.call_soon_threadsafe(self._read_for, subscription, future)
+            found = future.result()
+            if not found:
+                return
+            yield from found
+
+    def _read_for(self, subscription: Subscription, future: concurrent.futures.Future[list[Any]]) -> None:
+        def ended(_task: object = None) -> None:
+            if not future.done():
+                future.set_exception(RuntimeError("the job was cancelled, or the stream was closed"))
+
+        if self._stopping:
+            ended()
+        else:
+            self._spawn(self._read_into(subscription, future)).add_done_callback(ended)
+
+    async def _read_into(self, subscription: Subscription, future: concurrent.futures.Future[list[Any]]) -> None:
+        try:
+            future.set_result(await subscription.get())
+        except StreamFailed as failed:
+            future.set_exception(failed)
+
+    def _call_ended(self, activity: Activity) -> None:
+        for subscription in self._subscriptions.pop(activity, ()):
+            subscription.close()
 
     def _instance(self, callee: Callee) -> Any:
         if not callee.adapter.per_job:
@@ -377,10 +456,7 @@ class SiteJob:
         attempt: int,
     ) -> Any:
         if streams and callee.whole:
-            args = {
-                name: await value.subscribe().rest() if name in callee.whole and isinstance(value, Stream) else value
-                for name, value in args.items()
-            }
+            args = await self._whole(callee, args)
         work = self._work(callee, activity, operation, args, attempt, streams)
         if callee.kind in (CodeKind.GENERATOR, CodeKind.ASYNC_GENERATOR):
             return work()
@@ -401,11 +477,24 @@ class SiteJob:
                 raise TimeoutError(f"the deadline of {deadline:g} s for {operation!r} is over") from error
             raise
 
+    async def _whole(self, callee: Callee, args: dict[str, Any]) -> dict[str, Any]:
+        """Reads streams to their end for parameters that are declared as lists."""
+        names = [name for name in args if name in callee.whole and isinstance(args[name], Stream)]
+        for name in names:
+            args[name].consumers += sum(args[other] is args[name] for other in names[: names.index(name)])
+        opened = {name: args[name].subscribe() for name in names}  # all of them, before the first is read
+        read = {name: await subscription.rest() for name, subscription in opened.items()}
+        for subscription in opened.values():
+            subscription.close()
+        return {**args, **read}
+
     def _returned(self, activity: Activity, value: Any) -> None:
         if inspect.iscoroutine(value):  # a plain function that returns a coroutine
             self._spawn(self._await(activity, value))
             return
-        if is_iterator(value):
+        if not is_iterator(value):
+            self._call_ended(activity)
+        else:
             action = activity.transition.action
             place = self.program.places.get(action.output)  # type: ignore[union-attr] # only calls return
             stream = self._stream(
@@ -430,6 +519,7 @@ class SiteJob:
         self.advance()
 
     def _raised(self, activity: Activity, error: BaseException, attempt: int) -> None:
+        self._call_ended(activity)
         if isinstance(error, StreamFailed):  # it read a stream that failed: the failure is the producer's
             self.game.fail(activity, error.error)
         else:
@@ -462,7 +552,16 @@ class SiteJob:
     def _close_stream(self, stream: StreamValue) -> None:
         if isinstance(stream, Stream) and stream in self._streams:
             self._streams.discard(stream)
-            self._spawn(stream.aclose())
+            self._closing.add(stream)
+            self._spawn(self._finish_stream(stream))
+
+    async def _finish_stream(self, stream: Stream) -> None:
+        try:
+            await stream.aclose()
+        except Exception:  # noqa: BLE001 - its readers have what they wanted; there is nobody left to tell
+            _log.warning("the generator of %s raised when it was closed", stream.label, exc_info=True)
+        await stream.source.wait_ended()
+        self._closing.discard(stream)
 
     async def _drain(self, activity: Activity, stream: Stream) -> None:
         """Runs a generator whose elements nobody reads to its end."""
@@ -477,6 +576,7 @@ class SiteJob:
             self.game.fail(activity, failed.error)
         else:
             self.game.complete(activity)
+        self._close_stream(stream)
         self.advance()
 
     async def _serve(self, stream_id: int, export: _Export) -> None:
@@ -509,7 +609,7 @@ class SiteJob:
                 source = self._stream(
                     control.loop.label, self._source(source.iterator, control.activity), 1, control.activity
                 )
-            puller = self._pullers[control] = _Puller(source.subscribe())
+            puller = self._pullers[control] = _Puller(source.subscribe(), own=isinstance(control.source, Foreign))
             self._spawn(self._feed(control, puller))
         puller.wanted += effect.count
         puller.wake()
@@ -533,7 +633,9 @@ class SiteJob:
                 self.advance()
         except StreamFailed as failed:
             error = failed.error
-        puller.subscription.closed = True
+        puller.subscription.close()
+        if puller.own:
+            self._close_stream(puller.subscription.stream)
         del self._pullers[control]
         self.game.feed_end(control, error)
         self.advance()
@@ -595,7 +697,9 @@ class SiteJob:
             self.game.fail(effect.activity, self._encoding_error(effect, error))
         else:
             self.game.complete(effect.activity)
-        subscription.closed = True
+        subscription.close()
+        if stream is not effect.value:
+            self._close_stream(stream)
         self.advance()
 
     def _add_run(self, point: int, frame: Frame, index: int) -> None:
@@ -677,11 +781,11 @@ class SiteJob:
     # the cache
 
     def _look_up(self, effect: fx.LookUp) -> None:
-        self._spawn(self._ask_cache(effect.activity, effect.key))
+        self._spawn(self._ask_cache(effect.activity, effect.key, effect.wait))
 
-    async def _ask_cache(self, activity: Activity, key: Any) -> None:
+    async def _ask_cache(self, activity: Activity, key: Any, wait: bool) -> None:
         try:
-            hit, found = await self.runtime.cache.look_up(key)
+            hit, found = await self.runtime.cache.look_up(key, wait=wait)
         except EncodingError as error:
             self.game.fail(activity, self.game.error(activity, error, 1, _cause(error)))
         else:
@@ -721,14 +825,21 @@ class SiteJob:
         """After :meth:`cancel`: waits for the tasks, and frees what the job holds."""
         while self._tasks:
             await asyncio.wait(set(self._tasks))
+        await self.close_streams()
+
+    async def close_streams(self) -> None:
+        """After :meth:`cancel`: ends the generators of the job, and gives back its rights."""
         for stream in self._streams:
-            await stream.aclose()
+            try:
+                await stream.aclose()
+            except Exception:  # noqa: BLE001 - the job has ended: there is nobody left to tell
+                _log.warning("the generator of %s raised when it was closed", stream.label, exc_info=True)
         for ticket in list(self._tickets):
             self._give_back(ticket)
 
     async def stopped(self) -> None:
         """After :meth:`close`: waits until no thread runs anything of the job."""
-        for stream in self._streams:
+        for stream in [*self._streams, *self._closing]:
             await stream.source.wait_ended()
         if self._busy_threads:
             self._threads_idle = asyncio.get_running_loop().create_future()
@@ -770,10 +881,11 @@ class _Export:
 class _Puller:
     """What a loop still wants of its source."""
 
-    __slots__ = ("_waiter", "subscription", "wanted")
+    __slots__ = ("_waiter", "own", "subscription", "wanted")
 
-    def __init__(self, subscription: Subscription) -> None:
+    def __init__(self, subscription: Subscription, own: bool) -> None:
         self.subscription = subscription
+        self.own = own
         self.wanted = 0
         self._waiter: asyncio.Future[None] | None = None
 
@@ -834,10 +946,17 @@ class _RemoteSource:
                 job.routes[self._source], msg.StreamPull(job.number, self._source, self._id, job.at, count)
             )
 
+    def forget(self) -> None:
+        """Lets whoever still waits for an element go."""
+        self._ended = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
     async def aclose(self) -> None:
         """Tells the producer that no more is wanted."""
         job = self._job
-        self._ended = True
+        self.forget()
+        job.drop_import(self._source, self._id)
         job.runtime.send(job.routes[self._source], msg.StreamClose(job.number, self._source, self._id))
 
     async def wait_ended(self) -> None:
@@ -859,25 +978,26 @@ def _cause(error: BaseException) -> bytes:
     try:
         dumps = cloudpickle.dumps if type(error).__module__ == "__main__" else pickle.dumps
         data = dumps(error, protocol=5)
-    except Exception:  # noqa: BLE001 - exceptions can hold anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - exceptions can hold anything
         return b""
     return data if len(data) <= _LARGEST_CAUSE else b""
 
 
-def _has_stream(value: Any) -> bool:
-    if isinstance(value, StreamValue):
-        return True
-    if isinstance(value, dict):
-        return any(map(_has_stream, value.values()))
-    # A long list is a value, not something that was put together in the pipeline.
-    return isinstance(value, (list, tuple)) and len(value) < _FAIR and any(map(_has_stream, value))
+def broken_record(site: str, error: Exception) -> ErrorRecord:
+    """Describes a fault that is no operation's."""
+    text = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace").decode()
+    message = str(error).encode("utf-8", "backslashreplace").decode()
+    return ErrorRecord(f"broken:{id(error)}", site, "job", "job", (), 1, type(error).__qualname__, message, text)
 
 
 def _replace_streams(value: Any, read: Callable[[Any], Any]) -> Any:
+    """Puts readers in the place of streams, also inside containers that were put together in the pipeline."""
     if isinstance(value, StreamValue):
         return read(value)
-    if not _has_stream(value):
-        return value
-    if isinstance(value, dict):
+    if type(value) is dict:
         return {key: _replace_streams(item, read) for key, item in value.items()}
-    return type(value)(_replace_streams(item, read) for item in value)
+    if type(value) in (list, tuple, set):
+        return type(value)(_replace_streams(item, read) for item in value)
+    return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -14,13 +15,15 @@ import msgspec
 from dfm_async.net import spec
 from dfm_async.net.program import Program
 from dfm_async.runtime.cache import SiteCache
-from dfm_async.runtime.job import SiteJob
+from dfm_async.runtime.job import SiteJob, broken_record
 from dfm_async.runtime.operations import OperationTable
 from dfm_async.runtime.threads import Threads
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 
 __all__ = ["PROGRAMS_KEPT", "SiteRuntime", "decode_net", "encode_net"]
+
+_log = logging.getLogger(__name__)
 
 PROGRAMS_KEPT: Final = 256
 """How many nets a site remembers; the oldest are forgotten first."""
@@ -53,6 +56,7 @@ class SiteRuntime:
         report: sends a message to the application.
         send: sends a message to another location, by its address.
         threads: how many synchronous calls run at the same time.
+        grace: how long leaving waits for tasks that do not heed their cancellation.
         flush: writes what was sent; called once per turn of the loop in which something was.
     """
 
@@ -65,6 +69,7 @@ class SiteRuntime:
         report: Callable[[msg.Message], None],
         send: Callable[[str, msg.Message], None],
         threads: int,
+        grace: float = 5.0,
         flush: Callable[[], None] | None = None,
     ) -> None:
         self.site = site
@@ -76,14 +81,14 @@ class SiteRuntime:
         self.cache = SiteCache(codec)
         self._thread_limit = threads
         self._threads: Threads | None = None
-        self._group = asyncio.TaskGroup()
-        self._programs: OrderedDict[tuple[str, int], Program] = OrderedDict()
+        self._grace = grace
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._programs: OrderedDict[tuple[str, int], Program | Exception] = OrderedDict()
         self._jobs: dict[tuple[int, int], SiteJob] = {}
         self._early: dict[tuple[int, int], list[msg.Message]] = {}
         self._latest = -1
         self._ended: OrderedDict[tuple[int, int], None] = OrderedDict()
         self._dirty: set[SiteJob] = set()
-        self._stops: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._handlers: dict[type, Callable[[SiteJob, Any], None]] = {
             msg.OpenFrames: SiteJob.open_frames,
@@ -99,22 +104,24 @@ class SiteRuntime:
     async def __aenter__(self) -> SiteRuntime:
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(self._thread_limit, self.site)
-        await self._group.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        # Waits for the tasks of the jobs. Threads that are inside an operation cannot be stopped: they are left alone.
         jobs = list(self._jobs.values())
         self._jobs.clear()
         for job in jobs:
             job.cancel()
-        for task in self._stops:
+        for task in self._tasks:
             task.cancel()
-        await self._group.__aexit__(kind, error, tb)
+        # Threads that are inside an operation, and tasks that do not heed their cancellation, cannot be stopped.
+        if self._tasks:
+            _, stubborn = await asyncio.wait(self._tasks, timeout=self._grace)
+            for task in stubborn:
+                _log.warning("%s at site %s ignores its cancellation and is left alone", task.get_name(), self.site)
         for job in jobs:
-            await job.close()
+            await job.close_streams()
         self.threads.close()
 
     @property
@@ -126,13 +133,20 @@ class SiteRuntime:
     def spawn(
         self, work: Coroutine[Any, Any, None], context: contextvars.Context | None, name: str
     ) -> asyncio.Task[None]:
-        """Starts a task that this runtime owns."""
-        return self._group.create_task(work, name=name, context=context or contextvars.Context())
+        """Starts a task that this runtime owns. What it raises must have been dealt with in ``work``."""
+        task = asyncio.get_running_loop().create_task(work, name=name, context=context or contextvars.Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def receive(self, message: msg.Message) -> None:
         """Takes a message, from the application or from another location."""
         if isinstance(message, msg.SendNet):
-            self._keep_program(message.plan, message.at, Program(decode_net(message.net, self.codec)))
+            try:
+                program: Program | Exception = Program(decode_net(message.net, self.codec))
+            except Exception as error:  # noqa: BLE001 - a literal that cannot be rebuilt here: told when a job comes
+                program = error
+            self._keep_program(message.plan, message.at, program)
         elif isinstance(message, msg.StartJob):
             self._start(message)
         elif isinstance(message, msg.CancelJob):
@@ -145,7 +159,7 @@ class SiteRuntime:
         if (plan, at) not in self._programs:
             self._keep_program(plan, at, Program(net))
 
-    def _keep_program(self, plan: str, at: int, program: Program) -> None:
+    def _keep_program(self, plan: str, at: int, program: Program | Exception) -> None:
         self._programs[plan, at] = program
         while len(self._programs) > PROGRAMS_KEPT:
             self._programs.popitem(last=False)
@@ -153,7 +167,12 @@ class SiteRuntime:
     def _start(self, message: msg.StartJob) -> None:
         key = (message.job, message.at)
         self._latest = max(self._latest, message.job)
-        self._jobs[key] = SiteJob(self, message, self._programs[message.plan, message.at])
+        program = self._programs[message.plan, message.at]
+        if isinstance(program, Exception):
+            self.report(msg.JobBroken(message.job, message.at, broken_record(self.site, program)))
+            self._remember(key)
+            return
+        self._jobs[key] = SiteJob(self, message, program)
         for early in self._early.pop(key, ()):
             self._to_job(early)
 
@@ -161,7 +180,10 @@ class SiteRuntime:
         key = (message.job, message.at)
         job = self._jobs.get(key)
         if job is not None:
-            self._handlers[type(message)](job, message)
+            try:
+                self._handlers[type(message)](job, message)
+            except Exception as error:  # noqa: BLE001 - one job's trouble must not become the site's
+                job.broken(error)
         elif message.job >= self._latest and key not in self._ended:
             # From a site that has been told of the job before us. Numbers only grow: anything else is late.
             self._early.setdefault(key, []).append(message)
@@ -177,9 +199,7 @@ class SiteRuntime:
         else:
             self._dirty.discard(job)
             job.cancel()
-            task = self.spawn(self._stop(job, stopped), None, f"stop {job.job_id}")
-            self._stops.add(task)
-            task.add_done_callback(self._stops.discard)
+            self.spawn(self._stop(job, stopped), None, f"stop of job {job.job_id}")
 
     async def _stop(self, job: SiteJob, stopped: msg.JobStopped) -> None:
         await job.close()
@@ -207,7 +227,10 @@ class SiteRuntime:
     def _flush(self) -> None:
         dirty, self._dirty = self._dirty, set()
         for job in dirty:
-            job.flush()
+            try:
+                job.flush()
+            except Exception as error:  # noqa: BLE001 - one job's trouble must not become the site's
+                job.broken(error)
         if self._flush_channels is not None:
             self._flush_channels()
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, Protocol
 
 from dfm_async.errors import StreamOverrun
 from dfm_async.model.error_record import ErrorRecord
 from dfm_async.net.tokens import StreamValue
 
-__all__ = ["AsyncSource", "Source", "Stream", "StreamFailed", "Subscription", "blocking_iterator"]
+__all__ = ["AsyncSource", "Source", "Stream", "StreamFailed", "Subscription"]
 
 _KEPT: Final = 100_000
 _BATCH: Final = 256
@@ -53,6 +53,7 @@ class AsyncSource:
         self._iterator = iterator
         self._enter = enter
         self._ended = False
+        self._reader: asyncio.Task[Any] | None = None
         self.transform: Callable[[Any], Any] | None = None
 
     async def get(self, limit: int) -> list[Any]:
@@ -60,18 +61,23 @@ class AsyncSource:
         if self._ended:
             return []
         leave = self._enter()  # the generator runs in its reader's task, but sees its own operation's context
+        self._reader = asyncio.current_task()
         try:
             item = await self._iterator.__anext__()
         except StopAsyncIteration:
             self._ended = True
             return []
         finally:
+            self._reader = None
             leave()
         return [item if self.transform is None else self.transform(item)]
 
     async def aclose(self) -> None:
-        """Closes the iterator."""
+        """Closes the iterator. Whoever still reads it is cancelled: nobody waits for that reader any more."""
         self._ended = True
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.wait([self._reader])
         close = getattr(self._iterator, "aclose", None)
         if close is not None:
             await close()
@@ -130,8 +136,7 @@ class Stream(StreamValue):
     def skip(self) -> None:
         """One of the expected consumers will not come."""
         self.consumers -= 1
-        if self._buffer:
-            self._drop()
+        self.drop()
 
     @property
     def single(self) -> bool:
@@ -165,7 +170,7 @@ class Stream(StreamValue):
             if start < len(self._buffer):
                 found = [self._buffer[i] for i in range(start, min(len(self._buffer), start + limit))]
                 subscription.position += len(found)
-                self._drop()
+                self.drop()
                 return found
             if self._fetching is not None:
                 await asyncio.shield(self._fetching)
@@ -182,7 +187,8 @@ class Stream(StreamValue):
                 return []
             self._buffer.extend(more)
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Forgets the elements that every consumer has had."""
         if len(self.subscriptions) < self.consumers:
             return  # one has not begun: it will want everything
         needed = min((s.position for s in self.subscriptions if not s.closed), default=None)
@@ -237,6 +243,11 @@ class Subscription:
                 raise StopAsyncIteration
         return self._found.popleft()
 
+    def close(self) -> None:
+        """Says that this reader wants no more."""
+        self.closed = True
+        self.stream.drop()
+
     async def rest(self) -> list[Any]:
         """Reads everything that is left."""
         found = list(self._found)
@@ -245,12 +256,3 @@ class Subscription:
             if not more:
                 return found
             found.extend(more)
-
-
-def blocking_iterator(subscription: Subscription, loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
-    """Reads a stream from a thread: for synchronous operations."""
-    while True:
-        found = asyncio.run_coroutine_threadsafe(subscription.get(), loop).result()
-        if not found:
-            return
-        yield from found

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from dfm_async.errors import JobNotFound
+from dfm_async.errors import JobAborted, JobFailed, JobNotFound
 from dfm_async.model.events import Result
 from dfm_async.model.status import JobStatus
 from dfm_async.results.record import JobRecord
@@ -83,7 +83,7 @@ class Job:
         record = self._known()
         await record.wait()
         if self._callbacks is not None:
-            await asyncio.shield(self._callbacks)
+            await asyncio.wait([self._callbacks])
         error = record.outcome()
         if error is not None:
             raise error
@@ -100,7 +100,7 @@ class Job:
             async with asyncio.timeout(timeout):
                 await record.wait()
                 if self._callbacks is not None:
-                    await asyncio.shield(self._callbacks)
+                    await asyncio.wait([self._callbacks])
         except TimeoutError:
             return False
         return True
@@ -218,29 +218,34 @@ class Job:
         unknown = sorted(set(places or ()) - set(record.plan.places))
         if unknown:
             raise ValueError(f"the pipeline has no place {unknown[0]!r}; it has: {', '.join(record.plan.places)}")
-        stream = EventStream(record, self._after)
+        stream = ResultStream(record, None, self._after, False, "raise")
+        stream.attach()
         self._callbacks = spawn(self._run_callbacks(stream, dispatcher, default, dict(places or {})))
 
     async def _run_callbacks(
         self,
-        stream: EventStream,
+        stream: ResultStream,
         dispatcher: CallbackDispatcher,
         default: Callback | None,
         places: dict[str, Callback],
     ) -> None:
         async with stream:
-            async for event in stream:
-                if type(event) is not Result:
-                    continue
-                callback = places.get(event.place, default)
-                if callback is not None:
-                    args = (event.site, event.node, event.frame, event.place, event.value)
-                    await self._call(dispatcher.dispatch(callback, *args), event)
+            try:
+                async for result in stream:
+                    callback = places.get(result.place, default)
+                    if callback is not None:
+                        args = (result.site, result.node, result.frame, result.place, result.value)
+                        await self._call(dispatcher.dispatch(callback, *args), result)
+            except (JobFailed, JobAborted):
+                _log.debug("job %s did not end well; whoever waits for it is told", self._job_id)
             await self._call(dispatcher.drain(), None)
 
     async def _call(self, work: Any, event: Result | None) -> None:
         try:
             await work
-        except Exception as error:  # noqa: BLE001 - a callback is the application's code
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # not the callback, but we were cancelled
             self.callback_errors.append(error)
             _log.exception("a callback of job %s raised", self._job_id, extra={"job": self._job_id, "result": event})

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Literal
 
@@ -30,6 +31,8 @@ from dfm_async.targets.local import LocalTarget
 from dfm_async.wire.codec import Codec
 
 __all__ = ["Session"]
+
+_log = logging.getLogger(__name__)
 
 _PLANS: Final = 128
 _PROBLEMS: Final = 10
@@ -78,7 +81,7 @@ class Session:
         if target == "local":
             return LocalTarget(self.options)
         if target == "inline":
-            return InlineTarget()
+            return InlineTarget(self.options.shutdown_grace)
         if isinstance(target, str) or not isinstance(target, Target):
             raise ValueError(  # noqa: TRY004 - a wrong name is the usual case
                 f"target must be 'local', 'inline' or a Target object, not {target!r}"
@@ -101,6 +104,8 @@ class Session:
             await asyncio.shield(ready)
         except asyncio.CancelledError:
             await self.close()
+            if ready.done() and not ready.cancelled():
+                ready.exception()  # nobody else will ask
             raise
         except BaseException:
             self._closing.set()
@@ -167,9 +172,10 @@ class Session:
         return self._group
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = self._check_open().create_task(work)
+        task: asyncio.Task[None] = self._check_open().create_task(_guarded(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # a task that is cancelled early has not begun it
         return task
 
     # pipelines
@@ -270,7 +276,12 @@ class Session:
             self._spawn(self._feed(stream, coordinator, autostop))
         elif autostop and input_params is not None:
             coordinator.stop()
-        self._target.submit(coordinator)
+        try:
+            self._target.submit(coordinator)
+        except BaseException:
+            coordinator.halt(JobStatus.ABORTED, "it could not be submitted", 0)
+            self._records.pop(job_id, None)
+            raise
         return job
 
     def _ended(self, coordinator: Coordinator) -> None:
@@ -299,7 +310,10 @@ class Session:
         finally:
             close = getattr(stream, "aclose", None)
             if close is not None:
-                await close()
+                try:
+                    await close()
+                except Exception:  # noqa: BLE001 - the job has what it needs, or has failed already
+                    _log.warning("the stream of parameters raised when it was closed", exc_info=True)
 
     async def send_params(self, coordinator: Coordinator | None, params: Any) -> None:
         """Adds parameter sets to a job; what :meth:`Job.send_input_params` calls."""
@@ -416,6 +430,14 @@ class Session:
         else:
             state = f"{len(self._coordinators)} jobs running, {len(self._records) - len(self._coordinators)} ended"
         return f"<Session of {self.federation.name!r} on {type(self._target).__name__}: {state}>"
+
+
+async def _guarded(work: Coroutine[Any, Any, None]) -> None:
+    """Keeps a fault of one task from ending the session with everything in it."""
+    try:
+        await work
+    except Exception:  # noqa: BLE001 - a fault of ours, told as loudly as can be
+        _log.exception("a task of the session failed")
 
 
 def _unwrapped(error: BaseException) -> BaseException:

@@ -20,6 +20,8 @@ T = TypeVar("T")
 class _Stream(Generic[T]):
     """A closable iterator. It attaches to the log when the first item is asked for."""
 
+    _data_only = False
+
     def __init__(self, record: JobRecord, after: int | None) -> None:
         self._record = record
         self._after = after
@@ -42,9 +44,10 @@ class _Stream(Generic[T]):
         """Detaches from the log. Safe to call more than once."""
         self._detach()
 
-    def _attach(self) -> LogReader:
+    def attach(self) -> LogReader:
+        """Begins to read; what is not read yet is kept from now on."""
         if self._reader is None:
-            self._reader = self._record.log.reader(self._after)
+            self._reader = self._record.log.reader(self._after, data_only=self._data_only)
             self._loop = asyncio.get_running_loop()
         return self._reader
 
@@ -67,7 +70,7 @@ class EventStream(_Stream[Event]):
     async def __anext__(self) -> Event:
         if self._closed:
             raise StopAsyncIteration
-        event = await self._attach().next()
+        event = await self.attach().next()
         if event is None:
             self._detach()
             raise StopAsyncIteration
@@ -80,6 +83,8 @@ class ResultStream(_Stream[Result]):
     With ``errors="raise"`` it gives all good results and then raises, if the job failed; with ``errors="yield"`` it
     gives failures as items. An aborted job raises in both cases.
     """
+
+    _data_only = True
 
     def __init__(
         self,
@@ -106,7 +111,7 @@ class ResultStream(_Stream[Result]):
             raise StopAsyncIteration
         reader = self._reader
         if reader is None:
-            reader = self._attach()
+            reader = self.attach()
             if self._ordered:
                 self._order = _Order(self._record, self._place, reader.position)
         order = self._order

@@ -70,6 +70,8 @@ class Coordinator:
         self._final = (JobStatus.ABORTED, "cancelled")
         self._timers: list[asyncio.TimerHandle] = []
         record.log.on_room = self._grant
+        record.log.on_full = self._check_full
+        record.blocked = self._is_waiting
 
     def on_end(self, call: Callable[[Coordinator], None]) -> None:
         """Has something called when the job has ended."""
@@ -111,7 +113,8 @@ class Coordinator:
                 future.set_result(None)
 
     def _open_frames(self) -> None:
-        count = min(FRAME_WINDOW - len(self._open), len(self._pending))
+        room = 0 if self.record.log.full else FRAME_WINDOW - len(self._open)
+        count = min(room, len(self._pending))
         rows = [self._pending.popleft() for _ in range(count)]
         last = self._stopped and not self._pending
         if not rows and (not last or self._told_last):
@@ -194,6 +197,9 @@ class Coordinator:
     def _job_stopped(self, message: msg.JobStopped) -> None:
         self._location_stopped(message.at, "stopped")
 
+    def _job_broken(self, message: msg.JobBroken) -> None:
+        self.fail(_rebuild(message.error))
+
     def _location_stopped(self, at: int, how: str) -> None:
         if self.phase is Phase.STOPPING and at in self._stopping:
             self._stopping.discard(at)
@@ -238,7 +244,7 @@ class Coordinator:
         self._timers.clear()
         self._pending.clear()
         self._make_room()
-        self.record.log.on_room = None
+        self.record.log.on_room = self.record.log.on_full = self.record.blocked = None
         self._send, self._kill = _nowhere, _nobody
         self.record.change(status, reason)
         calls, self._on_end = self._on_end, []  # what is done is let go: a session has many jobs
@@ -279,15 +285,36 @@ class Coordinator:
         owed[1] += len(message.payload)
         limits = log.limits
         if log.full:
-            if limits.overflow == "fail":
-                self.fail(_overflow(self.record))
+            self._check_full()
         elif owed[0] * 2 >= limits.window or owed[1] * 2 >= limits.window_bytes:
             self._send(message.at, msg.Credit(self.record.number, message.at, owed[0], owed[1]))
             owed[:] = (0, 0)
 
+    def _check_full(self) -> None:
+        """The log is full, and can drop nothing: fails the job, or tells those who wait for it that it waits."""
+        log = self.record.log
+        if not log.full:
+            return
+        if log.limits.overflow == "fail":
+            self.fail(_overflow(self.record))
+        elif self.waiting_for_reader:
+            self.record.stalled()
+
+    @property
+    def waiting_for_reader(self) -> bool:
+        """Whether the job cannot go on before somebody reads its log."""
+        log = self.record.log
+        window, window_bytes = log.limits.window, log.limits.window_bytes
+        blocked = self._pending or any(items >= window or size >= window_bytes for items, size in self._owed)
+        return bool(log.full and not log.readers and blocked and self.phase is Phase.RUNNING)
+
+    def _is_waiting(self) -> bool:
+        return self.waiting_for_reader
+
     def _grant(self) -> None:
         """The log has room again: the sites may send what they could not."""
         if self.phase is Phase.RUNNING:
+            self._open_frames()
             for at, owed in enumerate(self._owed):
                 if owed[0]:
                     self._send(at, msg.Credit(self.record.number, at, owed[0], owed[1]))
@@ -303,6 +330,7 @@ class Coordinator:
         log = self.record.log
         log.append(Failure(log.end, None, error, found.frame, found.site, found.node), len(found.traceback))
         log.wake()
+        self._check_full()
         if self._on_error == "stop" and self.phase is Phase.RUNNING:
             self.halt(JobStatus.FAILED, f"stopped at the first error: {found.node} raised {found.type_name}", 5.0)
 
@@ -332,6 +360,7 @@ class Coordinator:
             if self.phase is Phase.RUNNING:
                 self._open_frames()
                 self._check_end()
+                self._check_full()
 
 
 _HANDLERS: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
@@ -340,6 +369,7 @@ _HANDLERS: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
     msg.YieldFailed: Coordinator._yield_failed,  # noqa: SLF001
     msg.FramesDone: Coordinator._frames_done,  # noqa: SLF001
     msg.JobStopped: Coordinator._job_stopped,  # noqa: SLF001
+    msg.JobBroken: Coordinator._job_broken,  # noqa: SLF001
 }
 
 
@@ -357,7 +387,9 @@ def _rebuild(found: ErrorRecord) -> OperationFailed:
     if found.cause:
         try:
             cause = pickle.loads(found.cause)  # noqa: S301 - from a process of our own tree
-        except Exception:  # noqa: BLE001 - a class that is not known here: the text must do
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001 - a class that is not known here, or raises: the text must do
             cause = None
         if isinstance(cause, BaseException):
             error.__cause__ = cause

@@ -11,7 +11,9 @@ from dfm_async.wire import messages as msg
 
 __all__ = ["Hub"]
 
-_FOR_COORDINATOR = frozenset({msg.Results, msg.OperationError, msg.YieldFailed, msg.FramesDone, msg.JobStopped})
+_FOR_COORDINATOR = frozenset(
+    {msg.Results, msg.OperationError, msg.YieldFailed, msg.FramesDone, msg.JobStopped, msg.JobBroken}
+)
 
 
 class Hub:

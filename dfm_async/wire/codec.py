@@ -31,9 +31,8 @@ from dfm_async.errors import EncodingError
 
 __all__ = ["Broken", "Codec", "type_name"]
 
-_SCALARS: Final = frozenset({type(None), bool, float, str, bytes})
-_KEYS: Final = frozenset({type(None), bool, float, str, bytes, int})
-_BULK: Final = frozenset({type(None), bool, float, str, bytes})
+_SCALARS: Final = frozenset({type(None), bool, float, bytes})
+_KEYS: Final = frozenset({type(None), bool, float, bytes})
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**64 - 1
 _BULK_FROM: Final = 8
@@ -68,6 +67,7 @@ class _Code:
     NDARRAY = 21
     NUMPY_SCALAR = 22
     PICKLE = 23
+    SURROGATES = 24
 
 
 class Broken:
@@ -75,7 +75,7 @@ class Broken:
 
     __slots__ = ("error",)
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.error = error
 
 
@@ -123,7 +123,9 @@ class Codec:
             raise
         except RecursionError:
             raise EncodingError(type_name(kind), "value", "it contains itself, or is nested too deeply") from None
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise self._explain(value, error) from error
 
     def encode(self, value: Any) -> bytes:
@@ -134,6 +136,8 @@ class Codec:
         kind = type(value)
         if kind in _SCALARS:
             return value
+        if kind is str:
+            return value if _is_text(value) else Ext(_Code.SURROGATES, value.encode("utf-8", "surrogatepass"))
         if kind is int:
             return value if _INT_MIN <= value <= _INT_MAX else Ext(_Code.BIG_INT, str(value).encode())
         if kind is list:
@@ -142,7 +146,7 @@ class Codec:
             pack = self._pack
             packed = {}
             for key, item in value.items():
-                if type(key) not in _KEYS or (type(key) is int and not _INT_MIN <= key <= _INT_MAX):
+                if not _is_key(key):
                     items = [[pack(k), pack(v)] for k, v in value.items()]
                     return Ext(_Code.ITEMS, self.dumps(items))
                 packed[key] = item if type(item) in _SCALARS else pack(item)
@@ -155,7 +159,7 @@ class Codec:
     def _pack_list(self, value: list[Any]) -> list[Any]:
         if len(value) >= _BULK_FROM:
             kinds = set(map(type, value))
-            if kinds <= _BULK:
+            if kinds <= _SCALARS or (kinds == {str} and all(map(str.isascii, value))):
                 return value[:]
             if kinds == {int} and min(value) >= _INT_MIN and max(value) <= _INT_MAX:
                 return value[:]
@@ -185,14 +189,14 @@ class Codec:
             return _pack_path
         return _pickled
 
-    def _explain(self, value: Any, error: Exception) -> EncodingError:
+    def _explain(self, value: Any, error: BaseException) -> EncodingError:
         """Finds the part of a value that cannot be encoded. Runs only after a failure."""
         path = "value"
         while True:
             for step, part in _parts(value):
                 try:
                     self._pack(part)
-                except Exception as inner:  # noqa: BLE001 - this is what is being looked for
+                except BaseException as inner:  # noqa: BLE001 - this is what is being looked for
                     value, error, path = part, inner, path + step
                     break
             else:
@@ -234,7 +238,9 @@ class Codec:
     def _extension(self, code: int, data: memoryview) -> Any:
         try:
             return _UNPACKERS[code](self, data)
-        except Exception as error:  # noqa: BLE001 - one part must not spoil the rest of a batch
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - one part must not spoil the rest of a batch
             self._broken = Broken(error)
             return self._broken
 
@@ -252,6 +258,26 @@ class Codec:
         if not isinstance(found, type):
             raise TypeError(f"{ref!r} is not a class")
         return found
+
+
+def _is_text(value: str) -> bool:
+    """Tells whether UTF-8 can hold a string. Names of files can have lone surrogates, which it cannot."""
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_key(key: Any) -> bool:
+    kind = type(key)
+    if kind is str:
+        return _is_text(key)
+    if kind is int:
+        return bool(_INT_MIN <= key <= _INT_MAX)
+    return kind in _KEYS
 
 
 def _ref(kind: type) -> str:
@@ -526,4 +552,5 @@ _UNPACKERS: Final[dict[int, Callable[[Codec, memoryview], Any]]] = {
     _Code.NDARRAY: _unpack_ndarray,
     _Code.NUMPY_SCALAR: _unpack_numpy_scalar,
     _Code.PICKLE: _unpickle,
+    _Code.SURROGATES: lambda _codec, data: str(data, "utf-8", "surrogatepass"),
 }

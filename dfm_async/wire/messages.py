@@ -19,6 +19,7 @@ __all__ = [
     "ElementDone",
     "FramesDone",
     "Hello",
+    "JobBroken",
     "JobStopped",
     "LoopEnded",
     "Message",
@@ -214,6 +215,14 @@ class JobStopped(_Message, frozen=True, tag=26):
     at: int
 
 
+class JobBroken(_Message, frozen=True, tag=27):
+    """The job cannot go on here, because something went wrong that is no operation's fault."""
+
+    job: int
+    at: int
+    error: ErrorRecord
+
+
 Message: TypeAlias = (
     SendNet
     | StartJob
@@ -233,6 +242,7 @@ Message: TypeAlias = (
     | YieldFailed
     | FramesDone
     | JobStopped
+    | JobBroken
 )
 
 encoder = msgspec.msgpack.Encoder()

@@ -11,7 +11,9 @@ from tests.conftest import Connect
 
 @pytest.mark.parametrize("source", [w.count_up, w.count_slowly], ids=["sync", "async"])
 @pytest.mark.parametrize("n", [0, 1, 3000])
-async def test_a_yielded_generator_arrives_element_by_element_in_order(connect: Connect, source: object, n: int) -> None:
+async def test_a_yielded_generator_arrives_element_by_element_in_order(
+    connect: Connect, source: object, n: int
+) -> None:
     with Pipeline("stream") as pipeline:
         Yield(source(PlaceParam("n")))  # type: ignore[operator]
     async with connect(w.fed) as session:

@@ -358,9 +358,7 @@ def test_workers_end_when_the_application_does_however_it_does(tmp_path: Path, h
     """Also when it forgets to close, and while an operation spins."""
     script = tmp_path / "orphans.py"
     script.write_text(ORPHANS.replace("HOW", how))
-    done = subprocess.run(
-        [sys.executable, str(script), busy], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, str(script), busy], capture_output=True, text=True, timeout=60, check=False)
     worker = int(done.stdout)
     try:
         psutil.Process(worker).wait(10)

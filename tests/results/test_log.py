@@ -8,7 +8,7 @@ import weakref
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -176,6 +176,18 @@ def test_detaching_the_last_reader_of_a_full_log_tells_that_nobody_reads() -> No
     assert told == [0]
     reader.close()  # a second time changes nothing
     assert log.readers == 0
+
+
+def test_a_reader_that_wants_nothing_old_makes_room_in_a_full_log() -> None:
+    log = make(max_items=2)
+    told: list[str] = []
+    log.on_room = lambda: told.append("room")
+    write(log, 4)
+    assert log.full
+    reader = log.reader(3)
+    assert reader.next_nowait() is None
+    assert not log.full, "nobody wants what is held, and the reader waits for what cannot be written"
+    assert told == ["room"]
 
 
 def test_dropped_events_are_freed() -> None:
@@ -352,7 +364,7 @@ class Readers(RuleBasedStateMachine):
         over = log.held > 3 or log._bytes > 50
         assert log.full == over
         assert log._bytes == sum(log._sizes[log._start :])
-        if over and self.attached:
+        if over and self.attached and all(seen for _, seen, _ in self.attached):
             assert min(reader.position for reader, _, _ in self.attached) == log.first
         if self.was_full and not log.full:
             assert self.room, "who waits for room is told"
@@ -366,6 +378,7 @@ class Readers(RuleBasedStateMachine):
 
 
 TestReaders = Readers.TestCase
+TestReaders.settings = settings(max_examples=30, stateful_step_count=25)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(1, 5))

@@ -20,7 +20,8 @@ __all__ = ["InlineTarget"]
 class InlineTarget:
     """Runs every site of a federation on the loop of the session."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace: float = 5.0) -> None:
+        self._grace = grace
         self.codec = Codec(trusted=True)
         self._hub = Hub()
         self._sites: dict[str, SiteRuntime] = {}
@@ -41,6 +42,7 @@ class InlineTarget:
                     report=self._report,
                     send=self._send,
                     threads=site.threads if site else 8,
+                    grace=self._grace,
                 )
                 self._sites[name] = await stack.enter_async_context(runtime)
             try:

@@ -66,6 +66,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self.channel: Channel | None = None
         self.refused: msg.Refused | None = None
+        self._hung_up = False
         self._on_message = on_message
         self._on_end = on_end
         self._here, there = socket.socketpair()
@@ -90,12 +91,18 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         loop = asyncio.get_running_loop()
         try:
             await anyio.to_thread.run_sync(self.aio_process.start)
+        except BaseException:
+            self._here.close()
+            self._lifeline.close()
+            raise
         finally:
             for end in self._theirs:
                 end.close()
         loop.add_reader(self.aio_process.sentinel, self._process_ended)
         channel = self.channel = Channel(self._receive, self._channel_ended)
         await loop.create_unix_connection(lambda: channel, sock=self._here)
+        if self._hung_up:
+            channel.close()
         await asyncio.shield(self.ready)
 
     def _receive(self, message: msg.Message) -> None:
@@ -138,6 +145,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
 
     def hang_up(self) -> None:
         """Asks the process to end, by closing the channel."""
+        self._hung_up = True
         if self.channel is not None:
             self.channel.close()
 
@@ -245,9 +253,6 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
 
     async def shut_down(self, grace: float) -> None:
         """Ends all workers: asks, waits the grace, kills; returns when all are reaped."""
-        self.terminate()
-        for task in list(self._opening.values()):
-            await asyncio.wait([task])
         self.terminate()
         workers = list(self.processes)
         if workers:

@@ -18,7 +18,7 @@ from dfm_async.model.status import JobStatus
 from dfm_async.planner.plan import Plan
 from dfm_async.runtime.operations import OperationTable
 from dfm_async.runtime.site import SiteRuntime, encode_net
-from dfm_async.targets.coordinator import Coordinator
+from dfm_async.targets.coordinator import Coordinator, Phase
 from dfm_async.targets.hub import Hub
 from dfm_async.targets.local.pool import SitePool, SiteWorker, remember_net
 from dfm_async.targets.local.shipping import ship_site
@@ -30,7 +30,7 @@ from dfm_async.wire.codec import Codec
 __all__ = ["LocalTarget"]
 
 _NETS: Final = 256
-_CACHE: Final = "cache"
+_CACHE: Final = "#cache"
 
 
 class LocalTarget:
@@ -70,6 +70,7 @@ class LocalTarget:
                     report=self._from_home,
                     send=self._send_from_home,
                     threads=home.threads if home else 8,
+                    grace=self.options.shutdown_grace,
                 ) as runtime,
             ):
                 self._group = group
@@ -90,10 +91,7 @@ class LocalTarget:
     async def _shut_down(self) -> None:
         grace = self.options.shutdown_grace
         pools = list(self._pools.values())
-        for pool in pools:
-            pool.terminate()
-        for pool in pools:
-            await pool.shut_down(grace)
+        await asyncio.gather(*(pool.shut_down(grace) for pool in pools))
         self._pools.clear()
 
     # jobs
@@ -137,9 +135,11 @@ class LocalTarget:
         return pool
 
     async def _launch_later(self, coordinator: Coordinator, workers: list[SiteWorker | None]) -> None:
-        for worker in workers:
-            if worker is None:
-                continue
+        waiting = [at for at, worker in enumerate(workers) if worker is not None]
+        while waiting:
+            at = waiting.pop()
+            worker = workers[at]
+            assert worker is not None  # noqa: S101 - only those are waited for
             try:
                 await asyncio.shield(worker.ready)
             except WorkerLost as error:
@@ -153,9 +153,18 @@ class LocalTarget:
                 coordinator.record.cause = error
                 coordinator.halt(JobStatus.ABORTED, f"a worker of site {worker.site!r} cannot start: {error}", 0)
                 return
+            # One that was ready may have ended while we waited for the others: nothing was lost, take another.
+            for other, seated in enumerate(workers):
+                if seated is not None and seated.ready.done() and seated.ended.done():
+                    found = workers[other] = self._choose(coordinator.plan.locations[other])
+                    if found is not None:
+                        found.seats[coordinator, other] = None
+                    waiting.append(other)
         self._launch(coordinator, workers)
 
     def _launch(self, coordinator: Coordinator, workers: list[SiteWorker | None]) -> None:
+        if coordinator.phase is not Phase.WAITING:
+            return  # cancelled in the meantime
         plan = coordinator.plan
         number = self._hub.register(coordinator)
         routes = tuple(HOME if worker is None else worker.address for worker in workers)

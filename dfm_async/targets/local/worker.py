@@ -134,16 +134,19 @@ class _Worker:
         else:
             peer = self._peers.get(address)
             if peer is None or peer.lost:
-                peer = self._peers[address] = Channel(self.receive, lambda _error: None)
+                peer = self._peers[address] = Channel(self.receive, lambda _error: self._forget(address))
                 task = asyncio.get_running_loop().create_task(self._connect(peer, address))
                 self._connecting.add(task)
                 task.add_done_callback(self._connecting.discard)
             peer.send(message)
 
+    def _forget(self, address: str) -> None:
+        self._peers.pop(address, None)
+
     def _flush(self) -> None:
         assert self._channel is not None  # noqa: S101 - set before the runtime runs
         self._channel.flush()
-        for peer in self._peers.values():
+        for peer in list(self._peers.values()):
             peer.flush()
 
     async def _connect(self, peer: Channel, address: str) -> None:
@@ -151,6 +154,7 @@ class _Worker:
             await asyncio.get_running_loop().create_unix_connection(lambda: peer, path=address)
         except OSError:
             peer.lost = True  # the peer has died: the application knows, and ends the jobs that it took part in
+            self._forget(address)
 
     def _accept(self) -> Channel:
         channel = _PeerChannel(self.receive, lambda _error: self._accepted.discard(channel))

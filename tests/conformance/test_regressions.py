@@ -1,0 +1,457 @@
+"""Faults that were found once. Each of these hung, lost something, or took others down."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from dfm_async import (
+    Federation,
+    ForEach,
+    If,
+    JobFailed,
+    JobStatus,
+    LocalOptions,
+    OperationFailed,
+    Pipeline,
+    Repeat,
+    ResultLimits,
+    ResultsExpired,
+    Session,
+    TryFromCache,
+    Yield,
+)
+from tests.conftest import Connect, TargetName
+
+fed = Federation("regressions")
+a = fed.site("a")
+b = fed.site("b")
+home = fed.site("home")
+
+
+@a.operation
+async def agen(n: int) -> AsyncIterator[int]:
+    for i in range(n):
+        yield i
+
+
+@a.operation
+def sgen() -> Iterator[int]:
+    i = 0
+    while True:
+        yield i
+        i += 1
+
+
+@a.operation
+async def one_then_wait() -> AsyncIterator[int]:
+    yield 1
+    await asyncio.get_running_loop().create_future()
+
+
+@a.operation
+async def slow(x: Any) -> Any:
+    for _ in range(20):
+        await asyncio.sleep(0.005)
+    return x
+
+
+@a.operation
+async def first(values: Any) -> Any:
+    async for value in values:
+        return value
+
+
+@b.operation
+async def first_at_b(values: Any) -> Any:
+    async for value in values:
+        return value
+
+
+@b.operation
+def total_at_b(values: Any) -> int:
+    return sum(values)
+
+
+@a.operation
+def total_at_a(values: Any) -> int:
+    return sum(values)
+
+
+@a.operation
+async def trouble_at_the_end() -> AsyncIterator[int]:
+    try:
+        for i in range(9):
+            yield i
+    finally:
+        raise RuntimeError("clean-up")
+
+
+@b.operation
+async def nothing() -> list[int]:
+    return []
+
+
+@b.operation
+async def everything(values: Any, element: Any) -> list[Any]:
+    return [value async for value in values]
+
+
+@a.operation
+async def both(x: Any, y: Any) -> list[list[int]]:
+    return [[i async for i in x], [i async for i in y]]
+
+
+@b.operation
+async def both_at_once(x: Any, y: Any) -> list[Any]:
+    async def read(values: Any) -> list[int]:
+        return [value async for value in values]
+
+    return list(await asyncio.gather(read(x), read(y)))
+
+
+@b.operation
+def lists(x: list[int], y: list[int]) -> list[list[int]]:
+    return [x, y]
+
+
+@a.operation
+async def echo(x: Any) -> Any:
+    return x
+
+
+b.operation(echo)
+
+
+@a.operation
+async def surrogates(where: str) -> Any:
+    if where == "raise":
+        raise ValueError("x\ud800y")
+    return {"value": "\ud800", "key": {"\ud800": 1}, "list": ["a", "\udcff"] * 9}[where]
+
+
+@a.operation
+async def pid() -> int:
+    return os.getpid()
+
+
+def _exit(*_: Any) -> None:
+    raise SystemExit("from a pickle")
+
+
+class Evil(Exception):  # noqa: N818
+    def __reduce__(self) -> Any:
+        return (_exit, ())
+
+
+@a.operation
+async def evil() -> None:
+    raise Evil("q")
+
+
+@home.operation
+async def stubborn() -> None:
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            return_later.append(1)
+            if len(return_later) > 3:
+                raise
+
+
+return_later: list[int] = []
+
+
+async def values(session: Session, pipeline: Pipeline, seconds: float = 10) -> list[Any]:
+    async with asyncio.timeout(seconds):
+        return [result.value for result in await (await session.execute(pipeline)).collect()]
+
+
+async def alive(session: Session) -> None:
+    with Pipeline("alive") as pipeline:
+        Yield(echo(echo("yes", site="a"), site="b"))
+    assert await values(session, pipeline) == ["yes"]
+
+
+async def test_a_generator_that_raises_when_it_is_closed_harms_nobody(connect: Connect) -> None:
+    with Pipeline("p") as pipeline:
+        Yield(first(trouble_at_the_end()))
+    async with connect(fed) as session:
+        assert await values(session, pipeline) == [0]
+        await alive(session)
+
+
+async def test_a_remote_reader_may_stop_while_the_next_element_is_awaited(connect: Connect) -> None:
+    with Pipeline("p") as pipeline:
+        Yield(first_at_b(one_then_wait()))
+        Yield(slow(1), place="other")
+    async with connect(fed) as session:
+        assert sorted(await values(session, pipeline)) == [1, 1]
+        await alive(session)
+
+
+@pytest.mark.parametrize("reader", [total_at_a, total_at_b])
+async def test_cancelling_a_thread_that_reads_a_stream_stops_it(connect: Connect, reader: Any) -> None:
+    with Pipeline("p") as pipeline:
+        Yield(one_then_wait(), place="ready")
+        Yield(reader(one_then_wait()))
+    async with connect(fed) as session:
+        job = await session.execute(pipeline)
+        await job.first("ready")
+        async with asyncio.timeout(3):
+            assert set((await job.cancel(grace=30)).values()) == {"stopped"}
+        await alive(session)
+
+
+@pytest.mark.parametrize("where", ["value", "key", "list"])
+async def test_strings_that_utf8_cannot_hold_arrive_as_they_were(connect: Connect, where: str) -> None:
+    with Pipeline("p") as pipeline:
+        Yield(echo(surrogates(where), site="b"))
+    async with connect(fed) as session:
+        assert await values(session, pipeline) == [await surrogates(where)]
+
+
+async def test_an_error_text_that_utf8_cannot_hold_is_told(connect: Connect) -> None:
+    with Pipeline("p") as pipeline:
+        Yield(surrogates("raise"))
+    async with connect(fed) as session:
+        with pytest.raises(JobFailed) as caught:
+            await values(session, pipeline)
+        assert isinstance(caught.value.errors[0], OperationFailed)
+        assert caught.value.errors[0].message == "x\\ud800y"
+        await alive(session)
+
+
+async def test_a_stream_whose_only_reader_is_a_loop_over_nothing_is_released(connect: Connect) -> None:
+    with Pipeline("p") as pipeline:
+        stream = agen(slow(1))
+        late = slow(2)
+        with ForEach(nothing()) as element:
+            Yield(everything(stream, element))
+            Yield(echo([late, element], site="b"), place="plain")
+    async with connect(fed) as session:
+        assert await values(session, pipeline) == []
+        await alive(session)
+
+
+async def test_a_stream_whose_only_reader_is_in_a_branch_that_does_not_run_is_released(connect: Connect) -> None:
+    with Pipeline("p") as pipeline:
+        stream = agen(slow(1))
+        with If(echo(1, site="b") == 2):
+            with ForEach([1, 2]) as element:
+                Yield(everything(stream, element))
+    async with connect(fed) as session:
+        assert await values(session, pipeline) == []
+
+
+@pytest.mark.parametrize("reader", [both, both_at_once, lists])
+async def test_one_stream_twice_in_one_call_is_read_twice(connect: Connect, reader: Any) -> None:
+    with Pipeline("p") as pipeline:
+        stream = agen(4)
+        Yield(reader(stream, stream))
+    async with connect(fed) as session:
+        assert await values(session, pipeline) == [[[0, 1, 2, 3], [0, 1, 2, 3]]]
+
+
+async def test_readers_that_have_ended_do_not_hold_a_stream_back(connect: Connect) -> None:
+    with Pipeline("p") as pipeline:
+        stream = agen(120_000)
+        Yield(stream)
+        Yield(first(stream), place="head")
+        Yield(echo(1, site="b", after=stream), place="after")
+    async with connect(fed) as session:
+        assert len(await values(session, pipeline, 60)) == 120_002
+
+
+async def test_a_stream_in_a_condition_is_refused(connect: Connect) -> None:
+    with Pipeline("p") as pipeline:
+        with If(agen(3) == 3):
+            Yield(1)
+    async with connect(fed) as session:
+        with pytest.raises(JobFailed, match="a stream cannot be compared"):
+            await values(session, pipeline)
+
+
+async def test_streams_that_only_another_site_reads_end_with_their_frame(connect: Connect, target: TargetName) -> None:
+    with Pipeline("p") as pipeline:
+        Yield(first_at_b(sgen()))
+    async with connect(fed) as session:
+        job = await session.execute(pipeline, [{}] * 40, autostop=False)
+        results = job.results()
+        assert [(await anext(results)).value for _ in range(40)] == [0] * 40
+        if target == "inline":
+            site = session._target._sites["a"]  # type: ignore[attr-defined]
+            async with asyncio.timeout(5):
+                (inner,) = site._jobs.values()
+                while inner._streams or inner._closing or inner._exports:
+                    await asyncio.sleep(0.001)
+            assert not session._target._sites["b"]._jobs or not next(  # type: ignore[attr-defined]
+                iter(session._target._sites["b"]._jobs.values())  # type: ignore[attr-defined]
+            )._imports
+        await job.cancel()
+
+
+async def test_nested_cache_blocks_with_the_same_key_do_not_wait_for_each_other(connect: Connect) -> None:
+    key = os.urandom(8).hex()
+    with Pipeline("p") as pipeline:
+        with TryFromCache(key) as outer:
+            with TryFromCache(key) as inner:
+                inner.store(slow(1))
+            outer.store(inner)
+        Yield(outer)
+    async with connect(fed) as session:
+        assert await values(session, pipeline) == [1]
+
+
+async def test_cache_blocks_that_need_each_others_keys_do_not_wait_for_each_other(connect: Connect) -> None:
+    salt = os.urandom(8).hex()
+    with Pipeline("p") as pipeline:
+        with ForEach([["x", "y"], ["y", "x"]]) as keys:
+            with TryFromCache([salt, keys[0]]) as one:
+                one.store(slow(keys[0]))
+            with TryFromCache([salt, keys[1]]) as two:
+                two.store(echo([one], site="a"))
+            Yield(two)
+    async with connect(fed) as session:
+        assert len(await values(session, pipeline)) == 2
+
+
+async def test_an_exception_whose_pickle_is_poisoned_is_only_text(connect: Connect) -> None:
+    with Pipeline("p") as pipeline:
+        Yield(evil())
+    async with connect(fed) as session:
+        with pytest.raises(JobFailed, match="Evil"):
+            await values(session, pipeline)
+        await alive(session)
+
+
+async def test_reattaching_with_a_callback_to_what_is_gone_raises_there(connect: Connect) -> None:
+    with Pipeline("p") as pipeline:
+        Yield(agen(50))
+    async with connect(fed) as session:
+        job = await session.execute(pipeline, options=ResultLimits(max_items=10, window=4))
+        await job.collect()
+        with pytest.raises(ResultsExpired):
+            await session.reattach(job.job_id, default_callback=lambda *_: None)
+        await alive(session)
+
+
+async def test_a_parameter_stream_that_raises_when_closed_harms_nobody(connect: Connect) -> None:
+    async def params() -> AsyncIterator[dict[str, Any]]:
+        try:
+            while True:
+                yield {}
+                await asyncio.sleep(0.001)
+        finally:
+            raise RuntimeError("clean-up")
+
+    with Pipeline("p") as pipeline:
+        Yield(echo(1, site="a"))
+    async with connect(fed) as session:
+        job = await session.execute(pipeline, params())
+        await job.first()
+        await job.cancel()
+        await alive(session)
+
+
+async def test_a_callback_that_is_cancelled_inside_is_a_callback_error(connect: Connect) -> None:
+    async def callback(*_: Any) -> None:
+        task = asyncio.create_task(asyncio.sleep(1))
+        task.cancel()
+        await task
+
+    with Pipeline("p") as pipeline:
+        Yield(agen(3))
+    async with connect(fed) as session:
+        job = await session.execute(pipeline, default_callback=callback)
+        assert await job is JobStatus.FINISHED
+    assert [type(error) for error in job.callback_errors] == [asyncio.CancelledError] * 3
+
+
+async def test_a_job_without_yields_needs_no_reader(connect: Connect) -> None:
+    with Pipeline("p") as pipeline:
+        echo(1, site="a")
+    async with connect(fed) as session:
+        job = await session.execute(pipeline, [{}] * 2000, options=ResultLimits(max_items=20))
+        assert await job is JobStatus.FINISHED
+        assert job._known().log.held <= 22
+        assert await job.collect() == []
+
+
+async def test_failures_are_bounded_by_the_log_too(connect: Connect) -> None:
+    with Pipeline("p") as pipeline:
+        Yield(surrogates("raise"))
+    async with connect(fed) as session:
+        job = await session.execute(pipeline, [{}] * 3000, options=ResultLimits(max_items=100))
+        reader = job.results(errors="yield")
+        await anext(reader)
+        async with asyncio.timeout(10):
+            while not job._known().log.full:
+                await job._known().log.wait()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert job._known().log.held < 100 + 3 * 300
+        count = 1 + len([item async for item in reader])
+        assert count == 6000
+
+
+async def test_a_full_log_fails_the_job_if_asked_to(connect: Connect) -> None:
+    with Pipeline("p") as pipeline:
+        Yield(sgen())
+    async with connect(fed) as session:
+        job = await session.execute(pipeline, options=ResultLimits(max_items=50, window=8, overflow="fail"))
+        with pytest.raises(JobFailed, match="nobody has read"):
+            await job
+
+
+async def test_a_long_repeat_without_operations_does_not_block_the_loop(connect: Connect) -> None:
+    with Pipeline("p") as pipeline:
+        with Repeat(1, times=20_000) as current:
+            current.next(current)
+        Yield(current)
+    async with connect(fed) as session:
+        turns = 0
+        job = await session.execute(pipeline)
+        while not job.completed.is_set():
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns > 3
+        assert (await job.first()).value == 1
+
+
+async def test_closing_does_not_wait_for_a_task_that_ignores_its_cancellation(
+    target: TargetName, caplog: pytest.LogCaptureFixture
+) -> None:
+    return_later.clear()
+    with Pipeline("p") as pipeline:
+        Yield("up", place="up")
+        Yield(stubborn())
+    session = Session(fed, target=target, options=LocalOptions(shutdown_grace=0.2))
+    await session.connect()
+    job = await session.execute(pipeline)
+    await job.first("up")
+    async with asyncio.timeout(5):
+        await session.close()
+    assert "ignores its cancellation" in caplog.text
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        while not task.done():
+            task.cancel()
+            await asyncio.sleep(0)
+
+
+async def test_a_literal_that_cannot_be_rebuilt_fails_the_job_only(connect: Connect, target: TargetName) -> None:
+    class Odd:
+        def __reduce__(self) -> Any:
+            return (int, ("no number",))
+
+    with Pipeline("p") as pipeline:
+        Yield(echo(Odd(), site="b"))
+    async with connect(fed) as session:
+        with pytest.raises(JobFailed):
+            await values(session, pipeline)
+        await alive(session)

@@ -1,0 +1,495 @@
+"""What users write becomes statements; what makes no sense is refused where it is written."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dfm_async import (
+    BestOf,
+    Federation,
+    ForEach,
+    If,
+    Pipeline,
+    PipelineError,
+    PlaceParam,
+    Repeat,
+    RetryPolicy,
+    TryFromCache,
+    Yield,
+    collect,
+)
+from dfm_async.pipeline.expressions import (
+    Attribute,
+    Combination,
+    Comparison,
+    Constant,
+    Entries,
+    Item,
+    Items,
+    Negation,
+    Parameter,
+    Ref,
+)
+from dfm_async.pipeline.statements import (
+    CacheStatement,
+    CallStatement,
+    CollectStatement,
+    ForEachStatement,
+    IfStatement,
+    RepeatStatement,
+    YieldStatement,
+)
+from dfm_async.planner.plan import prepare
+
+fed = Federation("builder")
+here = fed.site("here")
+
+
+@here.operation
+def load(x: Any = None, y: Any = None) -> Any:
+    return (x, y)
+
+
+@here.operation
+def stream(n: int) -> Iterator[int]:
+    yield from range(n)
+
+
+def yielded(pipeline: Pipeline) -> Any:
+    last = pipeline.body[-1]
+    assert isinstance(last, YieldStatement)
+    return last.value
+
+
+def refused(statement: str, message: str) -> Any:
+    class _Refused:
+        def __enter__(self) -> None:
+            self.inner = pytest.raises(PipelineError)
+            self.caught = self.inner.__enter__()
+
+        def __exit__(self, *exc: Any) -> Any:
+            done = self.inner.__exit__(*exc)
+            (problem,) = self.caught.value.problems
+            assert statement in problem.statement
+            assert message in problem.message
+            return done
+
+    return _Refused()
+
+
+# values
+
+
+def test_fields_of_a_value_are_steps_in_the_order_written() -> None:
+    with Pipeline() as p:
+        Yield(load(1)[0]["key"].name[-1])
+    assert yielded(p) == Ref(node=0, path=(Item(key=0), Item(key="key"), Attribute(name="name"), Item(key=-1)))
+
+
+def test_a_parameter_has_fields_too() -> None:
+    with Pipeline() as p:
+        Yield(PlaceParam("x").day[3])
+    assert yielded(p) == Parameter(name="x", path=(Attribute(name="day"), Item(key=3)))
+
+
+@given(st.recursive(st.integers(0, 2), lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner)))
+def test_values_inside_lists_and_tuples_become_expressions_and_the_rest_constants(shape: Any) -> None:
+    """A 0 stands for a node."""
+
+    def fill(part: Any, node: Any) -> Any:
+        if isinstance(part, int):
+            return node if part == 0 else part
+        return type(part)(fill(inner, node) for inner in part)
+
+    def expected(part: Any) -> Any:
+        if isinstance(part, int):
+            return Ref(node=0) if part == 0 else Constant(value=part)
+        items = tuple(map(expected, part))
+        if all(isinstance(item, Constant) for item in items):
+            return Constant(value=part)
+        return Items(type=type(part).__name__, items=items)
+
+    with Pipeline() as p:
+        Yield(fill(shape, load()))
+    assert yielded(p) == expected(shape)
+
+
+def test_nodes_inside_dicts_and_sets_are_found() -> None:
+    with Pipeline() as p:
+        node, key = load(), PlaceParam("k")
+        Yield({"a": node, key: [1, {node}]})
+    assert yielded(p) == Entries(
+        entries=(
+            (Constant(value="a"), Ref(node=0)),
+            (
+                Parameter(name="k"),
+                Items(type="list", items=(Constant(value=1), Items(type="set", items=(Ref(node=0),)))),
+            ),
+        )
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    value: Any
+
+
+class Named(NamedTuple):
+    value: Any
+
+
+@pytest.mark.parametrize("wrap", [Holder, Named, lambda v: frozenset({v}), lambda v: [Holder(v)]])
+def test_a_value_hidden_where_it_cannot_be_found_is_refused_by_name(wrap: Callable[[Any], Any]) -> None:
+    """It would arrive at the operation as a part of the builder."""
+    with pytest.raises(PipelineError, match="load#1"):  # noqa: PT012 - either may refuse it
+        with Pipeline("hidden") as p:
+            Yield(load(wrap(load())))
+        prepare(p, fed, "app")
+
+
+@pytest.mark.parametrize(
+    ("make", "op"),
+    [
+        (lambda a, b: a == b, "=="),
+        (lambda a, b: a != b, "!="),
+        (lambda a, b: a < b, "<"),
+        (lambda a, b: a <= b, "<="),
+        (lambda a, b: a > b, ">"),
+        (lambda a, b: a >= b, ">="),
+    ],
+)
+def test_comparisons_become_conditions_from_both_sides(make: Callable[[Any, Any], Any], op: str) -> None:
+    mirrored = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}.get(op, op)
+    with Pipeline() as p:
+        node = load()
+        Yield(make(node, 5), place="a")
+        Yield(make(5, node), place="b")
+    first, second = (s.value for s in p.body[1:] if isinstance(s, YieldStatement))
+    assert first == Comparison(op=op, left=Ref(node=0), right=Constant(value=5))
+    assert second == Comparison(op=mirrored, left=Ref(node=0), right=Constant(value=5))
+
+
+def test_and_or_not_combine_conditions_in_the_order_written() -> None:
+    with Pipeline() as p:
+        node = load()
+        Yield(~((node > 1) & node.ok | True), place="a")
+        Yield(False | node, place="b")
+        Yield(True & node, place="c")
+    values = [s.value for s in p.body[1:] if isinstance(s, YieldStatement)]
+    both = Combination(
+        op="and",
+        terms=(
+            Comparison(op=">", left=Ref(node=0), right=Constant(value=1)),
+            Ref(node=0, path=(Attribute(name="ok"),)),
+        ),
+    )
+    assert values[0] == Negation(term=Combination(op="or", terms=(both, Constant(value=True))))
+    assert values[1] == Combination(op="or", terms=(Constant(value=False), Ref(node=0)))
+    assert values[2] == Combination(op="and", terms=(Constant(value=True), Ref(node=0)))
+
+
+def test_a_value_has_neither_a_truth_nor_elements_nor_a_length_yet() -> None:
+    with Pipeline():
+        node = load()
+        with refused("n0", "If"):
+            bool(node)
+        with refused("n0 > 1", "If"):
+            if node > 1 and node < 5:
+                pass
+        with refused("n0", "ForEach"):
+            list(node)
+        with refused("n0", "ForEach"):
+            _a, _b = node  # unpacking is iterating
+        with refused("n0", "ForEach"):
+            1 in node  # noqa: B015 - so is this
+        with refused("n0", "length"):
+            len(node)
+
+
+def test_only_nodes_and_parameters_have_fields_and_keys_are_plain() -> None:
+    with Pipeline():
+        node = load()
+        with refused("n0 > 1", "fields"):
+            (node > 1).name  # noqa: B018 - the access is the test
+        with refused("n0", "string or a number"):
+            node[1:2]
+        with refused("n0", "string or a number"):
+            node[node]
+
+
+def test_python_can_inspect_a_value_without_making_fields() -> None:
+    with Pipeline():
+        node = load()
+        assert not hasattr(node, "__len_hint__")
+        assert repr(node[0].x) == "n0[0].x"
+        assert {node: 1}[node] == 1
+
+
+# calls
+
+
+def test_a_call_records_its_arguments_by_name_and_its_options() -> None:
+    policy = RetryPolicy(attempts=2, on=(KeyError,))
+    with Pipeline() as p:
+        first = load(1)
+        load(first, y=[first], site=here, provider="fast", after=first, retry=policy, deadline=5)
+        load(site=BestOf([here, "there"]), after=[first, first["a"]])
+        load(site="elsewhere")
+    plain, full, best, fixed = (s for s in p.body if isinstance(s, CallStatement))
+    assert plain == CallStatement(id=0, operation="load", args={"x": Constant(value=1)})
+    assert full.args == {"x": Ref(node=0), "y": Items(type="list", items=(Ref(node=0),))}
+    assert (full.site, full.provider, full.after, full.retry, full.deadline) == ("here", "fast", (0,), policy, 5.0)
+    assert best.site == BestOf(["here", "there"])
+    assert best.after == (0, 0)
+    assert fixed.site == "elsewhere"
+
+
+def test_a_call_that_does_not_fit_its_signature_is_refused_where_it_is_written() -> None:
+    with Pipeline():
+        with pytest.raises(TypeError, match=r"load\(\).*'z'"):
+            load(z=1)  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match=r"stream\(\).*'n'"):
+            stream()  # type: ignore[call-overload]
+        with refused("load#", "site="):
+            load(site=5)
+        with refused("load#", "after="):
+            load(after=PlaceParam("p"))
+        with refused("load#", "after="):
+            load(after=3)
+
+
+# blocks
+
+
+def test_blocks_hold_what_is_written_inside_them() -> None:
+    with Pipeline() as p:
+        with ForEach(stream(3), concurrency=2) as element:
+            inner = load(element)
+            with If(inner > 1) as branch:
+                load(1)
+            with branch.otherwise():
+                load(2)
+        every = collect(inner)
+        with Repeat(every, times=3, until=lambda value: value > 5) as current:
+            current.next(load(current))
+        with TryFromCache(key=("k", current), site=here) as cached:
+            cached.store(load(current))
+        Yield(cached)
+    _, loop, gather, repeat, cache, last = p.body
+    assert isinstance(loop, ForEachStatement)
+    assert (loop.seq, loop.concurrency) == (Ref(node=0), 2)
+    call, branch_statement = loop.body
+    assert isinstance(branch_statement, IfStatement)
+    assert call.id == 2
+    assert [s.id for s in branch_statement.body] == [4]
+    assert [s.id for s in branch_statement.otherwise] == [5]
+    assert isinstance(gather, CollectStatement)
+    assert gather.node == call.id
+    assert isinstance(repeat, RepeatStatement)
+    assert (repeat.carry, repeat.times) == (Ref(node=6), Constant(value=3))
+    assert repeat.next == Ref(node=8)
+    assert repeat.until == Comparison(op=">", left=Ref(node=8), right=Constant(value=5))
+    assert isinstance(cache, CacheStatement)
+    assert (cache.site, cache.store) == ("here", Ref(node=10))
+    assert isinstance(last, YieldStatement)
+    assert last.value == Ref(node=9)
+
+
+def test_otherwise_may_use_what_stands_between_it_and_its_if() -> None:
+    with Pipeline("between") as p:
+        x = PlaceParam("x")
+        with If(x > 1) as branch:
+            Yield(1, place="a")
+        between = load(5)
+        with branch.otherwise():
+            Yield(between, place="b")
+    prepare(p, fed, "app")
+    assert [type(s).__name__ for s in p.body] == ["CallStatement", "IfStatement"]
+
+
+def test_misuse_of_repeat_is_refused_with_its_name() -> None:
+    with Pipeline("misuse"):
+        with refused("Repeat#0", "call next"), Repeat(1, times=2):
+            load()
+        with refused("Repeat#2", "twice"), Repeat(1, times=2) as current:
+            current.next(1)
+            current.next(2)
+        with refused("Repeat#3", "until is given twice"), Repeat(1, until=lambda v: v > 1) as current:
+            current.until(current > 5)
+        with refused("Repeat#4", "not deeper"), Repeat(1, times=2) as current, If(current > 1):
+            current.next(2)
+        with Repeat(1, times=2) as current:
+            current.next(2)
+        with refused("Repeat#6", "after it"):
+            current.next(3)
+        with refused("Repeat#6", "after it"):
+            current.until(current > 1)
+
+
+def test_misuse_of_a_cache_block_is_refused_with_its_name() -> None:
+    with Pipeline():
+        with refused("TryFromCache#0", "stores nothing"), TryFromCache("k"):
+            load()
+        with refused("TryFromCache#2", "twice"), TryFromCache("k") as found:
+            found.store(1)
+            found.store(2)
+        with refused("TryFromCache#3", "itself"), TryFromCache("k") as found, If(load() > 1):
+            found.store(1)
+        with TryFromCache("k") as found:
+            found.store(1)
+        with refused("TryFromCache#6", "itself"):
+            found.store(2)
+
+
+def test_misuse_of_otherwise_is_refused_with_its_name() -> None:
+    with Pipeline():
+        node = load()
+        with If(node > 1) as branch:
+            load()
+            with refused("If#1", "after the If block"):
+                branch.otherwise()
+        with ForEach([1]), refused("If#1", "same block"):
+            branch.otherwise()
+        with branch.otherwise():
+            load()
+        with refused("If#1", "twice"):
+            branch.otherwise()
+
+
+def test_wrong_options_of_blocks_are_refused() -> None:
+    with Pipeline():
+        for wrong in (0, -1, "two"):
+            with refused("ForEach#", "concurrency"):
+                ForEach([1], concurrency=wrong)  # type: ignore[arg-type]
+        with refused("PlaceParam", "non-empty"):
+            PlaceParam("")
+        with refused("collect#", "takes a node"):
+            collect(PlaceParam("x"))
+        with refused("collect#", "takes a node"):
+            collect([1])
+
+
+@pytest.mark.parametrize(
+    ("use", "name"),
+    [
+        (lambda: PlaceParam("x"), "PlaceParam('x')"),
+        (lambda: Yield(1, place="p"), "Yield(place='p')"),
+        (lambda: collect(1), "collect"),
+        (lambda: ForEach([1]), "ForEach"),
+        (lambda: Repeat(1, times=1), "Repeat"),
+        (lambda: If(True), "If"),
+        (lambda: TryFromCache("k"), "TryFromCache"),
+    ],
+)
+def test_statements_outside_a_pipeline_are_refused(use: Callable[[], Any], name: str) -> None:
+    with refused(name, "inside a 'with Pipeline(...)' block"):
+        use()
+    with Pipeline():
+        pass
+    with refused(name, "inside a 'with Pipeline(...)' block"):
+        use()
+
+
+def test_a_value_of_another_pipeline_is_refused_with_that_pipelines_name() -> None:
+    with Pipeline("first"):
+        stranger = load()
+        parameter = PlaceParam("x")
+    with Pipeline("second") as second:
+        node = load()
+        with refused("load#1", "'first'"):
+            load(stranger)
+        with refused("Yield", "'first'"):
+            Yield([stranger])
+        with refused("ForEach", "'first'"):
+            ForEach(parameter)
+        with refused("comparison", "'first'"):
+            node == stranger  # noqa: B015 - the comparison is the test
+        with refused("load#", "'first'"):
+            load(after=stranger)
+    assert [s.id for s in second.body] == [0], "nothing of a refused statement is left"
+
+
+# the open pipeline
+
+
+def test_a_pipeline_can_be_built_only_once() -> None:
+    with Pipeline("once") as p:
+        load()
+    with pytest.raises(PipelineError, match="built already"), p:
+        pass
+    with Pipeline("open") as p, pytest.raises(PipelineError, match="built already"), p:
+        pass
+
+
+def test_an_exception_in_the_block_leaves_no_open_pipeline_and_no_statements() -> None:
+    p = Pipeline("broken")
+    with pytest.raises(ZeroDivisionError), p:  # noqa: PT012 - the statement before it counts
+        load()
+        1 / 0  # noqa: B018 - raises
+    assert p.body == ()
+    with pytest.raises(PipelineError):
+        PlaceParam("x")
+
+
+def test_a_pipeline_inside_another_one_is_built_apart() -> None:
+    with Pipeline("outer") as outer:
+        load(1)
+        with Pipeline("inner") as inner:
+            load("inner")
+        load(2)
+    assert [s.args["x"].value for s in outer.body] == [1, 2]  # type: ignore[union-attr]
+    assert [s.args["x"].value for s in inner.body] == ["inner"]  # type: ignore[union-attr]
+
+
+async def test_two_tasks_build_pipelines_at_the_same_time() -> None:
+    turn = asyncio.Barrier(2)
+
+    async def build(name: str) -> Pipeline:
+        with Pipeline(name) as p:
+            for i in range(3):
+                load(f"{name}{i}")
+                await turn.wait()
+                with ForEach([1]) as element:
+                    await turn.wait()
+                    load(element)
+        return p
+
+    a, b = await asyncio.gather(build("a"), build("b"))
+    for name, p in (("a", a), ("b", b)):
+        assert [s.args["x"].value for s in p.body[::2]] == [f"{name}{i}" for i in range(3)]  # type: ignore[union-attr]
+        assert [len(s.body) for s in p.body[1::2]] == [1, 1, 1]  # type: ignore[union-attr]
+        prepare(p, fed, "app")
+
+
+async def test_a_task_started_inside_a_block_can_add_to_it() -> None:
+    async def part() -> None:
+        load(2)
+
+    with Pipeline() as p:
+        load(1)
+        await asyncio.create_task(part())
+    assert len(p.body) == 2
+
+
+def test_loading_a_pipeline_inside_an_open_block_adds_nothing_to_it(tmp_path: Any) -> None:
+    with Pipeline("stored") as stored:
+        with ForEach([1, 2]) as element:
+            load(element)
+        Yield(5)
+    stored.save_to_file(tmp_path / "p.json")
+    text = stored.model_dump_json()
+    with Pipeline("open") as p:
+        load(1)
+        with ForEach([1]):
+            again = Pipeline.model_validate_json(text)
+            more = Pipeline.load_from_file(tmp_path / "p.json")
+    assert again == more == stored
+    assert [type(s).__name__ for s in p.body] == ["CallStatement", "ForEachStatement"]
+    assert p.body[1].body == ()  # type: ignore[union-attr]
