@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 TREE = "DFM_BENCH_TREE"
 """The environment variable that marks the processes of one measurement, also those that have left their parent."""

@@ -33,8 +33,8 @@ WORKLOADS: dict[str, tuple[int, int, dict[str, Block]]] = {
         1,
         2,
         {
-            "16": lambda b: workloads.jobs_per_second(b, 2000, 16),
-            "256": lambda b: workloads.jobs_per_second(b, 2000, 256),
+            "16": lambda b: workloads.jobs_per_second(b, 1000, 16),
+            "256": lambda b: workloads.jobs_per_second(b, 1000, 256),
         },
     ),
     "small_results": (

@@ -1,40 +1,48 @@
-"""Asyncio-native data pipelines over a federation of sites."""
+"""Asyncio-native data pipelines over a federation of sites.
 
-from dfm_async.errors import (
-    DfmError,
-    EncodingError,
-    JobAborted,
-    JobFailed,
-    JobNotFound,
-    OperationFailed,
-    ParameterError,
-    PipelineError,
-    ResultsExpired,
-    ResultsUnread,
-    SessionClosed,
-    ShippingError,
-    StreamOverrun,
-    WorkerLost,
-)
-from dfm_async.federation.federation import Federation, Site
-from dfm_async.federation.operation import Operation
-from dfm_async.model.events import Event, Failure, FrameCompleted, Result, StatusChanged
-from dfm_async.model.limits import Cost, ResultLimits, RetryPolicy
-from dfm_async.model.options import LocalOptions
-from dfm_async.model.status import JobStatus
-from dfm_async.pipeline.builder import ForEach, If, PlaceParam, Repeat, TryFromCache, Yield, collect
-from dfm_async.pipeline.pipeline import Pipeline
-from dfm_async.pipeline.statements import BestOf
-from dfm_async.planner.plan import Plan
-from dfm_async.runtime.context import OperationContext, current_context
-from dfm_async.session.callbacks import (
-    CallbackDispatcher,
-    LoopDispatcher,
-    ManualDispatcher,
-    OtherLoopDispatcher,
-)
-from dfm_async.session.job import Job
-from dfm_async.session.session import Session
+The public names are loaded when they are first used: a worker process needs only a few of them, and starts faster.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dfm_async.errors import (
+        DfmError,
+        EncodingError,
+        JobAborted,
+        JobFailed,
+        JobNotFound,
+        OperationFailed,
+        ParameterError,
+        PipelineError,
+        ResultsExpired,
+        ResultsUnread,
+        SessionClosed,
+        ShippingError,
+        StreamOverrun,
+        WorkerLost,
+    )
+    from dfm_async.federation.federation import Federation, Site
+    from dfm_async.federation.operation import Operation
+    from dfm_async.model.events import Event, Failure, FrameCompleted, Result, StatusChanged
+    from dfm_async.model.limits import ResultLimits
+    from dfm_async.model.options import LocalOptions
+    from dfm_async.model.policies import Cost, RetryPolicy
+    from dfm_async.model.status import JobStatus
+    from dfm_async.pipeline.builder import ForEach, If, PlaceParam, Repeat, TryFromCache, Yield, collect
+    from dfm_async.pipeline.pipeline import Pipeline
+    from dfm_async.pipeline.statements import BestOf
+    from dfm_async.planner.plan import Plan
+    from dfm_async.runtime.context import OperationContext, current_context
+    from dfm_async.session.callbacks import (
+        CallbackDispatcher,
+        LoopDispatcher,
+        ManualDispatcher,
+        OtherLoopDispatcher,
+    )
+    from dfm_async.session.job import Job
+    from dfm_async.session.session import Session
 
 __version__ = "0.1.0"
 
@@ -85,3 +93,50 @@ __all__ = [
     "collect",
     "current_context",
 ]
+
+_HOMES = {
+    "dfm_async.errors": (
+        "DfmError",
+        "EncodingError",
+        "JobAborted",
+        "JobFailed",
+        "JobNotFound",
+        "OperationFailed",
+        "ParameterError",
+        "PipelineError",
+        "ResultsExpired",
+        "ResultsUnread",
+        "SessionClosed",
+        "ShippingError",
+        "StreamOverrun",
+        "WorkerLost",
+    ),
+    "dfm_async.federation.federation": ("Federation", "Site"),
+    "dfm_async.federation.operation": ("Operation",),
+    "dfm_async.model.events": ("Event", "Failure", "FrameCompleted", "Result", "StatusChanged"),
+    "dfm_async.model.limits": ("ResultLimits",),
+    "dfm_async.model.options": ("LocalOptions",),
+    "dfm_async.model.policies": ("Cost", "RetryPolicy"),
+    "dfm_async.model.status": ("JobStatus",),
+    "dfm_async.pipeline.builder": ("ForEach", "If", "PlaceParam", "Repeat", "TryFromCache", "Yield", "collect"),
+    "dfm_async.pipeline.pipeline": ("Pipeline",),
+    "dfm_async.pipeline.statements": ("BestOf",),
+    "dfm_async.planner.plan": ("Plan",),
+    "dfm_async.runtime.context": ("OperationContext", "current_context"),
+    "dfm_async.session.callbacks": ("CallbackDispatcher", "LoopDispatcher", "ManualDispatcher", "OtherLoopDispatcher"),
+    "dfm_async.session.job": ("Job",),
+    "dfm_async.session.session": ("Session",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'dfm_async' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -133,7 +133,7 @@ class Reference:
                 case CacheStatement():
                     env[statement.id] = self.cached(statement, env, label, frame)
                 case CollectStatement():
-                    loop_frames = env[("elements", statement.node)]
+                    loop_frames = env[("elements", statement.node)]  # type: ignore[index]
                     if isinstance(loop_frames, Fail):
                         env[statement.id] = loop_frames
                     else:
@@ -160,7 +160,8 @@ class Reference:
             self.outcome.errors.append((label, frame))
             return Fail()
         if isinstance(found, Iterator):
-            items, fails = [], False
+            items: list[Any] = []
+            fails = False
             try:
                 items.extend(found)
             except Exception:

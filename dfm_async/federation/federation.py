@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar, overload
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from dfm_async.federation.operation import GENERATORS, RESERVED, Adapter, Operation, Signature
-from dfm_async.model.limits import Cost, RetryPolicy
+from dfm_async.model.policies import Cost, RetryPolicy
 
 __all__ = ["Federation", "Site"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+_Later: TypeAlias = Coroutine[Any, Any, Any] | AsyncIterator[Any] | Iterator[Any]
+"""What a call returns whose value comes later. In a pipeline the call stands for that value, so checkers see Any."""
+
+
+class _Decorator(Protocol):
+    """What ``site.operation(...)`` gives when it is called with options only."""
+
+    @overload
+    def __call__(self, code: type[Any], /) -> Operation[..., Any]: ...
+    @overload
+    def __call__(self, code: Callable[P, _Later], /) -> Operation[P, Any]: ...
+    @overload
+    def __call__(self, code: Callable[P, R], /) -> Operation[P, R]: ...
 
 
 class Federation:
@@ -66,6 +81,10 @@ class Site:
     @overload
     def operation(self, code: Operation[P, R], /) -> Operation[P, R]: ...
     @overload
+    def operation(self, code: type[Any], /) -> Operation[..., Any]: ...
+    @overload
+    def operation(self, code: Callable[P, _Later], /) -> Operation[P, Any]: ...
+    @overload
     def operation(self, code: Callable[P, R], /) -> Operation[P, R]: ...
     @overload
     def operation(
@@ -93,7 +112,7 @@ class Site:
         cost: Cost | None = None,
         in_process: bool = False,
         args: Mapping[str, Any] | None = None,
-    ) -> Callable[[Callable[P, R]], Operation[P, R]]: ...
+    ) -> _Decorator: ...
     def operation(self, code: Any = None, /, **options: Any) -> Any:  # noqa: D417 - the options are described
         """Offers a function, a class or object with a ``body`` method, or another site's operation, at this site.
 
@@ -209,10 +228,16 @@ def _plain(code: Any, args: Mapping[str, Any] | None) -> Callable[..., Any]:
     """The function that runs when an operation is called outside a pipeline."""
     if isinstance(code, type):
 
-        @functools.wraps(code.body)  # type: ignore[attr-defined]
         def run(*call_args: Any, **call_kwargs: Any) -> Any:
             return code(**(args or {})).body(*call_args, **call_kwargs)
 
+        body = code.body  # type: ignore[attr-defined]
+        functools.update_wrapper(run, body, assigned=("__doc__", "__annotations__"), updated=())
+        del run.__wrapped__  # type: ignore[attr-defined] # its first parameter is the object, which callers do not pass
+        run.__name__, run.__qualname__, run.__module__ = code.__name__, code.__qualname__, code.__module__
+        parameters = inspect.signature(body).parameters.values()
+        run.__signature__ = inspect.Signature(list(parameters)[1:])  # type: ignore[attr-defined]
+        run.__dfm_code__ = code  # type: ignore[attr-defined] # what travels to workers
         return run
     return code if inspect.isroutine(code) or not hasattr(code, "body") else code.body  # type: ignore[no-any-return]
 

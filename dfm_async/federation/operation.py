@@ -8,11 +8,13 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from dfm_async.model.limits import Cost, RetryPolicy
-from dfm_async.pipeline.builder import current_builder
-from dfm_async.pipeline.statements import BestOf
+from dfm_async.model.policies import Cost, RetryPolicy
+from dfm_async.pipeline.current import current_builder
+
+if TYPE_CHECKING:
+    from dfm_async.pipeline.statements import BestOf
 
 __all__ = ["GENERATORS", "RESERVED", "Adapter", "CodeKind", "Operation", "Signature"]
 
@@ -89,6 +91,8 @@ class Operation(Generic[P, R]):
 
     Called outside a pipeline block it just runs; called inside one, it records a node.
     """
+
+    __name__: str
 
     def __init__(self, name: str, code: Callable[P, R], signature: Signature) -> None:
         self.name = name

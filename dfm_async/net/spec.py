@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from dfm_async.model.limits import RetryPolicy
+from dfm_async.model.policies import RetryPolicy
 
 __all__ = [
     "Action",

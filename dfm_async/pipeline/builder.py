@@ -6,12 +6,12 @@ The pipeline under construction is found by a context variable, so that two task
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, NoReturn, cast
 
 from dfm_async.errors import PipelineError, Problem
-from dfm_async.model.limits import RetryPolicy
+from dfm_async.model.policies import RetryPolicy
+from dfm_async.pipeline.current import current_builder
 from dfm_async.pipeline.expressions import (
     Attribute,
     Combination,
@@ -47,11 +47,8 @@ __all__ = [
     "Value",
     "Yield",
     "collect",
-    "current_builder",
     "to_expression",
 ]
-
-_current: ContextVar[Builder | None] = ContextVar("dfm_async_builder", default=None)
 
 
 class Builder:
@@ -109,13 +106,8 @@ class Builder:
         return Value(Ref(node=node), self)
 
 
-def current_builder() -> Builder | None:
-    """Finds the pipeline that is being built in this context, if any."""
-    return _current.get()
-
-
 def _builder(what: str) -> Builder:
-    builder = _current.get()
+    builder = current_builder()
     if builder is None:
         raise PipelineError(None, [Problem(what, "can only be used inside a 'with Pipeline(...)' block")])
     return builder

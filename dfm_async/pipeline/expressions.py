@@ -43,7 +43,7 @@ _codec = Codec(trusted=False)
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 def _is_json(value: Any) -> bool:
@@ -162,9 +162,6 @@ Expression: TypeAlias = Annotated[
     Constant | Ref | Parameter | Items | Entries | Comparison | Combination | Negation,
     Field(discriminator="kind"),
 ]
-
-for _model in (Items, Entries, Comparison, Combination, Negation):
-    _model.model_rebuild()
 
 
 def walk(expression: Expression) -> Iterator[Expression]:

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from dfm_async.errors import PipelineError, Problem
-from dfm_async.pipeline import builder as _building
 from dfm_async.pipeline.builder import Builder
+from dfm_async.pipeline.current import building
 from dfm_async.pipeline.statements import Statement
 from dfm_async.pipeline.text import pipeline_mermaid, pipeline_text
 
@@ -25,7 +25,7 @@ class Pipeline(BaseModel):
     ``with Pipeline("name") as pipeline:`` records the statements of its block. The result is plain data.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     name: str | None = None
     api_version: str = ""
@@ -44,13 +44,13 @@ class Pipeline(BaseModel):
         if self._builder is not None or self.body:
             raise PipelineError(self.name, [Problem("", "is built already; make a new Pipeline")])
         self._builder = Builder(self.name)
-        self._token = _building._current.set(self._builder)  # noqa: SLF001 - the builder's other half
+        self._token = building.set(self._builder)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         assert self._builder is not None  # noqa: S101 - __enter__ set both
         assert self._token is not None  # noqa: S101
-        _building._current.reset(self._token)  # noqa: SLF001 - the builder's other half
+        building.reset(self._token)
         if kind is None:
             self.body = tuple(self._builder.blocks[0])
         self._builder = self._token = None

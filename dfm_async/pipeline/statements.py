@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
 
-from dfm_async.model.limits import RetryPolicy
+from dfm_async.model.policies import RetryPolicy
 from dfm_async.pipeline.expressions import Expression
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, arbitrary_types_allowed=True)
 
 
 class BestOf(_Model):
@@ -148,9 +148,6 @@ Statement: TypeAlias = Annotated[
     | CollectStatement,
     Field(discriminator="kind"),
 ]
-
-for _model in (ForEachStatement, RepeatStatement, IfStatement, CacheStatement):
-    _model.model_rebuild()
 
 
 def blocks(statement: Statement) -> tuple[tuple[Statement, ...], ...]:

@@ -20,7 +20,7 @@ from dfm_async.errors import EncodingError
 from dfm_async.federation.operation import CodeKind
 from dfm_async.model.error_record import ErrorRecord
 from dfm_async.model.ids import Frame
-from dfm_async.model.limits import RetryPolicy
+from dfm_async.model.policies import RetryPolicy
 from dfm_async.net import effects as fx
 from dfm_async.net import spec
 from dfm_async.net.game import Activity, Control, Game
@@ -289,6 +289,14 @@ class SiteJob:
             if retry is None and deadline is None:
                 self._run_in_thread(context, work, activity)
                 return
+        if callee.kind is CodeKind.ASYNC and retry is None and deadline is None and not streams:
+            try:
+                work = self._work(callee, activity, action.operation, args, 1, streams)
+            except Exception as error:  # noqa: BLE001 - the constructor of a class is the user's code
+                self._raised(activity, error, 1)
+            else:
+                self._spawn(self._await(activity, work), context)
+            return
         self._spawn(self._call(activity, action.operation, callee, args, retry, deadline, streams), context)
 
     def _start_generator(self, activity: Activity, context: contextvars.Context, work: Callable[[], Any]) -> None:
@@ -490,7 +498,7 @@ class SiteJob:
 
     def _returned(self, activity: Activity, value: Any) -> None:
         if inspect.iscoroutine(value):  # a plain function that returns a coroutine
-            self._spawn(self._await(activity, value))
+            self._spawn(self._await(activity, lambda: value))
             return
         if not is_iterator(value):
             self._call_ended(activity)
@@ -506,9 +514,9 @@ class SiteJob:
             value = stream
         self.game.complete(activity, value)
 
-    async def _await(self, activity: Activity, work: Coroutine[Any, Any, Any]) -> None:
+    async def _await(self, activity: Activity, work: Callable[[], Any]) -> None:
         try:
-            value = await work
+            value = await work()
         except BaseException as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():

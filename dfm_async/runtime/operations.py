@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dfm_async.federation.operation import Adapter, CodeKind
-from dfm_async.model.limits import RetryPolicy
+from dfm_async.model.policies import RetryPolicy
 
 __all__ = ["Callee", "OperationTable", "is_iterator"]
 

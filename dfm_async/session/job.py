@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from dfm_async.errors import JobAborted, JobFailed, JobNotFound
@@ -154,7 +154,7 @@ class Job:
 
     # steering
 
-    async def send_input_params(self, params: Mapping[str, Any] | list[Mapping[str, Any]]) -> None:
+    async def send_input_params(self, params: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Adds one or several parameter sets to a job that is still open. Waits while too many are under way.
 
         Raises:

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal
 
@@ -27,7 +27,7 @@ from dfm_async.session.job import Job
 from dfm_async.targets.base import Target
 from dfm_async.targets.coordinator import Coordinator, Row
 from dfm_async.targets.inline import InlineTarget
-from dfm_async.targets.local import LocalTarget
+from dfm_async.targets.local.target import LocalTarget
 from dfm_async.wire.codec import Codec
 
 __all__ = ["Session"]
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 _PLANS: Final = 128
 _PROBLEMS: Final = 10
 
-Params = Mapping[str, Any] | list[Mapping[str, Any]] | list[dict[str, Any]] | AsyncIterable[Mapping[str, Any]] | None
+Params = Mapping[str, Any] | Sequence[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]] | None
 
 
 class Session:

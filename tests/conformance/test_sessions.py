@@ -205,7 +205,7 @@ async def test_an_unknown_job_is_known_to_be_unknown(connect: Connect) -> None:
         assert (job.was_found, job.status, job.job_id) == (False, JobStatus.UNKNOWN, "nobody")
         for call in (job.cancel, job.collect, job.first, job.detach, job.send_stop_frame, job.wait_until_finished):
             with pytest.raises(JobNotFound):
-                await call()  # type: ignore[operator]
+                await call()
         with pytest.raises(JobNotFound):
             await job
 

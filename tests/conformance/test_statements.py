@@ -256,7 +256,7 @@ async def test_one_operation_at_several_sites_with_other_code(connect: Connect) 
 
 async def test_classes_objects_providers_and_star_arguments(connect: Connect) -> None:
     with Pipeline("adapters") as pipeline:
-        first = w.Scaler(5)
+        first: Any = w.Scaler(5)
         Yield(first, place="class")
         Yield(w.Scaler(first[0]), place="same object")
         Yield(w.add_ten(1), place="args")

@@ -173,15 +173,17 @@ async def late() -> None:
 
 
 @lab.operation(retry=RetryPolicy(attempts=3, backoff=0.0, on=(ConnectionError,)))
-def flaky(good_attempt: int, context: OperationContext) -> int:
+def flaky(good_attempt: int, context: OperationContext | None = None) -> int:
+    assert context is not None
     if context.attempt < good_attempt:
         raise ConnectionResetError("try again")
     return context.attempt
 
 
 @lab.operation
-def who(context: OperationContext) -> tuple[str, str, tuple[int, ...], str]:
+def who(context: OperationContext | None = None) -> tuple[str, str, tuple[int, ...], str]:
     found = current_context()
+    assert context is not None
     assert (found.job_id, found.frame) == (context.job_id, context.frame)
     return context.site, context.operation, context.frame, context.job_id
 

@@ -12,6 +12,7 @@ import difflib
 import inspect
 import io
 import re
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -83,7 +84,8 @@ def examples(text: str) -> Iterator[tuple[Block, Block | None]]:
 
 async def run_block(block: Block, page: Path, namespace: dict[str, Any]) -> str:
     """Runs a block, which may use ``await`` on its top level, and gives what it printed."""
-    source = "\n" * (block.line - 1) + block.text  # so that tracebacks name the page's own lines
+    text = block.text.replace("asyncio.run(main())", "await main()")  # a loop runs already
+    source = "\n" * (block.line - 1) + text  # so that tracebacks name the page's own lines
     code = compile(source, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -148,3 +150,19 @@ def test_a_text_block_belongs_to_the_python_block_directly_before_it() -> None:
 def test_a_block_without_an_end_is_refused() -> None:
     with pytest.raises(ValueError, match="line 2 never ends"):
         list(blocks("words\n```python\na\n"))
+
+
+def test_the_first_block_of_the_readme_is_the_quickstart_example() -> None:
+    example = (ROOT / "examples" / "quickstart.py").read_text(encoding="utf-8")
+    code = example.split('"""', 2)[2].strip()
+    first, _ = examples_of(ROOT / "README.md")[0]
+    assert [line for line in first.text.splitlines() if line] == [line for line in code.splitlines() if line]
+
+
+@pytest.mark.parametrize("name", ["quickstart.py", "demo.py"])
+def test_an_example_runs_as_it_stands(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / name)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "JobStatus.FINISHED" in done.stdout

@@ -11,7 +11,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pytest
@@ -70,7 +70,6 @@ async def test_both_start_methods(method: Any) -> None:
 
 
 async def test_uvloop_in_the_workers() -> None:
-    pytest.importorskip("uvloop")
     async with Session(w.fed, options=LocalOptions(uvloop=True)) as session:
         assert (await (await session.execute(pid_of_lab)).first()).value != os.getpid()
 
@@ -385,9 +384,10 @@ async def test_concurrency_of_a_loop_is_not_exceeded() -> None:
 
     with Pipeline("limited") as pipeline:
         with ForEach(list(range(50)), concurrency=3) as n:
-            Yield(Gauge(n))
-    for target in ("inline", "local"):
-        async with Session(fed, target=target) as session:  # type: ignore[arg-type]
+            Yield(Gauge(n))  # type: ignore[call-arg] # checkers see the class
+    targets: list[Literal["inline", "local"]] = ["inline", "local"]
+    for target in targets:
+        async with Session(fed, target=target) as session:
             assert max([r.value async for r in await session.execute(pipeline)]) == 3
 
 

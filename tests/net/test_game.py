@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Callable, Iterator
@@ -78,7 +79,7 @@ class Table:
         for index, given_set in enumerate(sets):
             for site, game in self.games.items():
                 params = [given_set[name] for name, _ in game.program.net.params]
-                self.pending.append(lambda g=game, s=site, i=index, p=params: (g.open(i, p), self.take(s))[1])  # type: ignore[misc]
+                self.later(site, game.open, index, params)
 
     def play(self, choose: Callable[[int], int]) -> None:
         while self.pending:
@@ -293,7 +294,7 @@ def test_only_the_branch_whose_condition_holds_runs(holds: bool) -> None:
     place = "then" if holds else "otherwise"
     assert table.results == [(place, (0,), place)]
     assert (table.lost, table.errors) == ([], [])
-    assert ("at_b#5", (0,)) in table.calls or holds
+    assert len(table.calls) == (2 if holds else 1), "nothing of the other branch runs"
     table.check_done(1)
 
 
@@ -377,17 +378,16 @@ def test_a_remote_failure_and_a_remote_skip_travel_as_tokens() -> None:
             value = at_a(2)
             Yield(at_b(value), place="skipped")
         Yield(at_b(at_a("bad")), place="failed")
-    plan, all_games = games(p)
-    here = all_games["b"]
+    here = game_of(p, "b")
     error = here.describe(ValueError("x"), "op", "label", (0,))
     for place in here.program.net.places:
-        here.token(place.index, (0,), SKIPPED if place.label == "at_a#2" else Failed(error))
+        if place.label.startswith("at_a"):
+            here.token(place.index, (0,), SKIPPED if place.label == "at_a#2" else Failed(error))
     here.open(0, [])
     effects = here.take()
     assert not of(effects, fx.Invoke)
     assert [here.program.points[e.point].place for e in of(effects, fx.EmitFailed)] == ["failed"]
     assert of(effects, fx.FrameDone) == [fx.FrameDone(0)]
-    assert plan.locations
 
 
 # caches
@@ -580,13 +580,14 @@ def test_a_remote_member_gives_the_same_result_in_whatever_order_tokens_and_the_
     count, order = setup
     game, element, outer, loop = remote()
     events: list[Callable[[], None]] = [
-        *((lambda i=i: game.token(element, (0, i), f"e{i}")) for i in range(count)),  # type: ignore[misc]
+        *(functools.partial(game.token, element, (0, i), f"e{i}") for i in range(count)),
         lambda: game.loop_ended(loop, (0,), count, None),
         lambda: game.token(outer, (0,), "o"),
         lambda: game.open(0, []),
     ]
     effects: list[fx.Effect] = []
     running: list[Any] = []
+    going_on = functools.partial(data.draw, st.booleans())
 
     def take() -> None:
         for effect in game.take():
@@ -597,7 +598,7 @@ def test_a_remote_member_gives_the_same_result_in_whatever_order_tokens_and_the_
     for number in order:
         events[number]()
         take()
-        while running and data.draw(st.booleans()):
+        while running and going_on():
             call = running.pop(data.draw(st.integers(0, len(running) - 1)))
             game.complete(call.activity, call.args["x"] + call.args["y"])
             take()

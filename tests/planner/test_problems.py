@@ -93,8 +93,8 @@ def out(id: int, value: Any, place: str = "yield", **options: Any) -> YieldState
 def test_all_problems_are_reported_together_with_their_statements() -> None:
     with Pipeline("all", api_version="9.0") as p:
         number(1, site="nowhere")
-        text = words(5)  # type: ignore[arg-type]
-        number(text)  # type: ignore[arg-type]
+        text = words(5)  # type: ignore[call-overload]
+        number(text)
         with Repeat(1) as current:
             inner = number(current)
             current.next(inner)
@@ -215,7 +215,7 @@ def test_a_literal_of_the_wrong_type_is_refused(args: dict[str, Any], message: s
 
 def test_an_edge_between_declared_types_that_cannot_fit_is_refused() -> None:
     with Pipeline() as p:
-        words(number())  # type: ignore[arg-type]
+        words(number())  # type: ignore[call-overload]
     only(p, "words#1", "text is declared str, but number#0 returns int")
 
 

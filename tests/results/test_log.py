@@ -25,7 +25,11 @@ def make(max_items: int = 1000, max_bytes: int = 1 << 30) -> ResultLog:
 
 def write(log: ResultLog, count: int = 1, size: int = 0) -> None:
     for _ in range(count):
-        log.append(FrameCompleted(log.end, (log.end,)), size)
+        log.append(Result(log.end, "p", None, (log.end,), "s", "n"), size)
+
+
+def is_full(log: ResultLog) -> bool:
+    return log.full
 
 
 def drain(reader: LogReader) -> list[int]:
@@ -100,15 +104,15 @@ def test_a_log_is_full_when_it_can_drop_nothing_and_tells_when_there_is_room() -
     log.on_room = lambda: told.append("room")
     slow, fast = log.reader(None), log.reader(None)
     write(log, 2)
-    assert not log.full
+    assert not is_full(log)
     write(log, 2)
     drain(fast)
-    assert log.full
+    assert is_full(log)
     assert told == ["full"]
     slow.next_nowait()
-    assert log.full, "one is not enough"
+    assert is_full(log), "one is not enough"
     slow.next_nowait()
-    assert not log.full
+    assert not is_full(log)
     assert told == ["full", "room"]
     assert drain(slow) == [2, 3]
 
@@ -119,35 +123,70 @@ def test_bytes_count_as_well_as_items() -> None:
     log.on_room = lambda: told.append("room")
     reader = log.reader(None)
     write(log, 1, size=60)
-    assert not log.full
+    assert not is_full(log)
     write(log, 1, size=60)
-    assert log.full
+    assert is_full(log)
     reader.next_nowait()
-    assert not log.full
+    assert not is_full(log)
     assert told == ["room"]
     assert log.first == 1
     log.extend([FrameCompleted(2, (0,)), FrameCompleted(3, (0,))], 25)
-    assert log.full
+    assert is_full(log)
     drain(reader)
     assert log.held <= 2
-    assert not log.full
+    assert not is_full(log)
 
 
 def test_a_value_larger_than_the_whole_log_still_passes() -> None:
     log = make(max_bytes=10)
     reader = log.reader(None)
     write(log, 1, size=1000)
-    assert log.full
+    assert is_full(log)
     assert drain(reader) == [0]
-    assert not log.full
+    assert not is_full(log)
 
 
 def test_a_full_log_without_readers_keeps_what_nobody_has_seen() -> None:
     log = make(max_items=2)
     write(log, 5)
-    assert log.full
+    assert is_full(log)
     assert drain(log.reader(None)) == [0, 1, 2, 3, 4]
-    assert not log.full
+    assert not is_full(log)
+
+
+def test_events_without_data_make_room_unseen_when_nobody_reads() -> None:
+    log = make(max_items=2)
+    for i in range(5):
+        log.append(FrameCompleted(i, (i,)))
+    assert not is_full(log)
+    assert (log.first, log.end) == (3, 5)
+    with pytest.raises(ResultsExpired):
+        log.reader(None)
+    assert drain(log.reader(None, data_only=True)) == [3, 4], "who wants only data misses nothing"
+
+
+def test_a_reader_that_wants_only_data_is_told_when_data_is_gone() -> None:
+    log = make(max_items=2)
+    reader = log.reader(None)
+    write(log, 2)
+    drain(reader)
+    write(log, 2)
+    drain(reader)
+    assert log.first == 2
+    with pytest.raises(ResultsExpired):
+        log.reader(None, data_only=True)
+    with pytest.raises(ResultsExpired):
+        log.reader(0, data_only=True)
+    assert drain(log.reader(1, data_only=True)) == [2, 3]
+
+
+def test_an_attached_reader_keeps_also_events_without_data() -> None:
+    log = make(max_items=2)
+    reader = log.reader(None)
+    for i in range(5):
+        log.append(FrameCompleted(i, (i,)))
+    assert is_full(log)
+    assert drain(reader) == [0, 1, 2, 3, 4]
 
 
 def test_detaching_the_slowest_reader_makes_room() -> None:
@@ -157,11 +196,11 @@ def test_detaching_the_slowest_reader_makes_room() -> None:
     fast, slow = log.reader(None), log.reader(None)
     write(log, 4)
     drain(fast)
-    assert log.full
+    assert is_full(log)
     assert log.readers == 2
     slow.close()
     assert log.readers == 1
-    assert not log.full
+    assert not is_full(log)
     assert told == ["room"]
     assert log.held == 2
 
@@ -183,10 +222,10 @@ def test_a_reader_that_wants_nothing_old_makes_room_in_a_full_log() -> None:
     told: list[str] = []
     log.on_room = lambda: told.append("room")
     write(log, 4)
-    assert log.full
+    assert is_full(log)
     reader = log.reader(3)
     assert reader.next_nowait() is None
-    assert not log.full, "nobody wants what is held, and the reader waits for what cannot be written"
+    assert not is_full(log), "nobody wants what is held, and the reader waits for what cannot be written"
     assert told == ["room"]
 
 

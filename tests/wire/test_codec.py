@@ -117,7 +117,8 @@ def test_a_pydantic_model_keeps_which_fields_were_set_and_its_private_attributes
 
 
 def test_a_model_without_validation_arrives_without_validation() -> None:
-    odd = Outer.model_construct(inner="not an inner", many=None)
+    odd_fields: dict[str, Any] = {"inner": "not an inner", "many": None}
+    odd = Outer.model_construct(**odd_fields)
     arrived = through(odd)
     assert (arrived.inner, arrived.many) == ("not an inner", None)
 
@@ -139,34 +140,33 @@ def test_a_trusted_codec_pickles_what_no_rule_knows(value: Any) -> None:
     assert repr(arrived) == repr(value) or arrived == value
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.array(3.5),
-        np.array([], dtype="f4"),
-        np.zeros((0, 4), dtype="i2"),
-        np.zeros((3, 0), dtype="i2", order="F"),
-        np.arange(24, dtype="u1").reshape(2, 3, 4),
-        np.asfortranarray(np.arange(6).reshape(2, 3)),
-        np.arange(3, dtype=">i4"),
-        np.array([True, False]),
-        np.array([1 + 2j], dtype="c8"),
-        np.array(["a", "bcd"]),
-        np.array([b"x", b"yz"]),
-        np.array(["2024-01-01", "NaT"], dtype="M8[s]"),
-        np.array([1, 2], dtype="m8[ms]"),
-        np.array([np.nan, -0.0, np.inf]),
-        np.zeros(2, dtype=[("a", "i4"), ("b", "f8", (2,)), ("c", [("d", "U3")])]),
-        np.zeros(2, dtype=np.dtype([("a", "i1"), ("b", "f8")], align=True)),
-        np.array(["", ""], dtype="U1"),
-        np.arange(3, dtype=np.longdouble),
-    ],
-    ids=lambda a: f"{a.dtype}-{a.shape}".replace(" ", ""),
-)
-def test_a_numpy_array_keeps_dtype_shape_order_and_content(array: Any) -> None:
-    arrived = through(array, untrusted)
-    assert same(arrived, array)
-    assert arrived.flags.writeable
+ARRAYS: list[Any] = [
+    np.array(3.5),
+    np.array([], dtype="f4"),
+    np.zeros((0, 4), dtype="i2"),
+    np.zeros((3, 0), dtype="i2", order="F"),
+    np.arange(24, dtype="u1").reshape(2, 3, 4),
+    np.asfortranarray(np.arange(6).reshape(2, 3)),
+    np.arange(3, dtype=">i4"),
+    np.array([True, False]),
+    np.array([1 + 2j], dtype="c8"),
+    np.array(["a", "bcd"]),
+    np.array([b"x", b"yz"]),
+    np.array(["2024-01-01", "NaT"], dtype="M8[s]"),
+    np.array([1, 2], dtype="m8[ms]"),
+    np.array([np.nan, -0.0, np.inf]),
+    np.zeros(2, dtype=[("a", "i4"), ("b", "f8", (2,)), ("c", [("d", "U3")])]),
+    np.zeros(2, dtype=np.dtype([("a", "i1"), ("b", "f8")], align=True)),
+    np.array(["", ""], dtype="U1"),
+    np.arange(3, dtype=np.longdouble),
+]
+
+
+def test_a_numpy_array_keeps_dtype_shape_order_and_content() -> None:
+    for array in ARRAYS:
+        arrived = through(array, untrusted)
+        assert same(arrived, array), array
+        assert arrived.flags.writeable
 
 
 def test_a_strided_view_arrives_as_the_array_that_it_shows() -> None:
@@ -189,28 +189,35 @@ def test_any_numpy_array_arrives_with_its_bytes(dtype: str, shape: list[int], or
     assert same(arrived, array)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        np.int8(-3),
-        np.uint64(2**64 - 1),
-        np.float16(0.5),
-        np.float64("nan"),
-        np.longdouble(1) / 3,
-        np.complex64(1j),
-        np.bool_(False),
-        np.datetime64("2024-02-29T12:00", "m"),
-        np.timedelta64(5, "h"),
-        np.str_("äb"),
-        np.bytes_(b"ab"),
-        np.str_(""),
-        np.bytes_(b""),
-        np.zeros(1, dtype=[("a", "i4"), ("b", "U2")])[0],
-    ],
-    ids=lambda value: f"{type(value).__name__}-{value}",
-)
-def test_a_numpy_scalar_stays_a_numpy_scalar(value: Any) -> None:
-    assert same(through(value, untrusted), value)
+SCALARS: list[Any] = [
+    np.int8(-3),
+    np.uint64(2**64 - 1),
+    np.float16(0.5),
+    np.float64("nan"),
+    np.longdouble(1) / 3,
+    np.complex64(1j),
+    np.bool_(False),
+    np.datetime64("2024-02-29T12:00", "m"),
+    np.timedelta64(5, "h"),
+    np.str_("äb"),
+    np.bytes_(b"ab"),
+    np.str_(""),
+    np.bytes_(b""),
+    np.zeros(1, dtype=[("a", "i4"), ("b", "U2")])[0],
+]
+
+
+def test_a_numpy_scalar_stays_a_numpy_scalar() -> None:
+    wrong = {}
+    for value in SCALARS:
+        try:
+            arrived = through(value, untrusted)
+        except EncodingError as error:
+            wrong[repr(value)] = str(error)
+        else:
+            if not same(arrived, value):
+                wrong[repr(value)] = repr(arrived)
+    assert wrong == {}
 
 
 # what is refused
@@ -243,15 +250,18 @@ NESTINGS: list[tuple[Callable[[Any], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("nest", "path"), NESTINGS, ids=[n[1] for n in NESTINGS])
-def test_what_cannot_travel_is_named_with_its_type_and_the_path_to_it(nest: Callable[[Any], Any], path: str) -> None:
-    for make, type_name in UNSENDABLE:
+@pytest.mark.parametrize(("make", "type_name"), UNSENDABLE, ids=[u[1] for u in UNSENDABLE])
+def test_what_cannot_travel_is_named_with_its_type_and_the_path_to_it(make: Callable[[], Any], type_name: str) -> None:
+    told = {}
+    for nest, path in NESTINGS:
         for codec in (trusted, untrusted):
             with pytest.raises(EncodingError) as caught:
                 codec.pack(nest(make()))
-            assert (caught.value.path, caught.value.type_name) == (path, type_name)
-            assert path in str(caught.value)
-            assert type_name in str(caught.value)
+            if (caught.value.path, caught.value.type_name) != (path, type_name):
+                told[path] = (caught.value.path, caught.value.type_name)
+            assert caught.value.path in str(caught.value)
+            assert caught.value.type_name in str(caught.value)
+    assert told == {}
 
 
 def test_a_member_of_a_set_that_cannot_travel_is_named() -> None:
@@ -396,14 +406,14 @@ def test_an_untrusted_codec_does_not_pack_what_it_would_have_to_pickle(value: An
 
 
 class Bomb:
-    went_off = False
+    went_off: int = 0
 
     def __reduce__(self) -> Any:
         return (_explode, ())
 
 
 def _explode() -> str:
-    Bomb.went_off = True
+    Bomb.went_off += 1
     return "boom"
 
 
@@ -412,10 +422,10 @@ def test_an_untrusted_codec_never_unpickles(nest: Callable[[Any], Any]) -> None:
     data = trusted.encode(nest(Bomb()))
     with pytest.raises(EncodingError, match="not accepted"):
         untrusted.loads(data)
-    assert not Bomb.went_off
+    assert Bomb.went_off == 0
     trusted.loads(data)
-    assert Bomb.went_off, "the same bytes do unpickle where that is allowed"
-    Bomb.went_off = False
+    assert Bomb.went_off == 1, "the same bytes do unpickle where that is allowed"
+    Bomb.went_off = 0
 
 
 @pytest.mark.parametrize("code", [12, 13, 14, 15, 16, 18])
@@ -515,36 +525,36 @@ def test_a_refused_batch_does_not_spoil_the_next_load() -> None:
 # batches
 
 
-@pytest.mark.parametrize(
-    "nest",
-    [
-        lambda bad: bad,
-        lambda bad: [bad],
-        lambda bad: (1, (bad,)),
-        lambda bad: {"a": {"b": bad}},
-        lambda bad: {(1, bad): 2},
-        lambda bad: {bad},
-        lambda bad: frozenset({bad}),
-        lambda bad: Pair(1, bad),
-        lambda bad: Point(bad),
-        lambda bad: Frozen([bad]),
-        lambda bad: Slotted(bad),
-        lambda bad: FrozenSlotted([bad]),
-        lambda bad: Item(bad),
-        lambda bad: Inner(value=bad),
-        lambda bad: Outer(inner=Inner(value=[bad])),
-    ],
-    ids=[
-        "itself", "list", "tuple", "dict", "key", "set", "frozenset", "named tuple", "dataclass", "frozen dataclass",
-        "slotted dataclass", "frozen slotted dataclass", "struct", "model", "nested model",
-    ],
-)  # fmt: skip
-def test_one_value_that_cannot_be_rebuilt_leaves_the_others_of_its_batch_alone(nest: Callable[[Any], Any]) -> None:
-    batch = [1, nest(Plain(2)), (3,), [Point(4)]]
-    found = untrusted.loads_batch(trusted.dumps([trusted.pack(value) for value in batch]))
-    assert isinstance(found[1], Broken)
-    assert "pickled" in str(found[1].error)
-    assert [found[0], *found[2:]] == [1, (3,), [Point(4)]]
+BREAKABLE: dict[str, Callable[[Any], Any]] = {
+    "itself": lambda bad: bad,
+    "list": lambda bad: [bad],
+    "tuple": lambda bad: (1, (bad,)),
+    "dict": lambda bad: {"a": {"b": bad}},
+    "key": lambda bad: {(1, bad): 2},
+    "set": lambda bad: {bad},
+    "frozenset": lambda bad: frozenset({bad}),
+    "named tuple": lambda bad: Pair(1, bad),
+    "dataclass": lambda bad: Point(bad),
+    "frozen dataclass": lambda bad: Frozen([bad]),
+    "slotted dataclass": lambda bad: Slotted(bad),
+    "frozen slotted dataclass": lambda bad: FrozenSlotted([bad]),
+    "struct": lambda bad: Item(bad),
+    "model": lambda bad: Inner(value=bad),
+    "nested model": lambda bad: Outer(inner=Inner(value=[bad])),
+}
+
+
+def test_one_value_that_cannot_be_rebuilt_leaves_the_others_of_its_batch_alone() -> None:
+    missed = []
+    for name, nest in BREAKABLE.items():
+        batch = [1, nest(Plain(2)), (3,), [Point(4)]]
+        found = untrusted.loads_batch(trusted.dumps([trusted.pack(value) for value in batch]))
+        assert [found[0], *found[2:]] == [1, (3,), [Point(4)]]
+        if not isinstance(found[1], Broken):
+            missed.append(name)
+        else:
+            assert "pickled" in str(found[1].error)
+    assert missed == [], "these arrived with a hole in them"
 
 
 @given(st.lists(st.booleans(), max_size=8))

@@ -29,6 +29,8 @@ HOME: Final = "home"
 """The address of the application."""
 
 _CREDENTIALS: Final = struct.Struct("3i")
+_SWITCH_INTERVAL: Final = 0.001
+"""How long a thread that computes may keep the event loop waiting, in seconds; Python's own choice is 0.005."""
 _HAS_ABSTRACT_ADDRESSES: Final[bool] = sys.platform.startswith("linux")
 
 
@@ -59,6 +61,7 @@ def _die_with_the_application(lifeline: socket.socket) -> None:
 
 async def serve(setup: WorkerSetup) -> None:
     """Runs the site until the application closes the channel."""
+    sys.setswitchinterval(_SWITCH_INTERVAL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application, which then ends us
     _die_with_the_application(setup.lifeline)
     loop = asyncio.get_running_loop()

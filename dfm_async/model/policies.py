@@ -1,0 +1,63 @@
+"""How operations are tried and what they cost: policies that users set and sites need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+__all__ = ["Cost", "RetryPolicy"]
+
+
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How often an operation is tried, and for which exceptions.
+
+    Attributes:
+        attempts: how many tries there are in all; 1 means no retry.
+        backoff: seconds before the second try; doubles with every further one.
+        max_backoff: the longest pause.
+        on: which exceptions are worth another try: exception types, or their names (``"TimeoutError"``,
+            ``"httpx.HTTPError"``), matched against the whole class hierarchy of what was raised. Empty means every
+            exception.
+    """
+
+    attempts: int = 3
+    backoff: float = 0.1
+    max_backoff: float = 30.0
+    on: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ValueError(f"attempts must be at least 1, not {self.attempts}")
+        if self.backoff < 0 or self.max_backoff < 0:
+            raise ValueError("backoff and max_backoff must not be negative")
+        if not isinstance(self.on, tuple):
+            raise TypeError(f"on must be a tuple of exception types or names, not {self.on!r}")
+        names = tuple(o if isinstance(o, str) else f"{o.__module__}.{o.__qualname__}" for o in self.on)
+        msgspec.structs.force_setattr(self, "on", names)  # names travel, classes do not
+
+    def allows(self, error: BaseException, attempt: int) -> bool:
+        """Tells whether there is a further try after this error in this attempt (counted from 1)."""
+        if attempt >= self.attempts or not isinstance(error, Exception):
+            return False
+        if not self.on:
+            return True
+        names = {name for cls in type(error).__mro__ for name in (cls.__name__, f"{cls.__module__}.{cls.__qualname__}")}
+        return not names.isdisjoint(self.on)
+
+    def pause(self, attempt: int) -> float:
+        """Tells how long to wait after this attempt (counted from 1)."""
+        return float(min(self.backoff * 2 ** (attempt - 1), self.max_backoff))
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operation costs at a site.
+
+    Compute time is ``fixed_time + input_bytes / throughput``; output size is
+    ``fixed_size + output_factor * input_bytes``.
+    """
+
+    fixed_time: float = 0.0
+    throughput: float | None = None
+    fixed_size: float = 0.0
+    output_factor: float = 1.0

@@ -1,0 +1,94 @@
+"""Everything that is run on this project. ``python3 noxfile.py NAME ...`` needs nothing but Python.
+
+Started as a script, it makes a virtual environment with nox in it and hands over; nox then does the rest.
+"""
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+
+
+def bootstrap(names: list[str]) -> int:
+    """Runs the named sessions with a nox of our own."""
+    home = ROOT / ".nox" / "bootstrap"
+    python = home / "bin" / "python"
+    if not python.exists():
+        print("installing nox ...", flush=True)
+        venv.create(home, with_pip=True)
+    quiet = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-q", "nox>=2024.10"]
+    subprocess.run(quiet, check=True)
+    os.environ.setdefault("PIP_DISABLE_PIP_VERSION_CHECK", "1")
+    arguments = [str(python), "-m", "nox", "-f", str(ROOT / "noxfile.py"), "-s", *names]
+    return subprocess.run(arguments, check=False, cwd=ROOT).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(bootstrap(sys.argv[1:] or ["demo"]))
+
+import nox
+
+nox.options.sessions = ["check"]
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_external_run = True
+
+PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
+
+
+def install(session: nox.Session, *groups: str) -> None:
+    """Installs the project and groups of what is needed around it."""
+    session.install("-q", "-e", ".", *nox.project.dependency_groups(PROJECT, *groups))
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """The main job on an embedded example: three sites, progress, results."""
+    session.install("-q", "-e", ".")
+    session.run("python", "examples/demo.py", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, and which module may import which."""
+    install(session, "lint")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("lint-imports", "--no-cache")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Strict types, of the package and of everything around it."""
+    install(session, "types", "bench")
+    session.run("mypy")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """All tests: pure, in process, with real processes, random pipelines, and the code of the guide."""
+    install(session, "test")
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation; every warning is an error."""
+    install(session, "docs")
+    session.run("sphinx-build", "-q", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """The benchmarks: one command per figure, each beside a peer or a raw limit."""
+    install(session, "bench")
+    session.run("python", "-m", "benchmarks.all", *session.posargs)
+
+
+@nox.session
+def check(session: nox.Session) -> None:
+    """Everything that must pass."""
+    for name in ("lint", "types", "docs", "tests"):
+        session.notify(name)

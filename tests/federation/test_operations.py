@@ -1,0 +1,392 @@
+"""Operations and adapters as users write them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import pickle
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from dfm_async import Cost, Federation, Operation, OperationContext, Pipeline, PlaceParam, RetryPolicy, Site, Yield
+from dfm_async.federation.operation import CodeKind
+from dfm_async.pipeline.statements import CallStatement
+
+shipped = Federation("shipped")
+dock = shipped.site("dock")
+
+
+def bare(x: int, y: int = 2) -> int:
+    return x * y
+
+
+by_call = dock.operation(bare)
+
+
+@dock.operation
+def decorated(x: int, y: int = 2) -> int:
+    """Multiplies."""
+    return x * y
+
+
+class Multiplier:
+    def __init__(self, factor: int = 1) -> None:
+        self.factor = factor
+
+    def body(self, x: int, y: int = 2) -> int:
+        return x * y * self.factor
+
+
+by_class = dock.operation(Multiplier, name="by_class", args={"factor": 3})
+by_object = dock.operation(Multiplier(5), name="by_object")
+
+
+@pytest.fixture
+def site() -> Site:
+    return Federation("fresh").site("here")
+
+
+# outside a pipeline
+
+
+def test_outside_a_pipeline_an_operation_is_a_plain_function() -> None:
+    assert decorated(2, y=5) == 10
+    assert by_call(4) == 8
+    assert by_class(2) == 12
+    assert by_object(2, 1) == 10
+    name: Any = decorated.__dict__["__name__"]
+    assert (name, decorated.__doc__, decorated.__module__) == ("decorated", "Multiplies.", __name__)
+    with pytest.raises(TypeError):
+        decorated()  # type: ignore[call-overload]
+
+
+async def test_outside_a_pipeline_async_operations_and_generators_are_what_they_were(site: Site) -> None:
+    @site.operation
+    async def later(x: int) -> int:
+        await asyncio.sleep(0)
+        return x + 1
+
+    @site.operation
+    def some(n: int) -> Iterator[int]:
+        yield from range(n)
+
+    @site.operation
+    async def flow(n: int) -> AsyncIterator[int]:
+        for i in range(n):
+            yield i
+
+    assert await later(1) == 2
+    assert list(some(3)) == [0, 1, 2]
+    assert [i async for i in flow(3)] == [0, 1, 2]
+
+
+def test_inside_a_pipeline_the_code_does_not_run(site: Site) -> None:
+    ran = []
+
+    @site.operation
+    def act(x: int) -> int:
+        ran.append(x)
+        return x
+
+    with Pipeline() as p:
+        Yield(act(PlaceParam("x")))
+    assert not ran
+    assert isinstance(p.body[0], CallStatement)
+    assert act(1) == 1
+    assert ran == [1]
+
+
+def test_defaults_of_an_operation_stay_its_own(site: Site) -> None:
+    @site.operation
+    def act(x: int, *more: int, y: int = 3, **rest: int) -> int:
+        return x
+
+    with Pipeline() as p:
+        act(1)
+        act(1, 2, 3, y=4, z=5)
+    short, full = p.body
+    assert isinstance(short, CallStatement)
+    assert isinstance(full, CallStatement)
+    assert list(short.args) == ["x"]
+    assert {name: arg.value for name, arg in full.args.items()} == {"x": 1, "more": (2, 3), "y": 4, "z": 5}  # type: ignore[union-attr]
+
+
+# forms of the decorator
+
+
+def test_all_forms_of_the_decorator_offer_the_operation(site: Site) -> None:
+    @site.operation
+    def plain(x: int) -> int:
+        return x
+
+    @site.operation()
+    def called(x: int) -> int:
+        return x
+
+    @site.operation(name="other", provider="gpu", cost=Cost(fixed_time=2), deadline=5.0, retry=RetryPolicy(attempts=2))
+    def with_options(x: int) -> int:
+        return x
+
+    direct = site.operation(lambda x: x, name="direct", in_process=True)
+    for operation in (plain, called, with_options, direct):
+        assert isinstance(operation, Operation)
+        assert site.federation.operations[operation.name] is operation
+    assert [plain.name, called.name, with_options.name] == ["plain", "called", "other"]
+    adapter = site.adapter("other", "gpu")
+    assert adapter is not None
+    assert (adapter.deadline, adapter.retry) == (5.0, RetryPolicy(attempts=2))
+    assert adapter.cost == Cost(fixed_time=2)
+    assert site.adapters["direct", None].in_process
+
+
+def test_another_sites_operation_can_be_offered_as_it_is(site: Site) -> None:
+    @site.operation
+    def act(x: int) -> int:
+        return x
+
+    other = site.federation.site("there")
+    assert other.operation(act) is act
+    assert other.operation(act, provider="p") is act
+    found = other.adapter("act", None)
+    assert found is not None
+    assert found.code is act.code
+
+
+def test_the_kind_of_code_is_recognised(site: Site) -> None:
+    async def coroutine() -> None: ...
+    def generator() -> Iterator[int]:
+        yield 1
+
+    async def async_generator() -> AsyncIterator[int]:
+        yield 1
+
+    @functools.wraps(generator)
+    def wrapped() -> Any:
+        return generator()
+
+    class Body:
+        async def body(self) -> int:
+            return 1
+
+    class Callable_:
+        async def __call__(self) -> int:
+            return 1
+
+    expected = {
+        "coroutine": (coroutine, CodeKind.ASYNC),
+        "generator": (generator, CodeKind.GENERATOR),
+        "async_generator": (async_generator, CodeKind.ASYNC_GENERATOR),
+        "wrapped": (wrapped, CodeKind.GENERATOR),
+        "plain": (lambda: 1, CodeKind.SYNC),
+        "partial": (functools.partial(coroutine), CodeKind.ASYNC),
+        "class": (Body, CodeKind.ASYNC),
+        "object": (Body(), CodeKind.ASYNC),
+        "callable": (Callable_(), CodeKind.ASYNC),
+    }
+    for name, (code, kind) in expected.items():
+        site.operation(code, name=name)
+        assert site.adapters[name, None].kind is kind, name
+
+
+def test_a_class_is_an_adapter_that_is_built_per_job_and_an_object_is_used_as_it_is(site: Site) -> None:
+    operation = site.operation(Multiplier, args={"factor": 7})
+    assert operation.name == "Multiplier"
+    assert list(operation.signature.parameters.parameters) == ["x", "y"]
+    adapter = site.adapters["Multiplier", None]
+    assert adapter.per_job
+    assert adapter.args == {"factor": 7}
+    assert operation(1, 1) == 7
+    one = Multiplier(2)
+    site.operation(one, name="object")
+    assert not site.adapters["object", None].per_job
+    assert site.adapters["object", None].code is one
+
+
+def test_code_without_a_name_needs_one(site: Site) -> None:
+    with pytest.raises(TypeError, match="name="):
+        site.operation(Multiplier(1))
+    with pytest.raises(TypeError, match="name="):
+        site.operation(functools.partial(bare, 1))
+
+
+def test_a_parameter_named_context_belongs_to_the_engine(site: Site) -> None:
+    @site.operation
+    def act(x: int, context: OperationContext) -> int:
+        return x
+
+    assert act.signature.wants_context
+    assert list(act.signature.parameters.parameters) == ["x"]
+    with Pipeline():
+        act(1)  # type: ignore[call-overload]
+
+
+# implements
+
+
+def test_another_site_can_implement_an_operation_with_other_code(site: Site) -> None:
+    @site.operation
+    def act(x: int, y: int = 1) -> int:
+        return x
+
+    other = site.federation.site("there")
+
+    @other.implements(act, provider="gpu", cost=Cost(fixed_time=1))
+    async def act_there(x: int, y: int = 1, context: Any = None) -> int:
+        return x + 100
+
+    adapter = other.adapter("act", "gpu")
+    assert adapter is not None
+    assert adapter.code is act_there
+    assert adapter.kind is CodeKind.ASYNC
+    assert asyncio.iscoroutinefunction(act_there), "the code stays what it was"
+    assert site.federation.operations["act"] is act
+    assert act(1) == 1
+    assert other.adapter("act", None) is adapter, "the only provider serves those who ask for none"
+    assert other.adapter("act", "cpu") is None
+
+
+def test_code_with_other_parameters_does_not_implement_an_operation(site: Site) -> None:
+    @site.operation
+    def act(x: int) -> int:
+        return x
+
+    other = site.federation.site("there")
+    for wrong in (lambda y: y, lambda x, y: x, lambda: 1, Multiplier):
+        with pytest.raises(TypeError, match="does not implement act"):
+            other.implements(act)(wrong)
+    with pytest.raises(TypeError, match="takes an operation"):
+        other.implements(bare)  # type: ignore[arg-type]
+    assert other.adapters == {}
+
+
+def test_of_several_providers_none_is_taken_by_chance(site: Site) -> None:
+    operation = site.operation(bare, provider="one")
+    site.operation(operation, provider="two")
+    assert site.adapter("bare", None) is None
+    assert site.adapter("bare", "two") is not None
+
+
+# refusals
+
+
+@pytest.mark.parametrize("name", ["site", "provider", "after", "retry", "deadline"])
+def test_parameters_with_a_meaning_of_their_own_are_refused(name: str, site: Site) -> None:
+    code = eval(f"lambda x, {name}: x")
+    with pytest.raises(TypeError, match=f"parameter named '{name}'"):
+        site.operation(code, name="act")
+    assert site.federation.operations == {}
+    assert site.adapters == {}
+
+
+def test_one_name_is_one_operation(site: Site) -> None:
+    @site.operation
+    def act(x: int) -> int:
+        return x
+
+    other = site.federation.site("there")
+    with pytest.raises(ValueError, match=r"operation 'act' already.*@there\.implements"):
+        other.operation(lambda x: x, name="act")
+    with pytest.raises(ValueError, match="already"):
+        site.operation(name="act")(bare)
+    assert site.federation.operations["act"] is act
+    assert site.adapters["act", None].code is act.code
+    assert other.adapters == {}
+
+
+def test_the_same_source_may_define_an_operation_again(site: Site) -> None:
+    """A cell of a notebook that is run a second time."""
+
+    def cell(version: int) -> Operation[..., Any]:
+        @site.operation
+        def act(x: int) -> int:
+            return x + version
+
+        return act
+
+    cell(1)
+    second = cell(2)
+    assert site.federation.operations["act"] is second
+    assert site.adapters["act", None].code(0) == 2
+
+
+def _generator(n: int) -> Iterator[int]:
+    yield from range(n)
+
+
+async def _flow(n: int) -> AsyncIterator[int]:
+    yield n
+
+
+@pytest.mark.parametrize("code", [_generator, _flow])
+@pytest.mark.parametrize("options", [{"retry": RetryPolicy()}, {"deadline": 1.0}])
+def test_a_generator_with_retry_or_deadline_is_refused(
+    code: Callable[..., Any], options: dict[str, Any], site: Site
+) -> None:
+    with pytest.raises(TypeError, match="is a generator"):
+        site.operation(code, **options)
+    assert site.federation.operations == {}
+
+
+@pytest.mark.parametrize("deadline", [0, -1.0])
+def test_a_deadline_must_be_positive(deadline: float, site: Site) -> None:
+    with pytest.raises(ValueError, match="positive"):
+        site.operation(bare, deadline=deadline)
+    assert site.federation.operations == {}
+
+
+def test_names_of_sites_are_identifiers_and_unique() -> None:
+    fed = Federation("sites")
+    fed.site("a")
+    with pytest.raises(ValueError, match="already"):
+        fed.site("a")
+    for wrong in ("", "a b", "1a", "a#b", "a.b"):
+        with pytest.raises(ValueError, match="identifier"):
+            fed.site(wrong)
+    for options in ({"workers": 0}, {"threads": 0}):
+        with pytest.raises(ValueError, match="at least one"):
+            fed.site("b", **options)
+    assert list(fed.sites) == ["a"]
+
+
+def test_federations_and_sites_describe_themselves(site: Site) -> None:
+    site.operation(bare)
+    assert repr(site) == "<Site 'here' of 'fresh': bare>"
+    assert "here(1)" in repr(site.federation)
+    assert repr(by_call) == "<Operation bare(x: 'int', y: 'int' = 2) -> 'int'>"
+
+
+# shipping
+
+
+@pytest.mark.parametrize("operation", [by_call, decorated, by_class, by_object], ids=lambda o: o.name)
+def test_an_operation_can_be_shipped_and_runs_there(operation: Operation[..., Any]) -> None:
+    arrived = cloudpickle.loads(cloudpickle.dumps(operation))
+    assert isinstance(arrived, Operation)
+    assert arrived.name == operation.name
+    assert arrived(3, y=4) == operation(3, y=4)
+    assert list(arrived.signature.parameters.parameters) == list(operation.signature.parameters.parameters)
+    assert arrived.signature.types == operation.signature.types
+
+
+def test_an_operation_of_an_importable_function_survives_plain_pickle() -> None:
+    arrived = pickle.loads(pickle.dumps(by_call))
+    assert arrived.code is bare
+    assert arrived(3) == 6
+
+
+def test_an_operation_that_another_one_uses_travels_with_it() -> None:
+    def outer(x: int) -> int:
+        return decorated(x) + 1
+
+    assert cloudpickle.loads(cloudpickle.dumps(outer))(5) == 11
+
+
+def test_an_operation_can_live_in_a_class() -> None:
+    class Tools:
+        multiply = decorated
+
+    assert Tools().multiply(2, 4) == 8
+    assert Tools.multiply is decorated
