@@ -24,6 +24,12 @@ TargetName = Literal["inline", "local"]
 Connect = Callable[..., AbstractAsyncContextManager[Session]]
 
 
+def pytest_collection_finish() -> None:
+    """What is there before the first test is not looked at again by the collections between tests."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def shared_fork_server() -> Iterator[None]:
     """Keeps the fork server between tests; each would start its own otherwise."""

@@ -214,13 +214,31 @@ def to_expression(value: Any, builder: Builder, where: str) -> Expression:
     kind = type(value)
     if kind in (list, tuple, set):
         items = tuple(to_expression(item, builder, where) for item in value)
+        if kind is set:
+            items = tuple(sorted(items, key=repr))  # the same pipeline on every run
         if not all(isinstance(item, Constant) for item in items):
             return Items(type=kind.__name__, items=items)
     elif kind is dict:
         entries = tuple((to_expression(k, builder, where), to_expression(v, builder, where)) for k, v in value.items())
         if not all(isinstance(k, Constant) and isinstance(v, Constant) for k, v in entries):
             return Entries(entries=entries)
+    elif _hides_a_value(value):
+        builder.refuse(where, f"a value of the pipeline is hidden in {kind.__name__}: use a list, tuple, set or dict")
     return Constant(value=value)
+
+
+def _hides_a_value(value: Any) -> bool:
+    """Tells whether a constant holds a value that exists only when the pipeline runs."""
+    if isinstance(value, Value):
+        return True
+    if isinstance(value, (str, bytes, int, float, type(None), type)):
+        return False
+    if isinstance(value, (tuple, frozenset, list, set)):
+        return any(map(_hides_a_value, value))
+    if isinstance(value, dict):
+        return any(map(_hides_a_value, value.values()))
+    fields = getattr(value, "__dataclass_fields__", None) or getattr(type(value), "model_fields", None)
+    return any(_hides_a_value(getattr(value, name, None)) for name in fields or ())
 
 
 def _node_of(value: Any, builder: Builder, where: str, what: str) -> int:

@@ -44,7 +44,10 @@ def _retry(value: Any) -> RetryPolicy | None:
     if value is None or isinstance(value, RetryPolicy):
         return value
     if isinstance(value, dict):
-        return RetryPolicy(**{**value, "on": tuple(value.get("on", ()))})
+        try:
+            return RetryPolicy(**{**value, "on": tuple(value.get("on", ()))})
+        except TypeError as error:
+            raise ValueError(f"this is not a retry policy: {error}") from error
     raise ValueError(f"a RetryPolicy is needed, not {value!r}")
 
 

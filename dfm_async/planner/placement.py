@@ -156,6 +156,9 @@ class _Placer:
                     self.found.report(
                         spot, f"no site {site!r} in federation {self.federation.name!r} ({self._sites()})"
                     )
+                elif self.allowed is not None and site not in self.allowed:
+                    allowed = sorted(self.allowed)
+                    self.found.report(spot, f"uses the cache of site {site!r}; restrict_to_sites allows {allowed}")
                 found = self.federation.sites.get(site)
                 # One worker keeps the cache of a site, so that all of them share it.
                 shared = found is not None and found.workers > 1 and site != self.homesite

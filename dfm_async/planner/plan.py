@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NodePlan", "ParameterUse", "Plan", "prepare"]
 
-_codec = Codec(trusted=False, canonical=True)
+_codec = Codec(trusted=False)
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _hashing = Codec(trusted=True, canonical=True)
 
@@ -82,6 +82,21 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         return tuple(dict.fromkeys(point.place for point in self.nets[0].points)) if self.nets else ()
 
     @cached_property
+    def points(self) -> list[tuple[str, str]]:
+        """The yields of the pipeline: their place, and the node whose value they send."""
+        return [(point.place, point.node) for point in self.nets[0].points] if self.nets else []
+
+    @cached_property
+    def params_at(self) -> list[list[str]]:
+        """The parameters that each location uses."""
+        return [[name for name, _ in net.params] for net in self.nets]
+
+    @cached_property
+    def sites_at(self) -> list[str]:
+        """The site of each location."""
+        return [location.partition("#")[0] for location in self.locations]
+
+    @cached_property
     def hash(self) -> str:
         """The same for equal plans, on every run and machine.
 
@@ -117,7 +132,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
                 msgspec.structs.replace(net, literals=tuple(_codec.loads(_bytes(value)) for value in net.literals))
                 for net in plan.nets
             )
-        except (msgspec.DecodeError, ValueError) as error:
+        except (msgspec.DecodeError, EncodingError, TypeError, ValueError) as error:
             raise PipelineError(None, [Problem("plan", f"cannot be read: {error}")]) from error
         return msgspec.structs.replace(plan, nets=nets)
 
@@ -212,7 +227,7 @@ def _check_types(found: Structure, federation: Federation) -> tuple[ParameterUse
             if hint is Any or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
                 continue
             if isinstance(expression, Constant):
-                _, wrong = validate(hint, expression.value)
+                _, wrong = validate(hint, expression.value, convert=False)
                 if wrong is not None:
                     found.report(spot, f"{name}: {wrong}")
             elif isinstance(expression, Parameter) and not expression.path:

@@ -161,8 +161,7 @@ def _check_ref(ref: Ref, name: str, spot: Spot, inside: bool, found: Structure) 
     if isinstance(statement, (IfStatement, YieldStatement)):
         found.report(spot, f"{name} refers to {target.label}, which has no value")
     elif isinstance(statement, (ForEachStatement, RepeatStatement)) and (statement.id, 0) in path:
-        if name == "after":
-            found.report(spot, f"after refers to {target.label}, which it is a part of")
+        return  # the element, or the value of this iteration
     elif isinstance(statement, ForEachStatement):
         if name == "after" and path[: len(target.path)] == target.path and target.position < spot.position:
             found.report(spot, f"after refers to the element of {target.label}; use collect(...) of one of its values")

@@ -40,8 +40,11 @@ def _adapter(hint: Any) -> TypeAdapter[Any] | None:
         return None  # a type that pydantic cannot check declares nothing for us
 
 
-def validate(hint: Any, value: Any) -> tuple[Any, str | None]:
-    """Checks a value against a declared type. Gives the value as that type has it, and what is wrong or None."""
+def validate(hint: Any, value: Any, *, convert: bool = True) -> tuple[Any, str | None]:
+    """Checks a value against a declared type. Gives the value as that type has it, and what is wrong or None.
+
+    Without ``convert``, text and numbers that would have to become something else are wrong.
+    """
     if hint is Any:
         return value, None
     try:
@@ -51,13 +54,16 @@ def validate(hint: Any, value: Any) -> tuple[Any, str | None]:
     if adapter is None:
         return value, None
     try:
-        return adapter.validate_python(value), None
+        found = adapter.validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
         where = "".join(f"[{part!r}]" for part in first["loc"])
         return value, f"{where}{': ' if where else ''}{first['msg']}, not {_short(value)}"
     except Exception as error:  # noqa: BLE001 - validators are the user's code
         return value, f"{type(error).__name__}: {error}"
+    if not convert and isinstance(value, (str, bytes, int, float)) and found != value:
+        return value, f"a {type_text(hint)} is needed, not {_short(value)}"
+    return found, None
 
 
 def _short(value: Any) -> str:

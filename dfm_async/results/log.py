@@ -109,8 +109,10 @@ class ResultLog:
             if not data_only or start < self._kept_from:
                 raise ResultsExpired(self.job_id, start, self.first)
             start = self.first
-        reader = LogReader(self, min(start, self.end))
+        reader = LogReader(self, start)
         self._readers.add(reader)
+        if self._full:
+            self._trim()  # it may want nothing of what fills the log
         return reader
 
     def detach(self, reader: LogReader) -> None:
@@ -132,16 +134,30 @@ class ResultLog:
             raise ResultsExpired(self.job_id, offset, self.first)
         return self._events[index]
 
-    def since(self, offset: int) -> Sequence[Event]:
-        """Gives the events that are kept, from an offset on."""
-        return self._events[max(self._start, offset - self._base) :]
+    def read(self, reader: LogReader) -> Event | None:
+        """Gives a reader its next event, or None if there is none yet.
 
-    def moved(self, position: int) -> None:
-        """A reader has gone on to a position."""
+        Raises:
+            ResultsExpired: it was dropped.
+        """
+        position = reader.position
+        index = position - self._base
+        if index >= len(self._events):
+            return None
+        if index < self._start:
+            raise ResultsExpired(self.job_id, position, self.first)
+        event = self._events[index]
+        position += 1
+        reader.position = position
         if position > self._seen:
             self._seen = position
         if self._full:
             self._trim()
+        return event
+
+    def since(self, offset: int) -> Sequence[Event]:
+        """Gives the events that are kept, from an offset on."""
+        return self._events[max(self._start, offset - self._base) :]
 
     async def wait(self) -> None:
         """Waits until :meth:`wake` is called."""
@@ -190,15 +206,12 @@ class LogReader:
         self.position = position
 
     def next_nowait(self) -> Event | None:
-        """Gives the next event, or None if there is none yet."""
-        log = self.log
-        position = self.position
-        if position >= log.end:
-            return None
-        event = log.get(position)
-        self.position = position + 1
-        log.moved(position + 1)
-        return event
+        """Gives the next event, or None if there is none yet.
+
+        Raises:
+            ResultsExpired: it was dropped.
+        """
+        return self.log.read(self)
 
     async def next(self) -> Event | None:
         """Waits for the next event; None when the log has ended."""

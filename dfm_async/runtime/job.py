@@ -96,17 +96,19 @@ class SiteJob:
 
     def open_frames(self, message: msg.OpenFrames) -> None:
         """Parameter sets have come."""
-        rows: Sequence[Any] = ((),) * message.count
-        if message.payload:
-            rows = self.runtime.codec.loads_batch(message.payload)
-        for offset, row in enumerate(rows):
+        self.open(message.first, message.count, message.payload, message.last)
+
+    def open(self, first: int, count: int, payload: bytes, last: bool) -> None:
+        """Opens the frames of parameter sets; ``last`` says that no more will come."""
+        rows: Sequence[Any] = self.runtime.codec.loads_batch(payload) if payload else ((),) * count
+        for index, row in enumerate(rows, first):
             if isinstance(row, Broken):
                 place = self.program.params[0]
-                error = self.game.describe(row.error, place.label, place.label, (message.first + offset,))
+                error = self.game.describe(row.error, place.label, place.label, (index,))
                 self._report_error(error)
                 row = [Failed(error)] * len(self.program.params)
-            self.game.open(message.first + offset, row)
-        self._last = self._last or message.last
+            self.game.open(index, row)
+        self._last = self._last or last
         self.advance()
 
     def tokens(self, message: msg.Tokens) -> None:
@@ -229,25 +231,26 @@ class SiteJob:
         for (route, loop), frames in self._elements_done.items():
             self._to_peer(route, msg.ElementDone(number, route, loop, frames))
         self._elements_done.clear()
-        self._flush_results()
-        if self._frames_done:
-            self.runtime.report(msg.FramesDone(number, self.at, self._frames_done))
-            self._frames_done = []
+        done, self._frames_done = self._frames_done, []
+        if self._values:
+            self._flush_results(done)
+        elif done:
+            self.runtime.report(msg.FramesDone(number, self.at, done))
         if self._last and not self.game.live:
             self._end()
 
-    def _flush_results(self) -> None:
-        if self._values:
-            payload = self.runtime.codec.dumps(self._values)
-            self._byte_credits -= len(payload)
-            self.runtime.report(msg.Results(self.number, self.at, self._runs, payload))
-            self._runs, self._values = [], []
+    def _flush_results(self, frames: list[int]) -> None:
+        payload = self.runtime.codec.dumps(self._values)
+        self._byte_credits -= len(payload)
+        self.runtime.report(msg.Results(self.number, self.at, self._runs, payload, frames))
+        self._runs, self._values = [], []
 
     def _to_peer(self, route: int, message: msg.Message) -> None:
         self.runtime.send(self.routes[route], message)
 
     def _report(self, message: msg.Message) -> None:
-        self._flush_results()  # the application sees everything in the order in which it happened
+        if self._values:  # the application sees everything in the order in which it happened
+            self._flush_results([])
         self.runtime.report(message)
 
     def _report_error(self, error: ErrorRecord) -> None:
@@ -837,7 +840,7 @@ class SiteJob:
 
     async def close_streams(self) -> None:
         """After :meth:`cancel`: ends the generators of the job, and gives back its rights."""
-        for stream in self._streams:
+        for stream in [*self._streams, *self._closing]:  # the task that was closing one may not have begun
             try:
                 await stream.aclose()
             except Exception:  # noqa: BLE001 - the job has ended: there is nobody left to tell

@@ -172,7 +172,11 @@ class SiteRuntime:
             self.report(msg.JobBroken(message.job, message.at, broken_record(self.site, program)))
             self._remember(key)
             return
-        self._jobs[key] = SiteJob(self, message, program)
+        job = self._jobs[key] = SiteJob(self, message, program)
+        try:
+            job.open(0, message.count, message.payload, message.last)
+        except Exception as error:  # noqa: BLE001 - one job's trouble must not become the site's
+            job.broken(error)
         for early in self._early.pop(key, ()):
             self._to_job(early)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from types import TracebackType
-from typing import Generic, Literal, Self, TypeVar
+from typing import Generic, Literal, NoReturn, Self, TypeVar
 
 from dfm_async.model.events import Event, Failure, FrameCompleted, Result
 from dfm_async.model.status import JobStatus
@@ -114,23 +114,35 @@ class ResultStream(_Stream[Result]):
             reader = self.attach()
             if self._ordered:
                 self._order = _Order(self._record, self._place, reader.position)
-        order = self._order
+        if self._order is not None:
+            return await self._next_in_order(reader, self._order)
+        place, failures = self._place, self._failures
         while True:
-            if order is not None and order.ready:
-                return order.ready.popleft()  # type: ignore[return-value] # a Failure only if asked for
             event = reader.next_nowait()
             if event is None:
                 event = await reader.next()
-            if event is None:
-                if order is not None and order.flush():
-                    continue
-                self._detach()
-                self._raise_outcome()
-                raise StopAsyncIteration
-            if order is not None:
-                order.take(event, self._wanted(event))
-            elif self._wanted(event):
+                if event is None:
+                    self._end()
+            kind = type(event)
+            if (kind is Result or (failures and kind is Failure)) and (
+                place is None or event.place == place  # type: ignore[union-attr]
+            ):
                 return event  # type: ignore[return-value] # a Failure only if asked for
+
+    async def _next_in_order(self, reader: LogReader, order: _Order) -> Result:
+        while True:
+            if order.ready:
+                return order.ready.popleft()  # type: ignore[return-value] # a Failure only if asked for
+            event = await reader.next()
+            if event is not None:
+                order.take(event, self._wanted(event))
+            elif not order.flush():
+                self._end()
+
+    def _end(self) -> NoReturn:
+        self._detach()
+        self._raise_outcome()
+        raise StopAsyncIteration
 
     def _raise_outcome(self) -> None:
         error = self._record.outcome()

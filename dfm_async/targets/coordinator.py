@@ -56,9 +56,9 @@ class Coordinator:
         self._send: Callable[[int, msg.Message], None] = _nowhere
         self._kill: Callable[[int], None] = _nobody
         self._on_end: list[Callable[[Coordinator], None]] = []
-        self._names = [[name for name, _ in net.params] for net in self.plan.nets]
-        self._points = [(point.place, point.node) for point in self.plan.nets[0].points] if self.plan.nets else []
-        self._sites = [location.partition("#")[0] for location in self.plan.locations]
+        self._names = self.plan.params_at
+        self._points = self.plan.points
+        self._sites = self.plan.sites_at
         self._pending: deque[Row] = deque()
         self._room: list[asyncio.Future[None]] = []
         self._open = record.open_frames
@@ -113,24 +113,35 @@ class Coordinator:
                 future.set_result(None)
 
     def _open_frames(self) -> None:
-        room = 0 if self.record.log.full else FRAME_WINDOW - len(self._open)
+        batch = self._next_batch()
+        if batch is None:
+            return
+        first, rows, last = batch
+        number = self.record.number
+        for at, names in enumerate(self._names):
+            self._send(at, msg.OpenFrames(number, at, first, len(rows), self._payload(rows, names), last))
+        if rows:
+            self._make_room()
+
+    def _next_batch(self) -> tuple[int, list[Row], bool] | None:
+        """Takes the parameter sets that can be opened now: the first one's number, and whether they are the last."""
+        record = self.record
+        room = 0 if record.log.full else FRAME_WINDOW - len(self._open)
         count = min(room, len(self._pending))
         rows = [self._pending.popleft() for _ in range(count)]
         last = self._stopped and not self._pending
         if not rows and (not last or self._told_last):
-            return
-        first = self.record.next_frame
-        self.record.next_frame += count
-        locations = len(self.plan.locations)
+            return None
+        first = record.next_frame
+        record.next_frame += count
+        locations = len(self._names)
         for index in range(first, first + count):
             self._open[index] = locations
         self._told_last = self._told_last or last
-        number = self.record.number
-        for at, names in enumerate(self._names):
-            payload = self._codec.dumps([[row[name] for name in names] for row in rows]) if names and rows else b""
-            self._send(at, msg.OpenFrames(number, at, first, count, payload, last))
-        if rows:
-            self._make_room()
+        return first, rows, last
+
+    def _payload(self, rows: list[Row], names: Sequence[str]) -> bytes:
+        return self._codec.dumps([[row[name] for name in names] for row in rows]) if names and rows else b""
 
     # life
 
@@ -152,10 +163,26 @@ class Coordinator:
         record.change(JobStatus.RUNNING)
         limits = record.log.limits
         plan = self.plan.hash
-        for at in range(len(self.plan.locations)):
-            start = msg.StartJob(number, at, record.job_id, plan, routes, limits.window, limits.window_bytes)
-            send(at, start)
-        self._open_frames()
+        _, rows, last = self._next_batch() or (0, [], False)
+        for at, names in enumerate(self._names):
+            payload = self._payload(rows, names)
+            send(
+                at,
+                msg.StartJob(
+                    number,
+                    at,
+                    record.job_id,
+                    plan,
+                    routes,
+                    limits.window,
+                    limits.window_bytes,
+                    len(rows),
+                    payload,
+                    last,
+                ),
+            )
+        if self._room:
+            self._make_room()
         self._check_end()
 
     def deadline(self, seconds: float) -> None:
@@ -289,6 +316,8 @@ class Coordinator:
         elif owed[0] * 2 >= limits.window or owed[1] * 2 >= limits.window_bytes:
             self._send(message.at, msg.Credit(self.record.number, message.at, owed[0], owed[1]))
             owed[:] = (0, 0)
+        if message.frames:
+            self._close_frames(message.frames)
 
     def _check_full(self) -> None:
         """The log is full, and can drop nothing: fails the job, or tells those who wait for it that it waits."""
@@ -344,9 +373,12 @@ class Coordinator:
         log.wake()
 
     def _frames_done(self, message: msg.FramesDone) -> None:
+        self._close_frames(message.frames)
+
+    def _close_frames(self, frames: list[int]) -> None:
         log = self.record.log
         done = False
-        for index in message.frames:
+        for index in frames:
             left = self._open[index] - 1
             if left:
                 self._open[index] = left

@@ -139,15 +139,17 @@ class Codec:
         if kind is str:
             return value if _is_text(value) else Ext(_Code.SURROGATES, value.encode("utf-8", "surrogatepass"))
         if kind is int:
-            return value if _INT_MIN <= value <= _INT_MAX else Ext(_Code.BIG_INT, str(value).encode())
+            return value if _INT_MIN <= value <= _INT_MAX else Ext(_Code.BIG_INT, _int_bytes(value))
         if kind is list:
             return self._pack_list(value)
         if kind is dict:
             pack = self._pack
             packed = {}
             for key, item in value.items():
-                if not _is_key(key):
+                if not _is_key(key) or (self.canonical and type(key) is not str):
                     items = [[pack(k), pack(v)] for k, v in value.items()]
+                    if self.canonical:
+                        items.sort(key=lambda entry: self.dumps(entry[0]))
                     return Ext(_Code.ITEMS, self.dumps(items))
                 packed[key] = item if type(item) in _SCALARS else pack(item)
             return packed
@@ -167,7 +169,7 @@ class Codec:
         return [item if type(item) in _SCALARS else pack(item) for item in value]
 
     def _find_packer(self, kind: type) -> Packer:
-        if kind.__module__ != "__main__":  # a class of a script is shipped by value, see _pickled
+        if _importable(kind):  # a class of a script, or of a function, is shipped by value: see _pickled
             if issubclass(kind, enum.Enum):
                 return _pack_enum
             if issubclass(kind, tuple) and hasattr(kind, "_fields"):
@@ -220,6 +222,7 @@ class Codec:
         """Rebuilds a list of values. One that cannot be rebuilt is a :class:`Broken`; the others are not affected."""
         values = self._loads(data)
         if not isinstance(values, list):
+            self._broken = None
             raise EncodingError("value", "value", "a batch was expected")
         if self._broken is not None:
             self._broken = None
@@ -230,9 +233,11 @@ class Codec:
         return values
 
     def _loads(self, data: bytes | memoryview) -> Any:
+        self._broken = None
         try:
             return self._decoder.decode(data)
         except (msgspec.DecodeError, RecursionError, TypeError, ValueError) as error:
+            self._broken = None
             raise EncodingError("value", "value", f"the bytes are not a value: {error}") from error
 
     def _extension(self, code: int, data: memoryview) -> Any:
@@ -253,11 +258,15 @@ class Codec:
                 raise LookupError(f"module {module_name!r} is not loaded here")
             module = importlib.import_module(module_name)
         found: Any = module
-        for part in qualname.split("."):
-            found = getattr(found, part)
+        for part in qualname.split("."):  # not getattr: that can run code of the module
+            found = vars(found).get(part) if hasattr(found, "__dict__") else None
         if not isinstance(found, type):
             raise TypeError(f"{ref!r} is not a class")
         return found
+
+
+def _int_bytes(value: int) -> bytes:
+    return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
 
 
 def _is_text(value: str) -> bool:
@@ -280,6 +289,14 @@ def _is_key(key: Any) -> bool:
     return kind in _KEYS
 
 
+def _importable(kind: type) -> bool:
+    """Tells whether another process finds this class by its name."""
+    found: Any = sys.modules.get(kind.__module__)
+    for part in kind.__qualname__.split("."):
+        found = getattr(found, "__dict__", {}).get(part)
+    return found is kind and kind.__module__ != "__main__"
+
+
 def _ref(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
@@ -293,6 +310,8 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         return [(f".item({v!r})", v) for v in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [(f".{f.name}", getattr(value, f.name, None)) for f in dataclasses.fields(value)]
+    if isinstance(value, msgspec.Struct):
+        return [(f".{name}", getattr(value, name)) for name in value.__struct_fields__]
     if hasattr(type(value), "model_validate"):
         return [(f".{k}", v) for k, v in vars(value).items()]
     return []
@@ -305,10 +324,8 @@ def _find_broken(value: Any) -> Broken | None:
         items: list[Any] = [*value.keys(), *value.values()]
     elif isinstance(value, (list, tuple, set, frozenset)):
         items = list(value)
-    elif hasattr(value, "__dict__"):
-        items = list(vars(value).values())
     else:
-        return None
+        items = [part for _, part in _parts(value)] or list(getattr(value, "__dict__", {}).values())
     for item in items:
         found = _find_broken(item)
         if found is not None:
@@ -393,8 +410,10 @@ def _pack_numpy_scalar(codec: Codec, value: Any) -> Any:
 def _pickled(codec: Codec, value: Any) -> Any:
     if not codec.trusted:
         raise TypeError("no codec knows this type, and pickle is not allowed here")
-    # cloudpickle, because the class of a value may live in __main__ or in a notebook.
-    dumps = cloudpickle.dumps if type(value).__module__ == "__main__" else pickle.dumps
+    kind = type(value)
+    # cloudpickle only where a class lives in __main__, in a notebook, or in a function: it travels with its value.
+    by_value = kind.__module__ != "builtins" and not _importable(kind)
+    dumps = cloudpickle.dumps if by_value else pickle.dumps
     return Ext(_Code.PICKLE, dumps(value, protocol=5))
 
 
@@ -402,6 +421,12 @@ def _pack_datetime(codec: Codec, value: dt.datetime) -> Any:
     if value.tzinfo is None or isinstance(value.tzinfo, dt.timezone):
         return Ext(_Code.DATETIME, codec.dumps([value.isoformat(), value.fold]))
     return _pickled(codec, value)  # keeps the time zone's rules, not only its offset
+
+
+def _pack_time(codec: Codec, value: dt.time) -> Any:
+    if value.tzinfo is None or isinstance(value.tzinfo, dt.timezone):
+        return Ext(_Code.TIME, codec.dumps([value.isoformat(), value.fold]))
+    return _pickled(codec, value)
 
 
 def _pack_timedelta(codec: Codec, value: dt.timedelta) -> Any:
@@ -413,7 +438,8 @@ def _pack_complex(codec: Codec, value: complex) -> Any:
 
 
 def _pack_range(codec: Codec, value: range) -> Any:
-    return Ext(_Code.RANGE, codec.dumps([value.start, value.stop, value.step]))
+    ends = [codec._pack(number) for number in (value.start, value.stop, value.step)]  # noqa: SLF001 - same module
+    return Ext(_Code.RANGE, codec.dumps(ends))
 
 
 def _pack_bytearray(_codec: Codec, value: bytearray) -> Any:
@@ -427,7 +453,7 @@ _PACKERS: Final[dict[type, Packer]] = {
     complex: _pack_complex,
     dt.datetime: _pack_datetime,
     dt.date: _text(_Code.DATE, dt.date.isoformat),
-    dt.time: _text(_Code.TIME, dt.time.isoformat),
+    dt.time: _pack_time,
     dt.timedelta: _pack_timedelta,
     uuid.UUID: _text(_Code.UUID),
     decimal.Decimal: _text(_Code.DECIMAL),
@@ -509,7 +535,9 @@ def _unpack_numpy_scalar(codec: Codec, data: memoryview) -> Any:
     import numpy
 
     description, content = _list_of(codec, data)
-    return numpy.frombuffer(content, dtype=_dtype(codec, description))[0]
+    dtype = _dtype(codec, description)
+    # An empty string has no bytes that it could be read from.
+    return numpy.frombuffer(content, dtype=dtype)[0] if dtype.itemsize else dtype.type()
 
 
 def _unpickle(codec: Codec, data: memoryview) -> Any:
@@ -523,6 +551,11 @@ def _unpack_datetime(codec: Codec, data: memoryview) -> Any:
     return dt.datetime.fromisoformat(text).replace(fold=fold)
 
 
+def _unpack_time(codec: Codec, data: memoryview) -> Any:
+    text, fold = _list_of(codec, data)
+    return dt.time.fromisoformat(text).replace(fold=fold)
+
+
 def _unpack_range(codec: Codec, data: memoryview) -> range:
     start, stop, step = _list_of(codec, data)
     return range(start, stop, step)
@@ -532,11 +565,11 @@ _UNPACKERS: Final[dict[int, Callable[[Codec, memoryview], Any]]] = {
     _Code.TUPLE: lambda codec, data: tuple(_list_of(codec, data)),
     _Code.SET: lambda codec, data: set(_list_of(codec, data)),
     _Code.FROZENSET: lambda codec, data: frozenset(_list_of(codec, data)),
-    _Code.BIG_INT: lambda _codec, data: int(bytes(data)),
+    _Code.BIG_INT: lambda _codec, data: int.from_bytes(data, "little", signed=True),
     _Code.COMPLEX: lambda codec, data: complex(*_list_of(codec, data)),
     _Code.DATETIME: _unpack_datetime,
     _Code.DATE: lambda _codec, data: dt.date.fromisoformat(str(data, "utf-8")),
-    _Code.TIME: lambda _codec, data: dt.time.fromisoformat(str(data, "utf-8")),
+    _Code.TIME: _unpack_time,
     _Code.TIMEDELTA: lambda codec, data: dt.timedelta(*_list_of(codec, data)),
     _Code.UUID: lambda _codec, data: uuid.UUID(str(data, "utf-8")),
     _Code.DECIMAL: lambda _codec, data: decimal.Decimal(str(data, "utf-8")),

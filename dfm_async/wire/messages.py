@@ -55,7 +55,7 @@ class SendNet(_Message, frozen=True, tag=1):
 
 
 class StartJob(_Message, frozen=True, tag=2):
-    """A job begins. ``routes``: the address of each location."""
+    """A job begins, with its first parameter sets as in :class:`OpenFrames`. ``routes``: each location's address."""
 
     job: int
     at: int
@@ -64,6 +64,9 @@ class StartJob(_Message, frozen=True, tag=2):
     routes: tuple[str, ...]
     window: int
     window_bytes: int
+    count: int
+    payload: bytes
+    last: bool
 
 
 class OpenFrames(_Message, frozen=True, tag=3):
@@ -174,12 +177,16 @@ class Refused(_Message, frozen=True, tag=21):
 
 
 class Results(_Message, frozen=True, tag=22):
-    """Yielded values. ``runs``: yield point, frame, first index or -1, count; ``payload``: a batch of all values."""
+    """Yielded values. ``runs``: yield point, frame, first index or -1, count; ``payload``: a batch of all values.
+
+    ``frames``: the parameter sets that are done with them, as in :class:`FramesDone`.
+    """
 
     job: int
     at: int
     runs: list[tuple[int, Frame, int, int]]
     payload: bytes
+    frames: list[int]
 
 
 class OperationError(_Message, frozen=True, tag=23):

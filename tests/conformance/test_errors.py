@@ -51,9 +51,8 @@ async def test_an_error_names_site_node_frame_and_carries_the_remote_traceback(c
 
 
 async def test_good_results_come_before_the_error_is_raised(connect: Connect) -> None:
-    with Pipeline("mixed") as pipeline:
-        with ForEach(["mon", "tue", "wed"]) as day:
-            Yield(w.fail_for(day, "tue"))
+    with Pipeline("mixed") as pipeline, ForEach(["mon", "tue", "wed"]) as day:
+        Yield(w.fail_for(day, "tue"))
     async with connect(w.fed) as session:
         job = await session.execute(pipeline)
         values = []
@@ -195,7 +194,7 @@ def _misbehaving() -> tuple[Federation, dict[str, Callable[..., Any]]]:
 
     @site.operation
     def strange() -> None:
-        class Strange(Exception):  # noqa: N818
+        class Strange(Exception):
             def __str__(self) -> str:
                 raise RuntimeError("no text")
 
@@ -279,9 +278,9 @@ async def test_wrong_parameters_are_refused_before_anything_runs(connect: Connec
         ]:
             with pytest.raises(ParameterError, match=message):
                 await session.execute(pipeline, params)  # type: ignore[arg-type]
+        with Pipeline("any") as anything:
+            Yield(w.echo(PlaceParam("v"), site="lab"))
         with pytest.raises(ParameterError, match="cannot be sent"):
-            with Pipeline("any") as anything:
-                Yield(w.echo(PlaceParam("v"), site="lab"))
             await session.execute(anything, {"v": threading.Lock()})
         assert session.jobs() == []
 

@@ -63,14 +63,12 @@ async def slow(x: Any) -> Any:
 
 @a.operation
 async def first(values: Any) -> Any:
-    async for value in values:
-        return value
+    return await anext(aiter(values))
 
 
 @b.operation
 async def first_at_b(values: Any) -> Any:
-    async for value in values:
-        return value
+    return await anext(aiter(values))
 
 
 @b.operation
@@ -144,7 +142,7 @@ def _exit(*_: Any) -> None:
     raise SystemExit("from a pickle")
 
 
-class Evil(Exception):  # noqa: N818
+class Evil(Exception):
     def __reduce__(self) -> Any:
         return (_exit, ())
 
@@ -243,9 +241,8 @@ async def test_a_stream_whose_only_reader_is_a_loop_over_nothing_is_released(con
 async def test_a_stream_whose_only_reader_is_in_a_branch_that_does_not_run_is_released(connect: Connect) -> None:
     with Pipeline("p") as pipeline:
         stream = agen(slow(1))
-        with If(echo(1, site="b") == 2):
-            with ForEach([1, 2]) as element:
-                Yield(everything(stream, element))
+        with If(echo(1, site="b") == 2), ForEach([1, 2]) as element:
+            Yield(everything(stream, element))
     async with connect(fed) as session:
         assert await values(session, pipeline) == []
 
@@ -270,9 +267,8 @@ async def test_readers_that_have_ended_do_not_hold_a_stream_back(connect: Connec
 
 
 async def test_a_stream_in_a_condition_is_refused(connect: Connect) -> None:
-    with Pipeline("p") as pipeline:
-        with If(agen(3) == 3):
-            Yield(1)
+    with Pipeline("p") as pipeline, If(agen(3) == 3):
+        Yield(1)
     async with connect(fed) as session:
         with pytest.raises(JobFailed, match="a stream cannot be compared"):
             await values(session, pipeline)
@@ -289,8 +285,8 @@ async def test_streams_that_only_another_site_reads_end_with_their_frame(connect
             sites = cast("InlineTarget", session._target)._sites
             (at_a,), (at_b,) = sites["a"]._jobs.values(), sites["b"]._jobs.values()
             async with asyncio.timeout(5):
-                while at_a._streams or at_a._closing or at_a._exports or at_b._imports:
-                    await asyncio.sleep(0.001)
+                while at_a._streams or at_a._closing or at_a._exports or at_b._imports:  # noqa: ASYNC110 - no event tells
+                    await asyncio.sleep(0)
         await job.cancel()
 
 
@@ -308,13 +304,12 @@ async def test_nested_cache_blocks_with_the_same_key_do_not_wait_for_each_other(
 
 async def test_cache_blocks_that_need_each_others_keys_do_not_wait_for_each_other(connect: Connect) -> None:
     salt = os.urandom(8).hex()
-    with Pipeline("p") as pipeline:
-        with ForEach([["x", "y"], ["y", "x"]]) as keys:
-            with TryFromCache([salt, keys[0]]) as one:
-                one.store(slow(keys[0]))
-            with TryFromCache([salt, keys[1]]) as two:
-                two.store(echo([one], site="a"))
-            Yield(two)
+    with Pipeline("p") as pipeline, ForEach([["x", "y"], ["y", "x"]]) as keys:
+        with TryFromCache([salt, keys[0]]) as one:
+            one.store(slow(keys[0]))
+        with TryFromCache([salt, keys[1]]) as two:
+            two.store(echo([one], site="a"))
+        Yield(two)
     async with connect(fed) as session:
         assert len(await values(session, pipeline)) == 2
 

@@ -84,12 +84,11 @@ async def test_literals_and_parameters_can_be_yielded(connect: Connect) -> None:
 
 
 async def test_nested_loops_over_three_sites(connect: Connect) -> None:
-    with Pipeline("nested") as pipeline:
-        with ForEach(w.list_days("jan")) as day:
-            with ForEach(w.load(day, site="lab")) as value:
-                Yield(w.echo([day, value], site="desk"))
-                doubled = w.echo(value, site="archive")
-            Yield(w.echo(collect(doubled), site="desk"), place="row")
+    with Pipeline("nested") as pipeline, ForEach(w.list_days("jan")) as day:
+        with ForEach(w.load(day, site="lab")) as value:
+            Yield(w.echo([day, value], site="desk"))
+            doubled = w.echo(value, site="archive")
+        Yield(w.echo(collect(doubled), site="desk"), place="row")
     found = await run(connect, pipeline)
     assert [value for _, value in found["yield"]] == [
         ["mon", 14.0], ["mon", 36.5], ["mon", 16.0], ["tue", 9.5], ["tue", 12.0], ["wed", 40.0],
@@ -109,9 +108,8 @@ async def test_a_loop_over_nothing_collects_an_empty_list(connect: Connect) -> N
 
 async def test_collect_leaves_out_elements_whose_branch_did_not_run(connect: Connect) -> None:
     with Pipeline("odd") as pipeline:
-        with ForEach([1, 2, 3, 4]) as number:
-            with If((number == 1) | (number == 3)):
-                odd = w.echo(number, site="lab")
+        with ForEach([1, 2, 3, 4]) as number, If((number == 1) | (number == 3)):
+            odd = w.echo(number, site="lab")
         Yield(collect(odd))
     assert (await run(connect, pipeline))["yield"] == [((0,), [1, 3])]
 
@@ -153,15 +151,14 @@ async def test_repeat_ends_when_its_condition_holds(connect: Connect, form: str)
 
 
 async def test_repeat_inside_a_loop_and_a_loop_inside_repeat(connect: Connect) -> None:
-    with Pipeline("mixed") as pipeline:
-        with ForEach([1.0, 2.0]) as start:
-            with Repeat(start, times=2) as current:
-                with ForEach([0, 1]) as k:
-                    part = w.echo([current, k], site="lab")
-                parts = w.echo(collect(part), site="desk")
-                current.next(w.next_model(current))
-                Yield(parts, place="parts")
-            Yield(current, place="end")
+    with Pipeline("mixed") as pipeline, ForEach([1.0, 2.0]) as start:
+        with Repeat(start, times=2) as current:
+            with ForEach([0, 1]) as k:
+                part = w.echo([current, k], site="lab")
+            parts = w.echo(collect(part), site="desk")
+            current.next(w.next_model(current))
+            Yield(parts, place="parts")
+        Yield(current, place="end")
     found = await run(connect, pipeline)
     assert found["end"] == [((0, 0), 0.25), ((0, 1), 0.5)]
     assert found["parts"] == [
@@ -182,11 +179,10 @@ async def test_repeat_zero_times_gives_its_carry(connect: Connect) -> None:
 
 async def test_concurrent_misses_of_one_key_run_the_body_once(connect: Connect) -> None:
     key = os.urandom(8).hex()
-    with Pipeline("cache") as pipeline:
-        with ForEach(list(range(20))) as number:
-            with TryFromCache(key=PlaceParam("key", multiuse=True)) as found:
-                found.store(w.compute_count(PlaceParam("key", multiuse=True)))
-            Yield(w.echo([number, found], site="lab"))
+    with Pipeline("cache") as pipeline, ForEach(list(range(20))) as number:
+        with TryFromCache(key=PlaceParam("key", multiuse=True)) as found:
+            found.store(w.compute_count(PlaceParam("key", multiuse=True)))
+        Yield(w.echo([number, found], site="lab"))
     async with connect(w.fed) as session:
         jobs = [await session.execute(pipeline, {"key": key}) for _ in range(3)]
         values = {result.value[1] for job in jobs for result in await job.collect()}
@@ -277,9 +273,8 @@ async def test_classes_objects_providers_and_star_arguments(connect: Connect) ->
 
 
 async def test_an_operation_knows_what_it_runs_for(connect: Connect) -> None:
-    with Pipeline("context") as pipeline:
-        with ForEach([0, 1]):
-            Yield(w.who())
+    with Pipeline("context") as pipeline, ForEach([0, 1]):
+        Yield(w.who())
     async with connect(w.fed) as session:
         job = await session.execute(pipeline, job_id="the-job")
         values = sorted([result.value async for result in job])
@@ -307,9 +302,8 @@ async def test_values_of_every_kind_arrive_as_what_they_were(connect: Connect) -
 
 
 async def test_a_pipeline_survives_json(connect: Connect) -> None:
-    with Pipeline("json") as pipeline:
-        with ForEach(w.list_days(PlaceParam("month"))) as day:
-            Yield(w.echo((day, {1, 2}), site="lab"))
+    with Pipeline("json") as pipeline, ForEach(w.list_days(PlaceParam("month"))) as day:
+        Yield(w.echo((day, {1, 2}), site="lab"))
     again = Pipeline.model_validate_json(pipeline.model_dump_json())
     assert await run(connect, again, {"month": "jan"}) == await run(connect, pipeline, {"month": "jan"})
 

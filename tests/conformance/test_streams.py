@@ -131,9 +131,8 @@ async def test_waiting_for_a_job_whose_results_nobody_reads_says_so(connect: Con
 
 
 async def test_a_thousand_parameter_sets_with_a_loop_keep_their_frames_apart(connect: Connect) -> None:
-    with Pipeline("many") as pipeline:
-        with ForEach(w.count_slowly(PlaceParam("n", multiuse=True))) as k:
-            Yield(w.echo([PlaceParam("n", multiuse=True), k], site="archive"))
+    with Pipeline("many") as pipeline, ForEach(w.count_slowly(PlaceParam("n", multiuse=True))) as k:
+        Yield(w.echo([PlaceParam("n", multiuse=True), k], site="archive"))
     async with connect(w.fed) as session:
         job = await session.execute(pipeline, [{"n": i % 3} for i in range(1000)])
         found = sorted([(result.frame, result.value) async for result in job])

@@ -382,9 +382,8 @@ async def test_concurrency_of_a_loop_is_not_exceeded() -> None:
             self.now -= 1
             return self.most
 
-    with Pipeline("limited") as pipeline:
-        with ForEach(list(range(50)), concurrency=3) as n:
-            Yield(Gauge(n))  # type: ignore[call-arg] # checkers see the class
+    with Pipeline("limited") as pipeline, ForEach(list(range(50)), concurrency=3) as n:
+        Yield(Gauge(n))  # type: ignore[call-arg] # checkers see the class
     targets: list[Literal["inline", "local"]] = ["inline", "local"]
     for target in targets:
         async with Session(fed, target=target) as session:

@@ -148,7 +148,7 @@ class Named(NamedTuple):
 @pytest.mark.parametrize("wrap", [Holder, Named, lambda v: frozenset({v}), lambda v: [Holder(v)]])
 def test_a_value_hidden_where_it_cannot_be_found_is_refused_by_name(wrap: Callable[[Any], Any]) -> None:
     """It would arrive at the operation as a part of the builder."""
-    with pytest.raises(PipelineError, match="load#1"):  # noqa: PT012 - either may refuse it
+    with pytest.raises(PipelineError, match="load#1"):
         with Pipeline("hidden") as p:
             Yield(load(wrap(load())))
         prepare(p, fed, "app")
@@ -430,7 +430,7 @@ def test_a_pipeline_can_be_built_only_once() -> None:
 
 def test_an_exception_in_the_block_leaves_no_open_pipeline_and_no_statements() -> None:
     p = Pipeline("broken")
-    with pytest.raises(ZeroDivisionError), p:  # noqa: PT012 - the statement before it counts
+    with pytest.raises(ZeroDivisionError), p:
         load()
         1 / 0  # noqa: B018 - raises
     assert p.body == ()

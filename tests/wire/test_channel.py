@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfm_async.wire.channel import Channel
-from dfm_async.wire.messages import Credit, FramesDone, Hello, Message, Refused, Results, StartJob, encoder
+from dfm_async.wire.messages import Credit, FramesDone, Hello, Message, Refused, SendNet, encoder
 
 
 class Kept(asyncio.WriteTransport):
@@ -82,13 +82,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Credit, st.integers(0, 2**40), st.just(0), st.integers(0, 9), st.integers(0, 9)),
     st.builds(Refused, st.text(max_size=30), st.text(max_size=30)),
     st.builds(FramesDone, st.just(1), st.just(2), st.lists(st.integers(0, 2**33), max_size=5)),
-    st.builds(
-        Results,
-        st.just(1),
-        st.just(0),
-        st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 9)).map(tuple), st.just(-1), st.just(1))),
-        st.binary(max_size=300),
-    ),
+    st.builds(SendNet, st.text(max_size=9), st.integers(0, 9), st.binary(max_size=300)),
 )
 
 
@@ -202,7 +196,7 @@ async def test_messages_cross_a_socket_in_both_directions_in_order() -> None:
 async def test_a_message_of_many_megabytes_arrives_between_small_ones() -> None:
     payload = bytes(range(256)) * (1 << 16)  # 16 MiB, far more than a socket's buffer
     async with connected() as (a, b):
-        sent: list[Message] = [Hello(1, "before"), Results(1, 0, [(0, (0,), -1, 1)], payload), Hello(2, "after")]
+        sent: list[Message] = [Hello(1, "before"), SendNet("p", 0, payload), Hello(2, "after")]
         for message in sent:
             a.channel.send(message)
         await b.until(lambda: len(b.got) == 3)
@@ -211,7 +205,7 @@ async def test_a_message_of_many_megabytes_arrives_between_small_ones() -> None:
 
 async def test_what_was_sent_right_before_closing_arrives() -> None:
     async with connected() as (a, b):
-        sent: list[Message] = [StartJob(i, 0, "j" * 1000, "p", ("a", "b"), 1, 1) for i in range(1000)]
+        sent: list[Message] = [Refused(f"{i}", "j" * 1000) for i in range(1000)]
         for message in sent:
             a.channel.send(message)
         a.channel.close()

@@ -54,7 +54,7 @@ def through(value: Any, codec: Codec = trusted) -> Any:
 # what arrives
 
 
-@pytest.mark.parametrize("codec", [trusted, untrusted, Codec(trusted=False, canonical=True)], ids=["t", "u", "c"])
+@pytest.mark.parametrize("codec", [trusted, untrusted], ids=["trusted", "untrusted"])
 def test_every_kind_of_value_arrives_as_what_it_was(codec: Codec) -> None:
     wrong = {}
     for value in SAMPLES:
