@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import msgspec
 
 from dfm_async.model.limits import ResultLimits
 
 __all__ = ["LocalOptions"]
 
 
-class LocalOptions(BaseModel):
+class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a session runs on this machine. All defaults are good ones."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     start_method: Literal["forkserver", "spawn"] | None = None
     """How worker processes start; None means forkserver where there is one, else spawn."""
@@ -22,9 +20,17 @@ class LocalOptions(BaseModel):
     """Whether workers use uvloop; it must be installed (extra ``uvloop``)."""
     results: ResultLimits = ResultLimits()
     """What the logs of jobs may hold, unless ``execute(options=...)`` says otherwise."""
-    keep_finished: Annotated[int, Field(ge=0)] = 1000
+    keep_finished: int = 1000
     """How many ended jobs the session remembers; the oldest are forgotten first."""
-    shutdown_grace: Annotated[float, Field(ge=0)] = 5.0
+    shutdown_grace: float = 5.0
     """How many seconds ``close()`` gives running operations before their processes are killed."""
     preload: tuple[str, ...] = ()
     """Modules that are imported once, before workers start (forkserver only)."""
+
+    def __post_init__(self) -> None:
+        if self.start_method not in (None, "forkserver", "spawn"):
+            raise ValueError(f"start_method must be 'forkserver' or 'spawn', not {self.start_method!r}")
+        if not isinstance(self.results, ResultLimits):
+            raise TypeError(f"results must be ResultLimits, not {self.results!r}")
+        if self.keep_finished < 0 or self.shutdown_grace < 0:
+            raise ValueError("keep_finished and shutdown_grace must not be negative")

@@ -9,7 +9,7 @@ import msgspec
 __all__ = ["Cost", "RetryPolicy"]
 
 
-class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How often an operation is tried, and for which exceptions.
 
     Attributes:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, NoReturn, cast
+from typing import Any, Final, Literal, NoReturn, cast
+
+import msgspec
 
 from dfm_async.errors import PipelineError, Problem
 from dfm_async.model.policies import RetryPolicy
@@ -49,6 +51,9 @@ __all__ = [
     "collect",
     "to_expression",
 ]
+
+
+_TYPES: Final[dict[type, Literal["list", "tuple", "set"]]] = {list: "list", tuple: "tuple", set: "set"}
 
 
 class Builder:
@@ -139,7 +144,7 @@ class Value:
         found = self._expression
         if not isinstance(found, (Ref, Parameter)):
             self._builder.refuse(repr(self), "only a node or a parameter has fields")
-        return Value(found.model_copy(update={"path": (*found.path, step)}), self._builder)
+        return Value(msgspec.structs.replace(found, path=(*found.path, step)), self._builder)
 
     def _compare(self, op: Any, other: Any) -> Value:
         right = to_expression(other, self._builder, "a comparison")
@@ -217,7 +222,7 @@ def to_expression(value: Any, builder: Builder, where: str) -> Expression:
         if kind is set:
             items = tuple(sorted(items, key=repr))  # the same pipeline on every run
         if not all(isinstance(item, Constant) for item in items):
-            return Items(type=kind.__name__, items=items)
+            return Items(type=_TYPES[kind], items=items)
     elif kind is dict:
         entries = tuple((to_expression(k, builder, where), to_expression(v, builder, where)) for k, v in value.items())
         if not all(isinstance(k, Constant) and isinstance(v, Constant) for k, v in entries):
@@ -460,7 +465,7 @@ class If:
         """Puts the second body into the statement, which moves here: both bodies may use what stands before."""
         assert self._statement is not None  # noqa: S101 - otherwise() checked it
         self._home.remove(self._statement)
-        self._statement = self._statement.model_copy(update={"otherwise": body})
+        self._statement = msgspec.structs.replace(self._statement, otherwise=body)
         self._home.append(self._statement)
 
 

@@ -8,17 +8,9 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializationInfo,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+import msgspec
 
 from dfm_async.errors import EncodingError
 from dfm_async.wire.codec import Codec
@@ -35,6 +27,7 @@ __all__ = [
     "Negation",
     "Parameter",
     "Ref",
+    "constant_data",
     "references",
     "walk",
 ]
@@ -42,8 +35,8 @@ __all__ = [
 _codec = Codec(trusted=False)
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+class _Data(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True):
+    pass
 
 
 def _is_json(value: Any) -> bool:
@@ -60,108 +53,98 @@ def _is_json(value: Any) -> bool:
     return False
 
 
-class Constant(_Model):
-    """A literal value. In JSON, what JSON cannot hold is encoded as text."""
+class Constant(_Data, frozen=True, kw_only=True, tag="constant"):
+    """A literal value. In JSON, what JSON cannot hold is ``encoded`` as text; it is decoded at once."""
 
-    kind: Literal["constant"] = "constant"
     value: Any = None
+    encoded: str | None = None
 
-    @model_serializer(mode="wrap")
-    def _to_json(self, plain: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
-        if info.mode != "json" or _is_json(self.value):
-            return {"kind": self.kind, "value": self.value}
-        return {"kind": self.kind, "encoded": base64.b64encode(_codec.encode(self.value)).decode()}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_json(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "encoded" in data and "value" not in data:
-            rest = {name: item for name, item in data.items() if name != "encoded"}
+    def __post_init__(self) -> None:
+        if self.encoded is not None:
             try:
-                value = _codec.loads(base64.b64decode(data["encoded"], validate=True))
+                value = _codec.loads(base64.b64decode(self.encoded, validate=True))
             except (EncodingError, TypeError, ValueError) as error:
                 raise ValueError(f"the encoded constant cannot be read: {error}") from error
-            return {**rest, "value": value}
-        return data
+            msgspec.structs.force_setattr(self, "value", value)
+            msgspec.structs.force_setattr(self, "encoded", None)
 
 
-class Item(_Model):
+def constant_data(constant: Constant) -> dict[str, Any]:
+    """What JSON holds of a constant.
+
+    Raises:
+        EncodingError: it is an object that only pickle could hold.
+    """
+    if _is_json(constant.value):
+        return {"kind": "constant", "value": constant.value}
+    return {"kind": "constant", "encoded": base64.b64encode(_codec.encode(constant.value)).decode()}
+
+
+class Item(_Data, frozen=True, kw_only=True, tag="item"):
     """``value[key]``."""
 
-    kind: Literal["item"] = "item"
     key: int | str | bool | float | None
 
 
-class Attribute(_Model):
+class Attribute(_Data, frozen=True, kw_only=True, tag="attribute"):
     """``value.name``."""
 
-    kind: Literal["attribute"] = "attribute"
     name: str
 
 
-Step: TypeAlias = Annotated[Item | Attribute, Field(discriminator="kind")]
+Step: TypeAlias = Item | Attribute
 
 
-class Ref(_Model):
+class Ref(_Data, frozen=True, kw_only=True, tag="ref"):
     """The value of another statement, or a field of it."""
 
-    kind: Literal["ref"] = "ref"
     node: int
     path: tuple[Step, ...] = ()
 
 
-class Parameter(_Model):
+class Parameter(_Data, frozen=True, kw_only=True, tag="parameter"):
     """A value that is given per parameter set at execution, or a field of it."""
 
-    kind: Literal["parameter"] = "parameter"
     name: str
     multiuse: bool = False
     path: tuple[Step, ...] = ()
 
 
-class Items(_Model):
+class Items(_Data, frozen=True, kw_only=True, tag="items"):
     """A list, tuple or set whose items are expressions."""
 
-    kind: Literal["items"] = "items"
     type: Literal["list", "tuple", "set"]
     items: tuple[Expression, ...]
 
 
-class Entries(_Model):
+class Entries(_Data, frozen=True, kw_only=True, tag="entries"):
     """A dict whose values are expressions."""
 
-    kind: Literal["entries"] = "entries"
     entries: tuple[tuple[Expression, Expression], ...]
 
 
-class Comparison(_Model):
+class Comparison(_Data, frozen=True, kw_only=True, tag="comparison"):
     """``left op right``."""
 
-    kind: Literal["comparison"] = "comparison"
     op: Literal["==", "!=", "<", "<=", ">", ">="]
     left: Expression
     right: Expression
 
 
-class Combination(_Model):
+class Combination(_Data, frozen=True, kw_only=True, tag="combination"):
     """``a and b and ...`` or ``a or b or ...``."""
 
-    kind: Literal["combination"] = "combination"
     op: Literal["and", "or"]
     terms: tuple[Expression, ...]
 
 
-class Negation(_Model):
+class Negation(_Data, frozen=True, kw_only=True, tag="negation"):
     """``not term``."""
 
-    kind: Literal["negation"] = "negation"
     term: Expression
 
 
-Expression: TypeAlias = Annotated[
-    Constant | Ref | Parameter | Items | Entries | Comparison | Combination | Negation,
-    Field(discriminator="kind"),
-]
+Expression: TypeAlias = Constant | Ref | Parameter | Items | Entries | Comparison | Combination | Negation
 
 
 def walk(expression: Expression) -> Iterator[Expression]:

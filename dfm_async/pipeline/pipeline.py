@@ -8,37 +8,89 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
+import msgspec
 
 from dfm_async.errors import PipelineError, Problem
 from dfm_async.pipeline.builder import Builder
 from dfm_async.pipeline.current import building
+from dfm_async.pipeline.expressions import Constant, constant_data
 from dfm_async.pipeline.statements import Statement
 from dfm_async.pipeline.text import pipeline_mermaid, pipeline_text
 
 __all__ = ["Pipeline"]
 
 
-class Pipeline(BaseModel):
-    """What is to be computed, written once, over the operations of a federation.
-
-    ``with Pipeline("name") as pipeline:`` records the statements of its block. The result is plain data.
-    """
-
-    model_config = ConfigDict(extra="forbid", defer_build=True)
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What stands in the JSON of a pipeline."""
 
     name: str | None = None
     api_version: str = ""
     mode: Literal["execute"] = "execute"
     body: tuple[Statement, ...] = ()
 
-    _builder: Builder | None = PrivateAttr(default=None)
-    _token: Token[Builder | None] | None = PrivateAttr(default=None)
 
-    def __init__(self, name: str | None = None, /, **data: Any) -> None:
-        if name is not None:
-            data["name"] = name
-        super().__init__(**data)
+def _to_data(node: Any) -> Any:
+    if isinstance(node, Constant):
+        return constant_data(node)
+    if isinstance(node, msgspec.Struct):
+        tag = node.__struct_config__.tag
+        fields = {name: _to_data(getattr(node, name)) for name in node.__struct_fields__}
+        return fields if tag is None else {"kind": tag, **fields}
+    if isinstance(node, (tuple, list)):
+        return [_to_data(item) for item in node]
+    if isinstance(node, dict):
+        return {name: _to_data(item) for name, item in node.items()}
+    return node
+
+
+def _problem(error: Exception, where: str = "$") -> Problem:
+    message, _, place = str(error).partition(" - at ")
+    return Problem(where + place.strip("`").removeprefix("$"), message)
+
+
+def _problems(data: Any, error: Exception) -> PipelineError:
+    """Everything that is wrong with the data of a pipeline: at most one thing per statement."""
+    found: list[Problem] = []
+    body = data.get("body") if isinstance(data, dict) else None
+    if isinstance(body, list):
+        for where, part, kind in [("$", {**data, "body": []}, _File)] + [
+            (f"$.body[{index}]", statement, Statement) for index, statement in enumerate(body)
+        ]:
+            try:
+                msgspec.convert(part, kind)
+            except (msgspec.ValidationError, RecursionError) as problem:
+                found.append(_problem(problem, where))
+    return PipelineError(None, found or [_problem(error)])
+
+
+class Pipeline:
+    """What is to be computed, written once, over the operations of a federation.
+
+    ``with Pipeline("name") as pipeline:`` records the statements of its block. The result is plain data. Pydantic
+    models can have fields of this type.
+
+    Args:
+        name: what it is called.
+        api_version: the federation's version that it is for; empty means any.
+        mode: what is done with it.
+        body: the statements, if they are there already.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        /,
+        *,
+        api_version: str = "",
+        mode: Literal["execute"] = "execute",
+        body: tuple[Statement, ...] = (),
+    ) -> None:
+        self.name = name
+        self.api_version = api_version
+        self.mode: Literal["execute"] = mode
+        self.body = tuple(body)
+        self._builder: Builder | None = None
+        self._token: Token[Builder | None] | None = None
 
     def __enter__(self) -> Pipeline:
         if self._builder is not None or self.body:
@@ -55,6 +107,15 @@ class Pipeline(BaseModel):
             self.body = tuple(self._builder.blocks[0])
         self._builder = self._token = None
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Pipeline):
+            return NotImplemented
+        mine = (self.name, self.api_version, self.mode, self.body)
+        return mine == (other.name, other.api_version, other.mode, other.body)
+
+    def __hash__(self) -> int:
+        return id(self)
+
     def __str__(self) -> str:
         return pipeline_text(self)
 
@@ -64,6 +125,53 @@ class Pipeline(BaseModel):
     def to_mermaid(self) -> str:
         """Draws the pipeline as a Mermaid flow chart."""
         return pipeline_mermaid(self)
+
+    # JSON
+
+    def model_dump(self) -> dict[str, Any]:
+        """Gives the pipeline as data that JSON can hold.
+
+        Raises:
+            EncodingError: it has a constant that only pickle could hold.
+        """
+        found = _File(name=self.name, api_version=self.api_version, mode=self.mode, body=self.body)
+        return _to_data(found)  # type: ignore[no-any-return]
+
+    def model_dump_json(self, indent: int = 0) -> str:
+        """Writes the pipeline as JSON."""
+        data = msgspec.json.encode(self.model_dump())
+        return (msgspec.json.format(data, indent=indent) if indent else data).decode()
+
+    @classmethod
+    def model_validate(cls, data: Any) -> Pipeline:
+        """Makes a pipeline of data that came from JSON.
+
+        Raises:
+            PipelineError: this is not a pipeline; tells where and why.
+        """
+        if isinstance(data, Pipeline):
+            return data
+        try:
+            return cls._of(msgspec.convert(data, _File))
+        except (msgspec.ValidationError, RecursionError) as error:
+            raise _problems(data, error) from error
+
+    @classmethod
+    def model_validate_json(cls, data: str | bytes) -> Pipeline:
+        """Reads a pipeline from JSON.
+
+        Raises:
+            PipelineError: this is not a pipeline; tells where and why.
+        """
+        try:
+            found = msgspec.json.decode(data)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise PipelineError(None, [_problem(error)]) from error
+        return cls.model_validate(found)
+
+    @classmethod
+    def _of(cls, found: _File) -> Pipeline:
+        return cls(found.name, api_version=found.api_version, mode=found.mode, body=found.body)
 
     def save_to_file(self, path: str | os.PathLike[str]) -> None:
         """Writes the pipeline to a file as JSON."""
@@ -78,8 +186,19 @@ class Pipeline(BaseModel):
         """
         try:
             return cls.model_validate_json(Path(path).read_bytes())
-        except ValidationError as error:
-            problems = [
-                Problem(".".join(map(str, found["loc"])) or str(path), found["msg"]) for found in error.errors()
-            ]
-            raise PipelineError(str(path), problems) from error
+        except PipelineError as error:
+            raise PipelineError(str(path), error.problems) from error
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        def validate(data: Any) -> Pipeline:
+            try:
+                return cls.model_validate(data)
+            except PipelineError as error:
+                raise ValueError(str(error)) from error
+
+        return core_schema.no_info_plain_validator_function(
+            validate, serialization=core_schema.plain_serializer_function_ser_schema(cls.model_dump)
+        )

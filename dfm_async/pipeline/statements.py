@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
+import msgspec
 
 from dfm_async.model.policies import RetryPolicy
 from dfm_async.pipeline.expressions import Expression
@@ -25,64 +25,43 @@ __all__ = [
 ]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, arbitrary_types_allowed=True)
+class _Data(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True):
+    pass
 
 
-class BestOf(_Model):
-    """Lets the planner choose among some sites, or among all that offer the operation."""
+class BestOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Lets the planner choose among some sites, or among all that offer the operation.
 
-    sites: tuple[str, ...] | None = None
+    Attributes:
+        sites: sites or their names; None means all.
+    """
 
-    def __init__(self, sites: Any = None, /, **data: Any) -> None:
-        if sites is not None:
-            data["sites"] = tuple(getattr(site, "name", site) for site in sites)
-        super().__init__(**data)
+    sites: Sequence[Any] | None = None
 
-
-def _retry(value: Any) -> RetryPolicy | None:
-    if value is None or isinstance(value, RetryPolicy):
-        return value
-    if isinstance(value, dict):
-        try:
-            return RetryPolicy(**{**value, "on": tuple(value.get("on", ()))})
-        except TypeError as error:
-            raise ValueError(f"this is not a retry policy: {error}") from error
-    raise ValueError(f"a RetryPolicy is needed, not {value!r}")
+    def __post_init__(self) -> None:
+        if self.sites is not None:
+            names = tuple(getattr(site, "name", site) for site in self.sites)
+            if not all(isinstance(name, str) for name in names):
+                raise TypeError(f"BestOf takes sites or their names, not {self.sites!r}")
+            msgspec.structs.force_setattr(self, "sites", names)
 
 
-def _retry_to_data(value: RetryPolicy | None) -> dict[str, Any] | None:
-    if value is None:
-        return None
-    return {
-        "attempts": value.attempts,
-        "backoff": value.backoff,
-        "max_backoff": value.max_backoff,
-        "on": value.on,
-    }
-
-
-Retry = Annotated[RetryPolicy | None, PlainValidator(_retry), PlainSerializer(_retry_to_data)]
-
-
-class CallStatement(_Model):
+class CallStatement(_Data, frozen=True, kw_only=True, tag="call"):
     """A call of an operation."""
 
-    kind: Literal["call"] = "call"
     id: int
     operation: str
-    args: dict[str, Expression] = {}
+    args: dict[str, Expression] = msgspec.field(default_factory=dict)
     site: str | BestOf | None = None
     provider: str | None = None
     after: tuple[int, ...] = ()
-    retry: Retry = None
+    retry: RetryPolicy | None = None
     deadline: float | None = None
 
 
-class YieldStatement(_Model):
+class YieldStatement(_Data, frozen=True, kw_only=True, tag="yield"):
     """Sends a value to the application."""
 
-    kind: Literal["yield"] = "yield"
     id: int
     value: Expression
     place: str = "yield"
@@ -90,20 +69,18 @@ class YieldStatement(_Model):
     after: tuple[int, ...] = ()
 
 
-class ForEachStatement(_Model):
+class ForEachStatement(_Data, frozen=True, kw_only=True, tag="for_each"):
     """Runs its body once per element of a sequence."""
 
-    kind: Literal["for_each"] = "for_each"
     id: int
     seq: Expression
-    concurrency: Annotated[int, Field(gt=0)] | None = None
+    concurrency: Annotated[int, msgspec.Meta(gt=0)] | None = None
     body: tuple[Statement, ...] = ()
 
 
-class RepeatStatement(_Model):
+class RepeatStatement(_Data, frozen=True, kw_only=True, tag="repeat"):
     """Runs its body one iteration after the other, passing a value on."""
 
-    kind: Literal["repeat"] = "repeat"
     id: int
     carry: Expression
     times: Expression | None = None
@@ -112,20 +89,18 @@ class RepeatStatement(_Model):
     body: tuple[Statement, ...] = ()
 
 
-class IfStatement(_Model):
+class IfStatement(_Data, frozen=True, kw_only=True, tag="if"):
     """Runs one of two bodies."""
 
-    kind: Literal["if"] = "if"
     id: int
     cond: Expression
     body: tuple[Statement, ...] = ()
     otherwise: tuple[Statement, ...] = ()
 
 
-class CacheStatement(_Model):
+class CacheStatement(_Data, frozen=True, kw_only=True, tag="try_from_cache"):
     """Takes a value from a site's cache, or runs its body to get it."""
 
-    kind: Literal["try_from_cache"] = "try_from_cache"
     id: int
     key: Expression
     store: Expression | None = None
@@ -133,24 +108,22 @@ class CacheStatement(_Model):
     body: tuple[Statement, ...] = ()
 
 
-class CollectStatement(_Model):
+class CollectStatement(_Data, frozen=True, kw_only=True, tag="collect"):
     """The list of a loop's values, in element order."""
 
-    kind: Literal["collect"] = "collect"
     id: int
     node: int
 
 
-Statement: TypeAlias = Annotated[
+Statement: TypeAlias = (
     CallStatement
     | YieldStatement
     | ForEachStatement
     | RepeatStatement
     | IfStatement
     | CacheStatement
-    | CollectStatement,
-    Field(discriminator="kind"),
-]
+    | CollectStatement
+)
 
 
 def blocks(statement: Statement) -> tuple[tuple[Statement, ...], ...]:

@@ -6,12 +6,12 @@ import collections.abc
 import types
 import typing
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
-from pydantic.errors import PydanticUserError
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
-__all__ = ["fits", "type_text", "validate"]
+__all__ = ["fits", "type_text", "validate", "warm"]
 
 _GENERATORS = (
     collections.abc.Iterator,
@@ -31,6 +31,10 @@ def type_text(hint: Any) -> str:
 
 @lru_cache(maxsize=4096)
 def _adapter(hint: Any) -> TypeAdapter[Any] | None:
+    # Imported here: a third of the time to the first result would go into it, also where no type is declared.
+    from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter
+    from pydantic.errors import PydanticUserError
+
     try:
         try:
             return TypeAdapter(hint)
@@ -55,8 +59,8 @@ def validate(hint: Any, value: Any, *, convert: bool = True) -> tuple[Any, str |
         return value, None
     try:
         found = adapter.validate_python(value)
-    except ValidationError as error:
-        first = error.errors()[0]
+    except _validation_error() as error:
+        first = error.errors()[0]  # type: ignore[attr-defined]
         where = "".join(f"[{part!r}]" for part in first["loc"])
         return value, f"{where}{': ' if where else ''}{first['msg']}, not {_short(value)}"
     except Exception as error:  # noqa: BLE001 - validators are the user's code
@@ -64,6 +68,17 @@ def validate(hint: Any, value: Any, *, convert: bool = True) -> tuple[Any, str |
     if not convert and isinstance(value, (str, bytes, int, float)) and found != value:
         return value, f"a {type_text(hint)} is needed, not {_short(value)}"
     return found, None
+
+
+def warm() -> None:
+    """Loads what checking types needs, for those who have the time for it now."""
+    _validation_error()
+
+
+def _validation_error() -> type[Exception]:
+    from pydantic import ValidationError
+
+    return ValidationError
 
 
 def _short(value: Any) -> str:

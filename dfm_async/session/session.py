@@ -20,8 +20,9 @@ from dfm_async.model.status import JobStatus
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.planner.explain import net_text
 from dfm_async.planner.plan import Plan, prepare
-from dfm_async.planner.types import validate
+from dfm_async.planner.types import validate, warm
 from dfm_async.results.record import JobRecord
+from dfm_async.runtime.once import in_thread
 from dfm_async.session.callbacks import Callback, CallbackDispatcher, LoopDispatcher
 from dfm_async.session.job import Job
 from dfm_async.targets.base import Target
@@ -137,6 +138,8 @@ class Session:
         try:
             async with self._target.running(self.federation, self.homesite), asyncio.TaskGroup() as group:
                 self._group = group
+                if any(operation.signature.types for operation in self.federation.operations.values()):
+                    group.create_task(in_thread(warm, "types"))  # while the first workers start
                 ready.set_result(None)
                 try:
                     await self._closing.wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 from hypothesis import given
@@ -114,7 +114,7 @@ def test_values_inside_lists_and_tuples_become_expressions_and_the_rest_constant
         items = tuple(map(expected, part))
         if all(isinstance(item, Constant) for item in items):
             return Constant(value=part)
-        return Items(type=type(part).__name__, items=items)
+        return Items(type=cast("Any", type(part).__name__), items=items)
 
     with Pipeline() as p:
         Yield(fill(shape, load()))
@@ -165,8 +165,8 @@ def test_a_value_hidden_where_it_cannot_be_found_is_refused_by_name(wrap: Callab
         (lambda a, b: a >= b, ">="),
     ],
 )
-def test_comparisons_become_conditions_from_both_sides(make: Callable[[Any, Any], Any], op: str) -> None:
-    mirrored = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}.get(op, op)
+def test_comparisons_become_conditions_from_both_sides(make: Callable[[Any, Any], Any], op: Any) -> None:
+    mirrored: Any = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}.get(op, op)
     with Pipeline() as p:
         node = load()
         Yield(make(node, 5), place="a")

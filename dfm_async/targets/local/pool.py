@@ -15,13 +15,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-import anyio.to_thread
 from aiomultiprocess import Pool
 from aiomultiprocess.core import Process
 from aiomultiprocess.pool import PoolWorker
 from aiomultiprocess.types import Unit
 
 from dfm_async.errors import DfmError, WorkerLost
+from dfm_async.runtime.once import in_thread
 from dfm_async.runtime.site import PROGRAMS_KEPT
 from dfm_async.targets.local.start import ForkServer, WorkerProcess
 from dfm_async.targets.local.worker import WorkerSetup, serve
@@ -90,7 +90,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         """
         loop = asyncio.get_running_loop()
         try:
-            await anyio.to_thread.run_sync(self.aio_process.start)
+            await in_thread(self.aio_process.start, f"start-{self.site}")
         except BaseException:
             self._here.close()
             self._lifeline.close()

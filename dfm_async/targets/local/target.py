@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import anyio
-import anyio.to_thread
 
 from dfm_async.errors import DfmError, WorkerLost
 from dfm_async.federation.federation import Federation
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.status import JobStatus
 from dfm_async.planner.plan import Plan
+from dfm_async.runtime.once import in_thread
 from dfm_async.runtime.operations import OperationTable
 from dfm_async.runtime.site import SiteRuntime, encode_net
 from dfm_async.targets.coordinator import Coordinator, Phase
@@ -76,7 +76,7 @@ class LocalTarget:
                 self._group = group
                 self._hub.home = runtime
                 if self._fork_server is not None:
-                    group.create_task(anyio.to_thread.run_sync(self._fork_server.warm))
+                    group.create_task(in_thread(self._fork_server.warm, "fork-server"))
                 try:
                     yield
                 finally:
@@ -86,7 +86,7 @@ class LocalTarget:
         finally:
             if self._fork_server is not None:
                 with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(self._fork_server.release)
+                    await in_thread(self._fork_server.release, "fork-server")
 
     async def _shut_down(self) -> None:
         grace = self.options.shutdown_grace
