@@ -206,7 +206,10 @@ class SiteJob:
                 break
         else:
             asyncio.get_running_loop().call_soon(self._advance_later)
-        self.runtime.touch(self)
+        if self._last and not self.game.live:
+            self.runtime.flush_now(self)  # this was all: nothing of this turn can join it
+        else:
+            self.runtime.touch(self)
 
     def _advance_later(self) -> None:
         try:

@@ -89,6 +89,7 @@ class SiteRuntime:
         self._latest = -1
         self._ended: OrderedDict[tuple[int, int], None] = OrderedDict()
         self._dirty: set[SiteJob] = set()
+        self._scheduled = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._handlers: dict[type, Callable[[SiteJob, Any], None]] = {
             msg.OpenFrames: SiteJob.open_frames,
@@ -223,10 +224,21 @@ class SiteRuntime:
 
     def touch(self, job: SiteJob) -> None:
         """Notes that a job has something to send; it is sent at the end of this turn of the loop."""
-        if not self._dirty:
+        if not self._scheduled:
             assert self._loop is not None  # noqa: S101 - set on entry
-            self._loop.call_soon(self._flush)
+            self._scheduled = True
+            self._loop.call_soon(self._flush_later)
         self._dirty.add(job)
+
+    def _flush_later(self) -> None:
+        self._scheduled = False
+        self._flush()
+
+    def flush_now(self, job: SiteJob) -> None:
+        """Sends what a job has to send, at once if no other job is about to."""
+        self.touch(job)
+        if len(self._dirty) == 1:
+            self._flush()
 
     def _flush(self) -> None:
         dirty, self._dirty = self._dirty, set()

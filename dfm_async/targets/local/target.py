@@ -191,6 +191,9 @@ class LocalTarget:
                 worker.kill()
 
         coordinator.launch(number, routes, send, kill)
+        for worker in workers:
+            if worker is not None and worker.channel is not None and len(worker.seats) == 1:
+                worker.channel.flush()  # it is idle: let it begin while we go on; several jobs are sent together
 
     def _encoded(self, plan: Plan, at: int) -> bytes:
         key = (plan.hash, at)
