@@ -15,7 +15,8 @@ import msgspec
 from dfm_async.net import spec
 from dfm_async.net.program import Program
 from dfm_async.runtime.cache import SiteCache
-from dfm_async.runtime.job import SiteJob, broken_record
+from dfm_async.runtime.faults import broken_record
+from dfm_async.runtime.job import SiteJob
 from dfm_async.runtime.operations import OperationTable
 from dfm_async.runtime.threads import Threads
 from dfm_async.wire import messages as msg
@@ -122,7 +123,7 @@ class SiteRuntime:
             for task in stubborn:
                 _log.warning("%s at site %s ignores its cancellation and is left alone", task.get_name(), self.site)
         for job in jobs:
-            await job.close_streams()
+            await job.release()
         self.threads.close()
 
     @property

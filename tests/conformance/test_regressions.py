@@ -285,7 +285,8 @@ async def test_streams_that_only_another_site_reads_end_with_their_frame(connect
             sites = cast("InlineTarget", session._target)._sites
             (at_a,), (at_b,) = sites["a"]._jobs.values(), sites["b"]._jobs.values()
             async with asyncio.timeout(5):
-                while at_a._streams or at_a._closing or at_a._exports or at_b._imports:  # noqa: ASYNC110 - no event tells
+                here, there = at_a.streams, at_b.streams
+                while here.live or here.closing or here.exports or there.imports:  # noqa: ASYNC110 - no event tells
                     await asyncio.sleep(0)
         await job.cancel()
 

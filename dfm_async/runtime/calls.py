@@ -1,0 +1,308 @@
+"""Calls operations for jobs: in tasks, in threads, or as generators; with retries and deadlines.
+
+Plain functions of a job: an object per job that knows its job would be a cycle, and there are many jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import inspect
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from dfm_async.federation.operation import GENERATORS, CodeKind
+from dfm_async.net import effects as fx
+from dfm_async.net.game import Activity
+from dfm_async.net.tokens import StreamValue
+from dfm_async.runtime import context as _context
+from dfm_async.runtime.context import OperationContext
+from dfm_async.runtime.faults import cause_of, is_our_cancellation
+from dfm_async.runtime.operations import Callee, is_iterator
+from dfm_async.runtime.streams import Stream, StreamFailed, Subscription
+
+if TYPE_CHECKING:
+    from dfm_async.model.policies import RetryPolicy
+    from dfm_async.runtime.job import SiteJob
+
+__all__ = ["context_of", "invoke", "stopped"]
+
+
+class _Call:
+    """One call: what is called, with what, and how often it may be tried."""
+
+    __slots__ = ("activity", "args", "attempt", "callee", "deadline", "opened", "operation", "retry", "streams")
+
+    def __init__(self, effect: fx.Invoke, callee: Callee) -> None:
+        action = effect.action
+        self.activity: Activity = effect.activity
+        self.operation = action.operation
+        self.callee = callee
+        self.args = effect.args
+        self.streams = effect.streams
+        self.retry: RetryPolicy | None = action.retry or callee.retry
+        self.deadline: float | None = action.deadline or callee.deadline
+        self.attempt = 1
+        self.opened: list[Subscription] = []
+
+    @property
+    def simple(self) -> bool:
+        """Whether one try is all there is, and nothing has to be awaited before it."""
+        return self.retry is None and self.deadline is None and not (self.streams and self.callee.whole)
+
+    def close(self) -> None:
+        """The call has ended: it reads no stream any more."""
+        for subscription in self.opened:
+            subscription.close()
+
+
+def invoke(job: SiteJob, effect: fx.Invoke) -> None:
+    """Calls an operation; the game is told of the result."""
+    try:
+        callee = job.runtime.table.find(effect.action.operation, effect.action.provider)
+    except LookupError as error:
+        job.game.fail(effect.activity, job.game.error(effect.activity, error))
+        return
+    call = _Call(effect, callee)
+    context = contextvars.Context()  # fresh: an operation sees nothing of the code that happens to drive it
+    context.run(_context.enter, context_of(job, call.activity, call.operation, 1))
+    if not call.simple:
+        job.spawn(_try(job, call), context)
+        return
+    try:
+        work = _work(job, call)
+        if callee.kind in GENERATORS:
+            _returned(job, call, context.run(work))  # runs nothing of its body yet
+            return
+    except Exception as error:  # noqa: BLE001 - the constructor of a class, a wrapper: the user's code
+        _raised(job, call, error)
+        return
+    if callee.kind is CodeKind.ASYNC:
+        job.spawn(_await(job, call, work), context)
+    else:
+        _in_background(job, call, work, context)
+
+
+def context_of(job: SiteJob, activity: Activity, operation: str, attempt: int) -> OperationContext:
+    """What an operation can know about a call."""
+    return OperationContext(job.job_id, job.runtime.site, operation, activity.label, activity.frame, attempt)
+
+
+async def stopped(job: SiteJob) -> None:
+    """Waits until no thread runs an operation of the job."""
+    if job.busy_threads:
+        job.threads_idle = asyncio.get_running_loop().create_future()
+        await job.threads_idle
+
+
+# one try
+
+
+def _work(job: SiteJob, call: _Call) -> Callable[[], Any]:
+    callee, args = call.callee, call.args
+    function = callee.bound(_instance(job, callee))
+    if call.streams:
+        args = _with_readers(job, call)
+    if callee.wants_context:
+        args = {**args, "context": context_of(job, call.activity, call.operation, call.attempt)}
+    if callee.plain:
+        return lambda: function(**args)
+    positional, named = callee.arguments(args)
+    return lambda: function(*positional, **named)
+
+
+def _instance(job: SiteJob, callee: Callee) -> Any:
+    """The object of a class, built once per job."""
+    if not callee.adapter.per_job:
+        return None
+    key = id(callee)
+    if key not in job.instances:
+        job.instances[key] = callee.build()
+    return job.instances[key]
+
+
+def _in_background(job: SiteJob, call: _Call, work: Callable[[], Any], context: contextvars.Context) -> None:
+    def done(value: Any, error: BaseException | None) -> None:
+        _thread_left(job)
+        if job.stopping:
+            return
+        if error is None:
+            _returned(job, call, value)
+        else:
+            _raised(job, call, error)
+        job.advance()
+
+    job.busy_threads += 1
+    job.runtime.threads.run(context, work, done)
+
+
+def _thread_left(job: SiteJob) -> None:
+    job.busy_threads -= 1
+    if not job.busy_threads and job.threads_idle is not None and not job.threads_idle.done():
+        job.threads_idle.set_result(None)
+
+
+async def _in_thread(job: SiteJob, work: Callable[[], Any]) -> Any:
+    """Runs synchronous code and waits for it; when cancelled, it is left alone but still counted."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def done(value: Any, error: BaseException | None) -> None:
+        _thread_left(job)
+        if not future.done():
+            future.set_result((value, error))
+
+    job.busy_threads += 1
+    job.runtime.threads.run(contextvars.copy_context(), work, done)
+    value, error = await future
+    if error is not None:
+        raise error
+    return value
+
+
+async def _await(job: SiteJob, call: _Call, work: Callable[[], Any]) -> None:
+    try:
+        value = await work()
+    except BaseException as error:
+        if is_our_cancellation(error):
+            raise
+        _raised(job, call, error)
+    else:
+        _returned(job, call, value)
+    job.advance()
+
+
+# several tries
+
+
+async def _try(job: SiteJob, call: _Call) -> None:
+    while True:
+        try:
+            value = await _attempt(job, call)
+        except BaseException as error:
+            if is_our_cancellation(error):
+                raise
+            # What was read of a stream is gone: such a call is not tried again.
+            if call.retry is not None and not call.streams and call.retry.allows(error, call.attempt):
+                await asyncio.sleep(call.retry.pause(call.attempt))
+                call.attempt += 1
+                continue
+            _raised(job, call, error)
+        else:
+            _returned(job, call, value)
+        job.advance()
+        return
+
+
+async def _attempt(job: SiteJob, call: _Call) -> Any:
+    if call.streams and call.callee.whole:
+        await _read_whole(job, call)
+    if call.attempt > 1:
+        _context.enter(context_of(job, call.activity, call.operation, call.attempt))
+    work = _work(job, call)
+    if call.callee.kind in GENERATORS:
+        return work()
+    scope = asyncio.timeout(call.deadline)
+    try:
+        async with scope:
+            if call.callee.kind is CodeKind.ASYNC:
+                return await work()
+            found = await _in_thread(job, work)
+            return await found if inspect.iscoroutine(found) else found
+    except TimeoutError as error:
+        if scope.expired():
+            raise TimeoutError(f"the deadline of {call.deadline:g} s for {call.operation!r} is over") from error
+        raise
+
+
+# the end
+
+
+def _returned(job: SiteJob, call: _Call, value: Any) -> None:
+    if inspect.iscoroutine(value):  # a plain function that returns a coroutine
+        job.spawn(_await(job, call, lambda: value))
+    elif is_iterator(value):
+        job.streams.returned(call.activity, value)
+    else:
+        call.close()
+        job.game.complete(call.activity, value)
+
+
+def _raised(job: SiteJob, call: _Call, error: BaseException) -> None:
+    call.close()
+    game = job.game
+    if isinstance(error, StreamFailed):  # it read a stream that failed: the failure is the producer's
+        game.fail(call.activity, error.error)
+    else:
+        game.fail(call.activity, game.error(call.activity, error, call.attempt, cause_of(error)))
+
+
+# streams among the arguments
+
+
+def _with_readers(job: SiteJob, call: _Call) -> dict[str, Any]:
+    """Puts readers in the place of streams; they are closed when the call has ended."""
+    seen: set[Stream] = set()
+    in_thread = call.callee.kind in (CodeKind.SYNC, CodeKind.GENERATOR)
+
+    def read(stream: Any) -> Any:
+        if stream in seen:
+            stream.consumers += 1  # twice in one call: two readers, where one was expected
+        seen.add(stream)
+        subscription = stream.subscribe()
+        call.opened.append(subscription)
+        return _blocking(job, subscription, asyncio.get_running_loop()) if in_thread else subscription
+
+    return {name: _replace_streams(value, read) for name, value in call.args.items()}
+
+
+async def _read_whole(job: SiteJob, call: _Call) -> None:
+    """Reads streams to their end for parameters that are declared as lists."""
+    args = call.args
+    names = [name for name in args if name in call.callee.whole and isinstance(args[name], Stream)]
+    for index, name in enumerate(names):
+        args[name].consumers += sum(args[other] is args[name] for other in names[:index])
+    opened = {name: args[name].subscribe() for name in names}  # all of them, before the first is read
+    call.opened.extend(opened.values())
+    read = {name: await subscription.rest() for name, subscription in opened.items()}
+    call.args = {**args, **read}
+
+
+def _blocking(job: SiteJob, subscription: Subscription, loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
+    """Reads a stream from a thread, for synchronous operations."""
+    while True:
+        future: concurrent.futures.Future[list[Any]] = concurrent.futures.Future()
+        loop.call_soon_threadsafe(_read_for, job, subscription, future)
+        found = future.result()
+        if not found:
+            return
+        yield from found
+
+
+def _read_for(job: SiteJob, subscription: Subscription, future: concurrent.futures.Future[list[Any]]) -> None:
+    def ended(_task: object = None) -> None:
+        if not future.done():
+            future.set_exception(RuntimeError("the job was cancelled, or the stream was closed"))
+
+    if job.stopping:
+        ended()
+    else:
+        job.spawn(_read_into(subscription, future)).add_done_callback(ended)
+
+
+async def _read_into(subscription: Subscription, future: concurrent.futures.Future[list[Any]]) -> None:
+    try:
+        future.set_result(await subscription.get())
+    except StreamFailed as failed:
+        future.set_exception(failed)
+
+
+def _replace_streams(value: Any, read: Callable[[Any], Any]) -> Any:
+    """Puts readers in the place of streams, also inside containers that were put together in the pipeline."""
+    if isinstance(value, StreamValue):
+        return read(value)
+    if type(value) is dict:
+        return {key: _replace_streams(item, read) for key, item in value.items()}
+    if type(value) in (list, tuple, set):
+        return type(value)(_replace_streams(item, read) for item in value)
+    return value

@@ -1,0 +1,41 @@
+"""Errors on their way to the application."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import traceback
+from typing import Final
+
+import cloudpickle
+
+from dfm_async.model.error_record import ErrorRecord
+
+__all__ = ["broken_record", "cause_of", "is_our_cancellation"]
+
+_LARGEST_CAUSE: Final = 64 * 1024
+
+
+def cause_of(error: BaseException) -> bytes:
+    """The exception itself, for the application; empty if it cannot travel."""
+    try:
+        dumps = cloudpickle.dumps if type(error).__module__ == "__main__" else pickle.dumps
+        data = dumps(error, protocol=5)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - exceptions can hold anything
+        return b""
+    return data if len(data) <= _LARGEST_CAUSE else b""
+
+
+def broken_record(site: str, error: Exception) -> ErrorRecord:
+    """Describes a fault that is no operation's."""
+    text = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace").decode()
+    message = str(error).encode("utf-8", "backslashreplace").decode()
+    return ErrorRecord(f"broken:{id(error)}", site, "job", "job", (), 1, type(error).__qualname__, message, text)
+
+
+def is_our_cancellation(error: BaseException) -> bool:
+    """Tells whether the running task was cancelled from outside; an operation can raise the same by itself."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

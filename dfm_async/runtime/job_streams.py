@@ -1,0 +1,358 @@
+"""The streams of one job at one location: those made here, those read elsewhere, those that come from elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from dfm_async.errors import EncodingError
+from dfm_async.model.error_record import ErrorRecord
+from dfm_async.net import effects as fx
+from dfm_async.net import spec
+from dfm_async.net.game import Activity, Control, Instance
+from dfm_async.net.tokens import Foreign, StreamValue
+from dfm_async.runtime import context as _context
+from dfm_async.runtime.calls import context_of
+from dfm_async.runtime.faults import cause_of
+from dfm_async.runtime.outbox import States
+from dfm_async.runtime.streams import AsyncSource, Source, Stream, StreamFailed, Subscription
+from dfm_async.runtime.threads import ThreadSource
+from dfm_async.wire import messages as msg
+from dfm_async.wire.codec import Broken
+
+if TYPE_CHECKING:
+    from dfm_async.runtime.job import SiteJob
+
+__all__ = ["FAIR", "PULL", "JobStreams"]
+
+_log = logging.getLogger(__name__)
+
+FAIR: Final = 64
+"""After how many elements that came without waiting others get their turn."""
+PULL: Final = 256
+"""How many elements are asked for at a time."""
+_MANY: Final = 1 << 30
+
+
+class JobStreams:
+    """Makes, feeds, sends and closes the streams of one job."""
+
+    __slots__ = ("_job", "_next_id", "_pullers", "closing", "exports", "imports", "live")
+
+    def __init__(self, job: SiteJob) -> None:
+        self._job = job
+        self._next_id = 0
+        self._pullers: dict[Control, _Puller] = {}
+        self.live: set[Stream] = set()
+        self.closing: set[Stream] = set()
+        self.exports: dict[int, _Export] = {}
+        self.imports: dict[tuple[int, int], _RemoteSource] = {}
+
+    # made here
+
+    def of_iterator(self, iterator: Any, activity: Activity, readers: int | None) -> Stream:
+        """Makes a stream of an iterator that a user's code returned."""
+        job = self._job
+        action = activity.transition.action
+        operation = action.operation if isinstance(action, spec.Call) else activity.label
+        found = context_of(job, activity, operation, 1)
+        if hasattr(iterator, "__anext__"):
+            source: Source = AsyncSource(iterator, functools.partial(_context.enter, found))
+        else:
+            context = contextvars.Context()
+            context.run(_context.enter, found)
+            source = ThreadSource(job.runtime.threads, iterator, context, activity.label)
+        return self._add(activity.label, source, readers, activity)
+
+    def _add(self, label: str, source: Source, readers: int | None, activity: Activity | None) -> Stream:
+        game = self._job.game
+
+        def describe(error: BaseException) -> ErrorRecord:
+            if activity is not None:
+                return game.error(activity, error, 1, cause_of(error))
+            return game.describe(error, label, label, (), 1, cause_of(error))
+
+        stream = Stream(label, source, _MANY if readers is None else readers, describe)
+        self.live.add(stream)
+        return stream
+
+    def returned(self, activity: Activity, iterator: Any) -> None:
+        """An operation has returned an iterator: its readers get a stream."""
+        job = self._job
+        action = activity.transition.action
+        assert isinstance(action, spec.Call)  # noqa: S101 - only calls return
+        place = job.program.places.get(action.output)
+        if place is None:
+            job.spawn(self._drain(activity, self.of_iterator(iterator, activity, 1)))
+        else:
+            job.game.complete(activity, self.of_iterator(iterator, activity, place.readers))
+
+    async def _drain(self, activity: Activity, stream: Stream) -> None:
+        """Runs a generator whose elements nobody reads to its end."""
+        job = self._job
+        subscription = stream.subscribe()
+        try:
+            count = 0
+            while await subscription.get():
+                count += 1
+                if not count % FAIR:
+                    await asyncio.sleep(0)
+        except StreamFailed as failed:
+            job.game.fail(activity, failed.error)
+        else:
+            job.game.complete(activity)
+        self.close(stream)
+        job.advance()
+
+    # closing
+
+    def close(self, stream: StreamValue) -> None:
+        """Nobody here reads a stream any more."""
+        if isinstance(stream, Stream) and stream in self.live:
+            self.live.discard(stream)
+            self.closing.add(stream)
+            self._job.spawn(self._finish(stream))
+
+    async def _finish(self, stream: Stream) -> None:
+        await _close(stream)
+        await stream.source.wait_ended()
+        self.closing.discard(stream)
+
+    def close_all(self) -> None:
+        """The job is done here: whatever is left is closed."""
+        for stream in list(self.live):
+            self.close(stream)
+
+    async def aclose(self) -> None:
+        """The job was cancelled: ends all streams. The task that was closing one may not have begun."""
+        for stream in [*self.live, *self.closing]:
+            await _close(stream)
+
+    async def stopped(self) -> None:
+        """After :meth:`aclose`: waits until no thread is inside a generator of the job."""
+        for stream in [*self.live, *self.closing]:
+            await stream.source.wait_ended()
+
+    # loops
+
+    def pull(self, effect: fx.Pull) -> None:
+        """A loop wants elements of its source."""
+        control = effect.control
+        puller = self._pullers.get(control)
+        if puller is None:
+            source = control.source
+            own = isinstance(source, Foreign)
+            stream = self.of_iterator(source.iterator, control.activity, 1) if own else source
+            puller = self._pullers[control] = _Puller(stream.subscribe(), own)
+            self._job.spawn(self._feed(control, puller))
+        puller.want(effect.count)
+
+    async def _feed(self, control: Control, puller: _Puller) -> None:
+        """Fetches the elements of a loop as the game asks for them."""
+        job = self._job
+        error: ErrorRecord | None = None
+        turns = 0
+        try:
+            while True:
+                wanted = await puller.wanted()
+                found = await puller.subscription.get(wanted)
+                if not found:
+                    break
+                puller.got(len(found))
+                job.game.feed(control, found)
+                turns += 1
+                if not turns % FAIR:
+                    await asyncio.sleep(0)
+                job.advance()
+        except StreamFailed as failed:
+            error = failed.error
+        puller.subscription.close()
+        if puller.own:
+            self.close(puller.subscription.stream)
+        del self._pullers[control]
+        job.game.feed_end(control, error)
+        job.advance()
+
+    # read elsewhere
+
+    def export(self, effect: fx.Send, stream: Stream) -> None:
+        """Lets other locations read a stream."""
+        for route in effect.routes:
+            stream_id = self._next_id
+            self._next_id += 1
+            assert effect.instance is not None  # noqa: S101 - only results of calls are streams
+            self.exports[stream_id] = _Export(stream, stream.subscribe(), route, effect.instance)
+            head = [self._job.at, stream_id]
+            self._job.outbox.add_token(route, effect.place, effect.frame, States.STREAM, head)
+
+    def wanted_elsewhere(self, message: msg.StreamPull) -> None:
+        """Another location wants elements of a stream from here."""
+        export = self.exports.get(message.stream)
+        if export is not None:
+            export.wanted += message.count
+            if not export.active:
+                export.active = True
+                self._job.spawn(self._serve(message.stream, export))
+
+    async def _serve(self, stream_id: int, export: _Export) -> None:
+        """Sends elements of a stream to another location, as many as it asked for."""
+        job = self._job
+        codec = job.runtime.codec
+        while export.wanted > 0 and not export.subscription.closed:
+            found: list[Any] = []
+            error: ErrorRecord | None = None
+            payload = codec.dumps([])
+            try:
+                found = await export.subscription.get(export.wanted)
+                payload = codec.dumps([codec.pack(value) for value in found])
+            except StreamFailed as failed:
+                error = failed.error
+            except EncodingError as problem:
+                label = export.stream.label
+                found, error = [], job.game.describe(problem, label, label, export.instance.frame)
+            export.wanted -= len(found)
+            ended = not found
+            items = msg.StreamItems(job.number, export.route, stream_id, job.at, payload, ended, error)
+            job.outbox.send(export.route, items)
+            if ended:
+                break
+        export.active = False
+
+    def closed_elsewhere(self, message: msg.StreamClose) -> None:
+        """Another location is done with a stream from here."""
+        export = self.exports.pop(message.stream, None)
+        if export is not None:
+            export.subscription.close()
+            self._job.game.release(export.instance)
+            self._job.advance()
+
+    # from elsewhere
+
+    def arrive(self, label: str, readers: int | None, source: int, stream_id: int) -> Stream:
+        """A stream has come from another location."""
+        remote = self.imports[source, stream_id] = _RemoteSource(self._job, source, stream_id)
+        stream = self._add(label, remote, readers, None)
+        if not stream.consumers:  # it is only waited for
+            self.close(stream)
+        return stream
+
+    def items(self, message: msg.StreamItems) -> None:
+        """Elements of a stream from elsewhere have come."""
+        remote = self.imports.get((message.source, message.stream))
+        if remote is not None:
+            remote.arrived(self._job.runtime.codec.loads_batch(message.payload), message.ended, message.error)
+
+
+async def _close(stream: Stream) -> None:
+    try:
+        await stream.aclose()
+    except Exception:  # noqa: BLE001 - its readers have what they wanted: there is nobody left to tell
+        _log.warning("the generator of %s raised when it was closed", stream.label, exc_info=True)
+
+
+class _Export:
+    """A stream that another location reads."""
+
+    __slots__ = ("active", "instance", "route", "stream", "subscription", "wanted")
+
+    def __init__(self, stream: Stream, subscription: Subscription, route: int, instance: Instance) -> None:
+        self.stream = stream
+        self.subscription = subscription
+        self.route = route
+        self.instance = instance
+        self.wanted = 0
+        self.active = False
+
+
+class _Puller:
+    """What a loop still wants of its source; ``own``: the source is closed with the loop."""
+
+    __slots__ = ("_count", "_waiter", "own", "subscription")
+
+    def __init__(self, subscription: Subscription, own: bool) -> None:
+        self.subscription = subscription
+        self.own = own
+        self._count = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    def want(self, count: int) -> None:
+        """The loop wants further elements."""
+        self._count += count
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def got(self, count: int) -> None:
+        """The loop has got elements."""
+        self._count -= count
+
+    async def wanted(self) -> int:
+        """Waits until the loop wants something, and tells how much."""
+        while not self._count:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._count
+
+
+class _RemoteSource:
+    """The elements of a stream that another location produces."""
+
+    def __init__(self, job: SiteJob, source: int, stream_id: int) -> None:
+        self._job = job
+        self._source = source
+        self._id = stream_id
+        self._items: deque[Any] = deque()
+        self._asked = 0
+        self._ended = False
+        self._error: ErrorRecord | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def arrived(self, items: list[Any], ended: bool, error: ErrorRecord | None) -> None:
+        """Elements have come."""
+        self._items.extend(items)
+        self._asked -= len(items)
+        self._ended = self._ended or ended
+        self._error = error
+        self._notify()
+
+    def _notify(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def get(self, limit: int) -> list[Any]:
+        """Waits for elements; asks for more before it runs dry."""
+        self._ask()
+        while not self._items:
+            if self._ended:
+                if self._error is not None:
+                    raise StreamFailed(self._error)
+                return []
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        found = [self._items.popleft() for _ in range(min(limit, len(self._items)))]
+        for value in found:
+            if isinstance(value, Broken):
+                raise value.error
+        self._ask()
+        return found
+
+    def _ask(self) -> None:
+        if not self._ended and self._asked + len(self._items) <= PULL // 2:
+            count = PULL - self._asked - len(self._items)
+            self._asked += count
+            job = self._job
+            job.outbox.send(self._source, msg.StreamPull(job.number, self._source, self._id, job.at, count))
+
+    async def aclose(self) -> None:
+        """Tells the producer that no more is wanted, and lets whoever still waits go."""
+        job = self._job
+        self._ended = True
+        self._notify()
+        job.streams.imports.pop((self._source, self._id), None)
+        job.outbox.send(self._source, msg.StreamClose(job.number, self._source, self._id))
+
+    async def wait_ended(self) -> None:
+        """Returns at once: nothing of the source runs here."""

@@ -1,0 +1,185 @@
+"""What one job at one location has to send: results, errors, tokens. Gathered during a turn of the loop, then sent."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from dfm_async.model.error_record import ErrorRecord
+from dfm_async.model.ids import Frame
+from dfm_async.net.tokens import SKIPPED, Failed
+from dfm_async.wire import messages as msg
+
+if TYPE_CHECKING:
+    from dfm_async.runtime.site import SiteRuntime
+
+__all__ = ["Outbox", "States", "error_data"]
+
+
+class States:
+    """What a token can be, on the wire."""
+
+    VALUE: Final = 0
+    SKIPPED: Final = 1
+    FAILED: Final = 2
+    OPEN: Final = 3
+    STREAM: Final = 4
+
+
+def error_data(error: ErrorRecord) -> list[Any]:
+    """An error as the value of a token."""
+    data = [getattr(error, name) for name in ErrorRecord.__struct_fields__]
+    data[4] = list(data[4])
+    return data
+
+
+class Outbox:
+    """Gathers what is to be sent, and counts what the application still takes.
+
+    Results need credit: the application grants it as its log has room. Nothing else is held back.
+    """
+
+    __slots__ = (
+        "_at",
+        "_byte_credits",
+        "_credits",
+        "_elements_done",
+        "_frames_done",
+        "_number",
+        "_reported",
+        "_routes",
+        "_runs",
+        "_runtime",
+        "_tokens",
+        "_values",
+        "_waiters",
+    )
+
+    def __init__(self, runtime: SiteRuntime, start: msg.StartJob) -> None:
+        self._runtime = runtime
+        self._number = start.job
+        self._at = start.at
+        self._routes = start.routes
+        self._credits = start.window
+        self._byte_credits = start.window_bytes
+        self._runs: list[tuple[int, Frame, int, int]] = []
+        self._values: list[Any] = []
+        self._frames_done: list[int] = []
+        self._tokens: dict[int, tuple[list[tuple[int, Frame, int]], list[Any]]] = {}
+        self._elements_done: dict[tuple[int, int], list[Frame]] = {}
+        self._reported: set[str] = set()
+        self._waiters: list[asyncio.Future[None]] = []
+
+    # results
+
+    @property
+    def open(self) -> bool:
+        """Whether the application takes a further result."""
+        return self._credits > 0 and self._byte_credits > 0
+
+    def grant(self, items: int, size: int) -> None:
+        """The application takes further results."""
+        self._credits += items
+        self._byte_credits += size
+
+    def add_result(self, point: int, frame: Frame, packed: Any) -> None:
+        """Adds one result."""
+        self._credits -= 1
+        self._runs.append((point, frame, -1, 1))
+        self._values.append(packed)
+
+    def add_element(self, point: int, frame: Frame, index: int, packed: Any) -> None:
+        """Adds one element of a yielded stream. Elements that follow each other share their head."""
+        self._credits -= 1
+        self._values.append(packed)
+        runs = self._runs
+        if runs:
+            last_point, last_frame, start, count = runs[-1]
+            if last_point == point and start >= 0 and start + count == index and last_frame == frame:
+                runs[-1] = (point, frame, start, count + 1)
+                return
+        runs.append((point, frame, index, 1))
+
+    async def wait_open(self) -> None:
+        """Waits for credit."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(future)
+        await future
+
+    def wake(self) -> None:
+        """Lets those go on who wait for credit."""
+        waiters, self._waiters = self._waiters, []
+        for future in waiters:
+            if not future.done():
+                future.set_result(None)
+
+    def frame_done(self, index: int) -> None:
+        """Tells the application that a parameter set is done here, after everything that was added before."""
+        self._frames_done.append(index)
+
+    # errors
+
+    def report(self, message: msg.Message) -> None:
+        """Tells the application something, after everything that was added before."""
+        if self._values:
+            self._send_results([])
+        self._runtime.report(message)
+
+    def report_error(self, error: ErrorRecord) -> None:
+        """Tells the application of an error, once."""
+        if error.id not in self._reported:
+            self._reported.add(error.id)
+            self.report(msg.OperationError(self._number, self._at, error))
+
+    def yield_failed(self, point: int, frame: Frame, error: ErrorRecord) -> None:
+        """Tells the application that a yield will not come."""
+        self.report_error(error)
+        self.report(msg.YieldFailed(self._number, self._at, point, frame, error.id))
+
+    # other locations
+
+    def add_token(self, route: int, place: int, frame: Frame, state: int, packed: Any) -> None:
+        """Adds a token for another location."""
+        found = self._tokens.get(route)
+        if found is None:
+            found = self._tokens[route] = ([], [])
+        found[0].append((place, frame, state))
+        found[1].append(packed)
+
+    def element_done(self, control: int, loop: int, frame: Frame) -> None:
+        """Tells the control of a loop that this location is done with an element."""
+        self._elements_done.setdefault((control, loop), []).append(frame)
+
+    def loop_ended(self, routes: tuple[int, ...], loop: int, frame: Frame, total: int, outcome: Any) -> None:
+        """Tells other locations how many elements a loop had."""
+        state = States.VALUE if outcome is None else States.SKIPPED if outcome is SKIPPED else States.FAILED
+        error = outcome.error if isinstance(outcome, Failed) else None
+        for route in routes:
+            self.send(route, msg.LoopEnded(self._number, route, loop, frame, total, state, error))
+
+    def send(self, route: int, message: msg.Message) -> None:
+        """Sends a message to another location."""
+        self._runtime.send(self._routes[route], message)
+
+    # sending
+
+    def flush(self) -> None:
+        """Sends everything that has gathered."""
+        codec, number = self._runtime.codec, self._number
+        for route, (heads, values) in self._tokens.items():
+            self.send(route, msg.Tokens(number, route, heads, codec.dumps(values)))
+        self._tokens.clear()
+        for (route, loop), frames in self._elements_done.items():
+            self.send(route, msg.ElementDone(number, route, loop, frames))
+        self._elements_done.clear()
+        done, self._frames_done = self._frames_done, []
+        if self._values:
+            self._send_results(done)
+        elif done:
+            self._runtime.report(msg.FramesDone(number, self._at, done))
+
+    def _send_results(self, frames: list[int]) -> None:
+        payload = self._runtime.codec.dumps(self._values)
+        self._byte_credits -= len(payload)
+        self._runtime.report(msg.Results(self._number, self._at, self._runs, payload, frames))
+        self._runs, self._values = [], []
