@@ -18,7 +18,9 @@ from dfm_async.targets.local.start import ForkServer
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60, print_blob=True)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=1000, print_blob=True)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+# The same examples in every run that decides about a change; others look for new ones.
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=60, print_blob=True, derandomize=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
 
 TargetName = Literal["inline", "local"]
 Connect = Callable[..., AbstractAsyncContextManager[Session]]

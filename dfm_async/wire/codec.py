@@ -33,6 +33,7 @@ __all__ = ["Broken", "Codec", "type_name"]
 
 _SCALARS: Final = frozenset({type(None), bool, float, bytes})
 _KEYS: Final = frozenset({type(None), bool, float, bytes})
+_PYDANTIC_STATE: Final = {"__dict__", "__pydantic_extra__", "__pydantic_fields_set__", "__pydantic_private__"}
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**64 - 1
 _BULK_FROM: Final = 8
@@ -496,6 +497,9 @@ def _unpack_dataclass(codec: Codec, data: memoryview) -> Any:
     kind, state = _class_and_state(codec, data)
     if not dataclasses.is_dataclass(kind):
         raise TypeError(f"{kind.__qualname__} is not a dataclass")
+    missing = {field.name for field in dataclasses.fields(kind)} - state.keys()
+    if missing:
+        raise TypeError(f"{kind.__qualname__} lacks {', '.join(sorted(missing))}")
     value = object.__new__(kind)
     for name, item in state.items():
         object.__setattr__(value, name, item)
@@ -506,6 +510,11 @@ def _unpack_pydantic(codec: Codec, data: memoryview) -> Any:
     kind, state = _class_and_state(codec, data)
     if not hasattr(kind, "__pydantic_fields__"):
         raise TypeError(f"{kind.__qualname__} is not a pydantic model")
+    whole = isinstance(state, dict) and state.keys() == _PYDANTIC_STATE
+    if not whole or not isinstance(state["__dict__"], dict) or not isinstance(state["__pydantic_fields_set__"], set):
+        raise TypeError(f"this is not the state of a {kind.__qualname__}")
+    if not all(isinstance(state[name], (dict, type(None))) for name in ("__pydantic_extra__", "__pydantic_private__")):
+        raise TypeError(f"this is not the state of a {kind.__qualname__}")
     value: Any = object.__new__(kind)
     value.__setstate__(state)
     return value
