@@ -18,11 +18,11 @@ from dfm_async.net.program import Program
 from dfm_async.net.tokens import OPEN, SKIPPED, Failed
 from dfm_async.runtime import calls
 from dfm_async.runtime.cache import Ticket
-from dfm_async.runtime.faults import broken_record, cause_of
+from dfm_async.runtime.faults import broken_record, cause_of, is_our_cancellation
 from dfm_async.runtime.job_streams import FAIR, PULL, JobStreams
 from dfm_async.runtime.operations import is_iterator
 from dfm_async.runtime.outbox import Outbox, States, error_data
-from dfm_async.runtime.streams import Stream, StreamFailed
+from dfm_async.runtime.streams import AsyncSource, Stream, StreamFailed
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Broken
 
@@ -240,35 +240,67 @@ class SiteJob:
         self.game.complete(effect.activity)
 
     async def _emit_stream(self, effect: fx.EmitValue, stream: Stream) -> None:
-        subscription = stream.subscribe()
-        outbox = self.outbox
-        pack: Callable[[Any], Any] = self.runtime.codec.pack
-        if stream.single and hasattr(stream.source, "transform"):
-            # Packed as soon as it is produced: the producer may reuse the object for the next element.
-            stream.source.transform = pack
-            pack = _as_it_is
-        index = 0
         try:
-            while found := await subscription.get(PULL):
-                for value in found:
-                    while not outbox.open:
-                        self.runtime.touch(self)  # what was sent so far is what earns new credit
-                        await outbox.wait_open()
-                    outbox.add_element(effect.point, effect.frame, index, pack(value))
-                    index += 1
-                self.runtime.touch(self)
-                if index == 1 or not index % FAIR:  # the first is sent at once
-                    await asyncio.sleep(0)
+            if stream.single and isinstance(stream.source, AsyncSource):
+                await self._emit_directly(effect, stream, stream.source)
+            else:
+                await self._emit_batches(effect, stream)
         except StreamFailed as failed:
             self.game.fail(effect.activity, failed.error)
         except EncodingError as error:
             self.game.fail(effect.activity, self._encoding_error(effect, error))
         else:
             self.game.complete(effect.activity)
-        subscription.close()
         if stream is not effect.value:
             self.streams.close(stream)
         self.advance()
+
+    async def _emit_batches(self, effect: fx.EmitValue, stream: Stream) -> None:
+        subscription = stream.subscribe()
+        pack: Callable[[Any], Any] = self.runtime.codec.pack
+        if stream.single and hasattr(stream.source, "transform"):
+            # Packed as soon as it is produced: the producer may reuse the object for the next element.
+            stream.source.transform = pack
+            pack = _as_it_is
+        outbox, index = self.outbox, 0
+        try:
+            while found := await subscription.get(PULL):
+                for value in found:
+                    while not outbox.open:
+                        await self._wait_for_credit()
+                    outbox.add_element(effect.point, effect.frame, index, pack(value))
+                    index += 1
+                self.runtime.touch(self)
+                if index == 1:  # the first is sent at once
+                    await asyncio.sleep(0)
+        finally:
+            subscription.close()
+
+    async def _emit_directly(self, effect: fx.EmitValue, stream: Stream, source: AsyncSource) -> None:
+        """The same for an asynchronous generator with no other reader: element by element, without detours."""
+        pack, outbox, index = self.runtime.codec.pack, self.outbox, 0
+        iterator = aiter(source.iterator)
+        with source.reading():
+            while True:
+                try:
+                    value = await anext(iterator)
+                except StopAsyncIteration:
+                    return
+                except BaseException as error:
+                    if is_our_cancellation(error):
+                        raise
+                    raise stream.failed(error) from error
+                while not outbox.open:
+                    await self._wait_for_credit()
+                outbox.add_element(effect.point, effect.frame, index, pack(value))
+                self.runtime.touch(self)  # the next one may take its time
+                if index % FAIR == 0:  # also after the first, which is sent at once
+                    await asyncio.sleep(0)
+                index += 1
+
+    async def _wait_for_credit(self) -> None:
+        self.runtime.touch(self)  # what was sent so far is what earns new credit
+        await self.outbox.wait_open()
 
     def _encoding_error(self, effect: fx.EmitValue, error: EncodingError) -> ErrorRecord:
         node = self.program.points[effect.point].node

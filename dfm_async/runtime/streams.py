@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from dfm_async.errors import StreamOverrun
@@ -50,7 +51,7 @@ class AsyncSource:
     """The elements of an asynchronous iterator. ``enter`` sets the operation's context and gives the way back."""
 
     def __init__(self, iterator: AsyncIterator[Any], enter: Callable[[], Callable[[], None]]) -> None:
-        self._iterator = iterator
+        self.iterator = iterator
         self._enter = enter
         self._ended = False
         self._reader: asyncio.Task[Any] | None = None
@@ -60,17 +61,24 @@ class AsyncSource:
         """Waits for the next element."""
         if self._ended:
             return []
-        leave = self._enter()  # the generator runs in its reader's task, but sees its own operation's context
-        self._reader = asyncio.current_task()
         try:
-            item = await self._iterator.__anext__()
+            with self.reading():
+                item = await self.iterator.__anext__()
         except StopAsyncIteration:
             self._ended = True
             return []
+        return [item if self.transform is None else self.transform(item)]
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Must be open while the iterator runs: in its reader's task, but with its own operation's context."""
+        leave = self._enter()
+        self._reader = asyncio.current_task()
+        try:
+            yield
         finally:
             self._reader = None
             leave()
-        return [item if self.transform is None else self.transform(item)]
 
     async def aclose(self) -> None:
         """Closes the iterator. Whoever still reads it is cancelled: nobody waits for that reader any more."""
@@ -78,7 +86,7 @@ class AsyncSource:
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.wait([self._reader])
-        close = getattr(self._iterator, "aclose", None)
+        close = getattr(self.iterator, "aclose", None)
         if close is not None:
             await close()
 
@@ -157,11 +165,15 @@ class Stream(StreamValue):
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            self._ended, self._error = True, self._describe(error)
-            raise StreamFailed(self._error) from error
+            raise self.failed(error) from error
         if not found:
             self._ended = True
         return found
+
+    def failed(self, error: BaseException) -> StreamFailed:
+        """Describes what the source raised, for all readers."""
+        self._ended, self._error = True, self._describe(error)
+        return StreamFailed(self._error)
 
     async def read(self, subscription: Subscription, limit: int) -> list[Any]:
         """Gives the next elements for one of several readers."""

@@ -103,7 +103,10 @@ class ThreadSource:
         self._error: BaseException | None = None
         self._closed = False
         self._signalled = False
-        self._room = threading.Semaphore(1)
+        # How many elements the thread may have produced, raised only by the loop; it is held up only at the bound.
+        self._allowed = 1
+        self._held_up = False
+        self._gate = threading.Semaphore(0)
         self.transform: Callable[[Any], Any] | None = None
         """Applied to each element in the thread, before the iterator goes on and perhaps changes it."""
         self._waiter: asyncio.Future[None] | None = None
@@ -132,8 +135,23 @@ class ThreadSource:
         found = [self._items.popleft() for _ in range(count)]
         grow = min(self._window, _WINDOW - self._window)
         self._window += grow
-        self._room.release(count + grow)
+        self._allow(count + grow)
         return found
+
+    def _allow(self, count: int) -> None:
+        self._allowed += count
+        if self._held_up:
+            self._held_up = False
+            self._gate.release()
+
+    def _wait_for_room(self, produced: int) -> None:
+        """In the thread: waits until the reader has caught up. A release too many only makes it look once more."""
+        while produced >= self._allowed:
+            self._held_up = True
+            if produced < self._allowed:
+                self._held_up = False
+                return
+            self._gate.acquire()
 
     def _run(self) -> None:
         error: BaseException | None = None
@@ -144,14 +162,17 @@ class ThreadSource:
         self._threads.post(lambda: self._finish(error))
 
     def _produce(self) -> None:
-        iterator = self._iterator
+        iterator, transform, items = self._iterator, self.transform, self._items
+        produced = 0
         try:
             for item in iterator:
-                found = item if self.transform is None else self.transform(item)
-                self._room.acquire()
+                found = item if transform is None else transform(item)
+                if produced >= self._allowed:
+                    self._wait_for_room(produced)
                 if self._closed:
                     break
-                self._items.append(found)
+                produced += 1
+                items.append(found)
                 if not self._signalled:
                     self._signalled = True
                     self._threads.post(self._arrived)
@@ -195,4 +216,4 @@ class ThreadSource:
         if not self._started:
             self._ended = True
             return
-        self._room.release()
+        self._allow(1)

@@ -70,6 +70,18 @@ async def test_a_consumer_that_reads_only_the_first_element_ends_an_endless_gene
         assert (await (await session.execute(pipeline)).first()).value == 0
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 65, 66])
+async def test_elements_arrive_although_the_next_one_never_comes(connect: Connect, n: int) -> None:
+    with Pipeline("waits") as pipeline:
+        Yield(w.then_nothing(n))
+    async with connect(w.fed) as session:
+        job = await session.execute(pipeline)
+        results = job.results()
+        async with asyncio.timeout(5):
+            assert [(await anext(results)).value for _ in range(n)] == list(range(n))
+        await job.cancel()
+
+
 async def test_a_generator_that_fails_half_way_keeps_what_it_yielded(connect: Connect) -> None:
     with Pipeline("torn") as pipeline:
         Yield(w.broken_stream(3))

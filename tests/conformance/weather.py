@@ -98,6 +98,14 @@ async def count_slowly(n: int) -> AsyncIterator[int]:
 
 
 @lab.operation
+async def then_nothing(n: int) -> AsyncIterator[int]:
+    """Yields some elements, and then waits for ever."""
+    for i in range(n):
+        yield i
+    await asyncio.get_running_loop().create_future()
+
+
+@lab.operation
 def forever() -> Iterator[int]:
     i = 0
     while True:
