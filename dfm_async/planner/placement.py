@@ -17,7 +17,7 @@ from dfm_async.pipeline.statements import (
     RepeatStatement,
     YieldStatement,
 )
-from dfm_async.planner.structure import Spot, Structure, expressions_of
+from dfm_async.planner.structure import Spot, Structure
 
 __all__ = ["Placement", "place"]
 
@@ -80,12 +80,11 @@ class _Placer:
             self._put(spot, statement, sites[0], "the only site that offers it")
             return
         weights = dict.fromkeys((site.name for site in sites), 0)
-        for _, expression, _ in expressions_of(statement):
-            for ref in references(expression):
-                if isinstance(ref, Ref):
-                    near = self.locate(ref.node).partition("#")[0]
-                    if near in weights:
-                        weights[near] += 1
+        for _, ref, _ in spot.references:
+            if isinstance(ref, Ref):
+                near = self.locate(ref.node).partition("#")[0]
+                if near in weights:
+                    weights[near] += 1
         costs = {site.name: _fixed_time(site, statement) for site in sites}
         best = min(sites, key=lambda site: (-weights[site.name], costs[site.name]))
         if weights[best.name]:

@@ -13,12 +13,12 @@ import msgspec
 from dfm_async.errors import EncodingError, PipelineError, Problem
 from dfm_async.federation.federation import Federation
 from dfm_async.net import spec
-from dfm_async.pipeline.expressions import Constant, Parameter, Ref, references, walk
+from dfm_async.pipeline.expressions import Constant, Parameter, Ref, walk
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.pipeline.statements import CallStatement, YieldStatement
 from dfm_async.planner.nets import build_nets
 from dfm_async.planner.placement import Placement, place
-from dfm_async.planner.structure import Spot, Structure, analyse, expressions_of
+from dfm_async.planner.structure import Spot, Structure, analyse
 from dfm_async.planner.types import fits, type_text, validate
 from dfm_async.wire.codec import Codec
 
@@ -245,7 +245,9 @@ def _check_types(found: Structure, federation: Federation) -> tuple[ParameterUse
 
 
 def _check_literals(spot: Spot, found: Structure) -> None:
-    for name, expression, _ in expressions_of(spot.statement):
+    for name, expression, _ in spot.expressions:
+        if type(expression) is Ref or type(expression) is Parameter:
+            continue
         for part in (expression,) if isinstance(expression, Constant) else walk(expression):
             if isinstance(part, Constant) and type(part.value) not in _PLAIN:
                 try:
@@ -269,12 +271,7 @@ def _check_edge(ref: Ref, name: str, hint: Any, label: str, found: Structure, fe
 def _nodes(found: Structure, placed: dict[int, Placement]) -> tuple[NodePlan, ...]:
     nodes = []
     for key, spot in found.spots.items():
-        inputs = dict.fromkeys(
-            ref.node
-            for _, expression, _ in expressions_of(spot.statement)
-            for ref in references(expression)
-            if isinstance(ref, Ref) and ref.node != key
-        )
+        inputs = dict.fromkeys(ref.node for _, ref, _ in spot.references if isinstance(ref, Ref) and ref.node != key)
         where = placed[key]
         nodes.append(NodePlan(key, spot.label, where.location, where.why, len(spot.path), tuple(inputs)))
     return tuple(nodes)

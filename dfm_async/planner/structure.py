@@ -41,6 +41,10 @@ class Spot:
     """The blocks around it, from the outside in."""
     scope: int
     """The loop scope it belongs to; 0 is the pipeline itself."""
+    expressions: tuple[tuple[str, Expression, bool], ...]
+    """What :func:`expressions_of` gives for it."""
+    references: tuple[tuple[str, Ref | Parameter, bool], ...]
+    """What its expressions refer to: the expression's name, the reference, and whether it is read inside."""
 
 
 @dataclass(slots=True)
@@ -114,7 +118,9 @@ def _locate(body: tuple[Statement, ...], path: tuple[Block, ...], scope: int, fo
         found.problems.append(Problem("", f"blocks are nested more than {_MAX_DEPTH} deep"))
         return
     for statement in body:
-        spot = Spot(statement, statement_label(statement), len(found.spots), path, scope)
+        expressions = tuple(expressions_of(statement))
+        refs = tuple((name, ref, inside) for name, part, inside in expressions for ref in references(part))
+        spot = Spot(statement, statement_label(statement), len(found.spots), path, scope, expressions, refs)
         if statement.id in found.spots:
             found.report(spot, f"the id {statement.id} is used twice")
             continue
@@ -130,12 +136,11 @@ def _locate(body: tuple[Statement, ...], path: tuple[Block, ...], scope: int, fo
 
 def _check(spot: Spot, found: Structure) -> None:
     statement = spot.statement
-    for name, expression, inside in expressions_of(statement):
-        for ref in references(expression):
-            if isinstance(ref, Parameter):
-                found.params.setdefault(ref.name, []).append(spot.label)
-            else:
-                _check_ref(ref, name, spot, inside, found)
+    for name, ref, inside in spot.references:
+        if isinstance(ref, Parameter):
+            found.params.setdefault(ref.name, []).append(spot.label)
+        else:
+            _check_ref(ref, name, spot, inside, found)
     if isinstance(statement, (CallStatement, YieldStatement)):
         for node in statement.after:
             _check_ref(Ref(node=node), "after", spot, False, found)
@@ -207,10 +212,9 @@ def _check_names(found: Structure) -> None:
     uses: dict[str, list[Parameter]] = {}
     places: dict[str, list[YieldStatement]] = {}
     for spot in found.spots.values():
-        for _, expression, _ in expressions_of(spot.statement):
-            for ref in references(expression):
-                if isinstance(ref, Parameter):
-                    uses.setdefault(ref.name, []).append(ref)
+        for _, ref, _ in spot.references:
+            if isinstance(ref, Parameter):
+                uses.setdefault(ref.name, []).append(ref)
         if isinstance(spot.statement, YieldStatement):
             places.setdefault(spot.statement.place, []).append(spot.statement)
     for name, refs in uses.items():
