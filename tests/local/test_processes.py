@@ -32,6 +32,7 @@ from dfm_async import (
     WorkerLost,
     Yield,
 )
+from dfm_async.targets.local.start import WorkerProcess
 from tests.conformance import weather as w
 
 with Pipeline("pid") as pid_of_lab:
@@ -67,6 +68,20 @@ async def test_both_start_methods(method: Any) -> None:
     async with Session(w.fed, options=LocalOptions(start_method=method)) as session:
         job = await session.execute(pid_of_lab)
         assert (await job.first()).value != os.getpid()
+
+
+async def test_an_end_that_is_told_before_it_can_be_waited_for_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = WorkerProcess.exitcode
+    asked: list[int | None] = []
+
+    def exitcode(process: WorkerProcess) -> int | None:
+        asked.append(None if not asked else original.fget(process))  # type: ignore[attr-defined]
+        return asked[-1]
+
+    monkeypatch.setattr(WorkerProcess, "exitcode", property(exitcode))
+    async with asyncio.timeout(20), Session(w.fed, options=LocalOptions(start_method="spawn")) as session:
+        await (await session.execute(pid_of_lab))
+    assert asked == [None, 0]
 
 
 async def test_uvloop_in_the_workers() -> None:

@@ -67,6 +67,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         self.channel: Channel | None = None
         self.refused: msg.Refused | None = None
         self._hung_up = False
+        self._reaping: asyncio.Task[None] | None = None
         self._on_message = on_message
         self._on_end = on_end
         self._here, there = socket.socketpair()
@@ -125,8 +126,18 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
             self.kill()
 
     def _process_ended(self) -> None:
-        code = self.aio_process.exitcode
         asyncio.get_running_loop().remove_reader(self.aio_process.sentinel)
+        code = self.aio_process.exitcode
+        if code is None:  # its end is told a moment before it can be waited for
+            self._reaping = asyncio.create_task(self._reap(), name=f"reap a worker of {self.site}")
+        else:
+            self._finish(code)
+
+    async def _reap(self) -> None:
+        await in_thread(self.aio_process.join, f"reap-{self.site}")
+        self._finish(self.aio_process.exitcode)
+
+    def _finish(self, code: int | None) -> None:
         if self.channel is not None:
             self.channel.close()
         self._lifeline.close()
