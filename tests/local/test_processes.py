@@ -412,3 +412,54 @@ async def test_an_unknown_target_or_missing_uvloop_is_a_clear_error(monkeypatch:
     async with Session(w.fed, options=LocalOptions(uvloop=True)) as session:
         with pytest.raises(DfmError, match="needs uvloop"):
             await session.execute(pid_of_lab)
+
+
+def _two_sites() -> tuple[Federation, Pipeline, Pipeline]:
+    fed = Federation("two")
+    first, second = fed.site("first"), fed.site("second")
+
+    @first.operation
+    async def pid() -> int:
+        return os.getpid()
+
+    @second.operation
+    async def same(value: int) -> int:
+        return value
+
+    with Pipeline("one site") as alone:
+        Yield(pid())
+    with Pipeline("both sites") as both:
+        Yield(same(pid()))
+    return fed, alone, both
+
+
+async def test_a_worker_that_dies_while_another_starts_is_replaced_before_the_job_begins() -> None:
+    fed, alone, both = _two_sites()
+    async with asyncio.timeout(20), Session(fed) as session:
+        pid = (await (await session.execute(alone)).first()).value
+        job = await session.execute(both)  # the second site has no worker yet
+        os.kill(pid, signal.SIGKILL)
+        assert (await job.first()).value != pid
+        assert await job is JobStatus.FINISHED
+
+
+async def test_jobs_cancelled_before_their_worker_is_up_are_forgotten() -> None:
+    fed, alone, _ = _two_sites()
+    async with asyncio.timeout(20), Session(fed) as session:
+        for job in [await session.execute(alone) for _ in range(5)]:
+            await job.cancel()
+        await (await session.execute(alone))
+        assert session._target._hub.coordinators == []  # type: ignore[attr-defined]
+
+
+async def test_an_operation_named_cache_can_have_a_process_of_its_own() -> None:
+    fed = Federation("names")
+    site = fed.site("site", workers=2)
+    cache = site.operation(lambda: os.getpid(), name="cache", in_process=True)
+    other = site.operation(lambda: os.getpid(), name="other")
+    with Pipeline("pids") as pipeline:
+        Yield(cache(), place="own")
+        Yield(other(), place="site")
+    async with asyncio.timeout(20), Session(fed) as session:
+        found = {result.place: result.value for result in await (await session.execute(pipeline)).collect()}
+    assert found["own"] != found["site"]
