@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         OperationFailed,
         ParameterError,
         PipelineError,
+        QueueFull,
         ResultsExpired,
         ResultsUnread,
         SessionClosed,
@@ -25,10 +26,19 @@ if TYPE_CHECKING:
     )
     from dfm_async.federation.federation import Federation, Site
     from dfm_async.federation.operation import Operation
-    from dfm_async.model.events import Event, Failure, FrameCompleted, Result, StatusChanged
+    from dfm_async.model.events import (
+        Event,
+        Failure,
+        FrameCompleted,
+        Progress,
+        Result,
+        StatusChanged,
+        WorkerNotice,
+    )
     from dfm_async.model.limits import ResultLimits
     from dfm_async.model.options import LocalOptions
     from dfm_async.model.policies import Cost, RetryPolicy
+    from dfm_async.model.stats import LaneStats, SessionStats, SiteStats, WorkerStats
     from dfm_async.model.status import JobStatus
     from dfm_async.pipeline.builder import ForEach, If, PlaceParam, Repeat, TryFromCache, Yield, collect
     from dfm_async.pipeline.pipeline import Pipeline
@@ -63,6 +73,7 @@ __all__ = [
     "JobFailed",
     "JobNotFound",
     "JobStatus",
+    "LaneStats",
     "LocalOptions",
     "LoopDispatcher",
     "ManualDispatcher",
@@ -75,6 +86,8 @@ __all__ = [
     "PipelineError",
     "PlaceParam",
     "Plan",
+    "Progress",
+    "QueueFull",
     "Repeat",
     "Result",
     "ResultLimits",
@@ -83,12 +96,16 @@ __all__ = [
     "RetryPolicy",
     "Session",
     "SessionClosed",
+    "SessionStats",
     "ShippingError",
     "Site",
+    "SiteStats",
     "StatusChanged",
     "StreamOverrun",
     "TryFromCache",
     "WorkerLost",
+    "WorkerNotice",
+    "WorkerStats",
     "Yield",
     "collect",
     "current_context",
@@ -104,6 +121,7 @@ _HOMES = {
         "OperationFailed",
         "ParameterError",
         "PipelineError",
+        "QueueFull",
         "ResultsExpired",
         "ResultsUnread",
         "SessionClosed",
@@ -113,10 +131,19 @@ _HOMES = {
     ),
     "dfm_async.federation.federation": ("Federation", "Site"),
     "dfm_async.federation.operation": ("Operation",),
-    "dfm_async.model.events": ("Event", "Failure", "FrameCompleted", "Result", "StatusChanged"),
+    "dfm_async.model.events": (
+        "Event",
+        "Failure",
+        "FrameCompleted",
+        "Progress",
+        "Result",
+        "StatusChanged",
+        "WorkerNotice",
+    ),
     "dfm_async.model.limits": ("ResultLimits",),
     "dfm_async.model.options": ("LocalOptions",),
     "dfm_async.model.policies": ("Cost", "RetryPolicy"),
+    "dfm_async.model.stats": ("LaneStats", "SessionStats", "SiteStats", "WorkerStats"),
     "dfm_async.model.status": ("JobStatus",),
     "dfm_async.pipeline.builder": ("ForEach", "If", "PlaceParam", "Repeat", "TryFromCache", "Yield", "collect"),
     "dfm_async.pipeline.pipeline": ("Pipeline",),

@@ -18,6 +18,7 @@ __all__ = [
     "ParameterError",
     "PipelineError",
     "Problem",
+    "QueueFull",
     "ResultsExpired",
     "ResultsUnread",
     "SessionClosed",
@@ -221,6 +222,20 @@ class JobNotFound(DfmError):
 
     def __str__(self) -> str:
         return f"no job {self.job_id!r} is known to this session"
+
+
+class QueueFull(DfmError):
+    """As many jobs wait as may, and ``LocalOptions(queue_overflow="fail")`` was chosen."""
+
+    def __init__(self, waiting: int) -> None:
+        super().__init__(waiting)
+        self.waiting = waiting
+
+    def __str__(self) -> str:
+        return (
+            f"{self.waiting:,} jobs wait already, the limit. Try again later, raise LocalOptions(queue_limit=...), or "
+            'let execute wait with queue_overflow="block"'
+        )
 
 
 class ResultsExpired(DfmError):

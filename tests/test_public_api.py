@@ -120,6 +120,7 @@ ERRORS: list[errors.DfmError] = [
     errors.JobFailed("j", [], 1),
     errors.JobAborted("j", "cancelled"),
     errors.JobNotFound("j"),
+    errors.QueueFull(10_000),
     errors.ResultsExpired("j", 1, 5),
     errors.ResultsUnread("j", 1000),
     errors.SessionClosed("closed"),

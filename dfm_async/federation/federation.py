@@ -45,19 +45,19 @@ class Federation:
         self.sites: dict[str, Site] = {}
         self.operations: dict[str, Operation[..., Any]] = {}
 
-    def site(self, name: str, *, workers: int = 1, threads: int = 8) -> Site:
+    def site(self, name: str, *, workers: int | None = None, threads: int = 8) -> Site:
         """Adds a site.
 
         Args:
             name: an identifier.
-            workers: how many worker processes it has on the local target.
+            workers: how many worker processes it has at most on the local target; by default one per lane.
             threads: how many synchronous operations run at the same time in one worker.
         """
         if not name.isidentifier():
             raise ValueError(f"a site's name must be an identifier, not {name!r}")
         if name in self.sites:
             raise ValueError(f"federation {self.name!r} has a site {name!r} already")
-        if workers < 1 or threads < 1:
+        if (workers is not None and workers < 1) or threads < 1:
             raise ValueError(f"site {name!r} needs at least one worker and one thread")
         found = self.sites[name] = Site(self, name, workers=workers, threads=threads)
         return found
@@ -70,7 +70,7 @@ class Federation:
 class Site:
     """A place where data is, with the operations that it offers. Made by :meth:`Federation.site`."""
 
-    def __init__(self, federation: Federation, name: str, *, workers: int, threads: int) -> None:
+    def __init__(self, federation: Federation, name: str, *, workers: int | None, threads: int) -> None:
         self.federation = federation
         self.name = name
         self.workers = workers
@@ -204,10 +204,10 @@ class Site:
             cost=cost,
             in_process=in_process,
         )
-        if (retry is not None or deadline is not None) and adapter.kind in GENERATORS:
+        if ((retry is not None and retry.tries_again) or deadline is not None) and adapter.kind in GENERATORS:
             raise TypeError(
                 f"operation {name!r} is a generator: retry and deadline need one that returns, because the elements "
-                "that a generator has yielded may be consumed already"
+                "that a generator has yielded may be consumed already. RetryPolicy(attempts=1, on_worker_lost=n) works"
             )
         self.federation.operations[name] = operation
         self.adapters[name, provider] = adapter

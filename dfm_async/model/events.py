@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -10,7 +10,7 @@ from dfm_async.errors import DfmError
 from dfm_async.model.ids import Frame
 from dfm_async.model.status import JobStatus
 
-__all__ = ["Event", "Failure", "FrameCompleted", "Result", "StatusChanged"]
+__all__ = ["Event", "Failure", "FrameCompleted", "Progress", "Result", "StatusChanged", "WorkerNotice"]
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -68,4 +68,46 @@ class StatusChanged(msgspec.Struct, frozen=True):
     reason: str | None = None
 
 
-Event: TypeAlias = Result | Failure | FrameCompleted | StatusChanged
+class Progress(msgspec.Struct, frozen=True):
+    """An operation told how far it is.
+
+    Several reports of one call that come faster than they are sent are joined: the last one counts.
+
+    Attributes:
+        offset: its position in the job's log.
+        frame: the execution that the call belongs to.
+        site: the site that the operation runs at.
+        node: the label of its node.
+        done: how much is done.
+        total: how much there is to do, if that is known.
+        note: what is being done.
+    """
+
+    offset: int
+    frame: Frame
+    site: str
+    node: str
+    done: float
+    total: float | None = None
+    note: str = ""
+
+
+class WorkerNotice(msgspec.Struct, frozen=True):
+    """Something happened to a worker process that the job runs on.
+
+    Attributes:
+        offset: its position in the job's log.
+        site: the worker's site.
+        kind: "unresponsive", "responsive" (again), or "lost" (its parameter sets run again on another worker).
+        seconds: for how long it has not answered.
+        detail: what is known about it.
+    """
+
+    offset: int
+    site: str
+    kind: Literal["unresponsive", "responsive", "lost"]
+    seconds: float = 0.0
+    detail: str = ""
+
+
+Event: TypeAlias = Result | Failure | FrameCompleted | StatusChanged | Progress | WorkerNotice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -20,17 +21,45 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Whether workers use uvloop; it must be installed (extra ``uvloop``)."""
     results: ResultLimits = ResultLimits()
     """What the logs of jobs may hold, unless ``execute(options=...)`` says otherwise."""
+    lanes: int | None = None
+    """How many jobs can run in processes of their own: each lane has one worker of every site. None means as many as
+    the site with the most ``workers`` has, else one."""
+    jobs_per_lane: int = 256
+    """How many jobs share the workers of a lane."""
+    max_concurrent_jobs: int | None = None
+    """How many jobs run at the same time; None means what the lanes hold. Further ones wait in a queue."""
+    queue_limit: int = 10_000
+    """How many jobs may wait."""
+    queue_overflow: Literal["block", "fail"] = "block"
+    """What ``execute`` does when the queue is full: wait for room, or raise ``QueueFull``."""
     keep_finished: int = 1000
-    """How many ended jobs the session remembers; the oldest are forgotten first."""
+    """How many ended jobs are kept with their logs; of older ones only a summary is kept."""
+    keep_finished_for: float = 3600.0
+    """For how many seconds the log of an ended job is kept."""
+    keep_summaries: int = 10_000
+    """How many ended jobs are remembered in all; the oldest are forgotten first."""
+    cancel_grace: float = 5.0
+    """How many seconds running operations get when a job fails, runs out of its deadline or loses a worker."""
     shutdown_grace: float = 5.0
     """How many seconds ``close()`` gives running operations before their processes are killed."""
     preload: tuple[str, ...] = ()
     """Modules that are imported once, before workers start (forkserver only)."""
+
+    def lanes_for(self, workers: Iterable[int | None]) -> int:
+        """How many lanes there are for sites with so many workers."""
+        return self.lanes or max((count or 1 for count in workers), default=1)
 
     def __post_init__(self) -> None:
         if self.start_method not in (None, "forkserver", "spawn"):
             raise ValueError(f"start_method must be 'forkserver' or 'spawn', not {self.start_method!r}")
         if not isinstance(self.results, ResultLimits):
             raise TypeError(f"results must be ResultLimits, not {self.results!r}")
-        if self.keep_finished < 0 or self.shutdown_grace < 0:
-            raise ValueError("keep_finished and shutdown_grace must not be negative")
+        for name in ("keep_finished", "keep_finished_for", "keep_summaries", "cancel_grace", "shutdown_grace"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)!r}")
+        for name in ("lanes", "jobs_per_lane", "max_concurrent_jobs", "queue_limit"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be a positive whole number, not {value!r}")
+        if self.queue_overflow not in ("block", "fail"):
+            raise ValueError(f"queue_overflow must be 'block' or 'fail', not {self.queue_overflow!r}")

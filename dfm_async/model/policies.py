@@ -19,18 +19,24 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         on: which exceptions are worth another try: exception types, or their names (``"TimeoutError"``,
             ``"httpx.HTTPError"``), matched against the whole class hierarchy of what was raised. Empty means every
             exception.
+        on_worker_lost: how often a parameter set is run again, from its beginning and at all sites, after the worker
+            process of one of them was lost; 0 means that the job is aborted. It counts only if every operation of the
+            pipeline allows it, or if it is given to ``execute``.
     """
 
     attempts: int = 3
     backoff: float = 0.1
     max_backoff: float = 30.0
     on: tuple[Any, ...] = ()
+    on_worker_lost: int = 0
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
             raise ValueError(f"attempts must be at least 1, not {self.attempts}")
         if self.backoff < 0 or self.max_backoff < 0:
             raise ValueError("backoff and max_backoff must not be negative")
+        if self.on_worker_lost < 0:
+            raise ValueError(f"on_worker_lost must not be negative, not {self.on_worker_lost}")
         if not isinstance(self.on, tuple):
             raise TypeError(f"on must be a tuple of exception types or names, not {self.on!r}")
         names = tuple(o if isinstance(o, str) else f"{o.__module__}.{o.__qualname__}" for o in self.on)
@@ -44,6 +50,11 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return True
         names = {name for cls in type(error).__mro__ for name in (cls.__name__, f"{cls.__module__}.{cls.__qualname__}")}
         return not names.isdisjoint(self.on)
+
+    @property
+    def tries_again(self) -> bool:
+        """Whether an operation that raised may be tried again; false if the policy is only about lost workers."""
+        return self.attempts > 1 or not self.on_worker_lost
 
     def pause(self, attempt: int) -> float:
         """Tells how long to wait after this attempt (counted from 1)."""

@@ -33,7 +33,10 @@ class Placement:
 
 
 class _Placer:
-    def __init__(self, found: Structure, federation: Federation, homesite: str, allowed: Iterable[str] | None) -> None:
+    def __init__(
+        self, found: Structure, federation: Federation, homesite: str, allowed: Iterable[str] | None, lanes: int
+    ) -> None:
+        self.lanes = lanes
         self.found = found
         self.federation = federation
         self.homesite = homesite
@@ -117,7 +120,8 @@ class _Placer:
     def _put(self, spot: Spot, statement: CallStatement, site: Site, why: str) -> None:
         adapter = site.adapter(statement.operation, statement.provider)
         assert adapter is not None  # noqa: S101 - only offering sites get here
-        if (statement.retry is not None or statement.deadline is not None) and adapter.kind in GENERATORS:
+        retried = statement.retry is not None and statement.retry.tries_again
+        if (retried or statement.deadline is not None) and adapter.kind in GENERATORS:
             self.found.report(spot, "retry and deadline need an operation that returns; this one is a generator")
         if adapter.in_process and site.name != self.homesite:
             location = f"{site.name}#{statement.operation}"
@@ -160,7 +164,7 @@ class _Placer:
                     self.found.report(spot, f"uses the cache of site {site!r}; restrict_to_sites allows {allowed}")
                 found = self.federation.sites.get(site)
                 # One worker keeps the cache of a site, so that all of them share it.
-                shared = found is not None and found.workers > 1 and site != self.homesite
+                shared = found is not None and (found.workers or self.lanes) > 1 and site != self.homesite
                 return (f"{site}#{_CACHE}" if shared else site), "whose cache it is"
             case CallStatement():
                 return self.homesite, "nowhere"  # a problem is reported already
@@ -182,10 +186,10 @@ def _fixed_time(site: Site, statement: CallStatement) -> float:
 
 
 def place(
-    found: Structure, federation: Federation, homesite: str, restrict_to_sites: Iterable[str] | None
+    found: Structure, federation: Federation, homesite: str, restrict_to_sites: Iterable[str] | None, lanes: int
 ) -> dict[int, Placement]:
     """Chooses a location for every statement. What cannot be placed is added to the structure's problems."""
-    placer = _Placer(found, federation, homesite, restrict_to_sites)
+    placer = _Placer(found, federation, homesite, restrict_to_sites, lanes)
     for spot in found.spots.values():
         if isinstance(spot.statement, CallStatement):
             placer.call(spot, spot.statement)

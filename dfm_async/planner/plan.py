@@ -12,6 +12,7 @@ import msgspec
 
 from dfm_async.errors import EncodingError, PipelineError, Problem
 from dfm_async.federation.federation import Federation
+from dfm_async.model.policies import RetryPolicy
 from dfm_async.net import spec
 from dfm_async.pipeline.expressions import Constant, Parameter, Ref, walk
 from dfm_async.pipeline.pipeline import Pipeline
@@ -25,7 +26,7 @@ from dfm_async.wire.codec import Codec
 if TYPE_CHECKING:
     from dfm_async.planner.explain import Explanation
 
-__all__ = ["NodePlan", "ParameterUse", "Plan", "prepare"]
+__all__ = ["NodePlan", "ParameterUse", "Plan", "prepare", "retry_policies"]
 
 _codec = Codec(trusted=False)
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
@@ -38,6 +39,19 @@ class ParameterUse(msgspec.Struct, frozen=True):
     name: str
     operation: str
     argument: str
+
+
+def retry_policies(plan: Plan, federation: Federation) -> list[RetryPolicy | None]:
+    """The policy of each call in a plan: that of the pipeline, else that of the adapter at its site."""
+    policies: list[RetryPolicy | None] = []
+    for location, net in zip(plan.sites_at, plan.nets, strict=True):
+        site = federation.sites.get(location)
+        for transition in net.transitions:
+            action = transition.action
+            if isinstance(action, spec.Call):
+                adapter = None if site is None else site.adapter(action.operation, action.provider)
+                policies.append(action.retry or (None if adapter is None else adapter.retry))
+    return policies
 
 
 class NodePlan(msgspec.Struct, frozen=True):
@@ -155,6 +169,7 @@ def prepare(
     federation: Federation,
     homesite: str,
     restrict_to_sites: Iterable[str] | str | None = None,
+    lanes: int = 1,
 ) -> Plan:
     """Checks a pipeline, places its nodes and makes its nets.
 
@@ -164,7 +179,7 @@ def prepare(
     found = analyse(pipeline)
     _check_version(pipeline, federation, found)
     allowed = _allowed(restrict_to_sites, federation, homesite, found)
-    placed = place(found, federation, homesite, allowed)
+    placed = place(found, federation, homesite, allowed, lanes)
     uses = _check_types(found, federation)
     if found.problems:
         raise PipelineError(pipeline.name, found.problems)

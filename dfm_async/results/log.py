@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from dfm_async.errors import ResultsExpired
-from dfm_async.model.events import Event, FrameCompleted, StatusChanged
+from dfm_async.model.events import Event, FrameCompleted, Progress, StatusChanged, WorkerNotice
 from dfm_async.model.limits import ResultLimits
 
 __all__ = ["LogReader", "ResultLog"]
 
 _COMPACT = 4096
-_BARE = frozenset({FrameCompleted, StatusChanged})
+_BARE = frozenset({FrameCompleted, Progress, StatusChanged, WorkerNotice})
 """Events that carry no data: with nobody reading, they make room also unseen."""
 
 
@@ -35,6 +35,7 @@ class ResultLog:
         self._base = 0
         self._bytes = 0
         self._full = False
+        self._expired = False
         self._seen = 0
         self._kept_from = 0
         self._readers: set[LogReader] = set()
@@ -54,6 +55,11 @@ class ResultLog:
     def held(self) -> int:
         """How many events are kept."""
         return len(self._events) - self._start
+
+    @property
+    def size(self) -> int:
+        """How many bytes of values are kept."""
+        return self._bytes
 
     @property
     def full(self) -> bool:
@@ -94,6 +100,15 @@ class ResultLog:
         self.closed = True
         self.wake()
 
+    def expire(self) -> None:
+        """Drops all events, when the last reader has left."""
+        self._expired = True
+        if not self._readers:
+            self._base = self._kept_from = self.end
+            self._start = self._bytes = 0
+            self._events.clear()
+            self._sizes.clear()
+
     def reader(self, after: int | None, *, data_only: bool = False) -> LogReader:
         """Attaches a reader that begins behind an offset, or at the log's beginning.
 
@@ -118,7 +133,9 @@ class ResultLog:
     def detach(self, reader: LogReader) -> None:
         """Detaches a reader: it no longer keeps events from being dropped."""
         self._readers.discard(reader)
-        if self._full:
+        if self._expired:
+            self.expire()
+        elif self._full:
             self._trim()
             if self._full and not self._readers and self.on_full is not None:
                 self.on_full()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dfm_async.errors import DfmError, JobAborted, JobFailed, ResultsUnread
-from dfm_async.model.events import StatusChanged
+from dfm_async.model.events import Event, StatusChanged
 from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.model.limits import ResultLimits
 from dfm_async.model.status import JobStatus
 from dfm_async.planner.plan import Plan
 from dfm_async.results.log import ResultLog
+from dfm_async.wire import messages as msg
 
 __all__ = ["JobRecord"]
 
@@ -35,6 +36,8 @@ class JobRecord:
         self.completion_event = asyncio.Event()
         self.created = time.time()
         self.finished: float | None = None
+        self.ended_at = 0.0
+        """When it ended, by the loop's clock."""
         self.fingerprint: str | None = None
         """What was submitted, for jobs whose id the caller chose."""
         self.open_frames: dict[int, int] = {}
@@ -45,15 +48,24 @@ class JobRecord:
         self.blocked: Callable[[], bool] | None = None
         """Tells whether the job cannot go on before somebody reads its log."""
 
+    def add(self, event: Event, size: int = 0) -> None:
+        """Adds an event to the log, whose offset must be the log's end."""
+        self.log.append(event, size)
+
+    def add_results(self, events: Sequence[Event], message: msg.Results, whole: bool) -> None:
+        """Adds results as they came in a message; ``whole``: all that it held."""
+        self.log.extend(events, len(message.payload) // max(1, len(events)))
+
     def change(self, status: JobStatus, reason: str | None = None) -> None:
         """Enters another state. A terminal one ends the log and never changes."""
         if self.status.terminal:
             return
         self.status = status
         self.reason = reason
-        self.log.append(StatusChanged(self.log.end, status, reason))
+        self.add(StatusChanged(self.log.end, status, reason))
         if status.terminal:
             self.finished = time.time()
+            self.ended_at = asyncio.get_running_loop().time()
             self.log.close()
             self.completion_event.set()
             for waiter in self._waiters:
@@ -90,6 +102,11 @@ class JobRecord:
         self.error_count += 1
         if len(self.errors) < _ERRORS_KEPT:
             self.errors.append(error)
+
+    def expire(self) -> None:
+        """Keeps only a summary: the log goes, unless somebody reads it."""
+        del self.errors[1:]
+        self.log.expire()
 
     def outcome(self) -> DfmError | None:
         """The error that waiting for this job raises, if it ended with one."""

@@ -9,8 +9,8 @@ import asyncio
 import concurrent.futures
 import contextvars
 import inspect
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dfm_async.federation.operation import GENERATORS, CodeKind
 from dfm_async.net import effects as fx
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from dfm_async.model.policies import RetryPolicy
     from dfm_async.runtime.job import SiteJob
 
-__all__ = ["context_of", "invoke", "stopped"]
+__all__ = ["context_of", "invoke", "stopped", "wait"]
+
+T = TypeVar("T")
 
 
 class _Call:
@@ -86,7 +88,8 @@ def invoke(job: SiteJob, effect: fx.Invoke) -> None:
 
 def context_of(job: SiteJob, activity: Activity, operation: str, attempt: int) -> OperationContext:
     """What an operation can know about a call."""
-    return OperationContext(job.job_id, job.runtime.site, operation, activity.label, activity.frame, attempt)
+    site = job.runtime.site
+    return OperationContext(job.job_id, site, operation, activity.label, activity.frame, attempt, job)
 
 
 async def stopped(job: SiteJob) -> None:
@@ -295,6 +298,33 @@ async def _read_into(subscription: Subscription, future: concurrent.futures.Futu
         future.set_result(await subscription.get())
     except StreamFailed as failed:
         future.set_exception(failed)
+
+
+def wait(job: SiteJob, work: Coroutine[Any, Any, T]) -> T:
+    """Runs something as a task of the job, and waits for it in a thread."""
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    async def run() -> None:
+        try:
+            found = await work
+        except Exception as error:  # noqa: BLE001 - raised again where it is waited for
+            future.set_exception(error)
+        else:
+            future.set_result(found)
+
+    def ended(_task: object = None) -> None:
+        work.close()
+        if not future.done():
+            future.set_exception(RuntimeError("the job was cancelled"))
+
+    def begin() -> None:
+        if job.stopping:
+            ended()
+        else:
+            job.spawn(run(), contextvars.copy_context()).add_done_callback(ended)
+
+    job.runtime.threads.post(begin)
+    return future.result()
 
 
 def _replace_streams(value: Any, read: Callable[[Any], Any]) -> Any:

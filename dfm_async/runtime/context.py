@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
+from typing import Any, Protocol, TypeVar
 
 from dfm_async.model.ids import Frame
 
-__all__ = ["OperationContext", "current_context", "enter"]
+__all__ = ["Caller", "OperationContext", "current_context", "enter"]
+
+T = TypeVar("T")
 
 _current: ContextVar[OperationContext | None] = ContextVar("dfm_async_context", default=None)
+
+
+class Caller(Protocol):
+    """The job that a call belongs to, as its operation sees it. All methods may be called from any thread."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the job was cancelled."""
+        ...
+
+    def progress(self, node: str, frame: Frame, done: float, total: float | None, note: str) -> None:
+        """Tells how far a call is."""
+        ...
+
+    async def send_to_place(self, target: str, place: str, key: str, value: Any) -> None:
+        """Sends a value to a parameter of another job."""
+        ...
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs something on the loop, and waits for it in a thread."""
+        ...
 
 
 class OperationContext:
@@ -25,15 +49,63 @@ class OperationContext:
         attempt: which try this is, counted from 1.
     """
 
-    __slots__ = ("attempt", "frame", "job_id", "node", "operation", "site")
+    __slots__ = ("_caller", "attempt", "frame", "job_id", "node", "operation", "site")
 
-    def __init__(self, job_id: str, site: str, operation: str, node: str, frame: Frame, attempt: int) -> None:
+    def __init__(
+        self, job_id: str, site: str, operation: str, node: str, frame: Frame, attempt: int, caller: Caller
+    ) -> None:
         self.job_id = job_id
         self.site = site
         self.operation = operation
         self.node = node
         self.frame = frame
         self.attempt = attempt
+        self._caller = caller
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the job was cancelled. A synchronous operation that takes long should look, and return."""
+        return self._caller.stopping
+
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Tells how far the operation is; ``job.events()`` shows it as ``Progress``. Never waits.
+
+        Reports that come faster than twenty in a second are joined: the last one counts.
+
+        Args:
+            done: how much is done, in any unit.
+            total: how much there is to do, if that is known.
+            note: what is being done.
+        """
+        self._caller.progress(self.node, self.frame, done, total, note)
+
+    async def send_to_place(self, place: str, value: Any, *, job: str, key: str | None = None) -> None:
+        """Sends a value to a parameter of another job that is open for more; returns when that job has taken it.
+
+        When all parameters of the other job's pipeline have come with the same key, they are a new parameter set of
+        it. In a synchronous operation: ``context.wait(context.send_to_place(...))``.
+
+        Args:
+            place: the name of the other pipeline's parameter.
+            value: the value.
+            job: the id of the other job.
+            key: which values belong together; by default those that one job sends in one frame.
+
+        Raises:
+            RuntimeError: the other job does not run, takes no more, has no such parameter, or the value does not fit.
+            EncodingError: the value cannot be sent.
+        """
+        if key is None:
+            key = f"{self.job_id}:{'.'.join(map(str, self.frame))}"
+        await self._caller.send_to_place(job, place, key, value)
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine on the site's loop, and waits for it. Only for synchronous operations, in their thread.
+
+        Raises:
+            RuntimeError: the job was cancelled, or this is the loop's own thread.
+        """
+        return self._caller.wait(work)
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:

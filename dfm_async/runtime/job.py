@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from dfm_async.errors import EncodingError
 from dfm_async.model.error_record import ErrorRecord
@@ -22,6 +23,7 @@ from dfm_async.runtime.faults import broken_record, cause_of, is_our_cancellatio
 from dfm_async.runtime.job_streams import FAIR, PULL, JobStreams
 from dfm_async.runtime.operations import is_iterator
 from dfm_async.runtime.outbox import Outbox, States, error_data
+from dfm_async.runtime.speech import Speech
 from dfm_async.runtime.streams import AsyncSource, Stream, StreamFailed
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Broken
@@ -33,6 +35,8 @@ __all__ = ["SiteJob"]
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _ROUNDS: Final = 8
 
 
@@ -42,6 +46,9 @@ class SiteJob:
     __slots__ = (
         "_blocked",
         "_last",
+        "_requested",
+        "_requests",
+        "_speech",
         "_streams",
         "_tasks",
         "_tickets",
@@ -64,7 +71,7 @@ class SiteJob:
         self.at = start.at
         self.job_id = start.job_id
         self.program = program
-        self.game = Game(program, runtime.site, f"{start.at}")
+        self.game = Game(program, runtime.site, f"{start.job}.{start.at}")
         self.outbox: Outbox = Outbox(runtime, start)
         self.stopping = False
         self.busy_threads = 0
@@ -77,6 +84,9 @@ class SiteJob:
         self._tasks: set[asyncio.Task[None]] = set()
         self._tickets: set[Ticket] = set()
         self._last = False
+        self._speech: Speech | None = None
+        self._requested = 0
+        self._requests: dict[int, asyncio.Future[str]] = {}
 
     @property
     def streams(self) -> JobStreams:
@@ -198,8 +208,11 @@ class SiteJob:
         """Sends what has gathered in this turn of the loop, and ends the job if that was all."""
         if self.stopping:
             return
+        done = self._last and not self.game.live
+        if self._speech is not None:
+            self._speech.flush(done or self.outbox.has_frames_done)
         self.outbox.flush()
-        if self._last and not self.game.live:
+        if done:
             if self._streams is not None:
                 self._streams.close_all()
             self.runtime.forget(self)
@@ -365,11 +378,54 @@ class SiteJob:
         self._tickets.discard(ticket)
         self.runtime.cache.abandon(ticket)
 
+    # what operations say
+
+    def progress(self, node: str, frame: Frame, done: float, total: float | None, note: str) -> None:
+        """Tells the application how far a call is. May be called from any thread."""
+        runtime = self.runtime
+        if not runtime.on_loop():
+            runtime.threads.post(functools.partial(self.progress, node, frame, done, total, note))
+        elif not self.stopping:
+            if self._speech is None:
+                self._speech = Speech(self)
+            self._speech.add(node, frame, float(done), None if total is None else float(total), str(note))
+
+    async def send_to_place(self, target: str, place: str, key: str, value: Any) -> None:
+        """Sends a value to a parameter of another job, and waits until it was taken."""
+        payload = self.runtime.codec.encode(value)
+        self._requested += 1
+        request = self._requested
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._requests[request] = future
+        try:
+            message = msg.SendToPlace(self.number, self.at, request, target, place, key, payload)
+            self.runtime.report(message)
+            error = await future
+        finally:
+            del self._requests[request]
+        if error:
+            raise RuntimeError(error)
+
+    def place_taken(self, message: msg.PlaceTaken) -> None:
+        """The application tells what became of a value for another job."""
+        future = self._requests.get(message.request)
+        if future is not None and not future.done():
+            future.set_result(message.error)
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs something on the loop, and waits for it in a thread."""
+        if self.runtime.on_loop():
+            work.close()
+            raise RuntimeError("context.wait is for synchronous operations, which run in threads; await instead")
+        return calls.wait(self, work)
+
     # cancellation
 
     def cancel(self) -> None:
         """Stops everything that can be stopped; :meth:`stopped` waits for the rest."""
         self.stopping = True
+        if self._speech is not None:
+            self._speech.close()
         for task in self._tasks:
             task.cancel()
 

@@ -113,6 +113,11 @@ class Outbox:
             if not future.done():
                 future.set_result(None)
 
+    @property
+    def has_frames_done(self) -> bool:
+        """Whether parameter sets are done, and the application was not told yet."""
+        return bool(self._frames_done)
+
     def frame_done(self, index: int) -> None:
         """Tells the application that a parameter set is done here, after everything that was added before."""
         self._frames_done.append(index)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -91,6 +92,7 @@ class SiteRuntime:
         self._ended: OrderedDict[tuple[int, int], None] = OrderedDict()
         self._dirty: set[SiteJob] = set()
         self._scheduled = False
+        self._thread = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._handlers: dict[type, Callable[[SiteJob, Any], None]] = {
             msg.OpenFrames: SiteJob.open_frames,
@@ -101,10 +103,12 @@ class SiteRuntime:
             msg.StreamPull: SiteJob.stream_pull,
             msg.StreamItems: SiteJob.stream_items,
             msg.StreamClose: SiteJob.stream_close,
+            msg.PlaceTaken: SiteJob.place_taken,
         }
 
     async def __aenter__(self) -> SiteRuntime:
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._threads = Threads(self._thread_limit, self.site)
         return self
 
@@ -125,6 +129,10 @@ class SiteRuntime:
         for job in jobs:
             await job.release()
         self.threads.close()
+
+    def on_loop(self) -> bool:
+        """Whether this is the thread of the loop."""
+        return threading.get_ident() == self._thread
 
     @property
     def threads(self) -> Threads:
@@ -176,7 +184,7 @@ class SiteRuntime:
             return
         job = self._jobs[key] = SiteJob(self, message, program)
         try:
-            job.open(0, message.count, message.payload, message.last)
+            job.open(message.first, message.count, message.payload, message.last)
         except Exception as error:  # noqa: BLE001 - one job's trouble must not become the site's
             job.broken(error)
         for early in self._early.pop(key, ()):
@@ -199,18 +207,20 @@ class SiteRuntime:
         self._early.pop(key, None)
         job = self._jobs.pop(key, None)
         self._remember(key)
-        stopped = msg.JobStopped(message.job, message.at)
         if job is None:
-            self.report(stopped)
+            self.report(msg.JobStopped(message.job, message.at))
         else:
             self._dirty.discard(job)
             job.cancel()
-            self.spawn(self._stop(job, stopped), None, f"stop of job {job.job_id}")
+            self.report(msg.CancelSeen(message.job, message.at))
+            self.spawn(self._stop(job, message), None, f"stop of job {job.job_id}")
 
-    async def _stop(self, job: SiteJob, stopped: msg.JobStopped) -> None:
+    async def _stop(self, job: SiteJob, message: msg.CancelJob) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         await job.close()
         await job.stopped()
-        self.report(stopped)
+        self.report(msg.JobStopped(message.job, message.at, loop.time() - began))
 
     def forget(self, job: SiteJob) -> None:
         """Drops a job that is done."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import logging
+import os
 import secrets
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal
@@ -16,19 +18,23 @@ from dfm_async.federation.federation import Federation
 from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.model.limits import ResultLimits
 from dfm_async.model.options import LocalOptions
+from dfm_async.model.policies import RetryPolicy
+from dfm_async.model.stats import SessionStats
 from dfm_async.model.status import JobStatus
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.planner.explain import net_text
-from dfm_async.planner.plan import Plan, prepare
+from dfm_async.planner.plan import Plan, prepare, retry_policies
 from dfm_async.planner.types import validate, warm
 from dfm_async.results.record import JobRecord
 from dfm_async.runtime.once import in_thread
 from dfm_async.session.callbacks import Callback, CallbackDispatcher, LoopDispatcher
 from dfm_async.session.job import Job
 from dfm_async.targets.base import Target
-from dfm_async.targets.coordinator import Coordinator, Row
+from dfm_async.targets.coordinator import Coordinator, JobRules
+from dfm_async.targets.frames import FRAME_WINDOW, Row
 from dfm_async.targets.inline import InlineTarget
-from dfm_async.targets.local.target import LocalTarget
+from dfm_async.targets.local.runner import FederationRunner
+from dfm_async.targets.process import memory_of
 from dfm_async.wire.codec import Codec
 
 __all__ = ["Session"]
@@ -68,11 +74,11 @@ class Session:
         self.options = options or LocalOptions()
         self._target = self._choose(target)
         self._dispatcher = callback_dispatcher or LoopDispatcher()
-        self._records: OrderedDict[str, JobRecord] = OrderedDict()
-        self._coordinators: dict[str, Coordinator] = {}
-        self._finished: deque[str] = deque()
+        self._jobs = self._target.jobs
+        self._lanes = self.options.lanes_for(site.workers for site in federation.sites.values())
         self._plans: OrderedDict[int, tuple[Any, Plan]] = OrderedDict()
         self._hints: OrderedDict[str, dict[str, list[Any]]] = OrderedDict()
+        self._reruns_of: OrderedDict[str, int] = OrderedDict()
         self._supervisor: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
         self._closing = asyncio.Event()
@@ -80,9 +86,9 @@ class Session:
 
     def _choose(self, target: Literal["local", "inline"] | Target) -> Target:
         if target == "local":
-            return LocalTarget(self.options)
+            return FederationRunner(self.options)
         if target == "inline":
-            return InlineTarget(self.options.shutdown_grace)
+            return InlineTarget(self.options)
         if isinstance(target, str) or not isinstance(target, Target):
             raise ValueError(  # noqa: TRY004 - a wrong name is the usual case
                 f"target must be 'local', 'inline' or a Target object, not {target!r}"
@@ -143,7 +149,7 @@ class Session:
                 ready.set_result(None)
                 try:
                     await self._closing.wait()
-                    await self._end_jobs()
+                    await self._target.shutdown("the session was closed", self.options.shutdown_grace)
                 finally:
                     for task in self._tasks:
                         task.cancel()
@@ -155,18 +161,10 @@ class Session:
         finally:
             self._group = None
             self._closing.set()
-            for coordinator in list(self._coordinators.values()):
+            for coordinator in self._jobs.coordinators:
                 coordinator.halt(JobStatus.ABORTED, "the session has ended", 0)
                 for at in range(len(coordinator.plan.locations)):
                     coordinator.abandon(at)
-
-    async def _end_jobs(self) -> None:
-        grace = self.options.shutdown_grace
-        running = list(self._coordinators.values())
-        for coordinator in running:
-            coordinator.halt(JobStatus.ABORTED, "the session was closed", grace)
-        for coordinator in running:
-            await coordinator.record.completion_event.wait()
 
     def _check_open(self) -> asyncio.TaskGroup:
         if self._group is None or self._closing.is_set():
@@ -199,12 +197,12 @@ class Session:
         if not isinstance(pipeline, Pipeline):
             raise TypeError(f"a Pipeline is needed, not {pipeline!r}")
         if restrict_to_sites is not None:
-            return prepare(pipeline, self.federation, self.homesite, restrict_to_sites)
+            return prepare(pipeline, self.federation, self.homesite, restrict_to_sites, self._lanes)
         key = id(pipeline.body)
         known = self._plans.get(key)
         if known is not None and known[0] is pipeline.body:
             return known[1]
-        plan = prepare(pipeline, self.federation, self.homesite)
+        plan = prepare(pipeline, self.federation, self.homesite, None, self._lanes)
         self._plans[key] = (pipeline.body, plan)
         if len(self._plans) > _PLANS:
             self._plans.popitem(last=False)
@@ -227,8 +225,14 @@ class Session:
         on_error: Literal["continue", "stop"] = "continue",
         deadline: float | None = None,
         options: ResultLimits | None = None,
+        priority: int = 0,
+        concurrency: int | None = None,
+        retry: RetryPolicy | None = None,
     ) -> Job:
-        """Starts a job and returns at once.
+        """Starts a job and returns when it runs, or waits for its turn.
+
+        As many jobs run at the same time as ``LocalOptions`` says; further ones wait. It waits itself only while more
+        jobs wait than ``LocalOptions(queue_limit=...)`` allows; cancelling it then withdraws the job.
 
         Args:
             pipeline: what to run; a plan saves the preparation.
@@ -239,12 +243,16 @@ class Session:
             default_callback: is called for every result that no place callback takes.
             place_callbacks: are called for the results of their place.
             on_error: whether other work goes on after an error, or the job stops at once.
-            deadline: after how many seconds the job is aborted.
+            deadline: after how many seconds the job is aborted; the time that it waits counts.
             options: what the job's log may hold.
+            priority: jobs that wait are run highest priority first, and among equals in the order they came.
+            concurrency: how many parameter sets are under way at the same time; 256 if it is not given.
+            retry: ``RetryPolicy(on_worker_lost=n)``: how often a parameter set runs again after a worker was lost.
 
         Raises:
             PipelineError: the pipeline cannot be prepared.
             ParameterError: parameters are missing, unknown, of the wrong type, or cannot be sent.
+            QueueFull: too many jobs wait, and ``LocalOptions(queue_overflow="fail")`` was chosen.
         """
         self._check_open()
         plan = pipeline if isinstance(pipeline, Plan) else self._prepare(pipeline)
@@ -252,26 +260,31 @@ class Session:
             raise ValueError(f"on_error must be 'continue' or 'stop', not {on_error!r}")
         if deadline is not None and deadline <= 0:
             raise ValueError(f"the deadline must be positive, not {deadline}")
+        if concurrency is not None and concurrency < 1:
+            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
         stream = input_params if isinstance(input_params, AsyncIterable) else None
         rows = [] if stream is not None or input_params is None else self._rows(plan, input_params)  # type: ignore[arg-type]
         if job_id is not None:
             fingerprint = self._fingerprint(plan, input_params)
-            known = self._records.get(job_id)
+            known = self._jobs.find(job_id)
             if known is not None:
                 if known.fingerprint != fingerprint:
                     raise ParameterError([f"a job {job_id!r} exists already, with other content"])
-                return Job(self, job_id, known, self._coordinators.get(job_id))
+                return Job(self, job_id, known, self._jobs.coordinator(job_id))
         else:
             job_id = secrets.token_hex(8)
             fingerprint = None
         record = JobRecord(JobId(job_id), JobNumber(-1), plan, options or self.options.results)
         record.fingerprint = fingerprint
-        coordinator = Coordinator(record, self._target.codec, on_error)
-        coordinator.on_end(self._ended)
+        rules = JobRules(
+            on_error=on_error,
+            reruns=self._reruns(plan) if retry is None else retry.on_worker_lost,
+            window=concurrency or FRAME_WINDOW,
+            grace=self.options.cancel_grace,
+        )
+        coordinator = Coordinator(record, self._target.codec, rules, functools.partial(self._rows, plan))
         job = Job(self, job_id, record, coordinator)
         job.start_callbacks(self._spawn, self._dispatcher, default_callback, place_callbacks)
-        self._records[job_id] = record
-        self._coordinators[job_id] = coordinator
         coordinator.add(rows)
         if deadline is not None:
             coordinator.deadline(deadline)
@@ -280,18 +293,23 @@ class Session:
         elif autostop and input_params is not None:
             coordinator.stop()
         try:
-            self._target.submit(coordinator)
+            await self._target.submit(coordinator, priority)
         except BaseException:
-            coordinator.halt(JobStatus.ABORTED, "it could not be submitted", 0)
-            self._records.pop(job_id, None)
+            self._jobs.forget(job_id)
+            coordinator.halt(JobStatus.ABORTED, "it was not submitted", 0)
             raise
         return job
 
-    def _ended(self, coordinator: Coordinator) -> None:
-        self._coordinators.pop(coordinator.record.job_id, None)
-        self._finished.append(coordinator.record.job_id)
-        while len(self._finished) > self.options.keep_finished:
-            self._records.pop(self._finished.popleft(), None)
+    def _reruns(self, plan: Plan) -> int:
+        """How often parameter sets may run again after a worker was lost: as often as every operation allows."""
+        found = self._reruns_of.get(plan.hash)
+        if found is None:
+            policies = retry_policies(plan, self.federation)
+            found = min((policy.on_worker_lost if policy else 0 for policy in policies), default=0)
+            self._reruns_of[plan.hash] = found
+            if len(self._reruns_of) > _PLANS:
+                self._reruns_of.popitem(last=False)
+        return found
 
     async def _feed(self, stream: AsyncIterable[Mapping[str, Any]], coordinator: Coordinator, autostop: bool) -> None:
         """Pulls parameter sets from the application as fast as the job takes them."""
@@ -345,15 +363,32 @@ class Session:
             place_callbacks: as in :meth:`execute`.
         """
         self._check_open()
-        record = self._records.get(job_id)
-        job = Job(self, job_id, record, self._coordinators.get(job_id), after)
+        record = self._jobs.find(job_id)
+        job = Job(self, job_id, record, self._jobs.coordinator(job_id), after)
         if record is not None:
             job.start_callbacks(self._spawn, self._dispatcher, default_callback, place_callbacks)
         return job
 
     def jobs(self) -> list[Job]:
         """Gives the jobs that the session knows, in the order of their submission."""
-        return [Job(self, key, record, self._coordinators.get(key)) for key, record in self._records.items()]
+        known = self._jobs
+        return [Job(self, found.job_id, found, known.coordinator(found.job_id)) for found in known.records]
+
+    def stats(self) -> SessionStats:
+        """Tells what runs, what waits, how the workers are, and what the logs hold."""
+        found = self._target.stats()
+        records = self._jobs.records
+        return SessionStats(
+            running=found.running,
+            waiting=found.waiting,
+            ended={status.value: count for status, count in self._jobs.totals.items()},
+            remembered=len(records),
+            lanes=found.lanes,
+            sites=found.sites,
+            memory=memory_of(os.getpid()),
+            results=sum(record.log.held for record in records),
+            result_bytes=sum(record.log.size for record in records),
+        )
 
     # parameters
 
@@ -431,7 +466,9 @@ class Session:
         elif self._group is None or self._closing.is_set():
             state = "closed"
         else:
-            state = f"{len(self._coordinators)} jobs running, {len(self._records) - len(self._coordinators)} ended"
+            found, unended = self._target.stats(), len(self._jobs.coordinators)
+            waiting = f", {found.waiting} waiting" if found.waiting else ""
+            state = f"{found.running} jobs running{waiting}, {len(self._jobs) - unended} ended"
         return f"<Session of {self.federation.name!r} on {type(self._target).__name__}: {state}>"
 
 

@@ -6,7 +6,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol, runtime_checkable
 
 from dfm_async.federation.federation import Federation
+from dfm_async.model.stats import TargetStats
 from dfm_async.targets.coordinator import Coordinator
+from dfm_async.targets.jobs import JobTable
 from dfm_async.wire.codec import Codec
 
 __all__ = ["Target"]
@@ -21,10 +23,23 @@ class Target(Protocol):
         """How values travel between the application and the sites."""
         ...
 
+    @property
+    def jobs(self) -> JobTable:
+        """The jobs that the target knows."""
+        ...
+
     def running(self, federation: Federation, homesite: str) -> AbstractAsyncContextManager[None]:
         """Keeps the target up while the context is open; entered and left in the same task."""
         ...
 
-    def submit(self, coordinator: Coordinator) -> None:
-        """Launches a job as soon as its sites are ready."""
+    async def submit(self, coordinator: Coordinator, priority: int = 0) -> None:
+        """Launches a job as soon as its sites are ready; returns when it runs, or waits for them."""
+        ...
+
+    async def shutdown(self, reason: str, grace: float) -> None:
+        """Ends all jobs, and returns when they have."""
+        ...
+
+    def stats(self) -> TargetStats:
+        """What runs, what waits, and how the workers are."""
         ...

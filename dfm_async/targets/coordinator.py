@@ -1,4 +1,4 @@
-"""The application's side of one job: opens frames, takes results, counts completions, cancels."""
+"""The application's side of one job: opens frames, takes results, counts completions, cancels, runs again."""
 
 from __future__ import annotations
 
@@ -6,32 +6,52 @@ import asyncio
 import pickle
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Literal
 
-from dfm_async.errors import DfmError, EncodingError, OperationFailed, WorkerLost
+from dfm_async.errors import DfmError, EncodingError, OperationFailed, ParameterError, WorkerLost
 from dfm_async.model.error_record import ErrorRecord
-from dfm_async.model.events import Event, Failure, FrameCompleted, Result
-from dfm_async.model.ids import JobNumber
+from dfm_async.model.events import Event, Failure, FrameCompleted, Progress, Result, WorkerNotice
+from dfm_async.model.ids import Frame, JobNumber
 from dfm_async.model.status import JobStatus
 from dfm_async.results.record import JobRecord
+from dfm_async.results.seen import Seen
+from dfm_async.targets.frames import FRAME_WINDOW, Batch, FrameLedger, Row
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Broken, Codec
 
-__all__ = ["FRAME_WINDOW", "Coordinator", "Phase", "Row"]
+__all__ = ["Coordinator", "JobRules", "Phase"]
 
-FRAME_WINDOW: Final = 256
-"""How many parameter sets are under way at the same time."""
+_LOSSES: Final = 3
+"""After how many lost workers in a row, with no parameter set done in between, a job is given up."""
+_PARTIAL: Final = 10_000
+"""How many parameter sets that other jobs send in parts may be incomplete."""
+_AT_ONCE: Final = 0.1
+"""What stops within that many seconds has stopped at once."""
 
-Row = Mapping[str, Any]
-"""One parameter set, packed by the codec."""
+
+@dataclass(frozen=True, slots=True)
+class JobRules:
+    """What a job does when something goes wrong, and how much of it runs at a time."""
+
+    on_error: Literal["continue", "stop"] = "continue"
+    reruns: int = 0
+    """How often a parameter set runs again after a worker was lost."""
+    window: int = FRAME_WINDOW
+    """How many parameter sets are under way at the same time."""
+    grace: float = 5.0
+    """How many seconds running operations get when the job has to stop."""
 
 
 class Phase(Enum):
     """Where a job is between its submission and its end."""
 
     WAITING = "waiting"
+    """For a slot, or for its workers."""
     RUNNING = "running"
+    RESTARTING = "restarting"
+    """A worker was lost; what is left of the run is being stopped, and then it runs again."""
     STOPPING = "stopping"
     ENDED = "ended"
 
@@ -42,33 +62,50 @@ class Coordinator:
     Args:
         record: where everything goes.
         codec: how values travel.
-        on_error: whether the job goes on after an error.
+        rules: how the job deals with trouble.
+        pack_rows: checks and packs parameter sets that other jobs send.
     """
 
-    def __init__(self, record: JobRecord, codec: Codec, on_error: Literal["continue", "stop"]) -> None:
+    def __init__(
+        self,
+        record: JobRecord,
+        codec: Codec,
+        rules: JobRules,
+        pack_rows: Callable[[Any], list[Row]] | None = None,
+    ) -> None:
         self.record = record
         self.plan = record.plan
+        self.rules = rules
         self.phase = Phase.WAITING
+        self.waiting_for = "its workers"
+        """What a job in the phase WAITING waits for."""
         self.outcomes: dict[str, str] = {}
         """For each location, how it stopped when the job was cancelled."""
+        self.resubmit: Callable[[Coordinator], None] | None = None
+        """Gives the job new workers, after it has lost one."""
+        self.frames = FrameLedger(record.open_frames, len(self.plan.locations), rules.window, rules.reruns > 0)
+        self.seen: Seen | None = Seen() if rules.reruns > 0 else None
         self._codec = codec
-        self._on_error = on_error
+        self._pack_rows = pack_rows
         self._send: Callable[[int, msg.Message], None] = _nowhere
         self._kill: Callable[[int], None] = _nobody
         self._on_end: list[Callable[[Coordinator], None]] = []
         self._names = self.plan.params_at
         self._points = self.plan.points
         self._sites = self.plan.sites_at
-        self._pending: deque[Row] = deque()
         self._room: list[asyncio.Future[None]] = []
-        self._open = record.open_frames
-        self._stopped = False
-        self._told_last = False
+        self._offers: deque[tuple[Row, Callable[[str], None]]] = deque()
+        self._partial: dict[str, dict[str, Any]] = {}
         self._errors: dict[int, dict[str, DfmError]] = {}
+        self._failed: dict[int, dict[tuple[str, Frame], DfmError]] = {}
+        self._progress: dict[tuple[str, Frame], Progress] = {}
         self._owed = [[0, 0] for _ in self.plan.locations]
         self._stopping: set[int] = set()
+        self._acknowledged: set[int] = set()
+        self._losses = 0
         self._final = (JobStatus.ABORTED, "cancelled")
-        self._timers: list[asyncio.TimerHandle] = []
+        self._deadline: asyncio.TimerHandle | None = None
+        self._patience: asyncio.TimerHandle | None = None
         record.log.on_room = self._grant
         record.log.on_full = self._check_full
         record.blocked = self._is_waiting
@@ -83,13 +120,14 @@ class Coordinator:
         """Adds parameter sets; they are opened as far as the window allows."""
         if self.phase in (Phase.STOPPING, Phase.ENDED):
             return
-        self._pending.extend(rows)
+        self.frames.add(rows)
         if self.phase is Phase.RUNNING:
             self._open_frames()
 
     def stop(self) -> None:
         """Says that no further parameter set will come."""
-        self._stopped = True
+        self.frames.stopped = True
+        self._refuse_offers()
         if self.phase is Phase.RUNNING:
             self._open_frames()
             self._check_end()
@@ -97,11 +135,11 @@ class Coordinator:
     @property
     def accepts(self) -> bool:
         """Whether further parameter sets may come."""
-        return not self._stopped and self.phase in (Phase.WAITING, Phase.RUNNING)
+        return not self.frames.stopped and self.phase not in (Phase.STOPPING, Phase.ENDED)
 
     async def room(self) -> None:
         """Waits until there is room for a further parameter set, or the job takes none any more."""
-        while len(self._pending) >= FRAME_WINDOW and self.accepts:
+        while self.frames.waiting >= self.rules.window and self.accepts:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._room.append(future)
             await future
@@ -111,37 +149,75 @@ class Coordinator:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
+        while self._offers and self.frames.waiting < self.rules.window and self.accepts:
+            row, answer = self._offers.popleft()
+            self.frames.add([row])
+            answer("")
 
     def _open_frames(self) -> None:
-        batch = self._next_batch()
-        if batch is None:
-            return
-        first, rows, last = batch
+        batches = self._next_batches()
         number = self.record.number
-        for at, names in enumerate(self._names):
-            self._send(at, msg.OpenFrames(number, at, first, len(rows), self._payload(rows, names), last))
-        if rows:
-            self._make_room()
+        for batch in batches:
+            for at, names in enumerate(self._names):
+                payload = self._payload(batch.rows, names)
+                self._send(at, msg.OpenFrames(number, at, batch.first, len(batch.rows), payload, batch.last))
 
-    def _next_batch(self) -> tuple[int, list[Row], bool] | None:
-        """Takes the parameter sets that can be opened now: the first one's number, and whether they are the last."""
-        record = self.record
-        room = 0 if record.log.full else FRAME_WINDOW - len(self._open)
-        count = min(room, len(self._pending))
-        rows = [self._pending.popleft() for _ in range(count)]
-        last = self._stopped and not self._pending
-        if not rows and (not last or self._told_last):
-            return None
-        first = record.next_frame
-        record.next_frame += count
-        locations = len(self._names)
-        for index in range(first, first + count):
-            self._open[index] = locations
-        self._told_last = self._told_last or last
-        return first, rows, last
+    def _next_batches(self) -> list[Batch]:
+        batches = self.frames.take(allow_new=not self.record.log.full)
+        if batches:
+            self.record.next_frame = self.frames.opened
+            if self._room or self._offers:
+                self._make_room()
+        return batches
 
     def _payload(self, rows: list[Row], names: Sequence[str]) -> bytes:
         return self._codec.dumps([[row[name] for name in names] for row in rows]) if names and rows else b""
+
+    # tokens from and to other jobs
+
+    def answer(self, at: int, message: msg.PlaceTaken) -> None:
+        """Tells a location what became of a token that it sent to another job, if that run still goes on."""
+        if self.record.number == message.job:
+            self._send(at, message)
+
+    def offer(self, place: str, key: str, value: Any, answer: Callable[[str], None]) -> None:
+        """Takes a value for a parameter from another job; ``answer`` is told "" when it was, or why not.
+
+        Values with the same key make one parameter set, which is taken when it is complete and there is room.
+        """
+        job_id = self.record.job_id
+        if not self.accepts:
+            answer(f"job {job_id} takes no further parameter sets: it was told to stop, or is about to end")
+        elif place not in self.plan.params:
+            known = ", ".join(map(repr, self.plan.params)) or "none"
+            answer(f"job {job_id} has no parameter {place!r} (it has: {known})")
+        elif key not in self._partial and len(self._partial) >= _PARTIAL:
+            answer(f"job {job_id} has {_PARTIAL:,} incomplete parameter sets already")
+        else:
+            params = self._partial.setdefault(key, {})
+            params[place] = value
+            if len(params) < len(self.plan.params):
+                answer("")
+                return
+            del self._partial[key]
+            self._take_offer(params, answer)
+
+    def _take_offer(self, params: Mapping[str, Any], answer: Callable[[str], None]) -> None:
+        assert self._pack_rows is not None  # noqa: S101 - the session gives it to every job
+        try:
+            (row,) = self._pack_rows(params)
+        except ParameterError as error:
+            answer(str(error))
+            return
+        self._offers.append((row, answer))
+        self._make_room()
+        if self.phase is Phase.RUNNING:
+            self._open_frames()
+
+    def _refuse_offers(self) -> None:
+        offers, self._offers = self._offers, deque()
+        for _, answer in offers:
+            answer(f"job {self.record.job_id} was told to stop, or has ended")
 
     # life
 
@@ -160,40 +236,53 @@ class Coordinator:
         self._send = send
         self._kill = kill
         self.phase = Phase.RUNNING
-        record.change(JobStatus.RUNNING)
+        if record.status is JobStatus.SUBMITTED:
+            record.change(JobStatus.RUNNING)
         limits = record.log.limits
         plan = self.plan.hash
-        _, rows, last = self._next_batch() or (0, [], False)
+        batches = self._next_batches()
+        head = batches[0] if batches else Batch(0, [], False)
         for at, names in enumerate(self._names):
-            payload = self._payload(rows, names)
-            send(
+            self._owed[at][:] = (0, 0)
+            payload = self._payload(head.rows, names)
+            start = msg.StartJob(
+                number,
                 at,
-                msg.StartJob(
-                    number,
-                    at,
-                    record.job_id,
-                    plan,
-                    routes,
-                    limits.window,
-                    limits.window_bytes,
-                    len(rows),
-                    payload,
-                    last,
-                ),
+                record.job_id,
+                plan,
+                routes,
+                limits.window,
+                limits.window_bytes,
+                head.first,
+                len(head.rows),
+                payload,
+                head.last,
             )
+            send(at, start)
+            for batch in batches[1:]:
+                payload = self._payload(batch.rows, names)
+                send(at, msg.OpenFrames(number, at, batch.first, len(batch.rows), payload, batch.last))
         if self._room:
             self._make_room()
         self._check_end()
 
     def deadline(self, seconds: float) -> None:
         """Aborts the job if it has not ended by then."""
+        self._deadline = asyncio.get_running_loop().call_later(seconds, self._too_late, seconds)
+
+    def _too_late(self, seconds: float) -> None:
         reason = f"the deadline of {seconds:g} s is over"
-        call = asyncio.get_running_loop().call_later(seconds, self.halt, JobStatus.ABORTED, reason, 5.0)
-        self._timers.append(call)
+        if self.phase is Phase.WAITING:
+            reason += f"; the job was waiting for {self.waiting_for}"
+        self.halt(JobStatus.ABORTED, reason, self.rules.grace)
 
     def receive(self, message: msg.Message) -> None:
         """Takes a message from a location."""
-        if self.phase is not Phase.ENDED:
+        if self.phase is Phase.RESTARTING:
+            handler = _WHILE_RESTARTING.get(type(message))
+            if handler is not None:  # else it belongs to what will run again
+                handler(self, message)
+        elif self.phase is not Phase.ENDED:
             _HANDLERS[type(message)](self, message)
 
     def halt(self, status: JobStatus, reason: str, grace: float) -> None:
@@ -203,32 +292,55 @@ class Coordinator:
         """
         if self.phase is Phase.WAITING:
             self._end(status, reason)
-        elif self.phase is Phase.RUNNING:
+        elif self.phase in (Phase.RUNNING, Phase.RESTARTING):
+            running = self.phase is Phase.RUNNING
             self.phase = Phase.STOPPING
             self._final = (status, reason)
-            self._stopping = set(range(len(self.plan.locations))) - self._stopping
-            for at in list(self._stopping):
-                self._send(at, msg.CancelJob(self.record.number, at))
-            self._timers.append(asyncio.get_running_loop().call_later(grace, self._overdue))
-            self._check_stopped()
+            self._refuse_offers()
+            if running:
+                self._stop_locations(set(range(len(self.plan.locations))) - self._stopping, grace)
+            else:
+                self.shorten(grace)
+
+    def _stop_locations(self, locations: set[int], grace: float) -> None:
+        self._stopping = locations
+        self._acknowledged.clear()
+        for at in sorted(locations):
+            self._send(at, msg.CancelJob(self.record.number, at))
+        self.shorten(grace)
+        self._check_stopped()
 
     def shorten(self, grace: float) -> None:
-        """Kills what has not stopped after a further grace."""
-        if self.phase is Phase.STOPPING:
-            self._timers.append(asyncio.get_running_loop().call_later(grace, self._overdue))
+        """Kills what has not stopped after a further grace, if that is earlier than it would be killed otherwise."""
+        if self.phase not in (Phase.STOPPING, Phase.RESTARTING):
+            return
+        loop = asyncio.get_running_loop()
+        if self._patience is not None:
+            if self._patience.when() <= loop.time() + grace:
+                return
+            self._patience.cancel()
+        self._patience = loop.call_later(grace, self._overdue)
 
     def _overdue(self) -> None:
+        self._patience = None
         for at in sorted(self._stopping):
             self._kill(at)
 
+    def _cancel_seen(self, message: msg.CancelSeen) -> None:
+        self._acknowledged.add(message.at)
+
+    def has_seen_cancel(self, at: int) -> bool:
+        """Whether a location has answered the cancellation: then its loop runs, and only an operation does not end."""
+        return at in self._acknowledged
+
     def _job_stopped(self, message: msg.JobStopped) -> None:
-        self._location_stopped(message.at, "stopped")
+        self._location_stopped(message.at, "stopped" if message.seconds < _AT_ONCE else "stopped after grace")
 
     def _job_broken(self, message: msg.JobBroken) -> None:
         self.fail(_rebuild(message.error))
 
     def _location_stopped(self, at: int, how: str) -> None:
-        if self.phase is Phase.STOPPING and at in self._stopping:
+        if self.phase in (Phase.STOPPING, Phase.RESTARTING) and at in self._stopping:
             self._stopping.discard(at)
             self.outcomes[self.plan.locations[at]] = how
             self._check_stopped()
@@ -236,43 +348,92 @@ class Coordinator:
     def lost(self, at: int, error: WorkerLost) -> None:
         """The worker of a location has ended."""
         if self.phase is Phase.RUNNING:
-            self.record.cause = error
             self._stopping = {at}  # it needs no telling
-            self.halt(JobStatus.ABORTED, str(error), 5.0)
+            self._lost(error)
         else:
             self._location_stopped(at, "killed")
 
-    def abandon(self, at: int) -> None:
-        """Gives up on a location that does not stop and cannot be killed."""
-        self._location_stopped(at, "abandoned")
+    def lost_before_start(self, error: WorkerLost) -> None:
+        """A worker has ended before the job could begin on it."""
+        if self.phase is Phase.WAITING:
+            self._lost(error)
+
+    def _lost(self, error: WorkerLost) -> None:
+        self._losses += 1
+        tries = self.frames.again()
+        if tries > self.rules.reruns or self._losses >= _LOSSES or self.resubmit is None:
+            self.record.cause = error
+            often = f"it has lost {self._losses} workers in a row; the last: " if self._losses >= _LOSSES else ""
+            self.halt(JobStatus.ABORTED, f"{often}{error}", self.rules.grace)
+            return
+        log = self.record.log
+        self.record.add(WorkerNotice(log.end, error.site, "lost", 0.0, str(error)))
+        log.wake()
+        if self.phase is Phase.RUNNING:
+            self.phase = Phase.RESTARTING
+            self._stop_locations(set(range(len(self.plan.locations))) - self._stopping, self.rules.grace)
+        else:
+            self.resubmit(self)
+
+    def abandon(self, at: int, how: str = "abandoned") -> None:
+        """Gives up on a location that does not stop and is not killed."""
+        self._location_stopped(at, how)
+
+    def unresponsive(self, site: str, seconds: float) -> None:
+        """The worker of a location does not answer."""
+        self._notice(WorkerNotice(self.record.log.end, site, "unresponsive", seconds))
+
+    def responsive(self, site: str) -> None:
+        """The worker of a location answers again."""
+        self._notice(WorkerNotice(self.record.log.end, site, "responsive"))
+
+    def _notice(self, notice: WorkerNotice) -> None:
+        if self.phase is not Phase.ENDED:
+            self.record.add(notice)
+            self.record.log.wake()
 
     def fail(self, error: DfmError) -> None:
         """Ends the job with an error of its own, such as a log that is full or parameters that cannot be read."""
-        if self.phase not in (Phase.WAITING, Phase.RUNNING):
+        if self.phase in (Phase.STOPPING, Phase.ENDED):
             return
         self.record.add_error(error)
         log = self.record.log
-        log.append(Failure(log.end, None, error, (), self.plan.homesite, "job"))
-        self.halt(JobStatus.FAILED, str(error), 5.0)
+        self.record.add(Failure(log.end, None, error, (), self.plan.homesite, "job"))
+        self.halt(JobStatus.FAILED, str(error), self.rules.grace)
 
     def _check_stopped(self) -> None:
-        if self.phase is Phase.STOPPING and not self._stopping:
+        if self._stopping:
+            return
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        if self.phase is Phase.STOPPING:
             self._end(*self._final)
+        elif self.phase is Phase.RESTARTING:
+            assert self.resubmit is not None  # noqa: S101 - else it would not restart
+            self.phase = Phase.WAITING
+            self.outcomes.clear()
+            self.resubmit(self)
 
     def _check_end(self) -> None:
-        if self._stopped and not self._pending and not self._open and self.phase is Phase.RUNNING:
+        if self.frames.finished and self.phase is Phase.RUNNING:
             failed = self.record.error_count > 0
             self._end(JobStatus.FAILED if failed else JobStatus.FINISHED, None)
 
     def _end(self, status: JobStatus, reason: str | None) -> None:
         self.phase = Phase.ENDED
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
-        self._pending.clear()
+        for timer in (self._deadline, self._patience):
+            if timer is not None:
+                timer.cancel()
+        self._deadline = self._patience = None
+        self.frames.clear()
         self._make_room()
+        self._refuse_offers()
+        for progress in self._progress.values():
+            self._log_progress(progress)
+        self._progress.clear()
         self.record.log.on_room = self.record.log.on_full = self.record.blocked = None
-        self._send, self._kill = _nowhere, _nobody
+        self._send, self._kill, self.resubmit, self._pack_rows = _nowhere, _nobody, None, None
         self.record.change(status, reason)
         calls, self._on_end = self._on_end, []  # what is done is let go: a session has many jobs
         for call in calls:
@@ -288,27 +449,31 @@ class Coordinator:
         except EncodingError as error:
             self.fail(error)
             return
+        seen = self.seen
         offset = log.end
         events: list[Event] = []
         position = 0
         for point, frame, start, count in message.runs:
             place, node = self._points[point]
-            for index in range(count):
-                value = values[position]
-                position += 1
-                full = frame if start < 0 else (*frame, start + index)
-                if type(value) is Broken:
-                    broken = EncodingError(node, "value", f"it cannot be rebuilt in the application: {value.error}")
-                    broken.__cause__ = value.error
-                    self.record.add_error(broken)
-                    events.append(Failure(offset, place, broken, full, site, node))
-                else:
-                    events.append(Result(offset, place, value, full, site, node))
-                offset += 1
-        log.extend(events, len(message.payload) // max(1, len(events)))
-        log.wake()
+            parts = (range(count),) if seen is None else seen.add(point, frame, start, count)
+            for part in parts:
+                for index in part:
+                    value = values[position + index]
+                    full = frame if start < 0 else (*frame, start + index)
+                    if type(value) is Broken:
+                        broken = EncodingError(node, "value", f"it cannot be rebuilt in the application: {value.error}")
+                        broken.__cause__ = value.error
+                        self.record.add_error(broken)
+                        events.append(Failure(offset, place, broken, full, site, node))
+                    else:
+                        events.append(Result(offset, place, value, full, site, node))
+                    offset += 1
+            position += count
+        if events:
+            self.record.add_results(events, message, len(events) == position)
+            log.wake()
         owed = self._owed[message.at]
-        owed[0] += len(events)
+        owed[0] += position
         owed[1] += len(message.payload)
         limits = log.limits
         if log.full:
@@ -334,7 +499,7 @@ class Coordinator:
         """Whether the job cannot go on before somebody reads its log."""
         log = self.record.log
         window, window_bytes = log.limits.window, log.limits.window_bytes
-        blocked = self._pending or any(items >= window or size >= window_bytes for items, size in self._owed)
+        blocked = self.frames.waiting or any(items >= window or size >= window_bytes for items, size in self._owed)
         return bool(log.full and not log.readers and blocked and self.phase is Phase.RUNNING)
 
     def _is_waiting(self) -> bool:
@@ -343,6 +508,9 @@ class Coordinator:
     def _grant(self) -> None:
         """The log has room again: the sites may send what they could not."""
         if self.phase is Phase.RUNNING:
+            held, self._progress = self._progress, {}
+            for progress in held.values():
+                self._log_progress(progress)
             self._open_frames()
             for at, owed in enumerate(self._owed):
                 if owed[0]:
@@ -351,26 +519,50 @@ class Coordinator:
 
     def _operation_error(self, message: msg.OperationError) -> None:
         found = message.error
-        known = self._errors.setdefault(found.frame[0] if found.frame else -1, {})
+        root = found.frame[0] if found.frame else -1
+        known = self._errors.setdefault(root, {})
         if found.id in known:
             return
+        earlier = self._failed.get(root, {}).get((found.node, found.frame))
+        if earlier is not None:  # told in an earlier run of this parameter set
+            known[found.id] = earlier
+            return
         error = known[found.id] = _rebuild(found)
+        if self.seen is not None:
+            self._failed.setdefault(root, {})[found.node, found.frame] = error
         self.record.add_error(error)
         log = self.record.log
-        log.append(Failure(log.end, None, error, found.frame, found.site, found.node), len(found.traceback))
+        self.record.add(Failure(log.end, None, error, found.frame, found.site, found.node), len(found.traceback))
         log.wake()
         self._check_full()
-        if self._on_error == "stop" and self.phase is Phase.RUNNING:
-            self.halt(JobStatus.FAILED, f"stopped at the first error: {found.node} raised {found.type_name}", 5.0)
+        if self.rules.on_error == "stop" and self.phase is Phase.RUNNING:
+            reason = f"stopped at the first error: {found.node} raised {found.type_name}"
+            self.halt(JobStatus.FAILED, reason, self.rules.grace)
 
     def _yield_failed(self, message: msg.YieldFailed) -> None:
         place, node = self._points[message.point]
+        if self.seen is not None and not self.seen.add(message.point, message.frame, -1, 1):
+            return
         error = self._errors.get(message.frame[0], {}).get(message.error)
         if error is None:
             error = self._errors.get(-1, {}).get(message.error) or DfmError(f"error {message.error}")
         log = self.record.log
-        log.append(Failure(log.end, place, error, message.frame, self._sites[message.at], node))
+        self.record.add(Failure(log.end, place, error, message.frame, self._sites[message.at], node))
         log.wake()
+
+    def _progress_made(self, message: msg.ProgressMade) -> None:
+        site, log = self._sites[message.at], self.record.log
+        for node, frame, done, total, note in message.reports:
+            progress = Progress(log.end, frame, site, node, done, total, note)
+            if log.full:  # the last one of each call waits until there is room
+                self._progress[node, frame] = progress
+            else:
+                self._log_progress(progress)
+        log.wake()
+
+    def _log_progress(self, found: Progress) -> None:
+        offset = self.record.log.end
+        self.record.add(Progress(offset, found.frame, found.site, found.node, found.done, found.total, found.note))
 
     def _frames_done(self, message: msg.FramesDone) -> None:
         self._close_frames(message.frames)
@@ -379,15 +571,15 @@ class Coordinator:
         log = self.record.log
         done = False
         for index in frames:
-            left = self._open[index] - 1
-            if left:
-                self._open[index] = left
-            else:
-                del self._open[index]
+            if self.frames.done(index):
                 self._errors.pop(index, None)
-                log.append(FrameCompleted(log.end, (index,)))
+                if self.seen is not None:
+                    self.seen.forget(index)
+                    self._failed.pop(index, None)
+                self.record.add(FrameCompleted(log.end, (index,)))
                 done = True
         if done:
+            self._losses = 0
             log.wake()
             if self.phase is Phase.RUNNING:
                 self._open_frames()
@@ -399,9 +591,14 @@ _HANDLERS: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
     msg.Results: Coordinator._results,  # noqa: SLF001 - same module
     msg.OperationError: Coordinator._operation_error,  # noqa: SLF001
     msg.YieldFailed: Coordinator._yield_failed,  # noqa: SLF001
+    msg.ProgressMade: Coordinator._progress_made,  # noqa: SLF001
     msg.FramesDone: Coordinator._frames_done,  # noqa: SLF001
+    msg.CancelSeen: Coordinator._cancel_seen,  # noqa: SLF001
     msg.JobStopped: Coordinator._job_stopped,  # noqa: SLF001
     msg.JobBroken: Coordinator._job_broken,  # noqa: SLF001
+}
+_WHILE_RESTARTING: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
+    kind: _HANDLERS[kind] for kind in (msg.CancelSeen, msg.JobStopped)
 }
 
 

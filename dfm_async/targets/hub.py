@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from dfm_async.model.ids import JobNumber
 from dfm_async.runtime.site import SiteRuntime
@@ -11,34 +12,42 @@ from dfm_async.wire import messages as msg
 
 __all__ = ["Hub"]
 
+Post: TypeAlias = Callable[[Coordinator, msg.SendToPlace], None]
+"""Takes a token from one job to another."""
+
 _FOR_COORDINATOR = frozenset(
-    {msg.Results, msg.OperationError, msg.YieldFailed, msg.FramesDone, msg.JobStopped, msg.JobBroken}
+    {
+        msg.CancelSeen,
+        msg.FramesDone,
+        msg.JobBroken,
+        msg.JobStopped,
+        msg.OperationError,
+        msg.ProgressMade,
+        msg.Results,
+        msg.YieldFailed,
+    }
 )
 
 
 class Hub:
     """Knows the jobs that are under way by their numbers, and the runtime of the homesite."""
 
-    def __init__(self) -> None:
+    def __init__(self, post: Post) -> None:
+        self._post = post
         self.home: SiteRuntime | None = None
         self._coordinators: dict[int, Coordinator] = {}
         self._last_number = 0
 
     def register(self, coordinator: Coordinator) -> JobNumber:
-        """Gives a job the next number; it is known until it ends."""
+        """Gives a job the next number, also when it runs again."""
         self._last_number += 1
         number = JobNumber(self._last_number)
         self._coordinators[number] = coordinator
-        coordinator.on_end(self._forget)
         return number
 
-    def _forget(self, coordinator: Coordinator) -> None:
+    def forget(self, coordinator: Coordinator) -> None:
+        """Nothing that still comes is for this run of the job any more."""
         self._coordinators.pop(coordinator.record.number, None)
-
-    @property
-    def coordinators(self) -> list[Coordinator]:
-        """The jobs that are under way."""
-        return list(self._coordinators.values())
 
     def receive(self, message: Any) -> None:
         """Takes a message from a site."""
@@ -46,5 +55,14 @@ class Hub:
             coordinator = self._coordinators.get(message.job)
             if coordinator is not None:  # else it is late: the job has ended
                 coordinator.receive(message)
-        elif self.home is not None:
+        elif type(message) is msg.SendToPlace:
+            sender = self._coordinators.get(message.job)
+            if sender is not None:
+                self._post(sender, message)
+        else:
+            self.to_home(message)
+
+    def to_home(self, message: Any) -> None:
+        """Hands a message to the runtime of the homesite."""
+        if self.home is not None:
             self.home.receive(message)

@@ -15,6 +15,7 @@ from dfm_async.model.ids import Frame
 
 __all__ = [
     "CancelJob",
+    "CancelSeen",
     "Credit",
     "ElementDone",
     "FramesDone",
@@ -25,9 +26,12 @@ __all__ = [
     "Message",
     "OpenFrames",
     "OperationError",
+    "PlaceTaken",
+    "ProgressMade",
     "Refused",
     "Results",
     "SendNet",
+    "SendToPlace",
     "StartJob",
     "StreamClose",
     "StreamItems",
@@ -64,6 +68,7 @@ class StartJob(_Message, frozen=True, tag=2):
     routes: tuple[str, ...]
     window: int
     window_bytes: int
+    first: int
     count: int
     payload: bytes
     last: bool
@@ -94,6 +99,15 @@ class CancelJob(_Message, frozen=True, tag=5):
 
     job: int
     at: int
+
+
+class PlaceTaken(_Message, frozen=True, tag=6):
+    """Answers :class:`SendToPlace`: the other job has taken the token, or why not."""
+
+    job: int
+    at: int
+    request: int
+    error: str
 
 
 # Between sites.
@@ -216,10 +230,11 @@ class FramesDone(_Message, frozen=True, tag=25):
 
 
 class JobStopped(_Message, frozen=True, tag=26):
-    """Nothing of the job runs here any more."""
+    """Nothing of the job runs here any more. ``seconds``: how long that took."""
 
     job: int
     at: int
+    seconds: float = 0.0
 
 
 class JobBroken(_Message, frozen=True, tag=27):
@@ -228,6 +243,36 @@ class JobBroken(_Message, frozen=True, tag=27):
     job: int
     at: int
     error: ErrorRecord
+
+
+class CancelSeen(_Message, frozen=True, tag=28):
+    """The location has seen the cancellation, and waits for operations to end."""
+
+    job: int
+    at: int
+
+
+class ProgressMade(_Message, frozen=True, tag=29):
+    """How far calls are. ``reports``: node, frame, done, total, note."""
+
+    job: int
+    at: int
+    reports: list[tuple[str, Frame, float, float | None, str]]
+
+
+class SendToPlace(_Message, frozen=True, tag=30):
+    """A token for a parameter of another job; answered by :class:`PlaceTaken`.
+
+    Tokens with the same key make one parameter set.
+    """
+
+    job: int
+    at: int
+    request: int
+    target: str
+    place: str
+    key: str
+    payload: bytes
 
 
 Message: TypeAlias = (
@@ -250,6 +295,10 @@ Message: TypeAlias = (
     | FramesDone
     | JobStopped
     | JobBroken
+    | CancelSeen
+    | PlaceTaken
+    | ProgressMade
+    | SendToPlace
 )
 
 encoder = msgspec.msgpack.Encoder()

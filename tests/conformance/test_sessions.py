@@ -368,12 +368,31 @@ async def test_two_consumers_of_one_job_and_a_third_that_comes_late(connect: Con
         assert len(await job.collect()) == 100
 
 
-async def test_finished_jobs_are_remembered_up_to_a_limit(connect: Connect) -> None:
-    async with connect(w.fed, options=LocalOptions(keep_finished=3)) as session:
+async def test_finished_jobs_lose_their_log_and_then_are_forgotten(connect: Connect) -> None:
+    async with connect(w.fed, options=LocalOptions(keep_finished=2, keep_summaries=4)) as session:
         for n in range(6):
             await (await session.execute(echo, {"n": n}, job_id=f"job-{n}"))
-        assert [job.job_id for job in session.jobs()] == ["job-3", "job-4", "job-5"]
-        assert (await session.reattach("job-0")).status is JobStatus.UNKNOWN
+        assert [job.job_id for job in session.jobs()] == ["job-2", "job-3", "job-4", "job-5"]
+        assert (await session.reattach("job-1")).status is JobStatus.UNKNOWN
+        summary = await session.reattach("job-3")
+        assert await summary is JobStatus.FINISHED
+        with pytest.raises(ResultsExpired):
+            await summary.first()
+        assert (await (await session.reattach("job-4")).first()).value == 4
+
+
+async def test_the_log_of_a_finished_job_is_kept_for_a_stated_time(connect: Connect) -> None:
+    async with connect(w.fed, options=LocalOptions(keep_finished_for=0.05)) as session:
+        job = await session.execute(echo, {"n": 1})
+        async with job.results() as results:
+            assert (await anext(results)).value == 1
+            await job
+            while session.stats().results:  # a reader keeps it; nothing else happens meanwhile
+                await asyncio.sleep(0.02)
+                await results.aclose()
+        assert job.status is JobStatus.FINISHED
+        with pytest.raises(ResultsExpired):
+            await job.first()
 
 
 async def test_reprs_tell_the_live_state(connect: Connect) -> None:

@@ -20,7 +20,7 @@ def test_text_is_the_python_that_builds_the_pipeline() -> None:
             "with Pipeline('full') as pipeline:",
             "    n0 = load(x=PlaceParam('x', multiuse=True), y=(1, {'k': [2.5, None]}))",
             "    n1 = load(x=n0['k'][0].name, site=BestOf(['here']), retry=RetryPolicy(attempts=5, backoff=0.5, "
-            "max_backoff=9.0, on=('builtins.KeyError', 'x.Y')), deadline=2.5, after=[n0])",
+            "max_backoff=9.0, on=('builtins.KeyError', 'x.Y'), on_worker_lost=0), deadline=2.5, after=[n0])",
             "    n2 = load(x={'p': PlaceParam('x', multiuse=True).field, (1,): {n0}}, site='here', provider='prov')",
             "    with If(((n0 > 1) & (~(n1 == 'no'))) | (n0.ok)) as n3:",
             "        Yield(n1, place='p', multiuse=True)",

@@ -7,10 +7,15 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from dfm_async.federation.federation import Federation
+from dfm_async.model.options import LocalOptions
+from dfm_async.model.stats import TargetStats
+from dfm_async.model.status import JobStatus
 from dfm_async.runtime.operations import OperationTable
 from dfm_async.runtime.site import SiteRuntime
 from dfm_async.targets.coordinator import Coordinator
 from dfm_async.targets.hub import Hub
+from dfm_async.targets.jobs import JobTable
+from dfm_async.targets.post import deliver
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 
@@ -18,12 +23,13 @@ __all__ = ["InlineTarget"]
 
 
 class InlineTarget:
-    """Runs every site of a federation on the loop of the session."""
+    """Runs every site of a federation on the loop of the session. All jobs run at once: there are no lanes."""
 
-    def __init__(self, grace: float = 5.0) -> None:
-        self._grace = grace
+    def __init__(self, options: LocalOptions | None = None) -> None:
+        self.options = options or LocalOptions()
         self.codec = Codec(trusted=True)
-        self._hub = Hub()
+        self.jobs = JobTable(self.options)
+        self._hub = Hub(self._post)
         self._sites: dict[str, SiteRuntime] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -42,16 +48,19 @@ class InlineTarget:
                     report=self._report,
                     send=self._send,
                     threads=site.threads if site else 8,
-                    grace=self._grace,
+                    grace=self.options.shutdown_grace,
                 )
                 self._sites[name] = await stack.enter_async_context(runtime)
             try:
                 yield
             finally:
+                self.jobs.close()
                 self._sites.clear()
 
-    def submit(self, coordinator: Coordinator) -> None:
+    async def submit(self, coordinator: Coordinator, priority: int = 0) -> None:
         """Launches a job at once."""
+        self.jobs.add(coordinator)
+        coordinator.on_end(self._hub.forget)
         plan = coordinator.plan
         number = self._hub.register(coordinator)
         routes = tuple(location.partition("#")[0] for location in plan.locations)
@@ -59,6 +68,21 @@ class InlineTarget:
             self._sites[routes[at]].add_program(plan.hash, at, net)
         # A synchronous operation that does not return cannot be killed here: its thread is left alone.
         coordinator.launch(number, routes, lambda at, message: self._send(routes[at], message), coordinator.abandon)
+
+    async def shutdown(self, reason: str, grace: float) -> None:
+        """Ends all jobs, and returns when they have."""
+        running = self.jobs.coordinators
+        for coordinator in running:
+            coordinator.halt(JobStatus.ABORTED, reason, grace)
+        for coordinator in running:
+            await coordinator.record.completion_event.wait()
+
+    def stats(self) -> TargetStats:
+        """What runs."""
+        return TargetStats(running=len(self.jobs.coordinators))
+
+    def _post(self, sender: Coordinator, message: msg.SendToPlace) -> None:
+        deliver(self.jobs, self.codec, sender, message, Coordinator.offer)
 
     def _send(self, address: str, message: msg.Message) -> None:
         assert self._loop is not None  # noqa: S101 - set while running

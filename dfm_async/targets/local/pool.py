@@ -21,10 +21,12 @@ from aiomultiprocess.pool import PoolWorker
 from aiomultiprocess.types import Unit
 
 from dfm_async.errors import DfmError, WorkerLost
+from dfm_async.model.stats import SiteStats, WorkerStats
 from dfm_async.runtime.once import in_thread
 from dfm_async.runtime.site import PROGRAMS_KEPT
 from dfm_async.targets.local.start import ForkServer, WorkerProcess
 from dfm_async.targets.local.worker import WorkerSetup, serve
+from dfm_async.targets.process import memory_of
 from dfm_async.wire import messages as msg
 from dfm_async.wire.channel import Channel
 
@@ -34,6 +36,9 @@ _log = logging.getLogger(__name__)
 
 _REAP: Final = 0.5
 """How long the end of a channel may come before the end of its process."""
+_BACKOFF: Final = 0.1
+"""How many seconds the third worker in a row waits that follows one that died; doubles with every further one."""
+_LONGEST_BACKOFF: Final = 10.0
 
 
 class Seat(Protocol):
@@ -55,13 +60,18 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         fork_server: ForkServer | None,
         loop_initializer: Callable[[], asyncio.AbstractEventLoop] | None,
         on_message: Callable[[Any], None],
-        on_end: Callable[[SiteWorker], None],
+        pool: SitePool,
+        delay: float,
     ) -> None:
         # Not the base class's constructor: that one starts a manager process.
         self.site = site
         self.address = ""
         self.nets: OrderedDict[tuple[str, int], None] = OrderedDict()
         self.seats: dict[tuple[Any, int], None] = {}
+        self.retired = False
+        """Whether it ends with the last of its jobs."""
+        self.delay = delay
+        """How many seconds it waits before it starts."""
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self.channel: Channel | None = None
@@ -69,7 +79,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         self._hung_up = False
         self._reaping: asyncio.Task[None] | None = None
         self._on_message = on_message
-        self._on_end = on_end
+        self._pool = pool
         self._here, there = socket.socketpair()
         self._lifeline, their_lifeline = socket.socketpair()
         self._theirs = (there, their_lifeline)
@@ -91,6 +101,8 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         """
         loop = asyncio.get_running_loop()
         try:
+            if self.delay:
+                await self._pool.pause(self.delay)
             await in_thread(self.aio_process.start, f"start-{self.site}")
         except BaseException:
             self._here.close()
@@ -146,13 +158,38 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
             self.ready.set_exception(self._why(code))
             self.ready.exception()  # somebody may have stopped waiting
         self.ended.set_result(code)
-        self._on_end(self)
+        self._pool.worker_ended(self)
 
     def _why(self, code: int | None) -> DfmError:
         if self.refused is not None:
             text = f"a worker of site {self.site!r} cannot load its operations: {self.refused.reason}"
             return DfmError(f"{text}\n\n{self.refused.traceback}")
         return WorkerLost(self.site, code, "before it was ready")
+
+    @property
+    def shared(self) -> bool:
+        """Whether more than one job runs here."""
+        return len({seat for seat, _ in self.seats}) > 1
+
+    def stats(self) -> WorkerStats:
+        """How the worker is."""
+        pid = None if self.ended.done() else self.aio_process.pid
+        jobs = len({seat for seat, _ in self.seats})
+        return WorkerStats(pid=pid, jobs=jobs, memory=memory_of(pid), retired=self.retired)
+
+    def leave(self, seat: Seat, at: int, *, well: bool) -> None:
+        """A job leaves; ``well``: it has finished, so the worker is in order."""
+        if self.seats.pop((seat, at), self) is self:
+            return
+        if well:
+            self._pool.worker_is_well(self)
+        if self.retired and not self.seats:
+            self.kill()
+
+    def retire(self) -> None:
+        """Takes no further job, and ends with the last of those it has; its slot is free for another worker."""
+        self.retired = True
+        self._pool.retire(self)
 
     def hang_up(self) -> None:
         """Asks the process to end, by closing the channel."""
@@ -190,6 +227,10 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
         self._fork_server = fork_server
         self._on_message = on_message
         self._slots: list[SiteWorker | None] = [None] * workers
+        self._deaths = [0] * workers
+        self._needed = [False] * workers
+        self.restarts = 0
+        """How many workers were lost and replaced."""
         self._opening: dict[SiteWorker, asyncio.Task[None]] = {}
         self._closed = asyncio.Event()
         super().__init__(processes=workers, loop_initializer=loop_initializer)
@@ -206,7 +247,10 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
             await asyncio.wait([worker.ended for worker in self.processes])
 
     def create_worker(self, qid: int) -> SiteWorker:
-        """Makes the worker of a slot."""
+        """Makes the worker of a slot. One that follows several which died waits a little before it starts."""
+        deaths = self._deaths[qid]
+        delay = 0.0 if deaths < 2 else min(_BACKOFF * 2 ** (deaths - 2), _LONGEST_BACKOFF)
+        self._needed[qid] = True
         worker = SiteWorker(
             self.site,
             self._threads,
@@ -214,7 +258,8 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
             self._fork_server,
             self.loop_initializer,
             self._on_message,
-            self._worker_ended,
+            self,
+            delay,
         )
         self._slots[qid] = worker
         self.processes[worker] = qid
@@ -232,12 +277,31 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
                 worker.ready.set_exception(error)
                 worker.ready.exception()
             worker.ended.set_result(None)
-            self._worker_ended(worker)
+            self.worker_ended(worker)
 
-    def _worker_ended(self, worker: SiteWorker) -> None:
+    async def pause(self, seconds: float) -> None:
+        """Waits before a start, or until the pool is closed.
+
+        Raises:
+            WorkerLost: it was closed.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                await self._closed.wait()
+        except TimeoutError:
+            return
+        raise WorkerLost(self.site, None, "the session was closed before it started")
+
+    def worker_ended(self, worker: SiteWorker) -> None:
+        """A worker has ended: frees its slot, tells its jobs, and starts another one if it had been of use."""
         qid = self.processes.pop(worker, None)
+        was_ready = worker.ready.done() and worker.ready.exception() is None
         if qid is not None and self._slots[qid] is worker:
             self._slots[qid] = None
+            self._deaths[qid] += 1
+            if self.running and was_ready:
+                self.restarts += 1
+                self.create_worker(qid)
         code = worker.ended.result()
         if worker.seats:
             _log.warning("a worker of site %s ended with %s", self.site, code, extra={"site": self.site})
@@ -245,15 +309,34 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
             seat.lost(at, WorkerLost(self.site, code))
         worker.seats.clear()
 
-    def worker(self, slot: int | None = None) -> SiteWorker:
-        """Gives a worker for a job: that of a slot, or the one with the fewest jobs. It may still be starting."""
-        if slot is None:
-            slot = min(range(len(self._slots)), key=self._load)
+    def worker_is_well(self, worker: SiteWorker) -> None:
+        """A job has finished on a worker: deaths before it do not count any more."""
+        qid = self.processes.get(worker)
+        if qid is not None:
+            self._deaths[qid] = 0
+
+    def retire(self, worker: SiteWorker) -> None:
+        """Frees the slot of a worker that takes no further job."""
+        qid = self.processes.get(worker)
+        if qid is not None and self._slots[qid] is worker:
+            self._slots[qid] = None
+
+    def worker(self, lane: int) -> SiteWorker:
+        """Gives the worker of a lane, which may still be starting. Lanes beyond the site's workers share them."""
+        slot = lane % len(self._slots)
         return self._slots[slot] or self.create_worker(slot)
 
-    def _load(self, slot: int) -> tuple[int, int]:
-        worker = self._slots[slot]
-        return (0, slot) if worker is None else (len(worker.seats), slot)
+    def needed(self, lane: int) -> bool:
+        """Whether the worker of a lane was ever needed."""
+        return self._needed[lane % len(self._slots)]
+
+    def alive(self, lane: int) -> bool:
+        """Whether there is a worker for a lane."""
+        return self._slots[lane % len(self._slots)] is not None
+
+    def stats(self) -> SiteStats:
+        """How the workers are."""
+        return SiteStats(workers=tuple(worker.stats() for worker in self.processes), restarts=self.restarts)
 
     def terminate(self) -> None:
         """Asks all workers to end."""

@@ -1,0 +1,108 @@
+"""What a session tells about itself."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["LaneStats", "SessionStats", "SiteStats", "TargetStats", "WorkerStats"]
+
+
+class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker process.
+
+    Attributes:
+        pid: its process id; None while it starts.
+        jobs: how many jobs run on it.
+        memory: how many bytes of memory it uses; None where that cannot be known.
+        lag: by how many seconds its loop was late when it was last measured; None if it was not.
+        unresponsive: whether it has not answered for too long.
+        retired: whether it ends with the last of its jobs.
+    """
+
+    pid: int | None
+    jobs: int
+    memory: int | None = None
+    lag: float | None = None
+    unresponsive: bool = False
+    retired: bool = False
+
+
+class SiteStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The workers of a site, or of an operation with a process of its own.
+
+    Attributes:
+        workers: those that are there.
+        restarts: how many were lost and replaced.
+    """
+
+    workers: tuple[WorkerStats, ...] = ()
+    restarts: int = 0
+
+    @property
+    def jobs(self) -> int:
+        """How many jobs run on the workers."""
+        return sum(worker.jobs for worker in self.workers)
+
+    @property
+    def memory(self) -> int:
+        """How many bytes of memory the workers use."""
+        return sum(worker.memory or 0 for worker in self.workers)
+
+    @property
+    def lag(self) -> float | None:
+        """By how many seconds the slowest loop was late."""
+        return max((worker.lag for worker in self.workers if worker.lag is not None), default=None)
+
+
+class LaneStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One lane.
+
+    Attributes:
+        jobs: how many jobs run on it.
+        alive: whether all its workers that were ever needed are there.
+    """
+
+    jobs: int
+    alive: bool
+
+
+class TargetStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a target runs.
+
+    Attributes:
+        running: how many jobs have a slot.
+        waiting: how many jobs wait for one.
+        lanes: the lanes.
+        sites: the sites that have workers, and operations with a process of their own (``site#operation``).
+    """
+
+    running: int
+    waiting: int = 0
+    lanes: tuple[LaneStats, ...] = ()
+    sites: dict[str, SiteStats] = {}
+
+
+class SessionStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a session tells about itself.
+
+    Attributes:
+        running: how many jobs have a slot.
+        waiting: how many jobs wait for one.
+        ended: how many jobs have ended, by status.
+        remembered: how many jobs are known, ended ones included.
+        lanes: the lanes.
+        sites: the sites that have workers.
+        memory: how many bytes of memory the application uses; None where that cannot be known.
+        results: how many events the logs of all jobs hold.
+        result_bytes: how many bytes of values they hold.
+    """
+
+    running: int
+    waiting: int
+    ended: dict[str, int]
+    remembered: int
+    lanes: tuple[LaneStats, ...]
+    sites: dict[str, SiteStats]
+    memory: int | None
+    results: int
+    result_bytes: int

@@ -1,0 +1,54 @@
+"""How far the calls of a job are, told to the application a few times per second."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from dfm_async.model.ids import Frame
+from dfm_async.wire import messages as msg
+
+if TYPE_CHECKING:
+    from dfm_async.runtime.job import SiteJob
+
+__all__ = ["Speech"]
+
+_PAUSE: Final = 0.05
+"""How many seconds lie between reports."""
+
+
+class Speech:
+    """Gathers reports of one job at one location. Of each call only the last report counts."""
+
+    __slots__ = ("_due", "_job", "_reports", "_timer")
+
+    def __init__(self, job: SiteJob) -> None:
+        self._job = job
+        self._reports: dict[tuple[str, Frame], tuple[str, Frame, float, float | None, str]] = {}
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, node: str, frame: Frame, done: float, total: float | None, note: str) -> None:
+        """Takes a report, and sends it at the end of this turn of the loop, or when the pause is over."""
+        self._reports[node, frame] = (node, frame, done, total, note)
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(max(self._due, loop.time()), self._send)
+
+    def flush(self, at_once: bool) -> None:
+        """Sends what there is if something ends that the reports must not come after."""
+        if at_once:
+            self._send()
+
+    def _send(self) -> None:
+        self.close()
+        if self._reports and not self._job.stopping:
+            self._due = asyncio.get_running_loop().time() + _PAUSE
+            reports, self._reports = list(self._reports.values()), {}
+            self._job.runtime.report(msg.ProgressMade(self._job.number, self._job.at, reports))
+
+    def close(self) -> None:
+        """Forgets the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,129 @@
+"""The parameter sets of one job: those that wait, those under way, and those that have to run again."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+__all__ = ["FRAME_WINDOW", "Batch", "FrameLedger", "Row"]
+
+FRAME_WINDOW: Final = 256
+"""How many parameter sets are under way at the same time, unless the job says otherwise."""
+
+Row = Mapping[str, Any]
+"""One parameter set, packed by the codec."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Parameter sets ``first, first + 1, ...`` to open; ``last``: no more will come."""
+
+    first: int
+    rows: list[Row]
+    last: bool
+
+
+class FrameLedger:
+    """Counts parameter sets from their arrival to their completion at all locations.
+
+    Args:
+        open_frames: the sets that are under way, and how many locations are not done with each; kept up to date.
+        locations: how many locations there are.
+        window: how many sets may be under way.
+        keep_rows: whether the parameters are kept until a set is done, because it may have to run again.
+    """
+
+    def __init__(self, open_frames: dict[int, int], locations: int, window: int, keep_rows: bool) -> None:
+        self.open = open_frames
+        self.stopped = False
+        """Whether all parameter sets have come."""
+        self.added = 0
+        """How many parameter sets have come."""
+        self.opened = 0
+        """How many parameter sets were opened; the next gets this number."""
+        self._locations = locations
+        self._window = window
+        self._keep_rows = keep_rows
+        self._waiting: deque[Row] = deque()
+        self._again: deque[tuple[int, Row]] = deque()
+        self._rows: dict[int, Row] = {}
+        self._tries: dict[int, int] = {}
+        self._told_last = False
+
+    @property
+    def waiting(self) -> int:
+        """How many parameter sets are not opened yet."""
+        return len(self._waiting)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every parameter set is done, and no more will come."""
+        return self.stopped and not self._waiting and not self.open
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Takes further parameter sets."""
+        self._waiting.extend(rows)
+        self.added += len(rows)
+
+    def resume(self, rows: Mapping[int, Row], added: int) -> None:
+        """Begins with what an earlier run left over: some sets to run again, of all that had come."""
+        self.added = self.opened = added
+        for index in sorted(rows):
+            self.open[index] = self._locations
+            self._again.append((index, rows[index]))
+
+    def take(self, *, allow_new: bool) -> list[Batch]:
+        """Opens what can be opened now: sets that run again at once, new ones as far as the window allows."""
+        batches: list[Batch] = []
+        again, self._again = self._again, deque()
+        for index, row in again:
+            self.open[index] = self._locations
+            self._keep(index, row)
+            if batches and index == batches[-1].first + len(batches[-1].rows):
+                batches[-1].rows.append(row)
+            else:
+                batches.append(Batch(index, [row], False))
+        room = self._window - len(self.open) if allow_new else 0
+        rows = [self._waiting.popleft() for _ in range(min(max(room, 0), len(self._waiting)))]
+        if rows:
+            batches.append(Batch(self.opened, rows, False))
+            for index, row in enumerate(rows, self.opened):
+                self.open[index] = self._locations
+                self._keep(index, row)
+            self.opened += len(rows)
+        if self.stopped and not self._waiting and not self._told_last:
+            self._told_last = True
+            end = batches.pop() if batches else Batch(self.opened, [], True)
+            batches.append(Batch(end.first, end.rows, True))
+        return batches
+
+    def _keep(self, index: int, row: Row) -> None:
+        if self._keep_rows:
+            self._rows[index] = row
+
+    def done(self, index: int) -> bool:
+        """One more location is done with a set; tells whether all are."""
+        left = self.open[index] - 1
+        if left:
+            self.open[index] = left
+            return False
+        del self.open[index]
+        self._rows.pop(index, None)
+        self._tries.pop(index, None)
+        return True
+
+    def again(self) -> int:
+        """What is under way was lost and has to run again; tells how often the unluckiest set has been lost."""
+        self._again = deque((index, self._rows[index]) for index in sorted(self._rows))
+        self._told_last = False
+        for index in self._rows:
+            self._tries[index] = self._tries.get(index, 0) + 1
+        return max(self._tries.values(), default=1)
+
+    def clear(self) -> None:
+        """The job has ended: nothing will be opened any more."""
+        self._waiting.clear()
+        self._again.clear()
+        self._rows.clear()
