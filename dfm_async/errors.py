@@ -13,6 +13,7 @@ __all__ = [
     "EncodingError",
     "JobAborted",
     "JobFailed",
+    "JobInterrupted",
     "JobNotFound",
     "OperationFailed",
     "ParameterError",
@@ -211,6 +212,21 @@ class JobAborted(DfmError):
 
     def __str__(self) -> str:
         return f"job {self.job_id} was aborted: {self.reason}"
+
+
+class JobInterrupted(DfmError):
+    """The application that ran a durable job has ended before the job did."""
+
+    def __init__(self, job_id: str, reason: str) -> None:
+        super().__init__(job_id, reason)
+        self.job_id = job_id
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"job {self.job_id} was interrupted: {self.reason}. "
+            "session.resume(job_id) goes on with it, job.cancel() aborts it"
+        )
 
 
 class JobNotFound(DfmError):

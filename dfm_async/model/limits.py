@@ -13,7 +13,8 @@ class ResultLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How much a job's log may hold, and what happens when it is full.
 
     The oldest events that every attached reader has seen make room for new ones. When there are none, ``block``
-    makes the producing sites wait, and ``fail`` ends the job with an error.
+    makes the producing sites wait, and ``fail`` ends the job with an error. ``spill`` drops what is safe in the
+    session's store, read or not: readers that come late read it from there.
     """
 
     max_items: int = 100_000
@@ -24,7 +25,7 @@ class ResultLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How many results a site may send ahead of the log's consent."""
     window_bytes: int = 16 * 1024 * 1024
     """The same in bytes; a single larger value still passes."""
-    overflow: Literal["block", "fail"] = "block"
+    overflow: Literal["block", "spill", "fail"] = "block"
     """What happens when the log is full."""
 
     def __post_init__(self) -> None:
@@ -32,5 +33,5 @@ class ResultLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a positive whole number, not {value!r}")
-        if self.overflow not in ("block", "fail"):
-            raise ValueError(f"overflow must be 'block' or 'fail', not {self.overflow!r}")
+        if self.overflow not in ("block", "spill", "fail"):
+            raise ValueError(f"overflow must be 'block', 'spill' or 'fail', not {self.overflow!r}")

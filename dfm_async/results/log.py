@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from dfm_async.errors import ResultsExpired
 from dfm_async.model.events import Event, FrameCompleted, Progress, StatusChanged, WorkerNotice
 from dfm_async.model.limits import ResultLimits
 
-__all__ = ["LogReader", "ResultLog"]
+__all__ = ["Backing", "LogReader", "ResultLog"]
 
 _COMPACT = 4096
 _BARE = frozenset({FrameCompleted, Progress, StatusChanged, WorkerNotice})
 """Events that carry no data: with nobody reading, they make room also unseen."""
+
+
+class Backing(Protocol):
+    """Where events stand that are no longer in memory."""
+
+    async def read(self, start: int) -> Sequence[Event]:
+        """Gives some events from an offset on, at least one if there is one."""
+        ...
+
+    async def frames_done(self, before: int) -> set[int]:
+        """The parameter sets whose completion stands before an offset."""
+        ...
 
 
 class ResultLog:
@@ -21,18 +35,23 @@ class ResultLog:
 
     When it holds more than its limits, the oldest events that every attached reader has seen are dropped. When there
     are none, :attr:`full` is true, and ``on_room`` is called when that changes.
+
+    With a backing, events are seen by readers when they are safe there (:meth:`publish`), and what was dropped is read
+    from there. With ``overflow="spill"`` everything that is safe may be dropped, seen or not.
     """
 
-    def __init__(self, job_id: str, limits: ResultLimits) -> None:
+    def __init__(self, job_id: str, limits: ResultLimits, backing: Backing | None = None, start: int = 0) -> None:
         self.job_id = job_id
         self.limits = limits
+        self.backing = backing
         self.closed = False
         self.on_room: Callable[[], None] | None = None
         self.on_full: Callable[[], None] | None = None
         self._events: list[Event] = []
         self._sizes: list[int] = []
         self._start = 0
-        self._base = 0
+        self._base = start
+        self._published = start
         self._bytes = 0
         self._full = False
         self._expired = False
@@ -71,12 +90,30 @@ class ResultLog:
         """How many readers are attached."""
         return len(self._readers)
 
+    @property
+    def readable(self) -> int:
+        """The offset behind the last event that readers see."""
+        return self.end if self.backing is None else self._published
+
+    def publish(self, end: int) -> None:
+        """With a backing: the events before this offset are safe, and readers may see them."""
+        if end > self.end:  # written by somebody else: all of it stands in the backing
+            self.expire()
+            self._base = end
+        self._published = end
+        if self._full or (self.limits.overflow == "spill" and self._over()):
+            self._trim()
+        self.wake()
+
+    def _over(self) -> bool:
+        return len(self._events) - self._start > self.limits.max_items or self._bytes > self.limits.max_bytes
+
     def append(self, event: Event, size: int = 0) -> None:
         """Adds an event, whose offset must be :attr:`end`. Readers see it after :meth:`wake`."""
         self._events.append(event)
         self._sizes.append(size)
         self._bytes += size
-        if len(self._events) - self._start > self.limits.max_items or self._bytes > self.limits.max_bytes:
+        if self._over():
             self._trim()
 
     def extend(self, events: Sequence[Event], size: int) -> None:
@@ -84,7 +121,7 @@ class ResultLog:
         self._events.extend(events)
         self._sizes.extend([size] * len(events))
         self._bytes += size * len(events)
-        if len(self._events) - self._start > self.limits.max_items or self._bytes > self.limits.max_bytes:
+        if self._over():
             self._trim()
 
     def wake(self) -> None:
@@ -103,7 +140,7 @@ class ResultLog:
     def expire(self) -> None:
         """Drops all events, when the last reader has left."""
         self._expired = True
-        if not self._readers:
+        if not self._readers or self.backing is not None:
             self._base = self._kept_from = self.end
             self._start = self._bytes = 0
             self._events.clear()
@@ -120,7 +157,7 @@ class ResultLog:
             ResultsExpired: events that the reader wants are gone.
         """
         start = 0 if after is None else after + 1
-        if start < self.first:
+        if start < self.first and self.backing is None:
             if not data_only or start < self._kept_from:
                 raise ResultsExpired(self.job_id, start, self.first)
             start = self.first
@@ -152,16 +189,18 @@ class ResultLog:
         return self._events[index]
 
     def read(self, reader: LogReader) -> Event | None:
-        """Gives a reader its next event, or None if there is none yet.
+        """Gives a reader its next event, or None if there is none yet, or it must be fetched.
 
         Raises:
             ResultsExpired: it was dropped.
         """
         position = reader.position
         index = position - self._base
-        if index >= len(self._events):
+        if index >= len(self._events) or (self.backing is not None and position >= self._published):
             return None
         if index < self._start:
+            if self.backing is not None:
+                return None
             raise ResultsExpired(self.job_id, position, self.first)
         event = self._events[index]
         position += 1
@@ -172,9 +211,20 @@ class ResultLog:
             self._trim()
         return event
 
-    def since(self, offset: int) -> Sequence[Event]:
-        """Gives the events that are kept, from an offset on."""
-        return self._events[max(self._start, offset - self._base) :]
+    async def frames_ahead(self, offset: int, unfinished: Iterable[int], opened: int) -> list[int]:
+        """The parameter sets that are not completed before an offset, in order.
+
+        Args:
+            offset: the offset.
+            unfinished: those that are under way.
+            opened: how many were ever opened.
+        """
+        if self.backing is None or offset >= self.first:
+            ahead = self._events[max(self._start, offset - self._base) :]
+            found = {event.frame[0] for event in ahead if type(event) is FrameCompleted}
+            return sorted(found.union(unfinished))
+        done = await self.backing.frames_done(offset)
+        return [index for index in range(opened) if index not in done]
 
     async def wait(self) -> None:
         """Waits until :meth:`wake` is called."""
@@ -192,7 +242,10 @@ class ResultLog:
         seen = min((reader.position for reader in self._readers), default=self._seen) - self._base
         start, count = self._start, len(self._events)
         events, free = self._events, not self._readers
-        while start < count and (count - start > limits.max_items or self._bytes > limits.max_bytes):
+        safe = count if self.backing is None else self._published - self._base
+        if limits.overflow == "spill":
+            seen = safe
+        while start < safe and (count - start > limits.max_items or self._bytes > limits.max_bytes):
             bare = type(events[start]) in _BARE
             if start >= seen and not (bare and free):
                 break
@@ -216,11 +269,12 @@ class ResultLog:
 class LogReader:
     """Reads a log from a position on. Keeps what it has not seen from being dropped while it is attached."""
 
-    __slots__ = ("log", "position")
+    __slots__ = ("_fetched", "log", "position")
 
     def __init__(self, log: ResultLog, position: int) -> None:
         self.log = log
         self.position = position
+        self._fetched: deque[Event] = deque()
 
     def next_nowait(self) -> Event | None:
         """Gives the next event, or None if there is none yet.
@@ -228,17 +282,27 @@ class LogReader:
         Raises:
             ResultsExpired: it was dropped.
         """
+        if self._fetched:
+            self.position += 1
+            return self._fetched.popleft()
         return self.log.read(self)
 
     async def next(self) -> Event | None:
         """Waits for the next event; None when the log has ended."""
+        log = self.log
         while True:
             event = self.next_nowait()
             if event is not None:
                 return event
-            if self.log.closed:
+            if log.backing is not None and self.position < min(log.first, log.readable):
+                found = await log.backing.read(self.position)
+                if not found:
+                    raise ResultsExpired(log.job_id, self.position, log.end)
+                self._fetched.extend(found)
+            elif log.closed and self.position >= log.readable:
                 return None
-            await self.log.wait()
+            else:
+                await log.wait()
 
     def close(self) -> None:
         """Detaches from the log."""

@@ -4,31 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Final
 
-from dfm_async.errors import DfmError, JobAborted, JobFailed, ResultsUnread
+from dfm_async.errors import DfmError, JobAborted, JobFailed, JobInterrupted, ResultsUnread
 from dfm_async.model.events import Event, StatusChanged
 from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.model.limits import ResultLimits
 from dfm_async.model.status import JobStatus
 from dfm_async.planner.plan import Plan
-from dfm_async.results.log import ResultLog
-from dfm_async.wire import messages as msg
+from dfm_async.results.journal import Journal
+from dfm_async.results.log import Backing, ResultLog
 
-__all__ = ["JobRecord"]
+__all__ = ["ERRORS_KEPT", "JobRecord"]
 
-_ERRORS_KEPT = 100
+ERRORS_KEPT: Final = 100
+"""How many errors of a job are kept; the others are counted."""
 
 
 class JobRecord:
-    """Status, errors, times and the log of one job. Outlives the execution."""
+    """Status, errors, times and the log of one job. Outlives the execution.
 
-    def __init__(self, job_id: JobId, number: JobNumber, plan: Plan, limits: ResultLimits) -> None:
+    A job with a journal has reached a state when that is written down: ``decided`` is ahead of ``status`` until then.
+    """
+
+    def __init__(
+        self,
+        job_id: JobId,
+        number: JobNumber,
+        plan: Plan,
+        limits: ResultLimits,
+        backing: Backing | None = None,
+        start: int = 0,
+    ) -> None:
         self.job_id = job_id
         self.number = number
         self.plan = plan
-        self.log = ResultLog(job_id, limits)
+        self.log = ResultLog(job_id, limits, backing, start)
+        self.journal: Journal | None = None
         self.status = JobStatus.SUBMITTED
+        self.decided = JobStatus.SUBMITTED
+        """The status that the job has reached, written down or not."""
         self.reason: str | None = None
         self.cause: BaseException | None = None
         self.errors: list[DfmError] = []
@@ -48,24 +64,36 @@ class JobRecord:
         self.blocked: Callable[[], bool] | None = None
         """Tells whether the job cannot go on before somebody reads its log."""
 
-    def add(self, event: Event, size: int = 0) -> None:
-        """Adds an event to the log, whose offset must be the log's end."""
+    def add(self, event: Event, size: int = 0, point: int = -1) -> None:
+        """Adds an event to the log, whose offset must be the log's end; ``point``: the yield that it is about."""
         self.log.append(event, size)
-
-    def add_results(self, events: Sequence[Event], message: msg.Results, whole: bool) -> None:
-        """Adds results as they came in a message; ``whole``: all that it held."""
-        self.log.extend(events, len(message.payload) // max(1, len(events)))
+        if self.journal is not None:
+            self.journal.event(event, point)
 
     def change(self, status: JobStatus, reason: str | None = None) -> None:
-        """Enters another state. A terminal one ends the log and never changes."""
-        if self.status.terminal:
+        """Enters another state. One that ends the job ends the log, and the terminal ones never change."""
+        if self.decided.terminal:
             return
-        self.status = status
+        self.decided = status
         self.reason = reason
-        self.add(StatusChanged(self.log.end, status, reason))
-        if status.terminal:
+        if status.ended:
             self.finished = time.time()
             self.ended_at = asyncio.get_running_loop().time()
+        self.add(StatusChanged(self.log.end, status, reason))
+        if self.journal is not None:
+            self.journal.status(status, reason, self.finished)
+        else:
+            self._settle()
+
+    def written(self, end: int) -> None:
+        """With a journal: the events before this offset are written down."""
+        self.log.publish(end)
+        if end >= self.log.end and self.status is not self.decided:
+            self._settle()
+
+    def _settle(self) -> None:
+        self.status = self.decided
+        if self.status.ended:
             self.log.close()
             self.completion_event.set()
             for waiter in self._waiters:
@@ -74,13 +102,28 @@ class JobRecord:
         else:
             self.log.wake()
 
+    def follow(self, status: JobStatus, reason: str | None, end: int) -> None:
+        """Takes over what is written down of a job that does not run here."""
+        self.log.publish(end)
+        self.decided, self.reason = status, reason
+        if self.status is not status:
+            self._settle()
+
+    def reopen(self) -> None:
+        """An interrupted job goes on."""
+        self.log.closed = False
+        self.completion_event.clear()
+        self.status = self.decided = JobStatus.SUBMITTED
+        self.reason = None
+        self.finished = None
+
     async def wait(self) -> None:
         """Waits for the end.
 
         Raises:
             ResultsUnread: the job cannot go on, because its log is full and nobody reads it.
         """
-        if self.status.terminal:
+        if self.status.ended:
             return
         if self.blocked is not None and self.blocked():
             raise ResultsUnread(self.job_id, self.log.held)
@@ -100,7 +143,7 @@ class JobRecord:
     def add_error(self, error: DfmError) -> None:
         """Counts an error, and keeps it if it is among the first."""
         self.error_count += 1
-        if len(self.errors) < _ERRORS_KEPT:
+        if len(self.errors) < ERRORS_KEPT:
             self.errors.append(error)
 
     def expire(self) -> None:
@@ -116,4 +159,6 @@ class JobRecord:
             aborted = JobAborted(self.job_id, self.reason or "cancelled")
             aborted.__cause__ = self.cause
             return aborted
+        if self.status is JobStatus.INTERRUPTED:
+            return JobInterrupted(self.job_id, self.reason or "the application that ran it has ended")
         return None

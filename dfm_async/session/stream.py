@@ -113,7 +113,7 @@ class ResultStream(_Stream[Result]):
         if reader is None:
             reader = self.attach()
             if self._ordered:
-                self._order = _Order(self._record, self._place, reader.position)
+                self._order = await self._make_order(reader.position)
         if self._order is not None:
             return await self._next_in_order(reader, self._order)
         place, failures = self._place, self._failures
@@ -128,6 +128,13 @@ class ResultStream(_Stream[Result]):
                 place is None or event.place == place  # type: ignore[union-attr]
             ):
                 return event  # type: ignore[return-value] # a Failure only if asked for
+
+    async def _make_order(self, position: int) -> _Order:
+        # A reader that begins in the middle waits only for the frames that were not done at that point.
+        record = self._record
+        opened = record.next_frame
+        ahead = await record.log.frames_ahead(position, record.open_frames.keys(), opened)
+        return _Order(self._place is not None and self._place in record.plan.ordered_places, ahead, opened)
 
     async def _next_in_order(self, reader: LogReader, order: _Order) -> Result:
         while True:
@@ -153,15 +160,13 @@ class ResultStream(_Stream[Result]):
 class _Order:
     """Puts results into the order of their frames. Holds back those of a parameter set until all before it are done."""
 
-    def __init__(self, record: JobRecord, place: str | None, position: int) -> None:
+    def __init__(self, direct: bool, ahead: list[int], opened: int) -> None:
         self.ready: deque[Event] = deque()
-        self._direct = place is not None and place in record.plan.ordered_places
+        self._direct = direct
         self._held: dict[int, list[Result | Failure]] = {}
         self._done: set[int] = set()
-        # A reader that begins in the middle waits only for the frames that were not done at that point.
-        ahead = {event.frame[0] for event in record.log.since(position) if type(event) is FrameCompleted}
-        self._waiting = deque(sorted(ahead | record.open_frames.keys()))
-        self._beyond = record.next_frame
+        self._waiting = deque(ahead)
+        self._beyond = opened
 
     @property
     def _next(self) -> int:

@@ -12,14 +12,15 @@ from typing import Any, Final, Literal
 
 from dfm_async.errors import DfmError, EncodingError, OperationFailed, ParameterError, WorkerLost
 from dfm_async.model.error_record import ErrorRecord
-from dfm_async.model.events import Event, Failure, FrameCompleted, Progress, Result, WorkerNotice
+from dfm_async.model.events import Failure, FrameCompleted, Progress, WorkerNotice
 from dfm_async.model.ids import Frame, JobNumber
 from dfm_async.model.status import JobStatus
+from dfm_async.results.decode import Run, result_events
 from dfm_async.results.record import JobRecord
 from dfm_async.results.seen import Seen
 from dfm_async.targets.frames import FRAME_WINDOW, Batch, FrameLedger, Row
 from dfm_async.wire import messages as msg
-from dfm_async.wire.codec import Broken, Codec
+from dfm_async.wire.codec import Codec
 
 __all__ = ["Coordinator", "JobRules", "Phase"]
 
@@ -120,13 +121,22 @@ class Coordinator:
         """Adds parameter sets; they are opened as far as the window allows."""
         if self.phase in (Phase.STOPPING, Phase.ENDED):
             return
-        self.frames.add(rows)
+        self._take(rows)
         if self.phase is Phase.RUNNING:
             self._open_frames()
 
+    def _take(self, rows: Sequence[Row]) -> None:
+        if self.record.journal is not None:
+            self.record.journal.params(self.frames.added, rows)
+        self.frames.add(rows)
+
     def stop(self) -> None:
         """Says that no further parameter set will come."""
+        if self.frames.stopped:
+            return
         self.frames.stopped = True
+        if self.record.journal is not None:
+            self.record.journal.stopped()
         self._refuse_offers()
         if self.phase is Phase.RUNNING:
             self._open_frames()
@@ -151,7 +161,7 @@ class Coordinator:
                 future.set_result(None)
         while self._offers and self.frames.waiting < self.rules.window and self.accepts:
             row, answer = self._offers.popleft()
-            self.frames.add([row])
+            self._take([row])
             answer("")
 
     def _open_frames(self) -> None:
@@ -236,7 +246,7 @@ class Coordinator:
         self._send = send
         self._kill = kill
         self.phase = Phase.RUNNING
-        if record.status is JobStatus.SUBMITTED:
+        if record.decided is JobStatus.SUBMITTED:
             record.change(JobStatus.RUNNING)
         limits = record.log.limits
         plan = self.plan.hash
@@ -301,6 +311,11 @@ class Coordinator:
                 self._stop_locations(set(range(len(self.plan.locations))) - self._stopping, grace)
             else:
                 self.shorten(grace)
+
+    def shut_down(self, reason: str, grace: float) -> None:
+        """Stops the job because the session is closed. One that is written down can go on in another session."""
+        status = JobStatus.ABORTED if self.record.journal is None else JobStatus.INTERRUPTED
+        self.halt(status, reason, grace)
 
     def _stop_locations(self, locations: set[int], grace: float) -> None:
         self._stopping = locations
@@ -443,37 +458,28 @@ class Coordinator:
 
     def _results(self, message: msg.Results) -> None:
         log = self.record.log
-        site = self._sites[message.at]
         try:
             values = self._codec.loads_batch(message.payload)
         except EncodingError as error:
             self.fail(error)
             return
-        seen = self.seen
-        offset = log.end
-        events: list[Event] = []
-        position = 0
-        for point, frame, start, count in message.runs:
-            place, node = self._points[point]
-            parts = (range(count),) if seen is None else seen.add(point, frame, start, count)
-            for part in parts:
-                for index in part:
-                    value = values[position + index]
-                    full = frame if start < 0 else (*frame, start + index)
-                    if type(value) is Broken:
-                        broken = EncodingError(node, "value", f"it cannot be rebuilt in the application: {value.error}")
-                        broken.__cause__ = value.error
-                        self.record.add_error(broken)
-                        events.append(Failure(offset, place, broken, full, site, node))
-                    else:
-                        events.append(Result(offset, place, value, full, site, node))
-                    offset += 1
-            position += count
-        if events:
-            self.record.add_results(events, message, len(events) == position)
+        runs, fresh = message.runs, values
+        if self.seen is not None:
+            runs, fresh = _only_new(self.seen, message.runs, values)
+        if fresh:
+            first = log.end
+            events = result_events(self.plan, message.at, runs, fresh, first)
+            for event in events:
+                if type(event) is Failure:
+                    self.record.add_error(event.error)
+            size = len(message.payload) // max(1, len(values))
+            log.extend(events, size)
+            if self.record.journal is not None:
+                whole = message.payload if len(fresh) == len(values) else b""
+                self.record.journal.results(first, message.at, runs, fresh, whole)
             log.wake()
         owed = self._owed[message.at]
-        owed[0] += position
+        owed[0] += len(values)
         owed[1] += len(message.payload)
         limits = log.limits
         if log.full:
@@ -547,7 +553,8 @@ class Coordinator:
         if error is None:
             error = self._errors.get(-1, {}).get(message.error) or DfmError(f"error {message.error}")
         log = self.record.log
-        self.record.add(Failure(log.end, place, error, message.frame, self._sites[message.at], node))
+        failure = Failure(log.end, place, error, message.frame, self._sites[message.at], node)
+        self.record.add(failure, 0, message.point)
         log.wake()
 
     def _progress_made(self, message: msg.ProgressMade) -> None:
@@ -600,6 +607,19 @@ _HANDLERS: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
 _WHILE_RESTARTING: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
     kind: _HANDLERS[kind] for kind in (msg.CancelSeen, msg.JobStopped)
 }
+
+
+def _only_new(seen: Seen, runs: Sequence[Run], values: Sequence[Any]) -> tuple[list[Run], list[Any]]:
+    """Leaves out what an earlier run of the parameter set has yielded."""
+    new_runs: list[Run] = []
+    new_values: list[Any] = []
+    position = 0
+    for point, frame, start, count in runs:
+        for part in seen.add(point, frame, start, count):
+            new_runs.append((point, frame, -1 if start < 0 else start + part.start, len(part)))
+            new_values.extend(values[position + part.start : position + part.stop])
+        position += count
+    return new_runs, new_values
 
 
 def _rebuild(found: ErrorRecord) -> OperationFailed:

@@ -72,7 +72,7 @@ class JobTable:
         self._running.pop(record.job_id, None)
         if self._records.get(record.job_id) is not record:
             return
-        self.totals[record.status] = self.totals.get(record.status, 0) + 1
+        self.totals[record.decided] = self.totals.get(record.decided, 0) + 1
         self._with_log.append(record)
         self._ended.append(record)
         while len(self._with_log) > self._options.keep_finished:

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dfm_async.federation.federation import Federation
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.stats import TargetStats
-from dfm_async.model.status import JobStatus
 from dfm_async.runtime.operations import OperationTable
 from dfm_async.runtime.site import SiteRuntime
 from dfm_async.targets.coordinator import Coordinator
@@ -73,7 +72,7 @@ class InlineTarget:
         """Ends all jobs, and returns when they have."""
         running = self.jobs.coordinators
         for coordinator in running:
-            coordinator.halt(JobStatus.ABORTED, reason, grace)
+            coordinator.shut_down(reason, grace)
         for coordinator in running:
             await coordinator.record.completion_event.wait()
 

@@ -86,7 +86,7 @@ class JobExecution:
         """Takes a job off the lane: it has ended, or looks for another one."""
         for at, worker in enumerate(self._jobs.pop(coordinator, ())):
             if worker is not None:
-                worker.leave(coordinator, at, well=coordinator.record.status is JobStatus.FINISHED)
+                worker.leave(coordinator, at, well=coordinator.record.decided is JobStatus.FINISHED)
 
     async def _launch_later(self, coordinator: Coordinator) -> None:
         waiting = [at for at, worker in enumerate(self._jobs.get(coordinator, ())) if worker is not None]
@@ -156,7 +156,7 @@ class JobExecution:
         """Ends the jobs of the lane, and returns when all have."""
         running = list(self._jobs)
         for coordinator in running:
-            coordinator.halt(JobStatus.ABORTED, reason, grace)
+            coordinator.shut_down(reason, grace)
         for coordinator in running:
             await coordinator.record.completion_event.wait()
 

@@ -268,7 +268,7 @@ class FederationRunner:
         """Ends all jobs, those that wait and those that run, and returns when they have."""
         while (coordinator := self._queue.take()) is not None:
             self._left_queue(coordinator)
-            coordinator.halt(JobStatus.ABORTED, reason, grace)
+            coordinator.shut_down(reason, grace)
         await asyncio.gather(*(lane.shutdown(reason, grace) for lane in self._lanes))
 
     def stats(self) -> TargetStats:

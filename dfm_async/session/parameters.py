@@ -1,0 +1,106 @@
+"""Parameter sets as applications give them, checked and packed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import AsyncIterable, Iterable, Mapping
+from typing import Any, Final
+
+from dfm_async.errors import EncodingError, ParameterError
+from dfm_async.federation.federation import Federation
+from dfm_async.planner.plan import Plan
+from dfm_async.planner.types import validate
+from dfm_async.targets.frames import Row
+from dfm_async.wire.codec import Codec
+
+__all__ = ["ParameterSets"]
+
+_PLANS: Final = 128
+_PROBLEMS: Final = 10
+
+
+class ParameterSets:
+    """Checks parameter sets against the types that the operations of a federation declare, and packs them.
+
+    Args:
+        federation: what the operations are.
+        codec: how values travel.
+    """
+
+    def __init__(self, federation: Federation, codec: Codec) -> None:
+        self._federation = federation
+        self._codec = codec
+        self._hints: OrderedDict[str, dict[str, list[Any]]] = OrderedDict()
+
+    def pack(self, plan: Plan, params: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> list[Row]:
+        """Checks and packs one parameter set or several.
+
+        Raises:
+            ParameterError: with everything that is wrong.
+        """
+        if isinstance(params, Mapping):
+            given: list[Any] = [params]
+        elif isinstance(params, (list, tuple)):
+            given = list(params)
+        else:
+            raise ParameterError([f"a parameter set is a dict, not {type(params).__name__}"])
+        problems: list[str] = []
+        rows = [self._row(plan, row, "" if len(given) == 1 else f"set {i}: ", problems) for i, row in enumerate(given)]
+        if problems:
+            more = len(problems) - _PROBLEMS
+            raise ParameterError(problems[:_PROBLEMS] + ([f"and {more} more"] if more > 0 else []))
+        return rows
+
+    def _row(self, plan: Plan, row: Any, where: str, problems: list[str]) -> Row:
+        if not isinstance(row, Mapping):
+            problems.append(f"{where}a parameter set is a dict, not {type(row).__name__}")
+            return {}
+        packed: dict[str, Any] = {}
+        names = plan.params
+        if len(row) != len(names) or any(name not in row for name in names):
+            missing = [name for name in names if name not in row]
+            unknown = [name for name in row if name not in names]
+            if missing:
+                problems.append(f"{where}missing parameter {', '.join(map(repr, missing))}")
+            if unknown:
+                known = ", ".join(map(repr, names)) or "none"
+                problems.append(f"{where}unknown parameter {', '.join(map(repr, unknown))} (the pipeline has: {known})")
+        hints = self._types_of(plan)
+        for name in names:
+            if name not in row:
+                continue
+            value = row[name]
+            declared = hints.get(name)
+            if declared is not None:
+                for hint in declared:
+                    found, wrong = validate(hint, value)
+                    if wrong is not None:
+                        problems.append(f"{where}parameter {name!r}: {wrong}")
+                    elif len(declared) == 1:
+                        value = found
+            try:
+                packed[name] = self._codec.pack(value)
+            except EncodingError as error:
+                problems.append(f"{where}parameter {name!r}: {error}")
+        return packed
+
+    def fingerprint(self, plan: Plan, params: Any) -> str:
+        """What a job computes. A stream of parameters cannot be known beforehand: there the plan must do."""
+        codec = Codec(trusted=self._codec.trusted, canonical=True)
+        content = b"" if isinstance(params, AsyncIterable) else codec.encode(params)
+        return hashlib.sha256(plan.hash.encode() + content).hexdigest()
+
+    def _types_of(self, plan: Plan) -> dict[str, list[Any]]:
+        key = plan.hash
+        hints = self._hints.get(key)
+        if hints is None:
+            hints = self._hints[key] = {}
+            for use in plan.uses:
+                operation = self._federation.operations.get(use.operation)
+                hint = Any if operation is None else operation.signature.types.get(use.argument, Any)
+                if hint is not Any and hint not in hints.setdefault(use.name, []):
+                    hints[use.name].append(hint)
+            if len(self._hints) > _PLANS:
+                self._hints.popitem(last=False)
+        return hints

@@ -1,0 +1,259 @@
+"""How a job is written to a store, and read from it.
+
+Nothing here is ever unpickled: a file may come from anywhere. Values are encoded without pickle at their site already,
+so that one which cannot be stored is an error of the node that produced it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from dfm_async import errors
+from dfm_async.errors import DfmError, EncodingError
+from dfm_async.model.events import Event, Failure, FrameCompleted, Progress, StatusChanged, WorkerNotice
+from dfm_async.model.ids import Frame
+from dfm_async.model.limits import ResultLimits
+from dfm_async.model.status import JobStatus
+from dfm_async.planner.plan import Plan
+from dfm_async.results.decode import Run, result_events
+from dfm_async.results.seen import Seen
+from dfm_async.store.base import Entry, Store
+from dfm_async.wire.codec import Codec
+
+__all__ = ["History", "JobJournal", "JobOptions", "StoredLog", "read_history"]
+
+_RESULTS: Final = 1
+"""An entry of results: the head has the location and the runs, the payload the values."""
+_EVENTS: Final = 2
+"""An entry of other events: the head has what scanning needs, the payload the errors."""
+
+_codec = Codec(trusted=False)
+
+
+class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job needs to go on in another session."""
+
+    on_error: Literal["continue", "stop"]
+    reruns: int
+    window: int
+    limits: ResultLimits
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    """One event that is no result. ``error``: its position in the payload, or -1."""
+
+    kind: Literal["failure", "frame", "progress", "status", "worker"]
+    frame: Frame = ()
+    site: str = ""
+    node: str = ""
+    place: str | None = None
+    point: int = -1
+    error: int = -1
+    text: str | None = None
+    status: str = ""
+    done: float = 0.0
+    total: float | None = None
+
+
+_ResultsHead = tuple[int, list[Run]]
+_encode = msgspec.msgpack.Encoder().encode
+_results_head: Final = msgspec.msgpack.Decoder(_ResultsHead)
+_events_head: Final = msgspec.msgpack.Decoder(list[_Head])
+
+
+class JobJournal:
+    """Writes one job. Events that follow each other in one turn of the loop make one entry."""
+
+    def __init__(self, store: Store, job_id: str) -> None:
+        self._store = store
+        self._job_id = job_id
+        self._heads: list[_Head] = []
+        self._errors: list[Any] = []
+        self._first = 0
+        self._handle: asyncio.Handle | None = None
+
+    def event(self, event: Event, point: int) -> None:
+        """Writes one event."""
+        if not self._heads:
+            self._first = event.offset
+            self._handle = asyncio.get_running_loop().call_soon(self._flush)
+        error = -1
+        if isinstance(event, Failure):
+            error = len(self._errors)
+            self._errors.append(_pack_error(event.error))
+        self._heads.append(_head_of(event, point, error))
+
+    def _flush(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        if self._heads:
+            heads, self._heads = self._heads, []
+            errors, self._errors = self._errors, []
+            payload = _codec.dumps(errors) if errors else b""
+            self._store.append(self._job_id, Entry(self._first, len(heads), _EVENTS, _encode(heads), payload))
+
+    def results(self, first: int, at: int, runs: Sequence[Run], values: Sequence[Any], payload: bytes) -> None:
+        """Writes results from an offset on."""
+        self._flush()
+        if not payload:
+            payload = _codec.dumps([_codec.pack(value) for value in values])
+        self._store.append(self._job_id, Entry(first, len(values), _RESULTS, _encode((at, runs)), payload))
+
+    def params(self, first: int, rows: Sequence[Any]) -> None:
+        """Writes parameter sets."""
+        self._store.add_params(self._job_id, first, [_codec.dumps(row) for row in rows])
+
+    def stopped(self) -> None:
+        """Writes that no further parameter set will come."""
+        self._store.update(self._job_id, stopped=True)
+
+    def status(self, status: JobStatus, reason: str | None, finished: float | None) -> None:
+        """Writes the status, in the same commit as the events before it."""
+        self._flush()
+        self._store.update(self._job_id, status=status, reason=reason, finished=finished)
+
+
+class StoredLog:
+    """The events of a job that stand in a store."""
+
+    def __init__(self, store: Store, job_id: str, plan: Plan) -> None:
+        self._store = store
+        self._job_id = job_id
+        self._plan = plan
+
+    async def read(self, start: int) -> Sequence[Event]:
+        """Gives some events from an offset on."""
+        events: list[Event] = []
+        for entry in await self._store.read(self._job_id, start):
+            events.extend(_events_of(self._plan, entry))
+        return [event for event in events if event.offset >= start]
+
+    async def frames_done(self, before: int) -> set[int]:
+        """The parameter sets whose completion stands before an offset."""
+        found: set[int] = set()
+        async for entry in self._store.heads(self._job_id):
+            if entry.first >= before:
+                break
+            if entry.kind == _EVENTS:
+                heads = enumerate(_events_head.decode(entry.head), entry.first)
+                found.update(head.frame[0] for offset, head in heads if head.kind == "frame" and offset < before)
+        return found
+
+
+class History:
+    """What the log of an interrupted job tells: what is done, what came of the rest, and what went wrong."""
+
+    def __init__(self) -> None:
+        self.done: set[int] = set()
+        self.seen = Seen()
+        self.failed: dict[int, dict[tuple[str, Frame], DfmError]] = {}
+        self.errors: list[DfmError] = []
+        self.error_count = 0
+
+
+async def read_history(store: Store, job_id: str, plan: Plan, errors_kept: int) -> History:
+    """Reads what a job must know to go on."""
+    history = History()
+    async for entry in store.heads(job_id):
+        if entry.kind == _RESULTS:
+            for point, frame, start, count in _results_head.decode(entry.head)[1]:
+                history.seen.add(point, frame, start, count)
+            continue
+        heads = _events_head.decode(entry.head)
+        failures: list[Failure] = []
+        if any(head.kind == "failure" for head in heads):
+            (whole, *_) = await store.read(job_id, entry.first, 1)
+            failures = [event for event in _events_of(plan, whole) if isinstance(event, Failure)]
+        told = iter(failures)
+        for head in heads:
+            if head.kind == "frame":
+                history.done.add(head.frame[0])
+                history.seen.forget(head.frame[0])
+                history.failed.pop(head.frame[0], None)
+            elif head.kind == "failure":
+                _remember(history, head, next(told).error, errors_kept)
+    return history
+
+
+def _remember(history: History, head: _Head, error: DfmError, errors_kept: int) -> None:
+    if head.point >= 0:
+        history.seen.add(head.point, head.frame, -1, 1)
+        return
+    root = head.frame[0] if head.frame else -1
+    history.failed.setdefault(root, {})[head.node, head.frame] = error
+    history.error_count += 1
+    if len(history.errors) < errors_kept:
+        history.errors.append(error)
+
+
+# events
+
+
+def _head_of(event: Event, point: int, error: int) -> _Head:
+    match event:
+        case Failure():
+            return _Head("failure", event.frame, event.site, event.node, event.place, point, error)
+        case FrameCompleted():
+            return _Head("frame", event.frame)
+        case StatusChanged():
+            return _Head("status", text=event.reason, status=event.status.value)
+        case Progress():
+            return _Head(
+                "progress",
+                event.frame,
+                event.site,
+                event.node,
+                text=event.note,
+                done=event.done,
+                total=event.total,
+            )
+        case WorkerNotice():
+            return _Head("worker", site=event.site, node=event.kind, text=event.detail, done=event.seconds)
+        case _:
+            raise TypeError(f"{type(event).__name__} is not written as an event")
+
+
+def _events_of(plan: Plan, entry: Entry) -> list[Event]:
+    if entry.kind == _RESULTS:
+        at, runs = _results_head.decode(entry.head)
+        return result_events(plan, at, runs, _codec.loads_batch(entry.payload), entry.first)
+    errors = _codec.loads(entry.payload) if entry.payload else []
+    heads = enumerate(_events_head.decode(entry.head), entry.first)
+    return [_EVENT_OF[head.kind](offset, head, errors) for offset, head in heads]
+
+
+_EVENT_OF: Final[dict[str, Callable[[int, _Head, list[Any]], Event]]] = {
+    "failure": lambda offset, head, errors: Failure(
+        offset, head.place, _unpack_error(errors[head.error]), head.frame, head.site, head.node
+    ),
+    "frame": lambda offset, head, _: FrameCompleted(offset, head.frame),
+    "status": lambda offset, head, _: StatusChanged(offset, JobStatus(head.status), head.text),
+    "progress": lambda offset, head, _: Progress(
+        offset, head.frame, head.site, head.node, head.done, head.total, head.text or ""
+    ),
+    "worker": lambda offset, head, _: WorkerNotice(offset, head.site, head.node, head.done, head.text or ""),  # type: ignore[arg-type] # written by us
+}
+
+
+def _pack_error(error: DfmError) -> Any:
+    try:
+        return _codec.pack([type(error).__name__, list(error.args)])
+    except EncodingError:  # its data cannot be stored: its words can
+        return _codec.pack(["DfmError", [str(error)]])
+
+
+def _unpack_error(found: Any) -> DfmError:
+    """Rebuilds an error of ours; whatever else a file may hold becomes text."""
+    name, args = found
+    kind = getattr(errors, name, None) if name in errors.__all__ else None
+    if isinstance(kind, type) and issubclass(kind, DfmError):
+        try:
+            return kind(*args)
+        except TypeError:
+            return DfmError(f"{name}: {args}")
+    return DfmError(f"{name}: {args}")
