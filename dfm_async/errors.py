@@ -15,6 +15,7 @@ __all__ = [
     "JobFailed",
     "JobInterrupted",
     "JobNotFound",
+    "JobOwned",
     "OperationFailed",
     "ParameterError",
     "PipelineError",
@@ -24,6 +25,7 @@ __all__ = [
     "ResultsUnread",
     "SessionClosed",
     "ShippingError",
+    "StoreError",
     "StreamOverrun",
     "WorkerLost",
 ]
@@ -254,6 +256,22 @@ class QueueFull(DfmError):
         )
 
 
+class JobOwned(DfmError):
+    """A stored job belongs to another process, which is alive."""
+
+    def __init__(self, job_id: str, pid: int, host: str) -> None:
+        super().__init__(job_id, pid, host)
+        self.job_id = job_id
+        self.pid = pid
+        self.host = host
+
+    def __str__(self) -> str:
+        return (
+            f"job {self.job_id} belongs to process {self.pid} on {self.host}, which is alive. "
+            "Only read it, or end that process first"
+        )
+
+
 class ResultsExpired(DfmError):
     """A reader asked for events that the job's log no longer holds."""
 
@@ -294,3 +312,22 @@ class SessionClosed(DfmError):
 
     def __str__(self) -> str:
         return self.detail
+
+
+class StoreError(DfmError):
+    """A store of jobs cannot be opened, read or written.
+
+    Attributes:
+        path: the file.
+        problem: what is wrong with it.
+        advice: what to do about it.
+    """
+
+    def __init__(self, path: str, problem: str, advice: str) -> None:
+        super().__init__(path, problem, advice)
+        self.path = path
+        self.problem = problem
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return f"store {self.path}: {self.problem}. {self.advice}"

@@ -121,9 +121,12 @@ ERRORS: list[errors.DfmError] = [
     errors.JobAborted("j", "cancelled"),
     errors.JobNotFound("j"),
     errors.QueueFull(10_000),
+    errors.JobOwned("j", 17, "here"),
+    errors.JobInterrupted("j", "its application has ended"),
     errors.ResultsExpired("j", 1, 5),
     errors.ResultsUnread("j", 1000),
     errors.SessionClosed("closed"),
+    errors.StoreError("jobs.db", "the disk is full", "Make room"),
 ]
 
 
