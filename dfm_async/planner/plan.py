@@ -26,7 +26,7 @@ from dfm_async.wire.codec import Codec
 if TYPE_CHECKING:
     from dfm_async.planner.explain import Explanation
 
-__all__ = ["NodePlan", "ParameterUse", "Plan", "prepare", "retry_policies"]
+__all__ = ["NodePlan", "ParameterUse", "Plan", "missing_operations", "prepare", "retry_policies"]
 
 _codec = Codec(trusted=False)
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
@@ -39,6 +39,20 @@ class ParameterUse(msgspec.Struct, frozen=True):
     name: str
     operation: str
     argument: str
+
+
+def missing_operations(plan: Plan, federation: Federation) -> list[str]:
+    """The operations that a plan needs and the federation does not offer where it needs them."""
+    missing = []
+    for name, net in zip(plan.sites_at, plan.nets, strict=True):
+        site = federation.sites.get(name)
+        for transition in net.transitions:
+            action = transition.action
+            if isinstance(action, spec.Call) and (
+                site is None or site.adapter(action.operation, action.provider) is None
+            ):
+                missing.append(f"{action.operation!r} at site {name!r}")
+    return missing
 
 
 def retry_policies(plan: Plan, federation: Federation) -> list[RetryPolicy | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -16,13 +17,16 @@ from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.model.status import JobStatus
 from dfm_async.planner.plan import Plan
 from dfm_async.results.record import ERRORS_KEPT, JobRecord
-from dfm_async.store import NewJob, Store, StoredJob
+from dfm_async.store.base import NewJob, Store, StoredJob
 from dfm_async.store.journal import History, JobJournal, JobOptions, StoredLog, read_history
+from dfm_async.targets.coordinator import JobRules
 from dfm_async.targets.frames import Row
 from dfm_async.targets.jobs import JobTable
 from dfm_async.wire.codec import Codec
 
 __all__ = ["DurableJobs", "LeftOver"]
+
+_log = logging.getLogger(__name__)
 
 _PLANS: Final = 128
 
@@ -87,7 +91,8 @@ class DurableJobs:
                 record.written(end)
 
     def _fenced(self, job_id: str) -> None:
-        self._give_up(job_id, StoreError(self._store.path, f"job {job_id} belongs to another process now"))
+        problem = f"job {job_id} belongs to another process now, or was deleted"
+        self._give_up(job_id, StoreError(self._store.path, problem, "Read it there, with session.reattach"))
 
     def _failed(self, error: StoreError) -> None:
         for record in self._jobs.records:
@@ -107,9 +112,12 @@ class DurableJobs:
 
     # writing
 
-    async def create(self, record: JobRecord, options: JobOptions) -> bool:
+    async def create(self, record: JobRecord, rules: JobRules) -> bool:
         """Writes a new job down; False if its id is taken. What it writes from then on goes to its journal."""
         plan = record.plan.to_json()
+        options = JobOptions(
+            on_error=rules.on_error, reruns=rules.reruns, window=rules.window, limits=record.log.limits
+        )
         new = NewJob(record.job_id, plan, record.fingerprint, msgspec.msgpack.encode(options), record.created)
         if not await self._store.create(new):
             return False
@@ -127,6 +135,14 @@ class DurableJobs:
             StoreError: it could not be written.
         """
         await self._store.flush()
+
+    async def forget(self, record: JobRecord) -> None:
+        """Deletes a job that never came to be."""
+        record.journal = None
+        try:
+            await self._store.delete(record.job_id)
+        except (JobNotFound, StoreError):
+            _log.warning("job %s was not submitted, but could not be deleted", record.job_id, exc_info=True)
 
     # finding
 

@@ -175,11 +175,16 @@ class Job:
         Operations are cancelled at once; what has not stopped after the grace is killed.
 
         Returns:
-            For each site: "stopped", "killed" (its process had to be), or "abandoned" (inline target: a thread that
-            could not be). Empty if the job had ended before, or had not begun.
+            For each site: "stopped"; "stopped after grace" (an operation took a part of the grace to return);
+            "killed" (its process had to be); "retired" (an operation does not return; its process takes no further
+            job, and ends with the last of the others that run in it); or "abandoned" (an operation of the application's
+            own process does not return, and is left alone). Empty if the job had ended before, or had not begun.
         """
         record = self._known()
         coordinator = self._coordinator
+        if record.status is JobStatus.INTERRUPTED:
+            await self._session.abort_interrupted(self._job_id, reason or "cancelled")
+            return {}
         if coordinator is None or record.status.terminal:
             return {}
         coordinator.halt(JobStatus.ABORTED, reason or "cancelled", grace)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import logging
 import os
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from dfm_async.errors import DfmError, EncodingError, ParameterError, SessionClosed
+import anyio
+
+from dfm_async.errors import DfmError, ParameterError, PipelineError, Problem, SessionClosed
 from dfm_async.federation.federation import Federation
 from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.model.limits import ResultLimits
@@ -23,26 +25,31 @@ from dfm_async.model.stats import SessionStats
 from dfm_async.model.status import JobStatus
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.planner.explain import net_text
-from dfm_async.planner.plan import Plan, prepare, retry_policies
-from dfm_async.planner.types import validate, warm
+from dfm_async.planner.plan import Plan, missing_operations, prepare, retry_policies
+from dfm_async.planner.types import warm
 from dfm_async.results.record import JobRecord
 from dfm_async.runtime.once import in_thread
 from dfm_async.session.callbacks import Callback, CallbackDispatcher, LoopDispatcher
 from dfm_async.session.job import Job
+from dfm_async.session.parameters import ParameterSets
+from dfm_async.store import open_store
 from dfm_async.targets.base import Target
 from dfm_async.targets.coordinator import Coordinator, JobRules
-from dfm_async.targets.frames import FRAME_WINDOW, Row
+from dfm_async.targets.frames import FRAME_WINDOW
 from dfm_async.targets.inline import InlineTarget
+from dfm_async.targets.jobs import JobTable
 from dfm_async.targets.local.runner import FederationRunner
 from dfm_async.targets.process import memory_of
-from dfm_async.wire.codec import Codec
+
+if TYPE_CHECKING:
+    from dfm_async.session.durable import DurableJobs
+    from dfm_async.store.base import Store
 
 __all__ = ["Session"]
 
 _log = logging.getLogger(__name__)
 
 _PLANS: Final = 128
-_PROBLEMS: Final = 10
 
 Params = Mapping[str, Any] | Sequence[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]] | None
 
@@ -59,6 +66,8 @@ class Session:
         target: "local" (worker processes), "inline" (everything on this loop), or a target object.
         options: how the sites run.
         callback_dispatcher: where callbacks run; by default on this loop.
+        store: where jobs are written down, so that they outlive the application: ``"sqlite:///jobs.db"``, or a store.
+            By default they are kept in memory.
     """
 
     def __init__(
@@ -68,6 +77,7 @@ class Session:
         target: Literal["local", "inline"] | Target = "local",
         options: LocalOptions | None = None,
         callback_dispatcher: CallbackDispatcher | None = None,
+        store: str | Store | None = None,
     ) -> None:
         self.federation = federation
         self.homesite = homesite
@@ -77,7 +87,9 @@ class Session:
         self._jobs = self._target.jobs
         self._lanes = self.options.lanes_for(site.workers for site in federation.sites.values())
         self._plans: OrderedDict[int, tuple[Any, Plan]] = OrderedDict()
-        self._hints: OrderedDict[str, dict[str, list[Any]]] = OrderedDict()
+        self._durable = None if store is None else _durable(store, self._jobs, self._spawn)
+        # What is written down must be readable without pickle.
+        self._params = ParameterSets(federation, self._target.codec if self._durable is None else self._durable.codec)
         self._reruns_of: OrderedDict[str, int] = OrderedDict()
         self._supervisor: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
@@ -98,9 +110,10 @@ class Session:
     # life
 
     async def connect(self) -> None:
-        """Starts the target.
+        """Starts the target, and opens the store.
 
         Raises:
+            StoreError: the store cannot be opened.
             ShippingError: the code of an operation cannot be sent to the processes of its site.
         """
         if self._supervisor is not None:
@@ -121,7 +134,11 @@ class Session:
             raise
 
     async def close(self) -> None:
-        """Ends running jobs and the target. Safe to call more than once, also while jobs run."""
+        """Ends running jobs and the target. Safe to call more than once, also while jobs run.
+
+        Jobs that are kept in memory are aborted. Those that are written down are interrupted, and can go on in
+        another session.
+        """
         self._closing.set()
         if self._supervisor is not None:
             await asyncio.wait([self._supervisor])
@@ -142,8 +159,11 @@ class Session:
     async def _supervise(self, ready: asyncio.Future[None]) -> None:
         """Owns the target and all tasks of the session, so that others may enter and leave where they like."""
         try:
-            async with self._target.running(self.federation, self.homesite), asyncio.TaskGroup() as group:
-                self._group = group
+            async with AsyncExitStack() as stack:
+                if self._durable is not None:
+                    await stack.enter_async_context(self._durable.opened())
+                await stack.enter_async_context(self._target.running(self.federation, self.homesite))
+                group = self._group = await stack.enter_async_context(asyncio.TaskGroup())
                 if any(operation.signature.types for operation in self.federation.operations.values()):
                     group.create_task(in_thread(warm, "types"))  # while the first workers start
                 ready.set_result(None)
@@ -263,26 +283,28 @@ class Session:
         if concurrency is not None and concurrency < 1:
             raise ValueError(f"concurrency must be at least 1, not {concurrency}")
         stream = input_params if isinstance(input_params, AsyncIterable) else None
-        rows = [] if stream is not None or input_params is None else self._rows(plan, input_params)  # type: ignore[arg-type]
-        if job_id is not None:
-            fingerprint = self._fingerprint(plan, input_params)
-            known = self._jobs.find(job_id)
-            if known is not None:
-                if known.fingerprint != fingerprint:
-                    raise ParameterError([f"a job {job_id!r} exists already, with other content"])
-                return Job(self, job_id, known, self._jobs.coordinator(job_id))
-        else:
-            job_id = secrets.token_hex(8)
-            fingerprint = None
-        record = JobRecord(JobId(job_id), JobNumber(-1), plan, options or self.options.results)
-        record.fingerprint = fingerprint
+        rows = [] if stream is not None or input_params is None else self._params.pack(plan, input_params)  # type: ignore[arg-type]
+        limits = options or self.options.results
+        if limits.overflow == "spill" and self._durable is None:
+            raise ValueError("overflow='spill' needs a store: Session(..., store='sqlite:///jobs.db')")
         rules = JobRules(
             on_error=on_error,
             reruns=self._reruns(plan) if retry is None else retry.on_worker_lost,
             window=concurrency or FRAME_WINDOW,
             grace=self.options.cancel_grace,
         )
-        coordinator = Coordinator(record, self._target.codec, rules, functools.partial(self._rows, plan))
+        fingerprint = None if job_id is None else self._params.fingerprint(plan, input_params)
+        record = JobRecord(JobId(job_id or secrets.token_hex(8)), JobNumber(-1), plan, limits)
+        record.fingerprint = fingerprint
+        if job_id is not None and (known := self._jobs.find(job_id)) is not None:
+            return self._same(known, record)
+        if self._durable is not None:
+            async with self._durable.lock:
+                if not await self._durable.create(record, rules):
+                    return self._same(await self._durable.find(record.job_id), record)
+                self._jobs.remember(record)
+        job_id = record.job_id
+        coordinator = self._coordinate(record, rules)
         job = Job(self, job_id, record, coordinator)
         job.start_callbacks(self._spawn, self._dispatcher, default_callback, place_callbacks)
         coordinator.add(rows)
@@ -292,13 +314,91 @@ class Session:
             self._spawn(self._feed(stream, coordinator, autostop))
         elif autostop and input_params is not None:
             coordinator.stop()
+        await self._submit(coordinator, priority)
+        return job
+
+    def _same(self, known: JobRecord | None, wanted: JobRecord) -> Job:
+        """The job that was submitted before with the same id and the same content."""
+        if known is None or known.fingerprint != wanted.fingerprint:
+            raise ParameterError([f"a job {wanted.job_id!r} exists already, with other content"])
+        return Job(self, known.job_id, known, self._jobs.coordinator(known.job_id))
+
+    def _coordinate(self, record: JobRecord, rules: JobRules) -> Coordinator:
+        pack = functools.partial(self._params.pack, record.plan)
+        return Coordinator(record, self._target.codec, rules, pack)
+
+    async def _submit(self, coordinator: Coordinator, priority: int) -> None:
         try:
+            if self._durable is not None:
+                await self._durable.flush()
             await self._target.submit(coordinator, priority)
         except BaseException:
-            self._jobs.forget(job_id)
+            record = coordinator.record
             coordinator.halt(JobStatus.ABORTED, "it was not submitted", 0)
+            self._jobs.forget(record.job_id)
+            if self._durable is not None and not coordinator.resumed:
+                with anyio.CancelScope(shield=True):
+                    await self._durable.forget(record)
             raise
-        return job
+
+    async def resume(self, job_id: str, priority: int = 0) -> Job:
+        """Goes on with a job that was interrupted: the parameter sets that were not done run again.
+
+        Results that the log has already are not added again.
+
+        Args:
+            job_id: the job.
+            priority: as in :meth:`execute`.
+
+        Raises:
+            JobNotFound: the store has no such job.
+            JobOwned: another process runs it.
+            PipelineError: the federation does not offer what it needs.
+            DfmError: it has ended, or the session has no store.
+        """
+        self._check_open()
+        if self._durable is None:
+            raise DfmError("only sessions with a store can resume jobs: Session(..., store='sqlite:///jobs.db')")
+        async with self._durable.lock:
+            running = self._jobs.coordinator(job_id)
+            if running is not None:
+                return Job(self, job_id, running.record, running)
+            known = await self._durable.find(job_id)
+            if known is not None:
+                self._check_offered(known.plan)
+            left = await self._durable.take_over(job_id)
+            rules = JobRules(
+                on_error=left.options.on_error,
+                reruns=left.options.reruns,
+                window=left.options.window,
+                grace=self.options.cancel_grace,
+            )
+            coordinator = self._coordinate(left.record, rules)
+            coordinator.resume(left.rows, left.frames, left.history.seen, left.history.failed)
+            coordinator.frames.stopped = left.stopped
+            await self._submit(coordinator, priority)
+        return Job(self, job_id, left.record, coordinator)
+
+    def _check_offered(self, plan: Plan) -> None:
+        missing = missing_operations(plan, self.federation)
+        if plan.homesite != self.homesite:
+            missing.append(f"homesite {plan.homesite!r}")
+        if missing:
+            problems = [Problem("", f"the federation {self.federation.name!r} has no {what}") for what in missing]
+            raise PipelineError(plan.pipeline, problems)
+
+    async def abort_interrupted(self, job_id: str, reason: str) -> None:
+        """Ends an interrupted job for good; what :meth:`Job.cancel` calls."""
+        self._check_open()
+        if self._durable is not None:
+            await self._durable.abort(job_id, reason)
+
+    async def refresh_jobs(self) -> list[Job]:
+        """Reads the store again, and gives all jobs: also those that other processes have started or ended."""
+        self._check_open()
+        if self._durable is not None:
+            await self._durable.refresh()
+        return self.jobs()
 
     def _reruns(self, plan: Plan) -> int:
         """How often parameter sets may run again after a worker was lost: as often as every operation allows."""
@@ -315,7 +415,7 @@ class Session:
         """Pulls parameter sets from the application as fast as the job takes them."""
         try:
             async for params in stream:
-                coordinator.add(self._rows(coordinator.plan, params))
+                coordinator.add(self._params.pack(coordinator.plan, params))
                 await coordinator.room()
                 if not coordinator.accepts:
                     return
@@ -340,12 +440,14 @@ class Session:
         """Adds parameter sets to a job; what :meth:`Job.send_input_params` calls."""
         if coordinator is None or not coordinator.accepts:
             raise ParameterError(["the job takes no further parameter sets: it was told to stop, or has ended"])
-        rows = self._rows(coordinator.plan, params)
+        rows = self._params.pack(coordinator.plan, params)
         for start in range(0, len(rows), 64):
             await coordinator.room()
             if not coordinator.accepts:
                 raise ParameterError(["the job ended before it took all parameter sets"])
             coordinator.add(rows[start : start + 64])
+        if self._durable is not None:
+            await self._durable.flush()
 
     async def reattach(
         self,
@@ -363,7 +465,7 @@ class Session:
             place_callbacks: as in :meth:`execute`.
         """
         self._check_open()
-        record = self._jobs.find(job_id)
+        record = self._jobs.find(job_id) if self._durable is None else await self._durable.find(job_id)
         job = Job(self, job_id, record, self._jobs.coordinator(job_id), after)
         if record is not None:
             job.start_callbacks(self._spawn, self._dispatcher, default_callback, place_callbacks)
@@ -400,6 +502,12 @@ class Session:
             waiting = f", {found.waiting} waiting" if found.waiting else ""
             state = f"{found.running} jobs running{waiting}, {len(self._jobs) - unended} ended"
         return f"<Session of {self.federation.name!r} on {type(self._target).__name__}: {state}>"
+
+
+def _durable(store: str | Store, jobs: JobTable, spawn: Callable[[Any], asyncio.Task[None]]) -> DurableJobs:
+    from dfm_async.session.durable import DurableJobs  # whoever has no store does not load the database
+
+    return DurableJobs(open_store(store) if isinstance(store, str) else store, jobs, spawn)
 
 
 async def _guarded(work: Coroutine[Any, Any, None]) -> None:

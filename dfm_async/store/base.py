@@ -119,6 +119,11 @@ class Store(Protocol):
         on_error: is called when a commit failed. What was queued stays queued; :meth:`flush` tries again.
     """
 
+    @property
+    def path(self) -> str:
+        """Where the store is."""
+        ...
+
     fence: int
     on_commit: Callable[[dict[str, int]], None] | None
     on_fenced: Callable[[str], None] | None

@@ -78,6 +78,8 @@ class Coordinator:
         self.plan = record.plan
         self.rules = rules
         self.phase = Phase.WAITING
+        self.resumed = False
+        """Whether it goes on where an earlier run has ended."""
         self.waiting_for = "its workers"
         """What a job in the phase WAITING waits for."""
         self.outcomes: dict[str, str] = {}
@@ -110,6 +112,21 @@ class Coordinator:
         record.log.on_room = self._grant
         record.log.on_full = self._check_full
         record.blocked = self._is_waiting
+
+    def resume(
+        self, rows: Mapping[int, Row], added: int, seen: Seen, failed: dict[int, dict[tuple[str, Frame], DfmError]]
+    ) -> None:
+        """Begins where an earlier run has ended.
+
+        Args:
+            rows: the parameter sets that were not done.
+            added: how many there were in all.
+            seen: the results of those that the log has.
+            failed: the errors of those that the log has.
+        """
+        self.resumed = True
+        self.frames.resume(rows, added)
+        self.seen, self._failed = seen, failed
 
     def on_end(self, call: Callable[[Coordinator], None]) -> None:
         """Has something called when the job has ended."""
@@ -504,6 +521,8 @@ class Coordinator:
     def waiting_for_reader(self) -> bool:
         """Whether the job cannot go on before somebody reads its log."""
         log = self.record.log
+        if log.limits.overflow == "spill":
+            return False  # it waits for the store, if for anything
         window, window_bytes = log.limits.window, log.limits.window_bytes
         blocked = self.frames.waiting or any(items >= window or size >= window_bytes for items, size in self._owed)
         return bool(log.full and not log.readers and blocked and self.phase is Phase.RUNNING)

@@ -1,0 +1,323 @@
+"""Jobs that are written down: read later, by others, and gone on with."""
+
+from __future__ import annotations
+
+import asyncio
+import fractions
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dfm_async import (
+    DfmError,
+    Federation,
+    FrameCompleted,
+    JobAborted,
+    JobFailed,
+    JobInterrupted,
+    JobNotFound,
+    JobOwned,
+    JobStatus,
+    LocalOptions,
+    ParameterError,
+    Pipeline,
+    PipelineError,
+    PlaceParam,
+    QueueFull,
+    Result,
+    ResultLimits,
+    Session,
+    StatusChanged,
+    Yield,
+    current_context,
+)
+from tests.conftest import TargetName
+
+fed = Federation("lasting")
+site = fed.site("site")
+
+Open = Callable[..., AbstractAsyncContextManager[Session]]
+
+
+@site.operation
+async def square(n: int) -> int:
+    return n * n
+
+
+@site.operation
+def count(n: int) -> Any:
+    yield from range(n)
+
+
+@site.operation
+async def wait_for(folder: str, n: int) -> int:
+    """Returns at once for small numbers, and when a file is there for others."""
+    with (Path(folder) / "runs").open("a") as file:
+        file.write(f"{n}\n")
+    context = current_context()
+    context.progress(n)
+    if n >= 3:
+        gate = Path(folder) / "open"
+        while not gate.exists():  # noqa: ASYNC110 - the gate is in another process, or in none
+            await asyncio.sleep(0.01)
+    return n
+
+
+@site.operation
+async def fail_for(n: int) -> int:
+    if n % 2:
+        raise ValueError(f"{n} is odd")
+    return n
+
+
+@site.operation
+async def unstorable() -> Any:
+    return fractions.Fraction(1, 3)  # only pickle knows how
+
+
+with Pipeline("squares") as squares:
+    Yield(square(PlaceParam("n")))
+
+with Pipeline("counts") as counts:
+    Yield(count(PlaceParam("n")))
+
+with Pipeline("waits") as waits:
+    Yield(wait_for(PlaceParam("folder"), PlaceParam("n")))
+
+with Pipeline("fails") as fails:
+    Yield(fail_for(PlaceParam("n")))
+
+with Pipeline("strange") as strange:
+    Yield(unstorable(), place="bad")
+    Yield(square(3), place="good")
+
+
+@pytest.fixture
+def opens(target: TargetName, tmp_path: Path) -> Open:
+    @asynccontextmanager
+    async def opens(federation: Federation = fed, **options: Any) -> AsyncIterator[Session]:
+        async with Session(federation, target=target, store=f"sqlite:///{tmp_path}/jobs.db", **options) as session:
+            yield session
+
+    return opens
+
+
+async def test_a_finished_job_is_read_in_another_session_from_any_offset(opens: Open) -> None:
+    async with opens() as session:
+        job = await session.execute(squares, [{"n": n} for n in range(20)], job_id="squares")
+        assert await job is JobStatus.FINISHED
+        events = [event async for event in job.events()]
+    async with opens() as session:
+        assert [(job.job_id, job.status) for job in session.jobs()] == [("squares", JobStatus.FINISHED)]
+        again = await session.reattach("squares")
+        assert await again is JobStatus.FINISHED
+        assert [event async for event in again.events()] == events
+        for after in range(-1, len(events)):
+            assert [event async for event in again.events(after=after)] == events[after + 1 :]
+        ordered = [r.value async for r in again.results(ordered=True)]
+        assert ordered == [n * n for n in range(20)]
+        middle = [r.value async for r in again.results(ordered=True, after=events[len(events) // 2].offset)]
+        assert sorted(middle) == sorted(e.value for e in events[len(events) // 2 + 1 :] if isinstance(e, Result))
+
+
+async def test_the_same_content_with_the_same_id_is_the_same_job_also_after_a_restart(opens: Open) -> None:
+    async with opens() as session:
+        await (await session.execute(squares, {"n": 4}, job_id="four"))
+    async with opens() as session:
+        job = await session.execute(squares, {"n": 4}, job_id="four")
+        assert job.status is JobStatus.FINISHED
+        assert [r.value for r in await job.collect()] == [16]
+        with pytest.raises(ParameterError, match="exists already, with other content"):
+            await session.execute(squares, {"n": 5}, job_id="four")
+
+
+async def interrupted(opens: Open, folder: Path) -> list[int]:
+    """Leaves a job of ten parameter sets behind of which three are done; tells which."""
+    async with opens() as session:
+        rows = [{"folder": str(folder), "n": n} for n in range(10)]
+        job = await session.execute(waits, rows, job_id="long")
+        done: list[int] = []
+        async for event in job.events():
+            if isinstance(event, FrameCompleted):
+                done.append(event.frame[0])
+                if len(done) == 3:
+                    break
+    assert job.status is JobStatus.INTERRUPTED
+    return done
+
+
+async def test_closing_a_session_interrupts_its_jobs_and_another_goes_on_with_them(opens: Open, tmp_path: Path) -> None:
+    done = await interrupted(opens, tmp_path)
+    assert sorted(done) == [0, 1, 2]
+    (tmp_path / "runs").unlink()
+    (tmp_path / "open").touch()
+    async with opens() as session:
+        (job,) = session.jobs()
+        assert job.status is JobStatus.INTERRUPTED
+        with pytest.raises(JobInterrupted, match="resume"):
+            await job
+        with pytest.raises(JobInterrupted):
+            await job.collect()
+        job = await session.resume("long")
+        assert sorted(r.value for r in await job.collect()) == list(range(10))
+        assert job.status is JobStatus.FINISHED
+        events = [event async for event in job.events()]
+        assert [event.offset for event in events] == list(range(len(events)))
+        assert Counter(e.frame for e in events if isinstance(e, FrameCompleted)) == {(n,): 1 for n in range(10)}
+        story = [e.status for e in events if isinstance(e, StatusChanged)]
+        assert story == [JobStatus.RUNNING, JobStatus.INTERRUPTED, JobStatus.RUNNING, JobStatus.FINISHED]
+    assert sorted(map(int, (tmp_path / "runs").read_text().split())) == list(range(3, 10))
+
+
+async def test_an_interrupted_job_can_be_aborted(opens: Open, tmp_path: Path) -> None:
+    await interrupted(opens, tmp_path)
+    async with opens() as session:
+        job = await session.reattach("long")
+        assert await job.cancel("not wanted") == {}
+        assert job.status is JobStatus.ABORTED
+        with pytest.raises(DfmError, match="only interrupted"):
+            await session.resume("long")
+    async with opens() as session:
+        with pytest.raises(JobAborted, match="not wanted"):
+            await (await session.reattach("long"))
+
+
+async def test_a_job_that_was_open_stays_open_when_it_is_resumed(opens: Open) -> None:
+    async with opens() as session:
+        job = await session.execute(squares, None, autostop=False, job_id="open")
+        await job.send_input_params([{"n": 1}, {"n": 2}])
+        async with job.results() as results:
+            assert sorted([(await anext(results)).value, (await anext(results)).value]) == [1, 4]
+    async with opens() as session:
+        job = await session.resume("open")
+        await job.send_input_params({"n": 3})
+        await job.send_stop_frame()
+        results_now = await job.collect()
+        assert sorted((r.frame, r.value) for r in results_now) == [((0,), 1), ((1,), 4), ((2,), 9)]
+
+
+async def test_failures_are_written_too(opens: Open) -> None:
+    async with opens() as session:
+        job = await session.execute(fails, [{"n": n} for n in range(4)], job_id="odd")
+        with pytest.raises(JobFailed):
+            await job
+        events = [event async for event in job.events()]
+    async with opens() as session:
+        again = await session.reattach("odd")
+        with pytest.raises(JobFailed) as caught:
+            await again
+        assert caught.value.count == 2
+        assert sorted(str(error).splitlines()[0] for error in caught.value.errors) == sorted(
+            str(e.error).splitlines()[0] for e in events if type(e).__name__ == "Failure" and e.place is None
+        )
+        assert [type(e) for e in events] == [type(e) async for e in again.events()]
+        good = [r.value async for r in again.results(errors="yield") if isinstance(r, Result)]
+        assert sorted(good) == [0, 2]
+
+
+async def test_what_cannot_be_stored_is_an_error_of_its_node(opens: Open) -> None:
+    async with opens() as session:
+        job = await session.execute(strange)
+        with pytest.raises(JobFailed, match="cannot be sent"):
+            await job
+        assert [r.value async for r in job.results("good", errors="yield")] == [9]
+
+
+async def test_a_parameter_that_cannot_be_stored_is_refused(opens: Open) -> None:
+    with Pipeline("any") as anything:
+        Yield(PlaceParam("x"))
+    async with opens() as session:
+        with pytest.raises(ParameterError, match="pickle is not allowed"):
+            await session.execute(anything, {"x": fractions.Fraction(1, 3)})
+        assert session.jobs() == []
+
+
+async def test_a_log_that_spills_lets_a_job_finish_that_nobody_reads(opens: Open) -> None:
+    limits = ResultLimits(max_items=100, window=50, overflow="spill")
+    async with opens() as session:
+        job = await session.execute(counts, {"n": 5000}, options=limits)
+        assert await job is JobStatus.FINISHED
+        assert session.stats().results <= 200
+        async with job.results() as slow, job.results() as fast:
+            for n in range(5000):
+                assert (await anext(fast)).value == n
+            assert [r.value async for r in slow] == list(range(5000))
+
+
+async def test_spilling_needs_a_store(target: TargetName) -> None:
+    async with Session(fed, target=target) as session:
+        with pytest.raises(ValueError, match="needs a store"):
+            await session.execute(counts, {"n": 1}, options=ResultLimits(overflow="spill"))
+
+
+async def test_a_second_session_reads_along_and_owns_nothing(opens: Open, tmp_path: Path) -> None:
+    async with opens() as first, opens() as second:
+        rows = [{"folder": str(tmp_path), "n": n} for n in range(6)]
+        job = await first.execute(waits, rows, job_id="shared")
+        other = await second.reattach("shared")
+        assert other.was_found
+        async with other.results() as results:
+            assert sorted([(await anext(results)).value for _ in range(3)]) == [0, 1, 2]
+            assert other.status is JobStatus.RUNNING
+            with pytest.raises(JobOwned):
+                await second.resume("shared")
+            (tmp_path / "open").touch()
+            assert sorted([r.value async for r in results]) == [3, 4, 5]
+        assert await other is JobStatus.FINISHED
+        assert await job is JobStatus.FINISHED
+
+
+async def test_whoever_reads_along_is_told_when_the_owner_has_gone(opens: Open, tmp_path: Path) -> None:
+    async with opens() as second:
+        async with opens() as first:
+            job = await first.execute(waits, [{"folder": str(tmp_path), "n": n} for n in (1, 5)], job_id="shared")
+            assert (await job.first()).value == 1
+            other = await second.reattach("shared")
+            waiting = asyncio.create_task(other.collect())
+            await asyncio.sleep(0)
+        with pytest.raises(JobInterrupted):
+            await waiting
+        (tmp_path / "open").touch()
+        mine = await second.resume("shared")
+        assert sorted(r.value for r in await mine.collect()) == [1, 5]
+
+
+async def test_jobs_of_other_sessions_are_listed_after_a_refresh(opens: Open) -> None:
+    async with opens() as first, opens() as second:
+        await (await first.execute(squares, {"n": 1}, job_id="new"))
+        assert second.jobs() == []
+        assert [(j.job_id, j.status) for j in await second.refresh_jobs()] == [("new", JobStatus.FINISHED)]
+
+
+async def test_a_federation_without_the_operation_cannot_resume(opens: Open, tmp_path: Path) -> None:
+    await interrupted(opens, tmp_path)
+    poor = Federation("lasting")
+    poor.site("site")
+    async with opens(poor) as session:
+        with pytest.raises(PipelineError, match="has no 'wait_for' at site 'site'"):
+            await session.resume("long")
+    async with opens() as session:
+        assert (await session.reattach("long")).status is JobStatus.INTERRUPTED
+        with pytest.raises(JobNotFound):
+            await session.resume("nobody")
+
+
+async def test_a_job_that_could_not_be_submitted_is_not_kept(tmp_path: Path) -> None:
+    options = LocalOptions(max_concurrent_jobs=1, queue_limit=1, queue_overflow="fail")
+    async with Session(fed, options=options, store=f"sqlite:///{tmp_path}/jobs.db") as session:
+        rows = {"folder": str(tmp_path), "n": 9}
+        await session.execute(waits, rows, job_id="one")
+        await session.execute(waits, rows, job_id="two")
+        with pytest.raises(QueueFull):
+            await session.execute(waits, rows, job_id="three")
+        assert [job.job_id for job in await session.refresh_jobs()] == ["one", "two"]
+
+
+async def test_only_a_session_with_a_store_resumes(target: TargetName) -> None:
+    async with Session(fed, target=target) as session:
+        with pytest.raises(DfmError, match="with a store"):
+            await session.resume("any")
