@@ -14,6 +14,7 @@ __all__ = [
     "JobAborted",
     "JobFailed",
     "JobNotFound",
+    "JobOwned",
     "OperationFailed",
     "ParameterError",
     "PipelineError",
@@ -22,6 +23,7 @@ __all__ = [
     "ResultsUnread",
     "SessionClosed",
     "ShippingError",
+    "StoreError",
     "StreamOverrun",
     "WorkerLost",
 ]
@@ -223,6 +225,22 @@ class JobNotFound(DfmError):
         return f"no job {self.job_id!r} is known to this session"
 
 
+class JobOwned(DfmError):
+    """A stored job belongs to another process, which is alive."""
+
+    def __init__(self, job_id: str, pid: int, host: str) -> None:
+        super().__init__(job_id, pid, host)
+        self.job_id = job_id
+        self.pid = pid
+        self.host = host
+
+    def __str__(self) -> str:
+        return (
+            f"job {self.job_id} belongs to process {self.pid} on {self.host}, which is alive. "
+            "Only read it, or end that process first"
+        )
+
+
 class ResultsExpired(DfmError):
     """A reader asked for events that the job's log no longer holds."""
 
@@ -263,3 +281,22 @@ class SessionClosed(DfmError):
 
     def __str__(self) -> str:
         return self.detail
+
+
+class StoreError(DfmError):
+    """A store of jobs cannot be opened, read or written.
+
+    Attributes:
+        path: the file.
+        problem: what is wrong with it.
+        advice: what to do about it.
+    """
+
+    def __init__(self, path: str, problem: str, advice: str) -> None:
+        super().__init__(path, problem, advice)
+        self.path = path
+        self.problem = problem
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return f"store {self.path}: {self.problem}. {self.advice}"

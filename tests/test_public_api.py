@@ -120,9 +120,11 @@ ERRORS: list[errors.DfmError] = [
     errors.JobFailed("j", [], 1),
     errors.JobAborted("j", "cancelled"),
     errors.JobNotFound("j"),
+    errors.JobOwned("j", 17, "here"),
     errors.ResultsExpired("j", 1, 5),
     errors.ResultsUnread("j", 1000),
     errors.SessionClosed("closed"),
+    errors.StoreError("jobs.db", "the disk is full", "Make room"),
 ]
 
 

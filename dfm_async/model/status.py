@@ -8,13 +8,17 @@ __all__ = ["JobStatus"]
 
 
 class JobStatus(Enum):
-    """``SUBMITTED -> RUNNING -> FINISHED | FAILED | ABORTED``; ``UNKNOWN`` only for an id that was never seen."""
+    """``SUBMITTED -> RUNNING -> FINISHED | FAILED | ABORTED``; ``UNKNOWN`` only for an id that was never seen.
+
+    ``INTERRUPTED``: a stored job whose process ended before the job did. It is as it was, and can be taken up again.
+    """
 
     SUBMITTED = "submitted"
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"
     ABORTED = "aborted"
+    INTERRUPTED = "interrupted"
     UNKNOWN = "unknown"
 
     @property

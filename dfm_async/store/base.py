@@ -1,0 +1,223 @@
+"""What a store of jobs holds, and what it can do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Final, Protocol
+
+import msgspec
+
+from dfm_async.errors import StoreError
+from dfm_async.model.status import JobStatus
+
+__all__ = ["READ_BYTES", "Entry", "Follower", "NewJob", "Owner", "Store", "StoredJob"]
+
+READ_BYTES: Final = 1 << 20
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One or more consecutive events of a job's log. The store does not look inside.
+
+    Attributes:
+        first: the offset of the first of them. The offsets of a job have no gaps and begin with 0.
+        count: how many they are.
+        kind: what they are, for whoever wrote them.
+        head: the part that scanning needs.
+        payload: the rest.
+    """
+
+    first: int
+    count: int
+    kind: int
+    head: bytes
+    payload: bytes
+
+
+class NewJob(msgspec.Struct, frozen=True):
+    """A job that is about to begin."""
+
+    job_id: str
+    plan: bytes
+    fingerprint: str | None
+    options: bytes
+    created: float
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Who may write a job.
+
+    Attributes:
+        fence: the number of the open store that owns the job; none is given twice.
+        pid: its process.
+        host: where the process runs.
+        alive: whether that store is open, in a process that lives.
+        mine: whether it is the store that was asked.
+    """
+
+    fence: int
+    pid: int
+    host: str
+    alive: bool
+    mine: bool
+
+
+class StoredJob(msgspec.Struct, frozen=True):
+    """What is committed of one job.
+
+    Attributes:
+        job_id: its id.
+        plan: as given when it was created.
+        fingerprint: as given when it was created.
+        options: as given when it was created.
+        created: when it was created.
+        finished: when it ended, if it did.
+        status: its state; ``INTERRUPTED`` if it has not ended and its owner is dead.
+        reason: why it is in this state.
+        end: the offset that its next event will get.
+        frames: how many parameter sets are stored.
+        stopped: no further parameter sets will come.
+        owner: who may write it.
+    """
+
+    job_id: str
+    plan: bytes
+    fingerprint: str | None
+    options: bytes
+    created: float
+    finished: float | None
+    status: JobStatus
+    reason: str | None
+    end: int
+    frames: int
+    stopped: bool
+    owner: Owner
+
+
+class Follower(Protocol):
+    """Hears of the commits of another store."""
+
+    async def changed(self) -> bool:
+        """Waits until something was committed since the last call; the first call may return at once.
+
+        Returns:
+            Whether there may be more to come. False: the owner has ended, and everything it wrote can be read.
+        """
+        ...
+
+
+class Store(Protocol):
+    """Keeps jobs. Everything is called on the loop that opened it.
+
+    Writing only queues; what was queued is committed as soon as the commit before it is done. Reading shows what is
+    committed.
+
+    Attributes:
+        fence: the number that this open store owns its jobs by.
+        on_commit: is called after every commit with the jobs that it touched, and the offset that each has reached.
+        on_fenced: is called when writes for a job were left out because it belongs to somebody else, or is deleted.
+        on_error: is called when a commit failed. What was queued stays queued; :meth:`flush` tries again.
+    """
+
+    fence: int
+    on_commit: Callable[[dict[str, int]], None] | None
+    on_fenced: Callable[[str], None] | None
+    on_error: Callable[[StoreError], None] | None
+
+    async def open(self) -> None:
+        """Opens the store, and creates it if there is none."""
+        ...
+
+    async def close(self) -> None:
+        """Commits what is queued and lets go of everything. Harmless when closed.
+
+        Raises:
+            StoreError: not everything could be committed. The store is closed nevertheless.
+        """
+        ...
+
+    @property
+    def backlog(self) -> int:
+        """About how many bytes are queued and not yet committed."""
+        ...
+
+    def append(self, job_id: str, entry: Entry) -> None:
+        """Queues the next events of a job of ours."""
+        ...
+
+    def add_params(self, job_id: str, first: int, rows: Sequence[bytes]) -> None:
+        """Queues the next parameter sets of a job of ours; ``first`` is the number of the first of them."""
+        ...
+
+    def update(
+        self,
+        job_id: str,
+        *,
+        status: JobStatus | None = None,
+        reason: str | None = None,
+        finished: float | None = None,
+        stopped: bool | None = None,
+    ) -> None:
+        """Queues a change of a job of ours. None leaves a value as it is."""
+        ...
+
+    async def create(self, job: NewJob) -> bool:
+        """Stores a new job, which is ours. It is committed on return; False if its id is taken."""
+        ...
+
+    async def flush(self) -> None:
+        """Waits until everything queued before is committed.
+
+        Raises:
+            StoreError: it could not be. It stays queued.
+        """
+        ...
+
+    async def find(self, job_id: str) -> StoredJob | None:
+        """Gives a job, or None."""
+        ...
+
+    async def jobs(self) -> list[StoredJob]:
+        """Gives all jobs, in the order in which they were created."""
+        ...
+
+    async def read(self, job_id: str, start: int, max_bytes: int = READ_BYTES) -> list[Entry]:
+        """Gives the entry that holds an offset and those behind it, about as much as ``max_bytes``, but at least one.
+
+        Nothing if the job has not reached the offset, or does not exist.
+        """
+        ...
+
+    def heads(self, job_id: str, after_first: int = 0) -> AsyncIterator[Entry]:
+        """Gives the entries that begin at an offset or behind it, with empty payloads."""
+        ...
+
+    async def params(self, job_id: str, frames: Sequence[int]) -> dict[int, bytes]:
+        """Gives parameter sets by their numbers; those that are not stored are missing."""
+        ...
+
+    async def take_over(self, job_id: str) -> StoredJob:
+        """Makes a job ours if its owner is dead.
+
+        Raises:
+            JobNotFound: there is no such job.
+            JobOwned: its owner is alive.
+        """
+        ...
+
+    async def delete(self, job_id: str) -> None:
+        """Deletes a job that is ours or whose owner is dead.
+
+        Raises:
+            JobNotFound: there is no such job.
+            JobOwned: its owner is alive.
+        """
+        ...
+
+    def follow(self, fence: int) -> AbstractAsyncContextManager[Follower]:
+        """Listens to the commits of an owner. Enter it first and read then, so that nothing is missed.
+
+        Raises:
+            StoreError: the owner is alive but cannot be reached.
+        """
+        ...

@@ -1,0 +1,85 @@
+"""Who owns which job: the transactions that create, take over and delete jobs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+from typing import Final
+
+from dfm_async.errors import JobNotFound, JobOwned
+from dfm_async.model.status import JobStatus
+from dfm_async.store.base import NewJob, StoredJob
+from dfm_async.store.liveness import Locks
+from dfm_async.store.reading import find_job
+
+__all__ = ["Ownership"]
+
+_DELETE: Final = tuple(f"DELETE FROM {table} WHERE job = ?" for table in ("entries", "params", "plans", "jobs"))  # noqa: S608 - names of ours
+
+
+class Ownership:
+    """What one open store owns, under its fencing number.
+
+    The methods run in the writer's thread; except :meth:`register`, inside its transaction. ``ends`` gets the jobs
+    that they touch, and the offset that each has reached.
+    """
+
+    def __init__(self, locks: Locks) -> None:
+        self.locks = locks
+        self.fence = 0
+
+    def register(self, connection: sqlite3.Connection, address: bytes | None) -> None:
+        """Takes the next fencing number and the lock that belongs to it; forgets owners that own nothing."""
+        connection.execute("BEGIN IMMEDIATE")
+        with connection:
+            idle = "SELECT fence FROM owners WHERE fence NOT IN (SELECT fence FROM jobs)"
+            gone = [row for row in connection.execute(idle).fetchall() if not self.locks.held(row[0])]
+            connection.executemany("DELETE FROM owners WHERE fence = ?", gone)
+            fence = connection.execute("SELECT last_fence FROM meta").fetchone()[0] + 1
+            while not self.locks.acquire(fence):  # held by one whose database was deleted, and its counter with it
+                fence += 1
+            connection.execute("UPDATE meta SET last_fence = ?", (fence,))
+            row = (fence, os.getpid(), socket.gethostname(), address)
+            connection.execute("INSERT INTO owners (fence, pid, host, address) VALUES (?, ?, ?, ?)", row)
+        self.fence = fence
+
+    def create(self, job: NewJob, connection: sqlite3.Connection, ends: dict[str, int]) -> bool:
+        """Stores a new job; False if its id is taken."""
+        cursor = connection.execute(
+            'INSERT INTO jobs (job_id, fence, created, status, "end", frames, stopped) VALUES (?, ?, ?, ?, 0, 0, 0) '
+            "ON CONFLICT (job_id) DO NOTHING",
+            (job.job_id, self.fence, job.created, JobStatus.SUBMITTED.value),
+        )
+        if not cursor.rowcount:
+            return False
+        connection.execute(
+            "INSERT INTO plans (job, plan, fingerprint, options) VALUES (?, ?, ?, ?)",
+            (cursor.lastrowid, job.plan, job.fingerprint, job.options),
+        )
+        ends[job.job_id] = 0
+        return True
+
+    def take_over(self, job_id: str, connection: sqlite3.Connection, ends: dict[str, int]) -> StoredJob:
+        """Makes a job ours."""
+        self._available(connection, job_id)
+        connection.execute("UPDATE jobs SET fence = ? WHERE job_id = ?", (self.fence, job_id))
+        found = self._available(connection, job_id)
+        ends[job_id] = found.end
+        return found
+
+    def delete(self, job_id: str, connection: sqlite3.Connection, ends: dict[str, int]) -> None:
+        """Deletes a job."""
+        self._available(connection, job_id)
+        number = connection.execute("SELECT job FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
+        for statement in _DELETE:
+            connection.execute(statement, number)
+        ends.pop(job_id, None)
+
+    def _available(self, connection: sqlite3.Connection, job_id: str) -> StoredJob:
+        found = find_job(connection, self.locks, self.fence, job_id)
+        if found is None:
+            raise JobNotFound(job_id)
+        if found.owner.alive and not found.owner.mine:
+            raise JobOwned(job_id, found.owner.pid, found.owner.host)
+        return found

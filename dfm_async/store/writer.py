@@ -1,0 +1,216 @@
+"""The one task that writes: whatever was queued during a commit goes into the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from dfm_async.errors import DfmError, StoreError
+from dfm_async.store.batch import Batch, Command, Committed
+from dfm_async.store.database import Database, identity
+
+__all__ = ["Listener", "Writer"]
+
+
+class Listener(Protocol):
+    """Hears what became of the commits."""
+
+    def committed(self, ends: dict[str, int]) -> None:
+        """A commit is done."""
+        ...
+
+    def fenced(self, job_id: str) -> None:
+        """Writes for a job were left out."""
+        ...
+
+    def failed(self, error: StoreError) -> None:
+        """A commit failed."""
+        ...
+
+
+class Writer:
+    """Commits batches, one after the other, without waiting in between.
+
+    When a commit fails, its writes stay at the head of the queue. They are tried again with the next flush or command,
+    and when twice as much is queued: trying with every write would do the work of all before it each time.
+    """
+
+    def __init__(self, database: Database, fence: int, listener: Listener) -> None:
+        self._database = database
+        self._fence = fence
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._file = identity(database.path)
+        self.batch = Batch()
+        self._committing = 0
+        self._retry_size = 0
+        self._wake: asyncio.Future[None] | None = None
+        self._closing = False
+        self._lost: StoreError | None = None
+        self._task = self._loop.create_task(self._run(), name="dfm-store-writer")
+
+    @property
+    def backlog(self) -> int:
+        """About how many bytes are queued or being committed."""
+        return self._committing + self.batch.size
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing will be committed any more."""
+        return self._closing or self._task.done()
+
+    def wake(self) -> None:
+        """Something was added to :attr:`batch`."""
+        wake = self._wake
+        if wake is not None and self._ready:
+            self._wake = None
+            if not wake.done():
+                wake.set_result(None)
+
+    @property
+    def _ready(self) -> bool:
+        batch = self.batch
+        if batch.commands or self._closing:
+            return True
+        return bool(batch.writes) and batch.size >= self._retry_size
+
+    async def command(self, run: Callable[[sqlite3.Connection, dict[str, int]], Any]) -> Any:
+        """Runs something in the next transaction, behind what was queued before, and waits for the commit."""
+        outcome: asyncio.Future[Any] = self._loop.create_future()
+
+        def done(result: Any, error: DfmError | None) -> None:
+            if not outcome.done():
+                if error is None:
+                    outcome.set_result(result)
+                else:
+                    outcome.set_exception(error)
+
+        self.batch.commands.append(Command(run, done))
+        self.wake()
+        return await outcome
+
+    async def flush(self) -> None:
+        """Waits until everything queued before is committed."""
+        if self.backlog or self.batch:
+            await self.command(_nothing)
+
+    async def close(self) -> None:
+        """Commits the rest and ends the task.
+
+        Raises:
+            StoreError: not everything could be committed.
+        """
+        self._closing = True
+        self.wake()
+        try:
+            await asyncio.wait([self._task])
+        except asyncio.CancelledError:
+            self._task.cancel()
+            raise
+        if self._lost is not None:
+            raise self._lost
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                if not self._ready:
+                    wake = self._wake = self._loop.create_future()
+                    await wake
+                if not self.batch:
+                    return  # closing
+                if not await self._commit() and self._closing and not self.batch.commands:
+                    return
+        except asyncio.CancelledError:  # the loop ends, and nobody has closed the store
+            self._closing = True
+            if self.batch:
+                await self._commit()
+            raise
+        finally:
+            self._end()
+
+    async def _commit(self) -> bool:
+        batch, self.batch = self.batch, Batch()
+        self._committing = batch.size
+        commit = partial(batch.commit, fence=self._fence, path=self._database.path, check=self._check)
+        try:
+            await self._database.run(commit)
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):
+                await self._database.run(_wait)  # the commit goes on: this runs behind it
+            if batch.committed is None:
+                self._failed(batch, None)
+            else:
+                self._tell(batch, batch.committed)
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and nothing is lost
+            self._failed(batch, error)
+            return False
+        if batch.committed is not None:
+            self._tell(batch, batch.committed)
+        return True
+
+    def _check(self) -> None:
+        """SQLite would go on writing to a file that was deleted."""
+        path = self._database.path
+        try:
+            same = identity(path) == self._file
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise StoreError(
+                path, "the file was deleted or replaced while it was open", "Put it back, or start again with a new one"
+            )
+
+    def _tell(self, batch: Batch, done: Committed) -> None:
+        self._committing = 0
+        self._retry_size = 0
+        gap = done.gaps[0] if done.gaps else None
+        for command in batch.commands:
+            command.done(command.result, command.error or (gap if command.run is _nothing else None))
+        if done.ends:
+            self._listener.committed(done.ends)
+        for job_id in done.fenced:
+            self._listener.fenced(job_id)
+        for error in done.gaps:
+            self._listener.failed(error)
+
+    def _failed(self, batch: Batch, cause: Exception | None) -> None:
+        if isinstance(cause, StoreError):
+            error = cause
+        else:
+            why = "the loop ends" if cause is None else f"{type(cause).__name__}: {cause}"
+            error = StoreError(self._database.path, f"a commit failed ({why})", "Close the store before the loop ends")
+            error.__cause__ = cause
+        self._retry_size = 2 * batch.size
+        commands, batch.commands = batch.commands, []
+        batch.merge(self.batch)
+        self.batch = batch
+        self._committing = 0
+        for command in commands:
+            command.done(None, error)
+        self._listener.failed(error)
+
+    def _end(self) -> None:
+        """Tells what is left in the queue, because a commit failed or the loop ends."""
+        if not self.batch:
+            return
+        error = self._lost = StoreError(
+            self._database.path,
+            f"it was closed before the last {self.batch.size:,} bytes were committed",
+            "See the errors before this one",
+        )
+        for command in self.batch.commands:
+            command.done(None, error)
+        self._listener.failed(error)
+
+
+def _wait(_connection: sqlite3.Connection) -> None:
+    """Does nothing, behind everything that was asked for before."""
+
+
+def _nothing(_connection: sqlite3.Connection, _ends: dict[str, int]) -> None:
+    """What a flush does: its commit is all that matters."""
