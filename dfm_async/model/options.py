@@ -37,7 +37,7 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     keep_finished_for: float = 3600.0
     """For how many seconds the log of an ended job is kept."""
     keep_summaries: int = 10_000
-    """How many ended jobs are remembered in all; the oldest are forgotten first."""
+    """Of how many further ended jobs a summary is kept; the oldest are forgotten first."""
     cancel_grace: float = 5.0
     """How many seconds running operations get when a job fails, runs out of its deadline or loses a worker."""
     shutdown_grace: float = 5.0

@@ -274,7 +274,7 @@ class LogReader:
     def __init__(self, log: ResultLog, position: int) -> None:
         self.log = log
         self.position = position
-        self._fetched: deque[Event] = deque()
+        self._fetched: deque[Event] | None = None
 
     def next_nowait(self) -> Event | None:
         """Gives the next event, or None if there is none yet.
@@ -298,7 +298,7 @@ class LogReader:
                 found = await log.backing.read(self.position)
                 if not found:
                     raise ResultsExpired(log.job_id, self.position, log.end)
-                self._fetched.extend(found)
+                self._fetched = deque(found)
             elif log.closed and self.position >= log.readable:
                 return None
             else:

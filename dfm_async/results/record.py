@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from dfm_async.errors import DfmError, JobAborted, JobFailed, JobInterrupted, ResultsUnread
 from dfm_async.model.events import Event, StatusChanged
 from dfm_async.model.ids import JobId, JobNumber
@@ -16,10 +18,25 @@ from dfm_async.planner.plan import Plan
 from dfm_async.results.journal import Journal
 from dfm_async.results.log import Backing, ResultLog
 
-__all__ = ["ERRORS_KEPT", "JobRecord"]
+__all__ = ["ERRORS_KEPT", "JobRecord", "JobSummary"]
 
 ERRORS_KEPT: Final = 100
 """How many errors of a job are kept; the others are counted."""
+
+
+class JobSummary(msgspec.Struct, frozen=True, gc=False):
+    """What is kept of a job that ended long ago."""
+
+    job_id: JobId
+    plan: Plan
+    status: JobStatus
+    reason: str | None
+    fingerprint: str | None
+    created: float
+    finished: float | None
+    events: int
+    error_count: int
+    error: DfmError | None
 
 
 class JobRecord:
@@ -146,10 +163,34 @@ class JobRecord:
         if len(self.errors) < ERRORS_KEPT:
             self.errors.append(error)
 
-    def expire(self) -> None:
+    def expire(self) -> JobSummary:
         """Keeps only a summary: the log goes, unless somebody reads it."""
         del self.errors[1:]
         self.log.expire()
+        return JobSummary(
+            self.job_id,
+            self.plan,
+            self.decided,
+            self.reason,
+            self.fingerprint,
+            self.created,
+            self.finished,
+            self.log.end,
+            self.error_count,
+            self.errors[0] if self.errors else None,
+        )
+
+    @classmethod
+    def from_summary(cls, summary: JobSummary, limits: ResultLimits) -> JobRecord:
+        """Makes the record of a job of which only a summary was kept."""
+        record = cls(summary.job_id, JobNumber(-1), summary.plan, limits, None, summary.events)
+        record.created, record.finished, record.fingerprint = summary.created, summary.finished, summary.fingerprint
+        record.error_count = summary.error_count
+        if summary.error is not None:
+            record.errors.append(summary.error)
+        record.follow(summary.status, summary.reason, summary.events)
+        record.log.expire()
+        return record
 
     def outcome(self) -> DfmError | None:
         """The error that waiting for this job raises, if it ended with one."""

@@ -479,17 +479,17 @@ class Session:
     def stats(self) -> SessionStats:
         """Tells what runs, what waits, how the workers are, and what the logs hold."""
         found = self._target.stats()
-        records = self._jobs.records
+        results, result_bytes = self._jobs.held
         return SessionStats(
             running=found.running,
             waiting=found.waiting,
             ended={status.value: count for status, count in self._jobs.totals.items()},
-            remembered=len(records),
+            remembered=len(self._jobs),
             lanes=found.lanes,
             sites=found.sites,
             memory=memory_of(os.getpid()),
-            results=sum(record.log.held for record in records),
-            result_bytes=sum(record.log.size for record in records),
+            results=results,
+            result_bytes=result_bytes,
         )
 
     def __repr__(self) -> str:

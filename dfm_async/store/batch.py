@@ -11,7 +11,6 @@ import msgspec
 from dfm_async.errors import DfmError, StoreError
 from dfm_async.model.status import JobStatus
 from dfm_async.store.base import Entry
-from dfm_async.store.ownership import Ownership
 
 __all__ = ["Batch", "Command", "Committed"]
 
@@ -136,20 +135,18 @@ class Batch:
         self.commands += later.commands
         self.size += later.size
 
-    def commit(
-        self, connection: sqlite3.Connection, ownership: Ownership, path: str, check: Callable[[], None]
-    ) -> None:
+    def commit(self, connection: sqlite3.Connection, fence: int, path: str, check: Callable[[], None]) -> None:
         """Carries everything out in one transaction: all of it, or nothing if it raises.
 
         Args:
             connection: the connection.
-            ownership: the owner that jobs must have; writes for others are left out.
+            fence: the owner that jobs must have; writes for others are left out.
             path: the file, for errors.
             check: is called before the end of the transaction, and raises if it must not be committed.
         """
-        ownership.begin(connection)
+        connection.execute("BEGIN IMMEDIATE")
         try:
-            done = self._write(connection, ownership.fence, path)
+            done = self._write(connection, fence, path)
             for command in self.commands:
                 try:
                     command.result, command.error = command.run(connection, done.ends), None

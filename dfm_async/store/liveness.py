@@ -7,8 +7,6 @@ known at once and for certain, without heartbeats, clocks or guesses about pids.
 The locks are those of an open file description (``F_OFD_SETLK``), which two stores in one process do not share. Where
 the platform has none, locks of the process (``lockf``) serve; the stores of one process then have one descriptor
 together, because closing any descriptor of a file drops all such locks of the process.
-
-Byte 0 is no owner's. Whoever waits to write shares it, so that a writer without a pause sees that it must give way.
 """
 
 from __future__ import annotations
@@ -66,14 +64,6 @@ class Locks(Protocol):
         """Whether somebody, perhaps ourselves, has the lock on a byte."""
         ...
 
-    def share(self, byte: int) -> None:
-        """Takes a lock that others can share, on a byte that nobody locks otherwise."""
-        ...
-
-    def shared(self, byte: int) -> bool:
-        """Whether somebody else shares a lock on a byte."""
-        ...
-
     def release(self, byte: int) -> None:
         """Gives a lock back."""
         ...
@@ -122,19 +112,8 @@ class OfdLocks:
         """Whether somebody, perhaps ourselves, has the lock on a byte."""
         if byte in self._own:
             return True
-        return self._conflict(fcntl.F_RDLCK, byte)
-
-    def _conflict(self, kind: int, byte: int) -> bool:
-        found: int = _FLOCK.unpack(self._set(fcntl.F_OFD_GETLK, kind, byte))[0]
+        found: int = _FLOCK.unpack(self._set(fcntl.F_OFD_GETLK, fcntl.F_RDLCK, byte))[0]
         return found != fcntl.F_UNLCK
-
-    def share(self, byte: int) -> None:
-        """Takes a lock that others can share."""
-        self._set(fcntl.F_OFD_SETLK, fcntl.F_RDLCK, byte)
-
-    def shared(self, byte: int) -> bool:
-        """Whether somebody else shares a lock on a byte."""
-        return self._conflict(fcntl.F_WRLCK, byte)
 
     def release(self, byte: int) -> None:
         """Gives a lock back."""
@@ -210,20 +189,6 @@ class ProcessLocks:
         except (BlockingIOError, PermissionError):
             return True
         fcntl.lockf(file.fd, fcntl.LOCK_UN, 1, byte)
-        return False
-
-    def share(self, byte: int) -> None:
-        """Takes a lock that others can share."""
-        fcntl.lockf(self._file.fd, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, byte)
-
-    def shared(self, byte: int) -> bool:
-        """Whether another process shares a lock on a byte."""
-        fd = self._file.fd
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-        except (BlockingIOError, PermissionError):
-            return True
-        fcntl.lockf(fd, fcntl.LOCK_UN, 1, byte)
         return False
 
     def release(self, byte: int) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import sqlite3
-import time
 from typing import Final
 
 from dfm_async.errors import JobNotFound, JobOwned
@@ -18,10 +16,6 @@ from dfm_async.store.reading import find_job
 __all__ = ["Ownership"]
 
 _DELETE: Final = tuple(f"DELETE FROM {table} WHERE job = ?" for table in ("entries", "params", "plans", "jobs"))  # noqa: S608 - names of ours
-
-_WAITING: Final = 0
-_COURTESY: Final = 0.005
-"""Seconds: longer than those who wait pause between their first tries."""
 
 
 class Ownership:
@@ -37,7 +31,7 @@ class Ownership:
 
     def register(self, connection: sqlite3.Connection, address: bytes | None) -> None:
         """Takes the next fencing number and the lock that belongs to it; forgets owners that own nothing."""
-        self.begin(connection)
+        connection.execute("BEGIN IMMEDIATE")
         with connection:
             idle = "SELECT fence FROM owners WHERE fence NOT IN (SELECT fence FROM jobs)"
             gone = [row for row in connection.execute(idle).fetchall() if not self.locks.held(row[0])]
@@ -49,17 +43,6 @@ class Ownership:
             row = (fence, os.getpid(), socket.gethostname(), address)
             connection.execute("INSERT INTO owners (fence, pid, host, address) VALUES (?, ?, ?, ?)", row)
         self.fence = fence
-
-    def begin(self, connection: sqlite3.Connection) -> None:
-        """Begins to write. One that commits without a pause would not let others in: they only try now and then."""
-        if self.locks.shared(_WAITING):
-            time.sleep(_COURTESY)  # once, in the connection's own thread
-        with contextlib.suppress(OSError):  # another's look at the lock: it is only a courtesy
-            self.locks.share(_WAITING)
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-        finally:
-            self.locks.release(_WAITING)
 
     def create(self, job: NewJob, connection: sqlite3.Connection, ends: dict[str, int]) -> bool:
         """Stores a new job; False if its id is taken."""

@@ -98,7 +98,7 @@ class SqliteStore:
         reader = await self._connect(stack, "reader")
         await reader.run(_read_only)
         self._reader_ = reader
-        writer = Writer(database, ownership, self)
+        writer = Writer(database, ownership.fence, self)
         stack.push_async_callback(writer.close)
         self._writer_ = writer
 

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from dfm_async.errors import DfmError, StoreError
 from dfm_async.store.batch import Batch, Command, Committed
 from dfm_async.store.database import Database, identity
-from dfm_async.store.ownership import Ownership
 
 __all__ = ["Listener", "Writer"]
 
@@ -40,9 +39,9 @@ class Writer:
     and when twice as much is queued: trying with every write would do the work of all before it each time.
     """
 
-    def __init__(self, database: Database, ownership: Ownership, listener: Listener) -> None:
+    def __init__(self, database: Database, fence: int, listener: Listener) -> None:
         self._database = database
-        self._ownership = ownership
+        self._fence = fence
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._file = identity(database.path)
@@ -136,7 +135,7 @@ class Writer:
     async def _commit(self) -> bool:
         batch, self.batch = self.batch, Batch()
         self._committing = batch.size
-        commit = partial(batch.commit, ownership=self._ownership, path=self._database.path, check=self._check)
+        commit = partial(batch.commit, fence=self._fence, path=self._database.path, check=self._check)
         try:
             await self._database.run(commit)
         except asyncio.CancelledError:

@@ -88,6 +88,7 @@ class Coordinator:
         """Gives the job new workers, after it has lost one."""
         self.frames = FrameLedger(record.open_frames, len(self.plan.locations), rules.window, rules.reruns > 0)
         self.seen: Seen | None = Seen() if rules.reruns > 0 else None
+        """Which results of unfinished parameter sets the log has, if they may run again."""
         self._codec = codec
         self._pack_rows = pack_rows
         self._send: Callable[[int, msg.Message], None] = _nowhere
@@ -97,14 +98,14 @@ class Coordinator:
         self._points = self.plan.points
         self._sites = self.plan.sites_at
         self._room: list[asyncio.Future[None]] = []
-        self._offers: deque[tuple[Row, Callable[[str], None]]] = deque()
-        self._partial: dict[str, dict[str, Any]] = {}
+        self._offers: deque[tuple[Row, Callable[[str], None]]] | None = None
+        self._partial: dict[str, dict[str, Any]] | None = None
         self._errors: dict[int, dict[str, DfmError]] = {}
-        self._failed: dict[int, dict[tuple[str, Frame], DfmError]] = {}
-        self._progress: dict[tuple[str, Frame], Progress] = {}
+        self._failed: dict[int, dict[tuple[str, Frame], DfmError]] | None = {} if rules.reruns > 0 else None
+        self._progress: dict[tuple[str, Frame], Progress] | None = None
         self._owed = [[0, 0] for _ in self.plan.locations]
-        self._stopping: set[int] = set()
-        self._acknowledged: set[int] = set()
+        self._stopping: frozenset[int] = frozenset()
+        self._acknowledged: frozenset[int] = frozenset()
         self._losses = 0
         self._final = (JobStatus.ABORTED, "cancelled")
         self._deadline: asyncio.TimerHandle | None = None
@@ -172,10 +173,11 @@ class Coordinator:
             await future
 
     def _make_room(self) -> None:
-        waiting, self._room = self._room, []
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
+        if self._room:
+            waiting, self._room = self._room, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
         while self._offers and self.frames.waiting < self.rules.window and self.accepts:
             row, answer = self._offers.popleft()
             self._take([row])
@@ -218,9 +220,12 @@ class Coordinator:
         elif place not in self.plan.params:
             known = ", ".join(map(repr, self.plan.params)) or "none"
             answer(f"job {job_id} has no parameter {place!r} (it has: {known})")
-        elif key not in self._partial and len(self._partial) >= _PARTIAL:
-            answer(f"job {job_id} has {_PARTIAL:,} incomplete parameter sets already")
         else:
+            if self._partial is None:
+                self._partial = {}
+            if key not in self._partial and len(self._partial) >= _PARTIAL:
+                answer(f"job {job_id} has {_PARTIAL:,} incomplete parameter sets already")
+                return
             params = self._partial.setdefault(key, {})
             params[place] = value
             if len(params) < len(self.plan.params):
@@ -236,14 +241,16 @@ class Coordinator:
         except ParameterError as error:
             answer(str(error))
             return
+        if self._offers is None:
+            self._offers = deque()
         self._offers.append((row, answer))
         self._make_room()
         if self.phase is Phase.RUNNING:
             self._open_frames()
 
     def _refuse_offers(self) -> None:
-        offers, self._offers = self._offers, deque()
-        for _, answer in offers:
+        offers, self._offers = self._offers, None
+        for _, answer in offers or ():
             answer(f"job {self.record.job_id} was told to stop, or has ended")
 
     # life
@@ -325,7 +332,7 @@ class Coordinator:
             self._final = (status, reason)
             self._refuse_offers()
             if running:
-                self._stop_locations(set(range(len(self.plan.locations))) - self._stopping, grace)
+                self._stop_locations(self._others(), grace)
             else:
                 self.shorten(grace)
 
@@ -334,9 +341,13 @@ class Coordinator:
         status = JobStatus.ABORTED if self.record.journal is None else JobStatus.INTERRUPTED
         self.halt(status, reason, grace)
 
-    def _stop_locations(self, locations: set[int], grace: float) -> None:
+    def _others(self) -> frozenset[int]:
+        """All locations but those that need no telling."""
+        return frozenset(range(len(self.plan.locations))) - self._stopping
+
+    def _stop_locations(self, locations: frozenset[int], grace: float) -> None:
         self._stopping = locations
-        self._acknowledged.clear()
+        self._acknowledged = frozenset()
         for at in sorted(locations):
             self._send(at, msg.CancelJob(self.record.number, at))
         self.shorten(grace)
@@ -359,7 +370,7 @@ class Coordinator:
             self._kill(at)
 
     def _cancel_seen(self, message: msg.CancelSeen) -> None:
-        self._acknowledged.add(message.at)
+        self._acknowledged |= {message.at}
 
     def has_seen_cancel(self, at: int) -> bool:
         """Whether a location has answered the cancellation: then its loop runs, and only an operation does not end."""
@@ -373,14 +384,14 @@ class Coordinator:
 
     def _location_stopped(self, at: int, how: str) -> None:
         if self.phase in (Phase.STOPPING, Phase.RESTARTING) and at in self._stopping:
-            self._stopping.discard(at)
+            self._stopping -= {at}
             self.outcomes[self.plan.locations[at]] = how
             self._check_stopped()
 
     def lost(self, at: int, error: WorkerLost) -> None:
         """The worker of a location has ended."""
         if self.phase is Phase.RUNNING:
-            self._stopping = {at}  # it needs no telling
+            self._stopping = frozenset({at})  # it needs no telling
             self._lost(error)
         else:
             self._location_stopped(at, "killed")
@@ -403,7 +414,7 @@ class Coordinator:
         log.wake()
         if self.phase is Phase.RUNNING:
             self.phase = Phase.RESTARTING
-            self._stop_locations(set(range(len(self.plan.locations))) - self._stopping, self.rules.grace)
+            self._stop_locations(self._others(), self.rules.grace)
         else:
             self.resubmit(self)
 
@@ -461,9 +472,7 @@ class Coordinator:
         self.frames.clear()
         self._make_room()
         self._refuse_offers()
-        for progress in self._progress.values():
-            self._log_progress(progress)
-        self._progress.clear()
+        self._log_held_progress()
         self.record.log.on_room = self.record.log.on_full = self.record.blocked = None
         self._send, self._kill, self.resubmit, self._pack_rows = _nowhere, _nobody, None, None
         self.record.change(status, reason)
@@ -533,9 +542,7 @@ class Coordinator:
     def _grant(self) -> None:
         """The log has room again: the sites may send what they could not."""
         if self.phase is Phase.RUNNING:
-            held, self._progress = self._progress, {}
-            for progress in held.values():
-                self._log_progress(progress)
+            self._log_held_progress()
             self._open_frames()
             for at, owed in enumerate(self._owed):
                 if owed[0]:
@@ -548,13 +555,13 @@ class Coordinator:
         known = self._errors.setdefault(root, {})
         if found.id in known:
             return
-        earlier = self._failed.get(root, {}).get((found.node, found.frame))
-        if earlier is not None:  # told in an earlier run of this parameter set
-            known[found.id] = earlier
-            return
         error = known[found.id] = _rebuild(found)
-        if self.seen is not None:
-            self._failed.setdefault(root, {})[found.node, found.frame] = error
+        if self._failed is not None:
+            told = self._failed.setdefault(root, {})
+            if (found.node, found.frame) in told:  # in an earlier run of this parameter set
+                known[found.id] = told[found.node, found.frame]
+                return
+            told[found.node, found.frame] = error
         self.record.add_error(error)
         log = self.record.log
         self.record.add(Failure(log.end, None, error, found.frame, found.site, found.node), len(found.traceback))
@@ -581,10 +588,17 @@ class Coordinator:
         for node, frame, done, total, note in message.reports:
             progress = Progress(log.end, frame, site, node, done, total, note)
             if log.full:  # the last one of each call waits until there is room
+                if self._progress is None:
+                    self._progress = {}
                 self._progress[node, frame] = progress
             else:
                 self._log_progress(progress)
         log.wake()
+
+    def _log_held_progress(self) -> None:
+        held, self._progress = self._progress, None
+        for progress in (held or {}).values():
+            self._log_progress(progress)
 
     def _log_progress(self, found: Progress) -> None:
         offset = self.record.log.end
@@ -601,6 +615,7 @@ class Coordinator:
                 self._errors.pop(index, None)
                 if self.seen is not None:
                     self.seen.forget(index)
+                if self._failed is not None:
                     self._failed.pop(index, None)
                 self.record.add(FrameCompleted(log.end, (index,)))
                 done = True

@@ -16,6 +16,10 @@ Row = Mapping[str, Any]
 """One parameter set, packed by the codec."""
 
 
+_NONE: Final[dict[int, Any]] = {}
+"""Most jobs keep nothing: one dict that stays empty is enough for all of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Parameter sets ``first, first + 1, ...`` to open; ``last``: no more will come."""
@@ -35,6 +39,21 @@ class FrameLedger:
         keep_rows: whether the parameters are kept until a set is done, because it may have to run again.
     """
 
+    __slots__ = (
+        "_again",
+        "_keep_rows",
+        "_locations",
+        "_rows",
+        "_told_last",
+        "_tries",
+        "_waiting",
+        "_window",
+        "added",
+        "open",
+        "opened",
+        "stopped",
+    )
+
     def __init__(self, open_frames: dict[int, int], locations: int, window: int, keep_rows: bool) -> None:
         self.open = open_frames
         self.stopped = False
@@ -47,9 +66,9 @@ class FrameLedger:
         self._window = window
         self._keep_rows = keep_rows
         self._waiting: deque[Row] = deque()
-        self._again: deque[tuple[int, Row]] = deque()
-        self._rows: dict[int, Row] = {}
-        self._tries: dict[int, int] = {}
+        self._again: Sequence[tuple[int, Row]] = ()
+        self._rows: dict[int, Row] = {} if keep_rows else _NONE
+        self._tries: dict[int, int] = {} if keep_rows else _NONE
         self._told_last = False
 
     @property
@@ -70,14 +89,14 @@ class FrameLedger:
     def resume(self, rows: Mapping[int, Row], added: int) -> None:
         """Begins with what an earlier run left over: some sets to run again, of all that had come."""
         self.added = self.opened = added
-        for index in sorted(rows):
+        self._again = [(index, rows[index]) for index in sorted(rows)]
+        for index in rows:
             self.open[index] = self._locations
-            self._again.append((index, rows[index]))
 
     def take(self, *, allow_new: bool) -> list[Batch]:
         """Opens what can be opened now: sets that run again at once, new ones as far as the window allows."""
         batches: list[Batch] = []
-        again, self._again = self._again, deque()
+        again, self._again = self._again, ()
         for index, row in again:
             self.open[index] = self._locations
             self._keep(index, row)
@@ -110,13 +129,14 @@ class FrameLedger:
             self.open[index] = left
             return False
         del self.open[index]
-        self._rows.pop(index, None)
-        self._tries.pop(index, None)
+        if self._keep_rows:
+            self._rows.pop(index, None)
+            self._tries.pop(index, None)
         return True
 
     def again(self) -> int:
         """What is under way was lost and has to run again; tells how often the unluckiest set has been lost."""
-        self._again = deque((index, self._rows[index]) for index in sorted(self._rows))
+        self._again = [(index, self._rows[index]) for index in sorted(self._rows)]
         self._told_last = False
         for index in self._rows:
             self._tries[index] = self._tries.get(index, 0) + 1
@@ -125,5 +145,6 @@ class FrameLedger:
     def clear(self) -> None:
         """The job has ended: nothing will be opened any more."""
         self._waiting.clear()
-        self._again.clear()
-        self._rows.clear()
+        self._again = ()
+        if self._keep_rows:
+            self._rows.clear()

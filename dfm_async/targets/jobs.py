@@ -8,7 +8,7 @@ from typing import Final
 
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.status import JobStatus
-from dfm_async.results.record import JobRecord
+from dfm_async.results.record import JobRecord, JobSummary
 from dfm_async.targets.coordinator import Coordinator
 
 __all__ = ["JobTable"]
@@ -24,8 +24,8 @@ class JobTable:
         self._options = options
         self._records: OrderedDict[str, JobRecord] = OrderedDict()
         self._running: dict[str, Coordinator] = {}
-        self._with_log: deque[JobRecord] = deque()
         self._ended: deque[JobRecord] = deque()
+        self._summaries: OrderedDict[str, JobSummary] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
         self.totals: dict[JobStatus, int] = {}
         """How many jobs have ended, by their status."""
@@ -48,7 +48,10 @@ class JobTable:
 
     def find(self, job_id: str) -> JobRecord | None:
         """Finds a job that runs, or ended not too long ago."""
-        return self._records.get(job_id)
+        found = self._records.get(job_id)
+        if found is None and job_id in self._summaries:
+            return JobRecord.from_summary(self._summaries[job_id], self._options.results)
+        return found
 
     def coordinator(self, job_id: str) -> Coordinator | None:
         """Finds a job that has not ended."""
@@ -56,8 +59,15 @@ class JobTable:
 
     @property
     def records(self) -> list[JobRecord]:
-        """All jobs that are known, in the order of their submission."""
-        return list(self._records.values())
+        """All jobs that are known: first those of which only a summary is left, then in order of submission."""
+        summaries = [JobRecord.from_summary(found, self._options.results) for found in self._summaries.values()]
+        return [*summaries, *self._records.values()]
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """How many events the logs of all jobs hold, and how many bytes of values."""
+        logs = [record.log for record in self._records.values()]
+        return sum(log.held for log in logs), sum(log.size for log in logs)
 
     @property
     def coordinators(self) -> list[Coordinator]:
@@ -65,7 +75,7 @@ class JobTable:
         return list(self._running.values())
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._records) + len(self._summaries)
 
     def _job_ended(self, coordinator: Coordinator) -> None:
         record = coordinator.record
@@ -73,30 +83,30 @@ class JobTable:
         if self._records.get(record.job_id) is not record:
             return
         self.totals[record.decided] = self.totals.get(record.decided, 0) + 1
-        self._with_log.append(record)
         self._ended.append(record)
-        while len(self._with_log) > self._options.keep_finished:
-            self._with_log.popleft().expire()
-        while len(self._ended) > self._options.keep_summaries:
-            oldest = self._ended.popleft()
-            if self._records.get(oldest.job_id) is oldest:
-                del self._records[oldest.job_id]
-        if self._timer is None and self._with_log:
-            self._wait_for_oldest()
+        while len(self._ended) > self._options.keep_finished:
+            self._summarise(self._ended.popleft())
+        if self._timer is None and self._ended:
+            self._timer = asyncio.get_running_loop().call_at(self._due(), self._drop_old)
 
-    def _wait_for_oldest(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(self._with_log[0].ended_at + self._options.keep_finished_for, self._drop_old)
+    def _summarise(self, record: JobRecord) -> None:
+        summary = record.expire()
+        if self._records.get(record.job_id) is record:
+            del self._records[record.job_id]
+            self._summaries[record.job_id] = summary
+            while len(self._summaries) > self._options.keep_summaries:
+                self._summaries.popitem(last=False)
+
+    def _due(self) -> float:
+        return self._ended[0].ended_at + self._options.keep_finished_for
 
     def _drop_old(self) -> None:
         self._timer = None
         loop = asyncio.get_running_loop()
-        limit = loop.time() - self._options.keep_finished_for
-        while self._with_log and self._with_log[0].ended_at <= limit:
-            self._with_log.popleft().expire()
-        if self._with_log:
-            at = max(self._with_log[0].ended_at + self._options.keep_finished_for, loop.time() + _EARLIEST)
-            self._timer = loop.call_at(at, self._drop_old)
+        while self._ended and self._due() <= loop.time():
+            self._summarise(self._ended.popleft())
+        if self._ended:
+            self._timer = loop.call_at(max(self._due(), loop.time() + _EARLIEST), self._drop_old)
 
     def close(self) -> None:
         """Stops looking for old logs."""

@@ -14,6 +14,7 @@ import pytest
 
 from dfm_async import (
     DfmError,
+    Failure,
     Federation,
     FrameCompleted,
     JobAborted,
@@ -212,7 +213,7 @@ async def test_failures_are_written_too(opens: Open) -> None:
             await again
         assert caught.value.count == 2
         assert sorted(str(error).splitlines()[0] for error in caught.value.errors) == sorted(
-            str(e.error).splitlines()[0] for e in events if type(e).__name__ == "Failure" and e.place is None
+            str(e.error).splitlines()[0] for e in events if isinstance(e, Failure) and e.place is None
         )
         assert [type(e) for e in events] == [type(e) async for e in again.events()]
         good = [r.value async for r in again.results(errors="yield") if isinstance(r, Result)]

@@ -369,7 +369,7 @@ async def test_two_consumers_of_one_job_and_a_third_that_comes_late(connect: Con
 
 
 async def test_finished_jobs_lose_their_log_and_then_are_forgotten(connect: Connect) -> None:
-    async with connect(w.fed, options=LocalOptions(keep_finished=2, keep_summaries=4)) as session:
+    async with connect(w.fed, options=LocalOptions(keep_finished=2, keep_summaries=2)) as session:
         for n in range(6):
             await (await session.execute(echo, {"n": n}, job_id=f"job-{n}"))
         assert [job.job_id for job in session.jobs()] == ["job-2", "job-3", "job-4", "job-5"]

@@ -24,6 +24,8 @@ from dfm_async.errors import JobNotFound, JobOwned, StoreError
 from dfm_async.model.status import JobStatus
 from dfm_async.store import open_store
 from dfm_async.store.base import Entry, Store, StoredJob
+from dfm_async.store.liveness import OfdLocks
+from dfm_async.store.reading import find_job
 from dfm_async.store.schema import VERSION
 from dfm_async.store.sqlite import SqliteStore
 from tests.store.conftest import Opener
@@ -330,6 +332,24 @@ async def test_a_job_of_ours_can_be_taken_over_with_what_is_queued(store: Sqlite
     await store.create(new_job("j"))
     store.append("j", entry(0, 5))
     assert (await store.take_over("j")).end == 5
+
+
+async def test_a_job_that_ends_while_it_is_looked_at_is_not_interrupted(path: Path, store: SqliteStore) -> None:
+    """Its owner commits the end and dies after the job was read, and before its lock is looked at."""
+    await store.create(new_job("j"))
+
+    class Ending(OfdLocks):
+        def held(self, byte: int) -> bool:
+            sql(path, "UPDATE jobs SET status = 'finished'")
+            return False
+
+    locks = Ending(f"{path}-lock")
+    try:
+        job = await store._reader.run(lambda connection: find_job(connection, locks, 99, "j"))
+    finally:
+        locks.close()
+    assert job is not None
+    assert job.status is JobStatus.FINISHED
 
 
 async def test_owners_that_own_nothing_are_forgotten(path: Path, opened: Opener) -> None:
