@@ -25,6 +25,7 @@ from dfm_async.runtime.outbox import Outbox, States, error_data
 from dfm_async.runtime.streams import AsyncSource, Stream, StreamFailed
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Broken
+from dfm_async.wire.memory import Payload
 
 if TYPE_CHECKING:
     from dfm_async.runtime.site import SiteRuntime
@@ -91,9 +92,9 @@ class SiteJob:
         """Parameter sets have come."""
         self.open(message.first, message.count, message.payload, message.last)
 
-    def open(self, first: int, count: int, payload: bytes, last: bool) -> None:
+    def open(self, first: int, count: int, payload: bytes | Payload, last: bool) -> None:
         """Opens the frames of parameter sets; ``last`` says that no more will come."""
-        rows: Sequence[Any] = self.runtime.codec.loads_batch(payload) if payload else ((),) * count
+        rows: Sequence[Any] = ((),) * count if payload == b"" else self.runtime.codec.loads_batch(payload)
         for index, row in enumerate(rows, first):
             if isinstance(row, Broken):
                 label = self.program.params[0].label
@@ -144,13 +145,16 @@ class SiteJob:
 
     def credit(self, message: msg.Credit) -> None:
         """The application takes further results."""
+        self.outbox.grant(message.items, message.bytes)
+        self._unblock()
+        self.advance()
+
+    def _unblock(self) -> None:
         outbox = self.outbox
-        outbox.grant(message.items, message.bytes)
         while self._blocked and outbox.open:
             self._emit_now(self._blocked.popleft())
         if outbox.open:
             outbox.wake()
-        self.advance()
 
     def stream_pull(self, message: msg.StreamPull) -> None:
         """Another location wants elements of a stream from here."""
@@ -184,6 +188,7 @@ class SiteJob:
 
     def _advance_later(self) -> None:
         try:
+            self._unblock()
             self.advance()
         except Exception as error:  # noqa: BLE001 - a fault of ours, told as such
             self.broken(error)
@@ -198,7 +203,10 @@ class SiteJob:
         """Sends what has gathered in this turn of the loop, and ends the job if that was all."""
         if self.stopping:
             return
+        held_up = not self.outbox.open
         self.outbox.flush()
+        if held_up and self.outbox.open:  # what was sent is less than it seemed
+            asyncio.get_running_loop().call_soon(self._advance_later)
         if self._last and not self.game.live:
             if self._streams is not None:
                 self._streams.close_all()

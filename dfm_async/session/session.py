@@ -22,6 +22,7 @@ from dfm_async.planner.explain import net_text
 from dfm_async.planner.plan import Plan, prepare
 from dfm_async.planner.types import validate, warm
 from dfm_async.results.record import JobRecord
+from dfm_async.results.retention import Retention
 from dfm_async.runtime.once import in_thread
 from dfm_async.session.callbacks import Callback, CallbackDispatcher, LoopDispatcher
 from dfm_async.session.job import Job
@@ -71,6 +72,7 @@ class Session:
         self._records: OrderedDict[str, JobRecord] = OrderedDict()
         self._coordinators: dict[str, Coordinator] = {}
         self._finished: deque[str] = deque()
+        self._retention = Retention()
         self._plans: OrderedDict[int, tuple[Any, Plan]] = OrderedDict()
         self._hints: OrderedDict[str, dict[str, list[Any]]] = OrderedDict()
         self._supervisor: asyncio.Task[None] | None = None
@@ -264,6 +266,7 @@ class Session:
         else:
             job_id = secrets.token_hex(8)
             fingerprint = None
+        self._retention.tidy()
         record = JobRecord(JobId(job_id), JobNumber(-1), plan, options or self.options.results)
         record.fingerprint = fingerprint
         coordinator = Coordinator(record, self._target.codec, on_error)
@@ -290,6 +293,7 @@ class Session:
     def _ended(self, coordinator: Coordinator) -> None:
         self._coordinators.pop(coordinator.record.job_id, None)
         self._finished.append(coordinator.record.job_id)
+        self._retention.ended(coordinator.record.log)
         while len(self._finished) > self.options.keep_finished:
             self._records.pop(self._finished.popleft(), None)
 

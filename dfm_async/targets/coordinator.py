@@ -16,12 +16,15 @@ from dfm_async.model.ids import JobNumber
 from dfm_async.model.status import JobStatus
 from dfm_async.results.record import JobRecord
 from dfm_async.wire import messages as msg
-from dfm_async.wire.codec import Broken, Codec
+from dfm_async.wire.codec import Broken, Codec, weight
+from dfm_async.wire.memory import Payload, size_of
 
 __all__ = ["FRAME_WINDOW", "Coordinator", "Phase", "Row"]
 
 FRAME_WINDOW: Final = 256
 """How many parameter sets are under way at the same time."""
+_FRAME_BYTES: Final = 64 * 1024 * 1024
+"""The same in bytes; a single larger parameter set still passes."""
 
 Row = Mapping[str, Any]
 """One parameter set, packed by the codec."""
@@ -62,6 +65,7 @@ class Coordinator:
         self._pending: deque[Row] = deque()
         self._room: list[asyncio.Future[None]] = []
         self._open = record.open_frames
+        self._weights: dict[int, int] = {}
         self._stopped = False
         self._told_last = False
         self._errors: dict[int, dict[str, DfmError]] = {}
@@ -127,8 +131,8 @@ class Coordinator:
         """Takes the parameter sets that can be opened now: the first one's number, and whether they are the last."""
         record = self.record
         room = 0 if record.log.full else FRAME_WINDOW - len(self._open)
-        count = min(room, len(self._pending))
-        rows = [self._pending.popleft() for _ in range(count)]
+        rows = self._take_rows(min(room, len(self._pending)), record.next_frame)
+        count = len(rows)
         last = self._stopped and not self._pending
         if not rows and (not last or self._told_last):
             return None
@@ -140,8 +144,22 @@ class Coordinator:
         self._told_last = self._told_last or last
         return first, rows, last
 
-    def _payload(self, rows: list[Row], names: Sequence[str]) -> bytes:
-        return self._codec.dumps([[row[name] for name in names] for row in rows]) if names and rows else b""
+    def _take_rows(self, count: int, first: int) -> list[Row]:
+        """Takes up to so many of those that wait: fewer if they are heavy, but one if nothing heavy is under way."""
+        rows: list[Row] = []
+        under_way = sum(self._weights.values())
+        for _ in range(count):
+            size = sum(map(weight, self._pending[0].values()))
+            if size:
+                if under_way and under_way + size > _FRAME_BYTES:
+                    break
+                under_way += size
+                self._weights[first + len(rows)] = size
+            rows.append(self._pending.popleft())
+        return rows
+
+    def _payload(self, rows: list[Row], names: Sequence[str]) -> bytes | Payload:
+        return self._codec.payload([[row[name] for name in names] for row in rows]) if names and rows else b""
 
     # life
 
@@ -305,11 +323,12 @@ class Coordinator:
                 else:
                     events.append(Result(offset, place, value, full, site, node))
                 offset += 1
-        log.extend(events, len(message.payload) // max(1, len(events)))
+        size = size_of(message.payload)
+        log.extend(events, size // max(1, len(events)))
         log.wake()
         owed = self._owed[message.at]
         owed[0] += len(events)
-        owed[1] += len(message.payload)
+        owed[1] += size
         limits = log.limits
         if log.full:
             self._check_full()
@@ -384,6 +403,7 @@ class Coordinator:
                 self._open[index] = left
             else:
                 del self._open[index]
+                self._weights.pop(index, None)
                 self._errors.pop(index, None)
                 log.append(FrameCompleted(log.end, (index,)))
                 done = True

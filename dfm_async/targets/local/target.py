@@ -26,6 +26,7 @@ from dfm_async.targets.local.start import ForkServer, choose_method
 from dfm_async.targets.local.worker import HOME
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
+from dfm_async.wire.memory import Arena
 
 __all__ = ["LocalTarget"]
 
@@ -38,7 +39,8 @@ class LocalTarget:
 
     def __init__(self, options: LocalOptions | None = None) -> None:
         self.options = options or LocalOptions()
-        self.codec = Codec(trusted=True)
+        self._arena = Arena()
+        self.codec = Codec(trusted=True, arena=self._arena)
         self._hub = Hub()
         self._pools: dict[str, SitePool] = {}
         self._shipped: dict[str, bytes] = {}
@@ -93,6 +95,7 @@ class LocalTarget:
         pools = list(self._pools.values())
         await asyncio.gather(*(pool.shut_down(grace) for pool in pools))
         self._pools.clear()
+        self._arena.trim()
 
     # jobs
 
