@@ -19,7 +19,7 @@ from dfm_async.net.tokens import OPEN, SKIPPED, Failed
 from dfm_async.runtime import calls
 from dfm_async.runtime.cache import Ticket
 from dfm_async.runtime.faults import broken_record, cause_of, is_our_cancellation
-from dfm_async.runtime.job_streams import FAIR, PULL, JobStreams
+from dfm_async.runtime.job_streams import FAIR, PULL, JobStreams, as_it_is
 from dfm_async.runtime.operations import is_iterator
 from dfm_async.runtime.outbox import Outbox, States, error_data
 from dfm_async.runtime.streams import AsyncSource, Stream, StreamFailed
@@ -269,7 +269,7 @@ class SiteJob:
         if stream.single and hasattr(stream.source, "transform"):
             # Packed as soon as it is produced: the producer may reuse the object for the next element.
             stream.source.transform = pack
-            pack = _as_it_is
+            pack = as_it_is
         outbox, index = self.outbox, 0
         try:
             while found := await subscription.get(PULL):
@@ -399,10 +399,6 @@ class SiteJob:
         if self._streams is not None:
             await self._streams.stopped()
         await calls.stopped(self)
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 _HANDLERS: Final[dict[type, Callable[[SiteJob, Any], None]]] = {

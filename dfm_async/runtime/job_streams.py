@@ -7,6 +7,7 @@ import contextvars
 import functools
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from dfm_async.errors import EncodingError
@@ -28,7 +29,7 @@ from dfm_async.wire.memory import size_of
 if TYPE_CHECKING:
     from dfm_async.runtime.job import SiteJob
 
-__all__ = ["FAIR", "PULL", "JobStreams"]
+__all__ = ["FAIR", "PULL", "JobStreams", "as_it_is"]
 
 _log = logging.getLogger(__name__)
 
@@ -206,6 +207,11 @@ class JobStreams:
         """Sends elements of a stream to another location, as many as it asked for."""
         job = self._job
         codec = job.runtime.codec
+        pack: Callable[[Any], Any] = codec.pack
+        if export.stream.single and hasattr(export.stream.source, "transform"):
+            # Packed as soon as it is produced: the producer may reuse the object for the next element.
+            export.stream.source.transform = pack
+            pack = as_it_is
         while export.open and not export.subscription.closed:
             packed: list[Any] = []
             error: ErrorRecord | None = None
@@ -214,7 +220,7 @@ class JobStreams:
                     export.fetched.extend(await export.subscription.get(export.wanted))
                 size = 0
                 while export.fetched and len(packed) < export.wanted and size < export.wanted_bytes:
-                    packed.append(codec.pack(export.fetched.popleft()))
+                    packed.append(pack(export.fetched.popleft()))
                     size += weight(packed[-1])
             except StreamFailed as failed:
                 error = failed.error
@@ -255,6 +261,11 @@ class JobStreams:
         if remote is not None:
             items = self._job.runtime.codec.loads_batch(message.payload)
             remote.arrived(items, size_of(message.payload), message.ended, message.error)
+
+
+def as_it_is(value: Any) -> Any:
+    """For elements that are packed already."""
+    return value
 
 
 async def _close(stream: Stream) -> None:

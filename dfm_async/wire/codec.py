@@ -24,6 +24,7 @@ import pathlib
 import pickle
 import sys
 import threading
+import traceback
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
@@ -162,6 +163,8 @@ class Codec:
         kind = type(value)
         if kind in _SCALARS or (kind is int and _INT_MIN <= value <= _INT_MAX):
             return value
+        if (kind is bytes or (kind is str and value.isascii())) and len(value) < _HEAVY:
+            return value
         notes = self._notes
         try:
             packed = self._pack(value)
@@ -242,10 +245,11 @@ class Codec:
             if kinds <= _SCALARS or (kinds == {int} and min(value) >= _INT_MIN and max(value) <= _INT_MAX):
                 self.note(count * _NUMBER)
                 return value[:]
-            strings = kinds == {bytes} or (kinds == {str} and all(map(str.isascii, value)))
-            if strings and max(map(len, value)) < _HEAVY:
-                self.note(sum(map(len, value)))
-                return value[:]
+            if kinds == {bytes} or (kinds == {str} and all(map(str.isascii, value))):
+                size = sum(map(len, value))
+                if size < _HEAVY or max(map(len, value)) < _HEAVY:
+                    self.note(size)
+                    return value[:]
         pack = self._pack
         packed = [item if type(item) in _SCALARS else pack(item) for item in value]
         if count >= _MANY:
@@ -380,6 +384,8 @@ class Codec:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - one part must not spoil the rest of a batch
+            if self._parts:
+                _let_go(error)
             self._broken = Broken(error)
             return self._broken
 
@@ -413,6 +419,15 @@ class _Unwrap:
                 raise TypeError("parts of the value are in shared memory: it can only travel in a payload")
             self._notes.blocks.extend(value.blocks)
         return value.tree
+
+
+def _let_go(error: BaseException) -> None:
+    """Keeps where an error came from as text only: it may be kept for long, and its frames have the whole message."""
+    error.add_note("".join(traceback.format_tb(error.__traceback__)).rstrip())
+    found: BaseException | None = error
+    while found is not None:
+        found.__traceback__ = None
+        found = found.__cause__ or found.__context__
 
 
 def _int_bytes(value: int) -> bytes:

@@ -33,6 +33,9 @@ which take as much memory; so this is far above what the logs of a few jobs hold
 """
 
 _PAGE: Final = 4096
+_GATHER: Final = 4 * 1024 * 1024
+_GATHER_TIME: Final = 0.01
+"""Blocks are given back when there are this many bytes of them, or after so many seconds."""
 _IDLE: Final = 5.0
 """How long an arena must have been empty before its pages are given back, in seconds."""
 
@@ -286,7 +289,7 @@ class Lease:
         return self._memory.view(self)
 
     def __del__(self) -> None:
-        self._memory.release(self.offset)
+        self._memory.release(self)
 
 
 class PeerMemory:
@@ -300,8 +303,12 @@ class PeerMemory:
     def __init__(self, identity: tuple[int, int, int, int, int], give_back: Callable[[list[int]], None]) -> None:
         self._give_back: Callable[[list[int]], None] | None = give_back
         self._loop = asyncio.get_running_loop()
-        self._released: deque[int] = deque()
+        self._thread = threading.get_ident()
+        self._released: deque[tuple[int, int]] = deque()
         self._scheduled = False
+        self._offsets: list[int] = []
+        self._size = 0
+        self._timer: asyncio.TimerHandle | None = None
         self._mapping: _Mapping | None = None
         self._problem = ""
         try:
@@ -319,29 +326,45 @@ class PeerMemory:
             raise OSError(self._problem)
         return self._mapping.view(lease.offset, lease.size, lease)
 
-    def release(self, offset: int) -> None:
+    def release(self, lease: Lease) -> None:
         """A lease has ended: in whatever thread, and perhaps while the interpreter ends. Must not raise."""
         if self._give_back is None:
             return
-        self._released.append(offset)
+        self._released.append((lease.offset, lease.size))
         if not self._scheduled:
             self._scheduled = True
             try:
-                self._loop.call_soon_threadsafe(self._flush)
+                if threading.get_ident() == self._thread:
+                    self._loop.call_soon(self._gather)  # it is awake
+                else:
+                    self._loop.call_soon_threadsafe(self._gather)
             except RuntimeError:  # the loop is closed, and with it the way to the peer
                 self._give_back = None
 
-    def _flush(self) -> None:
+    def _gather(self) -> None:
+        """Waits for some more: the peer shall not be woken for each block."""
         self._scheduled = False
-        released = []
         while self._released:
-            released.append(self._released.popleft())
-        if released and self._give_back is not None:
-            self._give_back(released)
+            offset, size = self._released.popleft()
+            self._offsets.append(offset)
+            self._size += size
+        if self._size >= _GATHER:
+            self._flush()
+        elif self._timer is None and self._offsets:
+            self._timer = self._loop.call_later(_GATHER_TIME, self._flush)
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        offsets, self._offsets, self._size = self._offsets, [], 0
+        if offsets and self._give_back is not None:
+            self._give_back(offsets)
 
     def close(self) -> None:
         """The peer is gone. What is built on its memory stays as it is."""
         self._give_back = None
+        self._flush()
 
 
 def _open_peer(process: int, file: int, size: int, device: int, inode: int) -> _Mapping:
