@@ -575,14 +575,19 @@ async def test_a_message_about_memory_that_was_not_announced_ends_the_connection
 
 async def test_the_arena_is_announced_once_and_those_who_use_the_channel_do_not_see_it() -> None:
     async with connected() as (a, b):
-        sent: list[Message] = []
+        sent: list[type] = []
         queue = a.channel._queue
-        a.channel._queue = lambda message: (sent.append(message), queue(message))[1]  # type: ignore[method-assign, func-returns-value]
+
+        def queued(message: Message) -> None:
+            sent.append(type(message))
+            queue(message)
+
+        a.channel._queue = queued  # type: ignore[method-assign]
         for _ in range(3):
             a.send(np.arange(BIG))
             assert isinstance(await b.next(), Results)
         await a.emptied()
-        assert [type(message) for message in sent] == [Memory, Results, Results, Results]
+        assert sent == [Memory, Results, Results, Results]
         assert not a.got
         assert not b.got
 
