@@ -20,6 +20,7 @@ NAMES = (
     "prepare",
     "graphs",
     "cross_site",
+    "large_values",
 )
 LIMIT = 900
 

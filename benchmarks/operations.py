@@ -58,6 +58,24 @@ async def dicts_async(n: int) -> AsyncIterator[dict[str, Any]]:
         yield record(i)
 
 
+def arrays(n: int, size: int) -> Iterator[Any]:
+    import numpy
+
+    array = numpy.arange(size // 8, dtype="f8")
+    for i in range(n):
+        array[0] = i
+        yield array
+
+
+async def count_arrays(values: AsyncIterator[Any]) -> int:
+    count = 0
+    async for array in values:
+        if array[0] != count:
+            raise RuntimeError("an array came out of turn")
+        count += 1
+    return count
+
+
 ELEMENTS = {"ints": number, "dicts": record}
 """How a peer without generators makes one element."""
 GENERATORS = {"ints": ints, "dicts": dicts}

@@ -19,11 +19,11 @@ class ResultLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     max_items: int = 100_000
     """How many events the log keeps."""
-    max_bytes: int = 256 * 1024 * 1024
+    max_bytes: int = 128 * 1024 * 1024
     """How many bytes of encoded values the log keeps."""
     window: int = 256
     """How many results a site may send ahead of the log's consent."""
-    window_bytes: int = 16 * 1024 * 1024
+    window_bytes: int = 32 * 1024 * 1024
     """The same in bytes; a single larger value still passes."""
     overflow: Literal["block", "spill", "fail"] = "block"
     """What happens when the log is full."""

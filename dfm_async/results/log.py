@@ -16,6 +16,8 @@ __all__ = ["Backing", "LogReader", "ResultLog"]
 _COMPACT = 4096
 _BARE = frozenset({FrameCompleted, Progress, StatusChanged, WorkerNotice})
 """Events that carry no data: with nobody reading, they make room also unseen."""
+_GONE = FrameCompleted(-1, ())
+"""Stands where an event was dropped, until the list is made shorter: the event itself must not be kept till then."""
 
 
 class Backing(Protocol):
@@ -77,7 +79,7 @@ class ResultLog:
 
     @property
     def size(self) -> int:
-        """How many bytes of values are kept."""
+        """How many bytes of encoded values are kept."""
         return self._bytes
 
     @property
@@ -236,34 +238,42 @@ class ResultLog:
             if not future.done() or future.cancelled():
                 self._waiting = [other for other in self._waiting if other is not future]
 
+    def shed(self) -> None:
+        """Drops everything that every attached reader has seen, also if there is room."""
+        self._drop(0, 0)
+
     def _trim(self) -> None:
         """Drops what may be dropped while the log is over its limits, and tells whether it is full."""
         limits = self.limits
-        seen = min((reader.position for reader in self._readers), default=self._seen) - self._base
-        start, count = self._start, len(self._events)
-        events, free = self._events, not self._readers
-        safe = count if self.backing is None else self._published - self._base
-        if limits.overflow == "spill":
-            seen = safe
-        while start < safe and (count - start > limits.max_items or self._bytes > limits.max_bytes):
-            bare = type(events[start]) in _BARE
-            if start >= seen and not (bare and free):
-                break
-            if not bare:
-                self._kept_from = self._base + start + 1
-            self._bytes -= self._sizes[start]
-            start += 1
-        self._start = start
-        if start > _COMPACT and start * 2 > count:
-            del self._events[:start], self._sizes[:start]
-            self._base += start
-            self._start = 0
+        self._drop(limits.max_items, limits.max_bytes)
         was = self._full
         self._full = self.held > limits.max_items or self._bytes > limits.max_bytes
         if was and not self._full and self.on_room is not None:
             self.on_room()
         elif self._full and not was and self.on_full is not None:
             self.on_full()
+
+    def _drop(self, max_items: int, max_bytes: int) -> None:
+        seen = min((reader.position for reader in self._readers), default=self._seen) - self._base
+        start, count = self._start, len(self._events)
+        events, free = self._events, not self._readers
+        safe = count if self.backing is None else self._published - self._base
+        if self.limits.overflow == "spill":
+            seen = safe
+        while start < safe and (count - start > max_items or self._bytes > max_bytes):
+            bare = type(events[start]) in _BARE
+            if start >= seen and not (bare and free):
+                break
+            if not bare:
+                self._kept_from = self._base + start + 1
+            self._bytes -= self._sizes[start]
+            events[start] = _GONE
+            start += 1
+        self._start = start
+        if start > _COMPACT and start * 2 > count:
+            del self._events[:start], self._sizes[:start]
+            self._base += start
+            self._start = 0
 
 
 class LogReader:

@@ -28,7 +28,7 @@ class SiteCache:
     """Keeps encoded values in memory; the least recently used make room for new ones."""
 
     def __init__(self, codec: Codec) -> None:
-        self._codec = codec
+        self._codec = codec.plain
         self._keys = Codec(trusted=codec.trusted, canonical=True)
         self._values: OrderedDict[bytes, bytes] = OrderedDict()
         self._size = 0

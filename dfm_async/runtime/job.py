@@ -20,13 +20,14 @@ from dfm_async.net.tokens import OPEN, SKIPPED, Failed
 from dfm_async.runtime import calls
 from dfm_async.runtime.cache import Ticket
 from dfm_async.runtime.faults import broken_record, cause_of, is_our_cancellation
-from dfm_async.runtime.job_streams import FAIR, PULL, JobStreams
+from dfm_async.runtime.job_streams import FAIR, PULL, JobStreams, as_it_is
 from dfm_async.runtime.operations import is_iterator
 from dfm_async.runtime.outbox import Outbox, States, error_data
 from dfm_async.runtime.speech import Speech
 from dfm_async.runtime.streams import AsyncSource, Stream, StreamFailed
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Broken
+from dfm_async.wire.memory import Payload
 
 if TYPE_CHECKING:
     from dfm_async.runtime.site import SiteRuntime
@@ -101,9 +102,9 @@ class SiteJob:
         """Parameter sets have come."""
         self.open(message.first, message.count, message.payload, message.last)
 
-    def open(self, first: int, count: int, payload: bytes, last: bool) -> None:
+    def open(self, first: int, count: int, payload: bytes | Payload, last: bool) -> None:
         """Opens the frames of parameter sets; ``last`` says that no more will come."""
-        rows: Sequence[Any] = self.runtime.codec.loads_batch(payload) if payload else ((),) * count
+        rows: Sequence[Any] = ((),) * count if payload == b"" else self.runtime.codec.loads_batch(payload)
         for index, row in enumerate(rows, first):
             if isinstance(row, Broken):
                 label = self.program.params[0].label
@@ -154,13 +155,16 @@ class SiteJob:
 
     def credit(self, message: msg.Credit) -> None:
         """The application takes further results."""
+        self.outbox.grant(message.items, message.bytes)
+        self._unblock()
+        self.advance()
+
+    def _unblock(self) -> None:
         outbox = self.outbox
-        outbox.grant(message.items, message.bytes)
         while self._blocked and outbox.open:
             self._emit_now(self._blocked.popleft())
         if outbox.open:
             outbox.wake()
-        self.advance()
 
     def stream_pull(self, message: msg.StreamPull) -> None:
         """Another location wants elements of a stream from here."""
@@ -194,6 +198,7 @@ class SiteJob:
 
     def _advance_later(self) -> None:
         try:
+            self._unblock()
             self.advance()
         except Exception as error:  # noqa: BLE001 - a fault of ours, told as such
             self.broken(error)
@@ -211,7 +216,10 @@ class SiteJob:
         done = self._last and not self.game.live
         if self._speech is not None:
             self._speech.flush(done or self.outbox.has_frames_done)
+        held_up = not self.outbox.open
         self.outbox.flush()
+        if held_up and self.outbox.open:  # what was sent is less than it seemed
+            asyncio.get_running_loop().call_soon(self._advance_later)
         if done:
             if self._streams is not None:
                 self._streams.close_all()
@@ -274,7 +282,7 @@ class SiteJob:
         if stream.single and hasattr(stream.source, "transform"):
             # Packed as soon as it is produced: the producer may reuse the object for the next element.
             stream.source.transform = pack
-            pack = _as_it_is
+            pack = as_it_is
         outbox, index = self.outbox, 0
         try:
             while found := await subscription.get(PULL):
@@ -392,7 +400,7 @@ class SiteJob:
 
     async def send_to_place(self, target: str, place: str, key: str, value: Any) -> None:
         """Sends a value to a parameter of another job, and waits until it was taken."""
-        payload = self.runtime.codec.encode(value)
+        payload = self.runtime.codec.plain.encode(value)
         self._requested += 1
         request = self._requested
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -447,10 +455,6 @@ class SiteJob:
         if self._streams is not None:
             await self._streams.stopped()
         await calls.stopped(self)
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 _HANDLERS: Final[dict[type, Callable[[SiteJob, Any], None]]] = {

@@ -7,6 +7,7 @@ import contextvars
 import functools
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from dfm_async.errors import EncodingError
@@ -22,12 +23,13 @@ from dfm_async.runtime.outbox import States
 from dfm_async.runtime.streams import AsyncSource, Source, Stream, StreamFailed, Subscription
 from dfm_async.runtime.threads import ThreadSource
 from dfm_async.wire import messages as msg
-from dfm_async.wire.codec import Broken
+from dfm_async.wire.codec import Broken, weight
+from dfm_async.wire.memory import size_of
 
 if TYPE_CHECKING:
     from dfm_async.runtime.job import SiteJob
 
-__all__ = ["FAIR", "PULL", "JobStreams"]
+__all__ = ["FAIR", "PULL", "JobStreams", "as_it_is"]
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +37,8 @@ FAIR: Final = 64
 """After how many elements that came without waiting others get their turn."""
 PULL: Final = 256
 """How many elements are asked for at a time."""
+_PULL_BYTES: Final = 16 * 1024 * 1024
+"""The same in bytes; a single larger element still passes."""
 _MANY: Final = 1 << 30
 
 
@@ -194,6 +198,7 @@ class JobStreams:
         export = self.exports.get(message.stream)
         if export is not None:
             export.wanted += message.count
+            export.wanted_bytes += message.bytes
             if not export.active:
                 export.active = True
                 self._job.spawn(self._serve(message.stream, export))
@@ -202,20 +207,30 @@ class JobStreams:
         """Sends elements of a stream to another location, as many as it asked for."""
         job = self._job
         codec = job.runtime.codec
-        while export.wanted > 0 and not export.subscription.closed:
-            found: list[Any] = []
+        pack: Callable[[Any], Any] = codec.pack
+        if export.stream.single and hasattr(export.stream.source, "transform"):
+            # Packed as soon as it is produced: the producer may reuse the object for the next element.
+            export.stream.source.transform = pack
+            pack = as_it_is
+        while export.open and not export.subscription.closed:
+            packed: list[Any] = []
             error: ErrorRecord | None = None
-            payload = codec.dumps([])
             try:
-                found = await export.subscription.get(export.wanted)
-                payload = codec.dumps([codec.pack(value) for value in found])
+                if not export.fetched:
+                    export.fetched.extend(await export.subscription.get(export.wanted))
+                size = 0
+                while export.fetched and len(packed) < export.wanted and size < export.wanted_bytes:
+                    packed.append(pack(export.fetched.popleft()))
+                    size += weight(packed[-1])
             except StreamFailed as failed:
                 error = failed.error
             except EncodingError as problem:
                 label = export.stream.label
-                found, error = [], job.game.describe(problem, label, label, export.instance.frame)
-            export.wanted -= len(found)
-            ended = not found
+                packed, error = [], job.game.describe(problem, label, label, export.instance.frame)
+            payload = codec.payload(packed)
+            export.wanted -= len(packed)
+            export.wanted_bytes -= size_of(payload)
+            ended = not packed
             items = msg.StreamItems(job.number, export.route, stream_id, job.at, payload, ended, error)
             job.outbox.send(export.route, items)
             if ended:
@@ -244,7 +259,13 @@ class JobStreams:
         """Elements of a stream from elsewhere have come."""
         remote = self.imports.get((message.source, message.stream))
         if remote is not None:
-            remote.arrived(self._job.runtime.codec.loads_batch(message.payload), message.ended, message.error)
+            items = self._job.runtime.codec.loads_batch(message.payload)
+            remote.arrived(items, size_of(message.payload), message.ended, message.error)
+
+
+def as_it_is(value: Any) -> Any:
+    """For elements that are packed already."""
+    return value
 
 
 async def _close(stream: Stream) -> None:
@@ -257,7 +278,7 @@ async def _close(stream: Stream) -> None:
 class _Export:
     """A stream that another location reads."""
 
-    __slots__ = ("active", "instance", "route", "stream", "subscription", "wanted")
+    __slots__ = ("active", "fetched", "instance", "route", "stream", "subscription", "wanted", "wanted_bytes")
 
     def __init__(self, stream: Stream, subscription: Subscription, route: int, instance: Instance) -> None:
         self.stream = stream
@@ -265,7 +286,14 @@ class _Export:
         self.route = route
         self.instance = instance
         self.wanted = 0
+        self.wanted_bytes = 0
+        self.fetched: deque[Any] = deque()
         self.active = False
+
+    @property
+    def open(self) -> bool:
+        """Whether the other location takes a further element."""
+        return self.wanted > 0 and self.wanted_bytes > 0
 
 
 class _Puller:
@@ -304,16 +332,21 @@ class _RemoteSource:
         self._job = job
         self._source = source
         self._id = stream_id
-        self._items: deque[Any] = deque()
+        self._items: deque[tuple[Any, int]] = deque()
         self._asked = 0
+        self._asked_bytes = 0
+        self._held_bytes = 0
         self._ended = False
         self._error: ErrorRecord | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def arrived(self, items: list[Any], ended: bool, error: ErrorRecord | None) -> None:
-        """Elements have come."""
-        self._items.extend(items)
+    def arrived(self, items: list[Any], size: int, ended: bool, error: ErrorRecord | None) -> None:
+        """Elements have come, in a message with so many bytes."""
+        share = size // len(items) if items else 0
+        self._items.extend((item, share) for item in items)
         self._asked -= len(items)
+        self._asked_bytes -= size
+        self._held_bytes += share * len(items)
         self._ended = self._ended or ended
         self._error = error
         self._notify()
@@ -332,19 +365,24 @@ class _RemoteSource:
                 return []
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        found = [self._items.popleft() for _ in range(min(limit, len(self._items)))]
-        for value in found:
+        found = []
+        for _ in range(min(limit, len(self._items))):
+            value, size = self._items.popleft()
+            self._held_bytes -= size
             if isinstance(value, Broken):
                 raise value.error
+            found.append(value)
         self._ask()
         return found
 
     def _ask(self) -> None:
-        if not self._ended and self._asked + len(self._items) <= PULL // 2:
-            count = PULL - self._asked - len(self._items)
+        count = PULL - self._asked - len(self._items)
+        size = _PULL_BYTES - self._asked_bytes - self._held_bytes
+        if not self._ended and (count * 2 >= PULL or size * 2 >= _PULL_BYTES):
             self._asked += count
+            self._asked_bytes += size
             job = self._job
-            job.outbox.send(self._source, msg.StreamPull(job.number, self._source, self._id, job.at, count))
+            job.outbox.send(self._source, msg.StreamPull(job.number, self._source, self._id, job.at, count, size))
 
     async def aclose(self) -> None:
         """Tells the producer that no more is wanted, and lets whoever still waits go."""

@@ -9,6 +9,8 @@ from dfm_async.model.error_record import ErrorRecord
 from dfm_async.model.ids import Frame
 from dfm_async.net.tokens import SKIPPED, Failed
 from dfm_async.wire import messages as msg
+from dfm_async.wire.codec import Packed
+from dfm_async.wire.memory import size_of
 
 if TYPE_CHECKING:
     from dfm_async.runtime.site import SiteRuntime
@@ -42,6 +44,7 @@ class Outbox:
     __slots__ = (
         "_at",
         "_byte_credits",
+        "_charged",
         "_credits",
         "_elements_done",
         "_frames_done",
@@ -62,6 +65,7 @@ class Outbox:
         self._routes = start.routes
         self._credits = start.window
         self._byte_credits = start.window_bytes
+        self._charged = 0  # for what has been added and not been sent
         self._runs: list[tuple[int, Frame, int, int]] = []
         self._values: list[Any] = []
         self._frames_done: list[int] = []
@@ -85,12 +89,16 @@ class Outbox:
     def add_result(self, point: int, frame: Frame, packed: Any) -> None:
         """Adds one result."""
         self._credits -= 1
+        if type(packed) is Packed:
+            self._charge(packed.size)
         self._runs.append((point, frame, -1, 1))
         self._values.append(packed)
 
     def add_element(self, point: int, frame: Frame, index: int, packed: Any) -> None:
         """Adds one element of a yielded stream. Elements that follow each other share their head."""
         self._credits -= 1
+        if type(packed) is Packed:
+            self._charge(packed.size)
         self._values.append(packed)
         runs = self._runs
         if runs:
@@ -99,6 +107,11 @@ class Outbox:
                 runs[-1] = (point, frame, start, count + 1)
                 return
         runs.append((point, frame, index, 1))
+
+    def _charge(self, size: int) -> None:
+        """Counts a heavy value at once: many of them must not gather before they are sent, and counted exactly."""
+        self._byte_credits -= size
+        self._charged += size
 
     async def wait_open(self) -> None:
         """Waits for credit."""
@@ -172,7 +185,7 @@ class Outbox:
         """Sends everything that has gathered."""
         codec, number = self._runtime.codec, self._number
         for route, (heads, values) in self._tokens.items():
-            self.send(route, msg.Tokens(number, route, heads, codec.dumps(values)))
+            self.send(route, msg.Tokens(number, route, heads, codec.payload(values)))
         self._tokens.clear()
         for (route, loop), frames in self._elements_done.items():
             self.send(route, msg.ElementDone(number, route, loop, frames))
@@ -184,7 +197,8 @@ class Outbox:
             self._runtime.report(msg.FramesDone(number, self._at, done))
 
     def _send_results(self, frames: list[int]) -> None:
-        payload = self._runtime.codec.dumps(self._values)
-        self._byte_credits -= len(payload)
+        payload = self._runtime.codec.payload(self._values)
+        self._byte_credits += self._charged - size_of(payload)
+        self._charged = 0
         self._runtime.report(msg.Results(self._number, self._at, self._runs, payload, frames))
         self._runs, self._values = [], []

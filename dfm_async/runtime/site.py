@@ -36,8 +36,8 @@ _net_decoder = msgspec.msgpack.Decoder(spec.Net)
 
 def encode_net(net: spec.Net, codec: Codec) -> bytes:
     """Makes a net ready to be sent."""
-    packed = msgspec.structs.replace(net, literals=tuple(codec.pack(value) for value in net.literals))
-    return msgspec.msgpack.encode(packed)
+    codec = codec.plain
+    return codec.dumps(msgspec.structs.replace(net, literals=tuple(codec.pack(value) for value in net.literals)))
 
 
 def decode_net(data: bytes, codec: Codec) -> spec.Net:

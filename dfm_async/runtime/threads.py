@@ -11,12 +11,17 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
+from dfm_async.wire.codec import Packed
+
 __all__ = ["ThreadSource", "Threads"]
 
 Done: TypeAlias = Callable[[Any, BaseException | None], None]
 _Work: TypeAlias = tuple[contextvars.Context, Callable[[], Any], Done]
 
 _WINDOW: Final = 256
+_WINDOW_BYTES: Final = 16 * 1024 * 1024
+_LIGHT: Final = frozenset({type(None), bool, int, float, dict, list, tuple, set})
+"""Types whose objects have no size that could be known at once."""
 
 
 class Threads:
@@ -88,7 +93,7 @@ class ThreadSource:
     """The elements of a synchronous iterator, which runs in a thread of its own.
 
     The thread is allowed to be a window ahead of the reader. The window begins with one element, so that the first is
-    seen at once, and doubles as the reader keeps up.
+    seen at once, and doubles as the reader keeps up. It also ends where the elements in it are too many bytes.
     """
 
     def __init__(self, threads: Threads, iterator: Iterator[Any], context: contextvars.Context, name: str) -> None:
@@ -107,6 +112,11 @@ class ThreadSource:
         self._allowed = 1
         self._held_up = False
         self._gate = threading.Semaphore(0)
+        # The numbers and sizes of the large elements; their sums are each written on one side only.
+        self._large: deque[tuple[int, int]] = deque()
+        self._taken = 0
+        self._bytes_produced = 0
+        self._bytes_taken = 0
         self.transform: Callable[[Any], Any] | None = None
         """Applied to each element in the thread, before the iterator goes on and perhaps changes it."""
         self._waiter: asyncio.Future[None] | None = None
@@ -133,6 +143,9 @@ class ThreadSource:
                 self._waiter = None
         count = min(limit, len(self._items))
         found = [self._items.popleft() for _ in range(count)]
+        self._taken += count
+        while self._large and self._large[0][0] < self._taken:
+            self._bytes_taken += self._large.popleft()[1]
         grow = min(self._window, _WINDOW - self._window)
         self._window += grow
         self._allow(count + grow)
@@ -144,11 +157,15 @@ class ThreadSource:
             self._held_up = False
             self._gate.release()
 
+    def _has_room(self, produced: int) -> bool:
+        lead = self._bytes_produced - self._bytes_taken
+        return self._closed or (produced < self._allowed and lead < _WINDOW_BYTES)
+
     def _wait_for_room(self, produced: int) -> None:
         """In the thread: waits until the reader has caught up. A release too many only makes it look once more."""
-        while produced >= self._allowed:
+        while not self._has_room(produced):
             self._held_up = True
-            if produced < self._allowed:
+            if self._has_room(produced):
                 self._held_up = False
                 return
             self._gate.acquire()
@@ -167,10 +184,14 @@ class ThreadSource:
         try:
             for item in iterator:
                 found = item if transform is None else transform(item)
-                if produced >= self._allowed:
+                size = found.size if type(found) is Packed else _size(found)
+                if produced >= self._allowed or (size and self._bytes_produced != self._bytes_taken):
                     self._wait_for_room(produced)
                 if self._closed:
                     break
+                if size:
+                    self._large.append((produced, size))
+                    self._bytes_produced += size
                 produced += 1
                 items.append(found)
                 if not self._signalled:
@@ -217,3 +238,12 @@ class ThreadSource:
             self._ended = True
             return
         self._allow(1)
+
+
+def _size(value: Any) -> int:
+    """How many bytes an element has, if it tells; 0 for all others."""
+    kind = type(value)
+    if kind in _LIGHT:
+        return 0
+    size = len(value) if kind in (str, bytes, bytearray) else getattr(value, "nbytes", 0)
+    return size if type(size) is int else 0

@@ -136,6 +136,15 @@ class DurableJobs:
         """
         await self._store.flush()
 
+    async def delete(self, job_id: str) -> None:
+        """Deletes a job that has ended.
+
+        Raises:
+            JobNotFound: there is no such job.
+            JobOwned: another process runs it.
+        """
+        await self._store.delete(job_id)
+
     async def forget(self, record: JobRecord) -> None:
         """Deletes a job that never came to be."""
         record.journal = None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio
 
-from dfm_async.errors import DfmError, ParameterError, PipelineError, Problem, SessionClosed
+from dfm_async.errors import DfmError, JobNotFound, ParameterError, PipelineError, Problem, SessionClosed
 from dfm_async.federation.federation import Federation
 from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.model.limits import ResultLimits
@@ -475,6 +475,23 @@ class Session:
         """Gives the jobs that the session knows, in the order of their submission."""
         known = self._jobs
         return [Job(self, found.job_id, found, known.coordinator(found.job_id)) for found in known.records]
+
+    async def forget(self, job_id: str) -> None:
+        """Forgets a job that has ended, with its log, also in the store.
+
+        Raises:
+            JobNotFound: it is not known.
+            JobOwned: another process runs it.
+            DfmError: it runs.
+        """
+        self._check_open()
+        if self._jobs.coordinator(job_id) is not None:
+            raise DfmError(f"job {job_id} has not ended: cancel it, or wait for it")
+        if self._durable is not None:
+            await self._durable.delete(job_id)
+        elif self._jobs.find(job_id) is None:
+            raise JobNotFound(job_id)
+        self._jobs.forget(job_id)
 
     def stats(self) -> SessionStats:
         """Tells what runs, what waits, how the workers are, and what the logs hold."""

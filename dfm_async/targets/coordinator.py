@@ -20,7 +20,8 @@ from dfm_async.results.record import JobRecord
 from dfm_async.results.seen import Seen
 from dfm_async.targets.frames import FRAME_WINDOW, Batch, FrameLedger, Row
 from dfm_async.wire import messages as msg
-from dfm_async.wire.codec import Codec
+from dfm_async.wire.codec import Codec, weight
+from dfm_async.wire.memory import Payload, size_of
 
 __all__ = ["Coordinator", "JobRules", "Phase"]
 
@@ -86,7 +87,7 @@ class Coordinator:
         """For each location, how it stopped when the job was cancelled."""
         self.resubmit: Callable[[Coordinator], None] | None = None
         """Gives the job new workers, after it has lost one."""
-        self.frames = FrameLedger(record.open_frames, len(self.plan.locations), rules.window, rules.reruns > 0)
+        self.frames = FrameLedger(record.open_frames, len(self.plan.locations), rules.window, rules.reruns > 0, _weigh)
         self.seen: Seen | None = Seen() if rules.reruns > 0 else None
         """Which results of unfinished parameter sets the log has, if they may run again."""
         self._codec = codec
@@ -199,8 +200,8 @@ class Coordinator:
                 self._make_room()
         return batches
 
-    def _payload(self, rows: list[Row], names: Sequence[str]) -> bytes:
-        return self._codec.dumps([[row[name] for name in names] for row in rows]) if names and rows else b""
+    def _payload(self, rows: list[Row], names: Sequence[str]) -> bytes | Payload:
+        return self._codec.payload([[row[name] for name in names] for row in rows]) if names and rows else b""
 
     # tokens from and to other jobs
 
@@ -489,6 +490,7 @@ class Coordinator:
         except EncodingError as error:
             self.fail(error)
             return
+        size = size_of(message.payload)
         runs, fresh = message.runs, values
         if self.seen is not None:
             runs, fresh = _only_new(self.seen, message.runs, values)
@@ -498,15 +500,14 @@ class Coordinator:
             for event in events:
                 if type(event) is Failure:
                     self.record.add_error(event.error)
-            size = len(message.payload) // max(1, len(values))
-            log.extend(events, size)
+            log.extend(events, size // max(1, len(values)))
             if self.record.journal is not None:
-                whole = message.payload if len(fresh) == len(values) else b""
+                whole = message.payload if len(fresh) == len(values) and type(message.payload) is bytes else b""
                 self.record.journal.results(first, message.at, runs, fresh, whole)
             log.wake()
         owed = self._owed[message.at]
         owed[0] += len(values)
-        owed[1] += len(message.payload)
+        owed[1] += size
         limits = log.limits
         if log.full:
             self._check_full()
@@ -685,6 +686,10 @@ def _overflow(record: JobRecord) -> DfmError:
         f"job {record.job_id}: the log holds {record.log.held:,} events that nobody has read, more than "
         f"ResultLimits(max_items={limits.max_items:,}, max_bytes={limits.max_bytes:,}) allows"
     )
+
+
+def _weigh(row: Row) -> int:
+    return sum(map(weight, row.values()))
 
 
 def _nowhere(_at: int, _message: msg.Message) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,6 +11,8 @@ __all__ = ["FRAME_WINDOW", "Batch", "FrameLedger", "Row"]
 
 FRAME_WINDOW: Final = 256
 """How many parameter sets are under way at the same time, unless the job says otherwise."""
+_WINDOW_BYTES: Final = 64 * 1024 * 1024
+"""The same in bytes of their parameters; a single larger set still passes."""
 
 Row = Mapping[str, Any]
 """One parameter set, packed by the codec."""
@@ -37,6 +39,7 @@ class FrameLedger:
         locations: how many locations there are.
         window: how many sets may be under way.
         keep_rows: whether the parameters are kept until a set is done, because it may have to run again.
+        weigh: tells about how many bytes a set has; 0 if that does not matter.
     """
 
     __slots__ = (
@@ -47,6 +50,8 @@ class FrameLedger:
         "_told_last",
         "_tries",
         "_waiting",
+        "_weigh",
+        "_weights",
         "_window",
         "added",
         "open",
@@ -54,7 +59,14 @@ class FrameLedger:
         "stopped",
     )
 
-    def __init__(self, open_frames: dict[int, int], locations: int, window: int, keep_rows: bool) -> None:
+    def __init__(
+        self,
+        open_frames: dict[int, int],
+        locations: int,
+        window: int,
+        keep_rows: bool,
+        weigh: Callable[[Row], int],
+    ) -> None:
         self.open = open_frames
         self.stopped = False
         """Whether all parameter sets have come."""
@@ -65,6 +77,8 @@ class FrameLedger:
         self._locations = locations
         self._window = window
         self._keep_rows = keep_rows
+        self._weigh = weigh
+        self._weights: dict[int, int] = _NONE
         self._waiting: deque[Row] = deque()
         self._again: Sequence[tuple[int, Row]] = ()
         self._rows: dict[int, Row] = {} if keep_rows else _NONE
@@ -105,7 +119,7 @@ class FrameLedger:
             else:
                 batches.append(Batch(index, [row], False))
         room = self._window - len(self.open) if allow_new else 0
-        rows = [self._waiting.popleft() for _ in range(min(max(room, 0), len(self._waiting)))]
+        rows = self._take_new(min(max(room, 0), len(self._waiting)))
         if rows:
             batches.append(Batch(self.opened, rows, False))
             for index, row in enumerate(rows, self.opened):
@@ -118,6 +132,22 @@ class FrameLedger:
             batches.append(Batch(end.first, end.rows, True))
         return batches
 
+    def _take_new(self, count: int) -> list[Row]:
+        """Takes up to so many of those that wait: fewer if they are heavy, but one if nothing heavy is under way."""
+        rows: list[Row] = []
+        under_way = sum(self._weights.values())
+        for _ in range(count):
+            size = self._weigh(self._waiting[0])
+            if size:
+                if under_way and under_way + size > _WINDOW_BYTES:
+                    break
+                under_way += size
+                if self._weights is _NONE:
+                    self._weights = {}
+                self._weights[self.opened + len(rows)] = size
+            rows.append(self._waiting.popleft())
+        return rows
+
     def _keep(self, index: int, row: Row) -> None:
         if self._keep_rows:
             self._rows[index] = row
@@ -129,6 +159,8 @@ class FrameLedger:
             self.open[index] = left
             return False
         del self.open[index]
+        if self._weights:
+            self._weights.pop(index, None)
         if self._keep_rows:
             self._rows.pop(index, None)
             self._tries.pop(index, None)

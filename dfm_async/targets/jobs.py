@@ -9,6 +9,7 @@ from typing import Final
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.status import JobStatus
 from dfm_async.results.record import JobRecord, JobSummary
+from dfm_async.results.retention import Retention
 from dfm_async.targets.coordinator import Coordinator
 
 __all__ = ["JobTable"]
@@ -26,6 +27,7 @@ class JobTable:
         self._running: dict[str, Coordinator] = {}
         self._ended: deque[JobRecord] = deque()
         self._summaries: OrderedDict[str, JobSummary] = OrderedDict()
+        self._retention = Retention()
         self._timer: asyncio.TimerHandle | None = None
         self.totals: dict[JobStatus, int] = {}
         """How many jobs have ended, by their status."""
@@ -33,6 +35,7 @@ class JobTable:
     def add(self, coordinator: Coordinator) -> None:
         """Makes a job known, from its submission on."""
         record = coordinator.record
+        self._retention.tidy()
         self._records[record.job_id] = record
         self._running[record.job_id] = coordinator
         coordinator.on_end(self._job_ended)
@@ -43,8 +46,11 @@ class JobTable:
 
     def forget(self, job_id: str) -> None:
         """Drops a job that never came to be, or is not wanted any more."""
-        self._records.pop(job_id, None)
+        self._summaries.pop(job_id, None)
         self._running.pop(job_id, None)
+        record = self._records.pop(job_id, None)
+        if record is not None and record.decided.ended:
+            record.expire()
 
     def find(self, job_id: str) -> JobRecord | None:
         """Finds a job that runs, or ended not too long ago."""
@@ -84,6 +90,7 @@ class JobTable:
             return
         self.totals[record.decided] = self.totals.get(record.decided, 0) + 1
         self._ended.append(record)
+        self._retention.ended(record.log)
         while len(self._ended) > self._options.keep_finished:
             self._summarise(self._ended.popleft())
         if self._timer is None and self._ended:

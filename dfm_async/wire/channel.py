@@ -1,4 +1,8 @@
-"""Messages over a socket: length-prefixed, in order, written once per turn of the loop."""
+"""Messages over a socket: length-prefixed, in order, written once per turn of the loop.
+
+What a message tells of is in shared memory, as far as it is large. The channel lends its blocks to the other end, and
+gives back those that it was lent.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,14 @@ import struct
 from collections.abc import Callable
 from typing import Final, cast
 
-from dfm_async.wire.messages import Message, decoder, encoder
+from dfm_async.wire.memory import Arena, Lease, Loans, Payload, PeerMemory
+from dfm_async.wire.messages import CARRIERS, Memory, Message, Release, decoder, encoder
 
 __all__ = ["Channel"]
 
 _HEAD: Final = struct.Struct("<Q")
 _LARGEST: Final = 1 << 34
+_OURS: Final = frozenset({Memory, Release})
 
 
 class Channel(asyncio.Protocol):
@@ -34,11 +40,19 @@ class Channel(asyncio.Protocol):
         self.lost = False
         self.bytes_in = 0
         self.bytes_out = 0
+        self._arena: Arena | None = None
+        self._loans = Loans()
+        self._peer: PeerMemory | None = None
 
     def send(self, message: Message) -> None:
         """Queues a message; it is written at the end of this turn of the loop. Ignored when the connection is lost."""
         if self.lost:
             return
+        if type(message) in CARRIERS and type(message.payload) is Payload:  # type: ignore[union-attr]
+            self._lend(message.payload)  # type: ignore[union-attr]
+        self._queue(message)
+
+    def _queue(self, message: Message) -> None:
         out = self._out
         start = len(out)
         out += b"\0\0\0\0\0\0\0\0"
@@ -73,6 +87,12 @@ class Channel(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
         self.lost = True
+        self._out.clear()
+        self._loans.clear()
+        if self._arena is not None:
+            self._arena.rest(self._loop)
+        if self._peer is not None:
+            self._peer.close()
         self._on_lost(exc)
 
     def data_received(self, data: bytes) -> None:  # noqa: D102
@@ -102,7 +122,39 @@ class Channel(asyncio.Protocol):
                 with view[position : position + size] as part:
                     message = decoder.decode(part)
                 position += size
+                kind = type(message)
+                if kind in CARRIERS:
+                    if type(message.payload) is Payload:
+                        self._borrow(message.payload)
+                elif kind in _OURS:
+                    self._about_memory(message)
+                    continue
                 self._on_message(message)
         finally:
             view.release()
         return position
+
+    # shared memory
+
+    def _lend(self, payload: Payload) -> None:
+        if self._arena is None:
+            self._arena = payload.blocks[0].arena
+            self._queue(Memory(*self._arena.identity()))
+        self._loans.lend(payload.blocks)
+
+    def _borrow(self, payload: Payload) -> None:
+        if self._peer is None:
+            raise ValueError("a message tells of memory that is not known")
+        payload.blocks = [Lease(self._peer, offset, size) for offset, size in payload.blocks]
+
+    def _about_memory(self, message: Memory | Release) -> None:
+        if isinstance(message, Memory):
+            identity = (message.pid, message.file, message.size, message.device, message.inode)
+            self._peer = PeerMemory(identity, self._give_back)
+        else:
+            self._loans.give_back(message.offsets)
+            if self._arena is not None and not self._loans:
+                self._arena.rest(self._loop)
+
+    def _give_back(self, offsets: list[int]) -> None:
+        self.send(Release(offsets))

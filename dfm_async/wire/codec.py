@@ -7,6 +7,9 @@ no rule knows is pickled, but only by a codec that was made for the processes of
 Encoding has two steps. :meth:`Codec.pack` takes a snapshot: it walks the value, copies its containers and fails for
 what cannot travel. :meth:`Codec.dumps` then turns one snapshot, or a whole batch of them, into bytes. A producer can
 change or reuse its value as soon as ``pack`` has returned.
+
+A codec with an arena puts large buffers (arrays, bytes, buffers of pickled objects) into shared memory instead; what is
+packed then only tells where they are. Arrays arrive read-only, whatever way they took.
 """
 
 from __future__ import annotations
@@ -16,30 +19,37 @@ import datetime as dt
 import decimal
 import enum
 import importlib
+import itertools
 import pathlib
 import pickle
 import sys
+import threading
+import traceback
 import uuid
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
 
 import cloudpickle
 import msgspec
 from msgspec.msgpack import Ext
 
 from dfm_async.errors import EncodingError
+from dfm_async.wire.memory import LARGE, Arena, Block, Part, Payload
 
-__all__ = ["Broken", "Codec", "type_name"]
+__all__ = ["Broken", "Codec", "Packed", "type_name", "weight"]
 
-_SCALARS: Final = frozenset({type(None), bool, float, bytes})
+_SCALARS: Final = frozenset({type(None), bool, float})
 _KEYS: Final = frozenset({type(None), bool, float, bytes})
 _PYDANTIC_STATE: Final = {"__dict__", "__pydantic_extra__", "__pydantic_fields_set__", "__pydantic_private__"}
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**64 - 1
 _BULK_FROM: Final = 8
-
-_plain: Final = msgspec.msgpack.Encoder()
-_canonical: Final = msgspec.msgpack.Encoder(order="deterministic")
+_HEAVY: Final = 4096
+"""From how many bytes on a part counts for the weight of its value."""
+_NUMBER: Final = 8
+"""What a number weighs."""
+_MANY: Final = 64
+_SAMPLE: Final = 8
 
 
 class _Code:
@@ -69,6 +79,10 @@ class _Code:
     NUMPY_SCALAR = 22
     PICKLE = 23
     SURROGATES = 24
+    PICKLE_BUFFERS = 25
+    BYTES_BLOCK = 26
+    BYTEARRAY_BLOCK = 27
+    NDARRAY_BLOCK = 28
 
 
 class Broken:
@@ -78,6 +92,29 @@ class Broken:
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
+
+
+class Packed:
+    """The snapshot of a value that is heavy, or has parts in shared memory, which it keeps."""
+
+    __slots__ = ("blocks", "size", "tree")
+
+    def __init__(self, tree: Any, size: int, blocks: Sequence[Block]) -> None:
+        self.tree = tree
+        self.size = size
+        self.blocks = blocks
+
+
+def weight(packed: Any) -> int:
+    """About how many bytes a snapshot has; 0 for those that do not matter."""
+    return packed.size if type(packed) is Packed else 0
+
+
+class _Notes(threading.local):
+    """What comes up while a value is packed, or dumped, in one thread."""
+
+    size = 0
+    blocks: list[Block] | None = None
 
 
 def type_name(cls: type) -> str:
@@ -96,16 +133,24 @@ class Codec:
             knows, and the import of the modules that classes live in. Without it, classes are looked up only among
             modules that are loaded already, and nothing is unpickled.
         canonical: equal dicts and sets give equal bytes, whatever their order; for keys and fingerprints.
+        arena: where large buffers go. What such a codec packs is not for keeping: it is only good for messages.
     """
 
-    def __init__(self, *, trusted: bool, canonical: bool = False) -> None:
+    def __init__(self, *, trusted: bool, canonical: bool = False, arena: Arena | None = None) -> None:
         self.trusted = trusted
         self.canonical = canonical
-        self.dumps: Callable[[Any], bytes] = (_canonical if canonical else _plain).encode
-        """Turns a snapshot, or a list of them, into bytes."""
+        self.plain: Codec = self if arena is None else Codec(trusted=trusted, canonical=canonical)
+        """The same without an arena: for what is kept."""
+        self._arena = arena
+        self._notes = _Notes()
+        order: Literal["deterministic"] | None = "deterministic" if canonical else None
+        encoder = msgspec.msgpack.Encoder(enc_hook=_Unwrap(self._notes), order=order)
+        self.dumps: Callable[[Any], bytes] = encoder.encode
+        """Turns a snapshot, or a list of them, into bytes. Those with parts in shared memory need a payload."""
         self._packers: dict[type, Packer] = dict(_PACKERS)
         self._decoder = msgspec.msgpack.Decoder(ext_hook=self._extension)
         self._broken: Broken | None = None
+        self._parts: dict[int, Part] = {}
 
     # encoding
 
@@ -116,18 +161,46 @@ class Codec:
             EncodingError: a part of the value cannot travel; names its type and the path to it.
         """
         kind = type(value)
-        if kind in _SCALARS:
+        if kind in _SCALARS or (kind is int and _INT_MIN <= value <= _INT_MAX):
             return value
+        if (kind is bytes or (kind is str and value.isascii())) and len(value) < _HEAVY:
+            return value
+        notes = self._notes
         try:
-            return self._pack(value)
-        except EncodingError:
-            raise
-        except RecursionError:
-            raise EncodingError(type_name(kind), "value", "it contains itself, or is nested too deeply") from None
+            packed = self._pack(value)
         except KeyboardInterrupt:
+            notes.size, notes.blocks = 0, None
             raise
-        except BaseException as error:
-            raise self._explain(value, error) from error
+        except BaseException as error:  # noqa: BLE001 - it is raised again, as what it means
+            failure = self._failure(value, error)
+            notes.size, notes.blocks = 0, None
+            raise failure from failure.__cause__
+        if notes.size:
+            packed = Packed(packed, notes.size, notes.blocks or ())
+            notes.size, notes.blocks = 0, None
+        return packed
+
+    def _failure(self, value: Any, error: BaseException) -> EncodingError:
+        if isinstance(error, EncodingError):
+            return error
+        if isinstance(error, RecursionError):
+            return EncodingError(type_name(type(value)), "value", "it contains itself, or is nested too deeply")
+        failure = self._explain(value, error)
+        failure.__cause__ = error
+        return failure
+
+    def payload(self, values: Any) -> bytes | Payload:
+        """Turns a snapshot, or a list of them, into the payload of a message, which keeps the blocks it tells of."""
+        if self._arena is None:
+            return self.dumps(values)
+        notes = self._notes
+        notes.blocks = []
+        try:
+            data = self.dumps(values)
+            found = notes.blocks
+        finally:
+            notes.blocks = None
+        return Payload(data, list({block.offset: block for block in found}.values())) if found else data
 
     def encode(self, value: Any) -> bytes:
         """Packs and dumps one value."""
@@ -138,11 +211,15 @@ class Codec:
         if kind in _SCALARS:
             return value
         if kind is str:
+            if len(value) >= _HEAVY:
+                self.note(len(value))
             return value if _is_text(value) else Ext(_Code.SURROGATES, value.encode("utf-8", "surrogatepass"))
         if kind is int:
             return value if _INT_MIN <= value <= _INT_MAX else Ext(_Code.BIG_INT, _int_bytes(value))
         if kind is list:
             return self._pack_list(value)
+        if kind is bytes:
+            return value if len(value) < _HEAVY else self._pack_bytes(value)
         if kind is dict:
             pack = self._pack
             packed = {}
@@ -153,6 +230,8 @@ class Codec:
                         items.sort(key=lambda entry: self.dumps(entry[0]))
                     return Ext(_Code.ITEMS, self.dumps(items))
                 packed[key] = item if type(item) in _SCALARS else pack(item)
+            if len(packed) >= _MANY:
+                self._note_many(list(itertools.islice(packed.items(), _SAMPLE)), len(packed))
             return packed
         packer = self._packers.get(kind)
         if packer is None:
@@ -160,14 +239,59 @@ class Codec:
         return packer(self, value)
 
     def _pack_list(self, value: list[Any]) -> list[Any]:
-        if len(value) >= _BULK_FROM:
+        count = len(value)
+        if count >= _BULK_FROM:
             kinds = set(map(type, value))
-            if kinds <= _SCALARS or (kinds == {str} and all(map(str.isascii, value))):
+            if kinds <= _SCALARS or (kinds == {int} and min(value) >= _INT_MIN and max(value) <= _INT_MAX):
+                self.note(count * _NUMBER)
                 return value[:]
-            if kinds == {int} and min(value) >= _INT_MIN and max(value) <= _INT_MAX:
-                return value[:]
+            if kinds == {bytes} or (kinds == {str} and all(map(str.isascii, value))):
+                size = sum(map(len, value))
+                if size < _HEAVY or max(map(len, value)) < _HEAVY:
+                    self.note(size)
+                    return value[:]
         pack = self._pack
-        return [item if type(item) in _SCALARS else pack(item) for item in value]
+        packed = [item if type(item) in _SCALARS else pack(item) for item in value]
+        if count >= _MANY:
+            self._note_many(packed[:_SAMPLE], count)
+        return packed
+
+    def _note_many(self, sample: list[Any], count: int) -> None:
+        """Counts the elements of a long container that do not count for themselves, by the first of them."""
+        size = len(self.dumps(sample))
+        if size < _HEAVY:
+            self.note(size * count // len(sample))
+
+    def _pack_bytes(self, value: bytes) -> Any:
+        block = self.store(value)
+        return value if block is None else Ext(_Code.BYTES_BLOCK, self.dumps([block.offset, block.size]))
+
+    def note(self, size: int) -> None:
+        """For packers: counts a part for the weight of the value, if it matters."""
+        if size >= _HEAVY:
+            self._notes.size += size
+
+    def reserve(self, size: int) -> Block | None:
+        """For packers: gives a block that travels with the value, if these bytes shall not travel with the message."""
+        if size < _HEAVY:
+            return None
+        notes = self._notes
+        notes.size += size
+        if size < LARGE or self._arena is None:
+            return None
+        block = self._arena.allocate(size)
+        if block is not None:
+            if notes.blocks is None:
+                notes.blocks = []
+            notes.blocks.append(block)
+        return block
+
+    def store(self, data: bytes | bytearray | memoryview) -> Block | None:
+        """For packers: the same, with these bytes in it."""
+        block = self.reserve(len(data))
+        if block is not None:
+            block.buffer[:] = data
+        return block
 
     def _find_packer(self, kind: type) -> Packer:
         if _importable(kind):  # a class of a script, or of a function, is shipped by value: see _pickled
@@ -207,7 +331,7 @@ class Codec:
 
     # decoding
 
-    def loads(self, data: bytes | memoryview) -> Any:
+    def loads(self, data: bytes | memoryview | Payload) -> Any:
         """Rebuilds one value.
 
         Raises:
@@ -219,7 +343,7 @@ class Codec:
             raise EncodingError("value", "value", f"it cannot be rebuilt here: {broken.error}") from broken.error
         return value
 
-    def loads_batch(self, data: bytes | memoryview) -> list[Any]:
+    def loads_batch(self, data: bytes | memoryview | Payload) -> list[Any]:
         """Rebuilds a list of values. One that cannot be rebuilt is a :class:`Broken`; the others are not affected."""
         values = self._loads(data)
         if not isinstance(values, list):
@@ -233,13 +357,26 @@ class Codec:
                     values[index] = found
         return values
 
-    def _loads(self, data: bytes | memoryview) -> Any:
+    def _loads(self, data: bytes | memoryview | Payload) -> Any:
         self._broken = None
         try:
-            return self._decoder.decode(data)
+            if type(data) is Payload:
+                self._parts = {part.offset: part for part in data.blocks}
+                return self._decoder.decode(data.data)
+            return self._decoder.decode(data)  # type: ignore[arg-type]
         except (msgspec.DecodeError, RecursionError, TypeError, ValueError) as error:
             self._broken = None
             raise EncodingError("value", "value", f"the bytes are not a value: {error}") from error
+        finally:
+            if self._parts:
+                self._parts = {}
+
+    def part(self, offset: int, size: int) -> memoryview:
+        """For unpackers: the bytes of a block of the message that is being read, read-only."""
+        found = self._parts.get(offset)
+        if found is None or found.size != size:
+            raise LookupError(f"the message has no block of {size} bytes at {offset}")
+        return found.view()
 
     def _extension(self, code: int, data: memoryview) -> Any:
         try:
@@ -247,6 +384,8 @@ class Codec:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - one part must not spoil the rest of a batch
+            if self._parts:
+                _let_go(error)
             self._broken = Broken(error)
             return self._broken
 
@@ -264,6 +403,31 @@ class Codec:
         if not isinstance(found, type):
             raise TypeError(f"{ref!r} is not a class")
         return found
+
+
+class _Unwrap:
+    """Gives the encoder what snapshots stand for; their blocks go to whoever makes a payload."""
+
+    def __init__(self, notes: _Notes) -> None:
+        self._notes = notes
+
+    def __call__(self, value: Any) -> Any:
+        if type(value) is not Packed:
+            raise TypeError(f"a {type_name(type(value))} was not packed")
+        if value.blocks:
+            if self._notes.blocks is None:
+                raise TypeError("parts of the value are in shared memory: it can only travel in a payload")
+            self._notes.blocks.extend(value.blocks)
+        return value.tree
+
+
+def _let_go(error: BaseException) -> None:
+    """Keeps where an error came from as text only: it may be kept for long, and its frames have the whole message."""
+    error.add_note("".join(traceback.format_tb(error.__traceback__)).rstrip())
+    found: BaseException | None = error
+    while found is not None:
+        found.__traceback__ = None
+        found = found.__cause__ or found.__context__
 
 
 def _int_bytes(value: int) -> bytes:
@@ -398,7 +562,15 @@ def _pack_ndarray(codec: Codec, value: Any) -> Any:
     order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
     description = numpy.lib.format.dtype_to_descr(value.dtype)
     head = [codec._pack(description), list(value.shape), order]  # noqa: SLF001 - same module
-    return Ext(_Code.NDARRAY, codec.dumps([*head, value.tobytes(order)]))
+    block = codec.reserve(value.nbytes)
+    if block is None:
+        return Ext(_Code.NDARRAY, codec.dumps([*head, value.tobytes(order)]))
+    stored = numpy.frombuffer(block.buffer, dtype=numpy.uint8)
+    if value.flags.c_contiguous or value.flags.f_contiguous:
+        numpy.copyto(stored, value.ravel(order="K").view(numpy.uint8))  # also what is between the fields of a record
+    else:
+        numpy.copyto(stored.view(value.dtype).reshape(value.shape, order=order), value)
+    return Ext(_Code.NDARRAY_BLOCK, codec.dumps([*head, block.offset, block.size]))
 
 
 def _pack_numpy_scalar(codec: Codec, value: Any) -> Any:
@@ -415,7 +587,17 @@ def _pickled(codec: Codec, value: Any) -> Any:
     # cloudpickle only where a class lives in __main__, in a notebook, or in a function: it travels with its value.
     by_value = kind.__module__ != "builtins" and not _importable(kind)
     dumps = cloudpickle.dumps if by_value else pickle.dumps
-    return Ext(_Code.PICKLE, dumps(value, protocol=5))
+    buffers: list[Any] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> None:
+        raw = buffer.raw()
+        block = codec.store(raw)
+        # Never within the pickle: there it would arrive writable, which one in shared memory cannot.
+        buffers.append(bytes(raw) if block is None else [block.offset, block.size])
+
+    data = dumps(value, protocol=5, buffer_callback=keep)
+    codec.note(len(data))
+    return Ext(_Code.PICKLE_BUFFERS, codec.dumps([data, buffers])) if buffers else Ext(_Code.PICKLE, data)
 
 
 def _pack_datetime(codec: Codec, value: dt.datetime) -> Any:
@@ -443,8 +625,11 @@ def _pack_range(codec: Codec, value: range) -> Any:
     return Ext(_Code.RANGE, codec.dumps(ends))
 
 
-def _pack_bytearray(_codec: Codec, value: bytearray) -> Any:
-    return Ext(_Code.BYTEARRAY, bytes(value))
+def _pack_bytearray(codec: Codec, value: bytearray) -> Any:
+    block = codec.store(value)
+    if block is None:
+        return Ext(_Code.BYTEARRAY, bytes(value))
+    return Ext(_Code.BYTEARRAY_BLOCK, codec.dumps([block.offset, block.size]))
 
 
 _PACKERS: Final[dict[type, Packer]] = {
@@ -535,9 +720,15 @@ def _unpack_ndarray(codec: Codec, data: memoryview) -> Any:
     import numpy
 
     description, shape, order, content = _list_of(codec, data)
-    # A bytearray makes the array writable, as it was; the bytes are its own, not the message's.
-    array = numpy.frombuffer(bytearray(content), dtype=_dtype(codec, description))
-    return array.reshape(shape, order=order)
+    return numpy.frombuffer(content, dtype=_dtype(codec, description)).reshape(shape, order=order)
+
+
+def _unpack_ndarray_block(codec: Codec, data: memoryview) -> Any:
+    import numpy
+
+    description, shape, order, offset, size = _list_of(codec, data)
+    content = codec.part(offset, size)
+    return numpy.frombuffer(content, dtype=_dtype(codec, description)).reshape(shape, order=order)
 
 
 def _unpack_numpy_scalar(codec: Codec, data: memoryview) -> Any:
@@ -552,7 +743,23 @@ def _unpack_numpy_scalar(codec: Codec, data: memoryview) -> Any:
 def _unpickle(codec: Codec, data: memoryview) -> Any:
     if not codec.trusted:
         raise TypeError("pickled values are not accepted here")
-    return pickle.loads(data)  # noqa: S301 - only a codec for our own process tree gets here
+    return _frozen(pickle.loads(data))  # noqa: S301 - only a codec for our own process tree gets here
+
+
+def _unpickle_buffers(codec: Codec, data: memoryview) -> Any:
+    if not codec.trusted:
+        raise TypeError("pickled values are not accepted here")
+    content, found = _list_of(codec, data)
+    buffers = [part if isinstance(part, bytes) else codec.part(*part) for part in found]
+    return _frozen(pickle.loads(content, buffers=buffers))  # noqa: S301 - as above
+
+
+def _frozen(value: Any) -> Any:
+    """An array of objects is pickled; it is read-only like all the others."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        value.flags.writeable = False
+    return value
 
 
 def _unpack_datetime(codec: Codec, data: memoryview) -> Any:
@@ -594,5 +801,9 @@ _UNPACKERS: Final[dict[int, Callable[[Codec, memoryview], Any]]] = {
     _Code.NDARRAY: _unpack_ndarray,
     _Code.NUMPY_SCALAR: _unpack_numpy_scalar,
     _Code.PICKLE: _unpickle,
+    _Code.PICKLE_BUFFERS: _unpickle_buffers,
+    _Code.BYTES_BLOCK: lambda codec, data: bytes(codec.part(*_list_of(codec, data))),
+    _Code.BYTEARRAY_BLOCK: lambda codec, data: bytearray(codec.part(*_list_of(codec, data))),
+    _Code.NDARRAY_BLOCK: _unpack_ndarray_block,
     _Code.SURROGATES: lambda _codec, data: str(data, "utf-8", "surrogatepass"),
 }

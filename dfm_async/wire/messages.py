@@ -6,14 +6,16 @@ for (or, to the application, comes from). What belongs to no job that is known i
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from dfm_async.model.error_record import ErrorRecord
 from dfm_async.model.ids import Frame
+from dfm_async.wire.memory import Block, Payload
 
 __all__ = [
+    "CARRIERS",
     "CancelJob",
     "CancelSeen",
     "Credit",
@@ -23,12 +25,14 @@ __all__ = [
     "JobBroken",
     "JobStopped",
     "LoopEnded",
+    "Memory",
     "Message",
     "OpenFrames",
     "OperationError",
     "PlaceTaken",
     "ProgressMade",
     "Refused",
+    "Release",
     "Results",
     "SendNet",
     "SendToPlace",
@@ -70,7 +74,7 @@ class StartJob(_Message, frozen=True, tag=2):
     window_bytes: int
     first: int
     count: int
-    payload: bytes
+    payload: bytes | Payload
     last: bool
 
 
@@ -81,7 +85,7 @@ class OpenFrames(_Message, frozen=True, tag=3):
     at: int
     first: int
     count: int
-    payload: bytes
+    payload: bytes | Payload
     last: bool
 
 
@@ -119,7 +123,7 @@ class Tokens(_Message, frozen=True, tag=10):
     job: int
     at: int
     heads: list[tuple[int, Frame, int]]
-    payload: bytes
+    payload: bytes | Payload
 
 
 class LoopEnded(_Message, frozen=True, tag=11):
@@ -144,13 +148,14 @@ class ElementDone(_Message, frozen=True, tag=12):
 
 
 class StreamPull(_Message, frozen=True, tag=13):
-    """Send up to ``count`` further elements of a stream to ``reader``."""
+    """Send up to ``count`` further elements of a stream to ``reader``, as long as it has taken fewer than ``bytes``."""
 
     job: int
     at: int
     stream: int
     reader: int
     count: int
+    bytes: int
 
 
 class StreamItems(_Message, frozen=True, tag=14):
@@ -160,7 +165,7 @@ class StreamItems(_Message, frozen=True, tag=14):
     at: int
     stream: int
     source: int
-    payload: bytes
+    payload: bytes | Payload
     ended: bool
     error: ErrorRecord | None
 
@@ -199,7 +204,7 @@ class Results(_Message, frozen=True, tag=22):
     job: int
     at: int
     runs: list[tuple[int, Frame, int, int]]
-    payload: bytes
+    payload: bytes | Payload
     frames: list[int]
 
 
@@ -275,6 +280,25 @@ class SendToPlace(_Message, frozen=True, tag=30):
     payload: bytes
 
 
+# Between channels, about shared memory. Those who use a channel do not see them.
+
+
+class Memory(_Message, frozen=True, tag=31):
+    """The sender's arena: a file of a process. Comes before the first message that tells of a block in it."""
+
+    pid: int
+    file: int
+    size: int
+    device: int
+    inode: int
+
+
+class Release(_Message, frozen=True, tag=32):
+    """For each block of the receiver's arena that is named here: one message's use of it is over."""
+
+    offsets: list[int]
+
+
 Message: TypeAlias = (
     SendNet
     | StartJob
@@ -299,7 +323,19 @@ Message: TypeAlias = (
     | PlaceTaken
     | ProgressMade
     | SendToPlace
+    | Memory
+    | Release
 )
 
-encoder = msgspec.msgpack.Encoder()
+CARRIERS: Final = frozenset({StartJob, OpenFrames, Tokens, StreamItems, Results})
+"""The messages that have a payload."""
+
+
+def _where(block: Any) -> tuple[int, int]:
+    if isinstance(block, Block):
+        return block.offset, block.size
+    raise TypeError(f"a {type(block).__name__} cannot be sent")
+
+
+encoder = msgspec.msgpack.Encoder(enc_hook=_where)
 decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Message)

@@ -30,6 +30,7 @@ from dfm_async.targets.local.worker import HOME
 from dfm_async.targets.post import Answer, deliver
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
+from dfm_async.wire.memory import Arena
 
 __all__ = ["FederationRunner"]
 
@@ -42,7 +43,8 @@ class FederationRunner:
 
     def __init__(self, options: LocalOptions | None = None) -> None:
         self.options = options or LocalOptions()
-        self.codec = Codec(trusted=True)
+        self._arena = Arena()
+        self.codec = Codec(trusted=True, arena=self._arena)
         self.jobs = JobTable(self.options)
         self._hub = Hub(self.send_token_package)
         self._queue = JobQueue()
@@ -93,6 +95,7 @@ class FederationRunner:
                     self._group = None
                     with anyio.CancelScope(shield=True):
                         await pools.shut_down(self.options.shutdown_grace)
+                        self._arena.trim()
         finally:
             self.jobs.close()
             if self._fork_server is not None:

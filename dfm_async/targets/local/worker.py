@@ -22,6 +22,7 @@ from dfm_async.targets.local.shipping import load_adapters
 from dfm_async.wire import messages as msg
 from dfm_async.wire.channel import Channel
 from dfm_async.wire.codec import Codec
+from dfm_async.wire.memory import Arena
 
 __all__ = ["HOME", "WorkerSetup", "serve"]
 
@@ -103,7 +104,7 @@ class _Worker:
         runtime = SiteRuntime(
             self._setup.site,
             table,
-            Codec(trusted=True),
+            Codec(trusted=True, arena=Arena()),
             report=channel.send,
             send=self._send,
             threads=self._setup.threads,
@@ -155,9 +156,8 @@ class _Worker:
     async def _connect(self, peer: Channel, address: str) -> None:
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: peer, path=address)
-        except OSError:
-            peer.lost = True  # the peer has died: the application knows, and ends the jobs that it took part in
-            self._forget(address)
+        except OSError as error:  # the peer has died: the application knows, and ends the jobs that it took part in
+            peer.connection_lost(error)
 
     def _accept(self) -> Channel:
         channel = _PeerChannel(self.receive, lambda _error: self._accepted.discard(channel))

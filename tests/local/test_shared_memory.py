@@ -1,0 +1,223 @@
+"""Shared memory between real processes: freed whatever happens, valid as long as somebody has it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from dfm_async import Federation, JobAborted, Pipeline, PlaceParam, ResultLimits, Session, Yield
+
+MIB = 1 << 20
+
+federation = Federation("shared")
+field = federation.site("field")
+lab = federation.site("lab")
+
+
+@field.operation
+def arrays(n: int, size: int) -> Iterator[Any]:
+    for i in range(n):
+        yield np.full(size // 8, i)
+
+
+@field.operation
+def process() -> int:
+    return os.getpid()
+
+
+@field.operation
+async def used() -> int:
+    """How much of the arena is in use."""
+    import gc
+
+    from dfm_async.wire.memory import Arena
+
+    (arena,) = (found for found in gc.get_objects() if isinstance(found, Arena))
+    return int(arena.used)
+
+
+@lab.operation
+async def first_of(values: AsyncIterator[Any]) -> Any:
+    async for value in values:
+        return value[:3].copy()
+    return None
+
+
+with Pipeline("stream") as stream:
+    Yield(arrays(PlaceParam("n"), PlaceParam("size")))
+with Pipeline("process") as where:
+    Yield(process())
+with Pipeline("used") as how_much:
+    Yield(used())
+with Pipeline("first") as first:
+    Yield(first_of(arrays(PlaceParam("n"), PlaceParam("size"))))
+
+
+async def value_of(session: Session, pipeline: Pipeline, params: Any = None) -> Any:
+    job = await session.execute(pipeline, params or {})
+    (value,) = [result.value async for result in job]
+    return value
+
+
+async def until_used(session: Session, size: int) -> None:
+    """Blocks come back by messages of their own, which the question can overtake: so it is asked again."""
+    async with asyncio.timeout(20):
+        while await value_of(session, how_much) != size:
+            pass
+
+
+def arenas(process: int) -> set[int]:
+    """The arenas that a process has a file of, by what the system knows them by."""
+    found = set()
+    for file in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # such as the file that lists the others
+            if "dfm-arena" in os.readlink(file):
+                found.add(os.stat(file).st_ino)
+    return found
+
+
+async def test_arrays_stay_valid_when_their_worker_is_killed() -> None:
+    async with Session(federation, target="local") as session:
+        worker = await value_of(session, where)
+        job = await session.execute(stream, {"n": 1000, "size": MIB})
+        kept = []
+        with pytest.raises(JobAborted):
+            async for result in job:
+                kept.append(result.value)
+                if len(kept) == 10:
+                    os.kill(worker, signal.SIGKILL)
+        assert len(kept) >= 10
+        assert all(array.sum() == i * MIB // 8 for i, array in enumerate(kept))
+        assert await value_of(session, where) != worker
+        again = await session.execute(stream, {"n": 3, "size": MIB})
+        assert [int(result.value[0]) async for result in again] == [0, 1, 2]
+    assert all(array.sum() == i * MIB // 8 for i, array in enumerate(kept))
+
+
+async def test_a_cancelled_job_leaves_nothing_in_the_arena() -> None:
+    async with Session(federation, target="local") as session:
+        job = await session.execute(stream, {"n": 10_000, "size": MIB})
+        count = 0
+        async for _ in job:
+            count += 1
+            if count == 20:
+                break
+        await job.cancel()
+        assert await value_of(session, how_much) > 0, "its log has what was not read"
+        await session.forget(job.job_id)
+        del job, _
+        await until_used(session, 0)
+
+
+async def test_results_that_were_read_do_not_fill_the_arena_job_after_job() -> None:
+    async with Session(federation, target="local") as session:
+        for _ in range(4):
+            job = await session.execute(stream, {"n": 100, "size": MIB})
+            async for _result in job:
+                pass
+        assert await value_of(session, how_much) <= 200 * MIB
+        await value_of(session, where)  # it begins after the last one was read
+        assert await value_of(session, how_much) <= 100 * MIB
+
+
+async def test_those_who_keep_everything_get_everything() -> None:
+    """The arena of a worker has a limit that this goes beyond: what has no room there travels in the message."""
+    async with Session(federation, target="local") as session:
+        kept = []
+        for part in range(3):
+            job = await session.execute(stream, {"n": 12, "size": 32 * MIB}, options=ResultLimits(max_items=1))
+            kept += [result.value async for result in job]
+            assert len(kept) == 12 * (part + 1)
+        assert all(array[0] == array[-1] == i % 12 for i, array in enumerate(kept))
+        assert len({id(array) for array in kept}) == 36
+        for known in session.jobs():
+            await session.forget(known.job_id)
+        del kept, job
+        await until_used(session, 0)
+
+
+async def test_a_stream_that_is_left_early_frees_what_was_on_its_way() -> None:
+    async with Session(federation, target="local") as session:
+        assert (await value_of(session, first, {"n": 10_000, "size": 4 * MIB})).tolist() == [0, 0, 0]
+        await until_used(session, 0)
+
+
+async def test_the_memory_of_a_peer_is_unmapped_when_nobody_has_anything_of_it() -> None:
+    before = arenas(os.getpid())
+    async with Session(federation, target="local") as session:
+        job = await session.execute(stream, {"n": 3, "size": MIB})
+        kept = [result.value async for result in job]
+        assert len(arenas(os.getpid()) - before) == 1
+    del session, job
+    gc.collect()
+    assert len(arenas(os.getpid()) - before) == 1
+    del kept
+    assert arenas(os.getpid()) == before
+
+
+def test_nothing_is_left_of_an_application_that_is_killed() -> None:
+    code = textwrap.dedent(
+        """
+        import asyncio
+        from dfm_async import Session
+        from tests.local.test_shared_memory import MIB, federation, stream
+
+        async def main():
+            async with Session(federation, target="local") as session:
+                job = await session.execute(stream, {"n": 10_000, "size": MIB})
+                kept = []
+                async for result in job:
+                    kept.append(result.value)
+                    if len(kept) == 20:
+                        print("ready", flush=True)
+
+        asyncio.run(main())
+        """
+    )
+    application = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert application.stdout is not None
+    with application.stdout:
+        assert application.stdout.readline() == "ready\n"
+        below = psutil.Process(application.pid).children(recursive=True)
+        assert any(arenas(found.pid) for found in below)
+        application.kill()
+        application.wait()
+    _, alive = psutil.wait_procs(below, timeout=10)
+    assert not alive
+
+
+def test_arrays_that_outlive_the_loop_are_harmless_at_the_end_of_the_interpreter() -> None:
+    code = textwrap.dedent(
+        """
+        import asyncio
+        from dfm_async import Session
+        from tests.local.test_shared_memory import MIB, federation, stream
+
+        kept = []
+
+        async def main():
+            async with Session(federation, target="local") as session:
+                job = await session.execute(stream, {"n": 5, "size": MIB})
+                kept.extend([result.value async for result in job])
+
+        asyncio.run(main())
+        assert [int(array.sum()) for array in kept] == [i * MIB // 8 for i in range(5)]
+        cycle = [kept]
+        cycle.append(cycle)
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
