@@ -93,7 +93,10 @@ class Channel(asyncio.Protocol):
             self._arena.rest(self._loop)
         if self._peer is not None:
             self._peer.close()
-        self._on_lost(exc)
+        on_lost = self._on_lost
+        # Values that came from here may live on, and keep this object: they must not keep whoever used it.
+        self._on_message = self._on_lost = _nothing
+        on_lost(exc)
 
     def data_received(self, data: bytes) -> None:  # noqa: D102
         self.bytes_in += len(data)
@@ -158,3 +161,7 @@ class Channel(asyncio.Protocol):
 
     def _give_back(self, offsets: list[int]) -> None:
         self.send(Release(offsets))
+
+
+def _nothing(_: object) -> None:
+    """Takes what comes after the end."""
