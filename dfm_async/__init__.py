@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from dfm_async.federation.federation import Federation, Site
     from dfm_async.federation.operation import Operation
-    from dfm_async.model.events import Event, Failure, FrameCompleted, Result, StatusChanged
+    from dfm_async.model.events import Event, Failure, FrameCompleted, Result, StatusChanged, WorkerNotice
     from dfm_async.model.limits import ResultLimits
     from dfm_async.model.options import LocalOptions
     from dfm_async.model.policies import Cost, RetryPolicy
@@ -89,6 +89,7 @@ __all__ = [
     "StreamOverrun",
     "TryFromCache",
     "WorkerLost",
+    "WorkerNotice",
     "Yield",
     "collect",
     "current_context",
@@ -113,7 +114,7 @@ _HOMES = {
     ),
     "dfm_async.federation.federation": ("Federation", "Site"),
     "dfm_async.federation.operation": ("Operation",),
-    "dfm_async.model.events": ("Event", "Failure", "FrameCompleted", "Result", "StatusChanged"),
+    "dfm_async.model.events": ("Event", "Failure", "FrameCompleted", "Result", "StatusChanged", "WorkerNotice"),
     "dfm_async.model.limits": ("ResultLimits",),
     "dfm_async.model.options": ("LocalOptions",),
     "dfm_async.model.policies": ("Cost", "RetryPolicy"),

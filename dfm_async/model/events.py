@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -10,7 +10,7 @@ from dfm_async.errors import DfmError
 from dfm_async.model.ids import Frame
 from dfm_async.model.status import JobStatus
 
-__all__ = ["Event", "Failure", "FrameCompleted", "Result", "StatusChanged"]
+__all__ = ["Event", "Failure", "FrameCompleted", "Result", "StatusChanged", "WorkerNotice"]
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -68,4 +68,22 @@ class StatusChanged(msgspec.Struct, frozen=True):
     reason: str | None = None
 
 
-Event: TypeAlias = Result | Failure | FrameCompleted | StatusChanged
+class WorkerNotice(msgspec.Struct, frozen=True):
+    """A worker that the job runs on does not respond, or responds again. The job goes on all the same.
+
+    Attributes:
+        offset: its position in the job's log.
+        site: the worker's site.
+        kind: what has happened.
+        seconds: for how long the worker's event loop has not been seen to run; 0 if it responds again.
+        detail: the same in words.
+    """
+
+    offset: int
+    site: str
+    kind: Literal["unresponsive", "responsive"]
+    seconds: float
+    detail: str
+
+
+Event: TypeAlias = Result | Failure | FrameCompleted | StatusChanged | WorkerNotice

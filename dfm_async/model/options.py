@@ -26,6 +26,11 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How many seconds ``close()`` gives running operations before their processes are killed."""
     preload: tuple[str, ...] = ()
     """Modules that are imported once, before workers start (forkserver only)."""
+    output: Literal["log", "inherit"] = "log"
+    """Where the standard output and standard error of workers go: to the logger ``dfm_async.site.<site>``, or to where
+    those of the application go. Log records go to that logger in any case."""
+    unresponsive_after: float | None = 10.0
+    """After how many seconds without a sign of life a worker with jobs is reported; None means never."""
 
     def __post_init__(self) -> None:
         if self.start_method not in (None, "forkserver", "spawn"):
@@ -34,3 +39,7 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise TypeError(f"results must be ResultLimits, not {self.results!r}")
         if self.keep_finished < 0 or self.shutdown_grace < 0:
             raise ValueError("keep_finished and shutdown_grace must not be negative")
+        if self.output not in ("log", "inherit"):
+            raise ValueError(f"output must be 'log' or 'inherit', not {self.output!r}")
+        if self.unresponsive_after is not None and not self.unresponsive_after > 0:
+            raise ValueError(f"unresponsive_after must be positive or None, not {self.unresponsive_after!r}")

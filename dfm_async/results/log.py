@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from dfm_async.errors import ResultsExpired
-from dfm_async.model.events import Event, FrameCompleted, StatusChanged
+from dfm_async.model.events import Event, FrameCompleted, StatusChanged, WorkerNotice
 from dfm_async.model.limits import ResultLimits
 
 __all__ = ["LogReader", "ResultLog"]
 
 _COMPACT = 4096
-_BARE = frozenset({FrameCompleted, StatusChanged})
+_BARE = frozenset({FrameCompleted, StatusChanged, WorkerNotice})
 """Events that carry no data: with nobody reading, they make room also unseen."""
 
 

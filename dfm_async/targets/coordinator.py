@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from dfm_async.errors import DfmError, EncodingError, OperationFailed, WorkerLost
 from dfm_async.model.error_record import ErrorRecord
-from dfm_async.model.events import Event, Failure, FrameCompleted, Result
+from dfm_async.model.events import Event, Failure, FrameCompleted, Result, WorkerNotice
 from dfm_async.model.ids import JobNumber
 from dfm_async.model.status import JobStatus
 from dfm_async.results.record import JobRecord
@@ -241,6 +241,23 @@ class Coordinator:
             self.halt(JobStatus.ABORTED, str(error), 5.0)
         else:
             self._location_stopped(at, "killed")
+
+    def unresponsive(self, at: int, site: str, seconds: float) -> None:
+        """The worker of a location does not respond."""
+        self._notice(at, site, "unresponsive", seconds, f"has not responded for {seconds:.1f} s")
+
+    def responsive(self, at: int, site: str) -> None:
+        """The worker of a location responds again."""
+        self._notice(at, site, "responsive", 0.0, "responds again")
+
+    def _notice(
+        self, at: int, site: str, kind: Literal["unresponsive", "responsive"], seconds: float, what: str
+    ) -> None:
+        if self.phase in (Phase.RUNNING, Phase.STOPPING):
+            log = self.record.log
+            detail = f"the worker of {self.plan.locations[at]!r} {what}"
+            log.append(WorkerNotice(log.end, site, kind, seconds, detail))
+            log.wake()
 
     def abandon(self, at: int) -> None:
         """Gives up on a location that does not stop and cannot be killed."""
