@@ -131,6 +131,8 @@ class LocalTarget:
                 fork_server=self._fork_server,
                 loop_initializer=_uvloop() if self.options.uvloop else None,
                 on_message=self._hub.receive,
+                output=self.options.output,
+                unresponsive_after=self.options.unresponsive_after,
             )
         return pool
 
@@ -188,10 +190,15 @@ class LocalTarget:
             if worker is None:
                 coordinator.abandon(at)  # our own process: a thread that does not return is left alone
             else:
-                worker.kill()
+                worker.kill(f"a job on it ({coordinator.record.job_id}) was to stop, and did not within its grace")
 
-        coordinator.launch(number, routes, send, kill)
         for worker in workers:
+            if worker is not None:
+                worker.launched()
+        coordinator.launch(number, routes, send, kill)
+        for at, worker in enumerate(workers):
+            if worker is not None and worker.unresponsive:
+                coordinator.unresponsive(at, worker.site, worker.silence)
             if worker is not None and worker.channel is not None and len(worker.seats) == 1:
                 worker.channel.flush()  # it is idle: let it begin while we go on; several jobs are sent together
 
@@ -227,6 +234,7 @@ def _leave(coordinator: Coordinator, workers: list[SiteWorker | None]) -> None:
     for at, worker in enumerate(workers):
         if worker is not None:
             worker.seats.pop((coordinator, at), None)
+            worker.left()
 
 
 def _uvloop() -> Callable[[], asyncio.AbstractEventLoop]:
