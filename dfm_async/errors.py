@@ -6,6 +6,7 @@ all can be pickled.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 __all__ = [
@@ -29,6 +30,9 @@ __all__ = [
     "StreamOverrun",
     "WorkerLost",
 ]
+
+
+_SHOWN = 10
 
 
 class DfmError(Exception):
@@ -167,23 +171,65 @@ class OperationFailed(DfmError):
 
 
 class WorkerLost(DfmError):
-    """A worker process of a site ended while a job ran on it."""
+    """A worker process of a site ended while a job ran on it.
 
-    def __init__(self, site: str, exit_code: int | None, detail: str = "") -> None:
-        super().__init__(site, exit_code, detail)
+    Attributes:
+        site: its site.
+        exit_code: how it ended; the number of a signal is negative. None if that is not known.
+        detail: why, as far as is known.
+        lines: the last lines that it said.
+        out_of_memory: whether it is likely that the kernel ended it because memory ran out.
+    """
+
+    def __init__(
+        self,
+        site: str,
+        exit_code: int | None,
+        detail: str = "",
+        lines: Sequence[str] = (),
+        out_of_memory: bool = False,
+    ) -> None:
+        super().__init__(site, exit_code, detail, tuple(lines), out_of_memory)
         self.site = site
         self.exit_code = exit_code
         self.detail = detail
+        self.lines = tuple(lines)
+        self.out_of_memory = out_of_memory
+
+    @property
+    def signal_name(self) -> str | None:
+        """The name of the signal that ended it, such as ``SIGSEGV``; None if none did."""
+        if self.exit_code is None or self.exit_code >= 0:
+            return None
+        try:
+            return signal.Signals(-self.exit_code).name
+        except ValueError:  # one without a name
+            return f"signal {-self.exit_code}"
 
     def __str__(self) -> str:
         if self.exit_code is None:
             how = "was lost"
         elif self.exit_code < 0:
-            how = f"was ended by signal {-self.exit_code}"
+            how = f"was killed by {self.signal_name}"
         else:
             how = f"exited with code {self.exit_code}"
-        detail = f": {self.detail}" if self.detail else ""
-        return f"a worker of site {self.site!r} {how}{detail}"
+        text = f"a worker of site {self.site!r} {how}"
+        if self.detail:
+            text += f": {self.detail}"
+        if self.out_of_memory:
+            text += (
+                "; out of memory suspected: the kernel has killed processes since the worker started. "
+                "Let fewer operations run at the same time, work on smaller pieces, or give the machine more memory"
+            )
+        shown = self._excerpt()
+        return f"{text}. Its last output:\n" + "\n".join(f"  {line}" for line in shown) if shown else text
+
+    def _excerpt(self) -> tuple[str, ...]:
+        """The lines that tell most: the beginning of the report of a crash, else the last ones."""
+        for index in reversed(range(len(self.lines))):
+            if self.lines[index].startswith("Fatal Python error:"):
+                return self.lines[index : index + _SHOWN]
+        return self.lines[-_SHOWN:]
 
 
 class JobFailed(DfmError):

@@ -114,6 +114,7 @@ ERRORS: list[errors.DfmError] = [
     _failed,
     errors.WorkerLost("s", -9),
     errors.WorkerLost("s", 3, "said goodbye"),
+    errors.WorkerLost("s", -9, "", ["one", "two"], out_of_memory=True),
     errors.WorkerLost("s", None),
     errors.JobFailed("j", [_failed], 1),
     errors.JobFailed("j", [_failed, errors.WorkerLost("s", 1)], 7),

@@ -99,8 +99,8 @@ class WorkerNotice(msgspec.Struct, frozen=True):
         offset: its position in the job's log.
         site: the worker's site.
         kind: "unresponsive", "responsive" (again), or "lost" (its parameter sets run again on another worker).
-        seconds: for how long it has not answered.
-        detail: what is known about it.
+        seconds: for how long the worker's event loop has not been seen to run; 0 if it responds again.
+        detail: the same in words.
     """
 
     offset: int

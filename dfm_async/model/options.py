@@ -44,6 +44,11 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How many seconds ``close()`` gives running operations before their processes are killed."""
     preload: tuple[str, ...] = ()
     """Modules that are imported once, before workers start (forkserver only)."""
+    output: Literal["log", "inherit"] = "log"
+    """Where the standard output and standard error of workers go: to the logger ``dfm_async.site.<site>``, or to where
+    those of the application go. Log records go to that logger in any case."""
+    unresponsive_after: float | None = 10.0
+    """After how many seconds without a sign of life a worker with jobs is reported; None means never."""
 
     def lanes_for(self, workers: Iterable[int | None]) -> int:
         """How many lanes there are for sites with so many workers."""
@@ -63,3 +68,9 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ValueError(f"{name} must be a positive whole number, not {value!r}")
         if self.queue_overflow not in ("block", "fail"):
             raise ValueError(f"queue_overflow must be 'block' or 'fail', not {self.queue_overflow!r}")
+        if self.keep_finished < 0 or self.shutdown_grace < 0:
+            raise ValueError("keep_finished and shutdown_grace must not be negative")
+        if self.output not in ("log", "inherit"):
+            raise ValueError(f"output must be 'log' or 'inherit', not {self.output!r}")
+        if self.unresponsive_after is not None and not self.unresponsive_after > 0:
+            raise ValueError(f"unresponsive_after must be positive or None, not {self.unresponsive_after!r}")

@@ -109,8 +109,14 @@ class OperationContext:
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger that adds the job, the site and the frame to every record."""
-        extra = {"job": self.job_id, "site": self.site, "frame": self.frame, "node": self.node}
+        """A logger that adds the job, the site, the frame, the node and the operation to every record."""
+        extra = {
+            "job": self.job_id,
+            "site": self.site,
+            "frame": self.frame,
+            "node": self.node,
+            "operation": self.operation,
+        }
         return logging.LoggerAdapter(logging.getLogger(f"dfm_async.site.{self.site}"), extra)
 
     def __repr__(self) -> str:

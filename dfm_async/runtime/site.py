@@ -60,6 +60,7 @@ class SiteRuntime:
         threads: how many synchronous calls run at the same time.
         grace: how long leaving waits for tasks that do not heed their cancellation.
         flush: writes what was sent; called once per turn of the loop in which something was.
+        on_busy: is called with True before the first of several jobs begins, and with False after the last has ended.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class SiteRuntime:
         threads: int,
         grace: float = 5.0,
         flush: Callable[[], None] | None = None,
+        on_busy: Callable[[bool], None] | None = None,
     ) -> None:
         self.site = site
         self.table = table
@@ -80,6 +82,7 @@ class SiteRuntime:
         self.report = report
         self.send = send
         self._flush_channels = flush
+        self._on_busy = on_busy
         self.cache = SiteCache(codec)
         self._thread_limit = threads
         self._threads: Threads | None = None
@@ -182,6 +185,8 @@ class SiteRuntime:
             self.report(msg.JobBroken(message.job, message.at, broken_record(self.site, program)))
             self._remember(key)
             return
+        if self._on_busy is not None and not self._jobs:
+            self._on_busy(True)
         job = self._jobs[key] = SiteJob(self, message, program)
         try:
             job.open(message.first, message.count, message.payload, message.last)
@@ -211,6 +216,7 @@ class SiteRuntime:
             self.report(msg.JobStopped(message.job, message.at))
         else:
             self._dirty.discard(job)
+            self._job_left()
             job.cancel()
             self.report(msg.CancelSeen(message.job, message.at))
             self.spawn(self._stop(job, message), None, f"stop of job {job.job_id}")
@@ -225,8 +231,13 @@ class SiteRuntime:
     def forget(self, job: SiteJob) -> None:
         """Drops a job that is done."""
         key = (job.number, job.at)
-        self._jobs.pop(key, None)
+        if self._jobs.pop(key, None) is not None:
+            self._job_left()
         self._remember(key)
+
+    def _job_left(self) -> None:
+        if self._on_busy is not None and not self._jobs:
+            self._on_busy(False)
 
     def _remember(self, key: tuple[int, int]) -> None:
         self._ended[key] = None

@@ -423,17 +423,20 @@ class Coordinator:
         """Gives up on a location that does not stop and is not killed."""
         self._location_stopped(at, how)
 
-    def unresponsive(self, site: str, seconds: float) -> None:
-        """The worker of a location does not answer."""
-        self._notice(WorkerNotice(self.record.log.end, site, "unresponsive", seconds))
+    def unresponsive(self, at: int, site: str, seconds: float) -> None:
+        """The worker of a location does not respond."""
+        self._notice(at, site, "unresponsive", seconds, f"has not responded for {seconds:.1f} s")
 
-    def responsive(self, site: str) -> None:
-        """The worker of a location answers again."""
-        self._notice(WorkerNotice(self.record.log.end, site, "responsive"))
+    def responsive(self, at: int, site: str) -> None:
+        """The worker of a location responds again."""
+        self._notice(at, site, "responsive", 0.0, "responds again")
 
-    def _notice(self, notice: WorkerNotice) -> None:
-        if self.phase is not Phase.ENDED:
-            self.record.add(notice)
+    def _notice(
+        self, at: int, site: str, kind: Literal["unresponsive", "responsive"], seconds: float, what: str
+    ) -> None:
+        if self.phase in (Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING):
+            detail = f"the worker of {self.plan.locations[at]!r} {what}"
+            self.record.add(WorkerNotice(self.record.log.end, site, kind, seconds, detail))
             self.record.log.wake()
 
     def fail(self, error: DfmError) -> None:

@@ -134,8 +134,13 @@ class JobExecution:
                 worker.channel.send(message)
 
         routes = tuple(HOME if worker is None else worker.address for worker in workers)
-        coordinator.launch(number, routes, send, lambda at: _stop_by_force(coordinator, workers[at], at))
         for worker in workers:
+            if worker is not None:
+                worker.launched()
+        coordinator.launch(number, routes, send, lambda at: _stop_by_force(coordinator, workers[at], at))
+        for at, worker in enumerate(workers):
+            if worker is not None and worker.unresponsive:
+                coordinator.unresponsive(at, worker.site, worker.silence)
             if worker is not None and worker.channel is not None and len(worker.seats) == 1:
                 worker.channel.flush()  # it is idle: let it begin while we go on; several jobs are sent together
 
@@ -169,4 +174,4 @@ def _stop_by_force(coordinator: Coordinator, worker: SiteWorker | None, at: int)
         worker.retire()
         coordinator.abandon(at, "retired")
     else:
-        worker.kill()
+        worker.kill(f"a job on it ({coordinator.record.job_id}) was to stop, and did not within its grace")

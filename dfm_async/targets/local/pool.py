@@ -13,7 +13,7 @@ import signal
 import socket
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from aiomultiprocess import Pool
 from aiomultiprocess.core import Process
@@ -24,11 +24,17 @@ from dfm_async.errors import DfmError, WorkerLost
 from dfm_async.model.stats import SiteStats, WorkerStats
 from dfm_async.runtime.once import in_thread
 from dfm_async.runtime.site import PROGRAMS_KEPT
+from dfm_async.targets.local.memory import oom_kills
+from dfm_async.targets.local.output import open_pipe
+from dfm_async.targets.local.output_reader import OutputReader, site_logger
+from dfm_async.targets.local.pulse import pulse_interval
 from dfm_async.targets.local.start import ForkServer, WorkerProcess
+from dfm_async.targets.local.watch import Watch
 from dfm_async.targets.local.worker import WorkerSetup, serve
 from dfm_async.targets.process import memory_of
 from dfm_async.wire import messages as msg
 from dfm_async.wire.channel import Channel
+from dfm_async.wire.output import Pulse
 
 __all__ = ["Seat", "SitePool", "SiteWorker", "remember_net"]
 
@@ -42,10 +48,18 @@ _LONGEST_BACKOFF: Final = 10.0
 
 
 class Seat(Protocol):
-    """A job at a worker: what is told when the worker ends."""
+    """A job at a worker: what is told when the worker ends, or does not respond."""
 
     def lost(self, at: int, error: WorkerLost) -> None:
         """The worker has ended."""
+        ...
+
+    def unresponsive(self, at: int, site: str, seconds: float) -> None:
+        """The worker does not respond."""
+        ...
+
+    def responsive(self, at: int, site: str) -> None:
+        """The worker responds again."""
         ...
 
 
@@ -62,6 +76,8 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         on_message: Callable[[Any], None],
         pool: SitePool,
         delay: float,
+        output: Literal["log", "inherit"],
+        unresponsive_after: float | None,
     ) -> None:
         # Not the base class's constructor: that one starts a manager process.
         self.site = site
@@ -80,12 +96,31 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         self._reaping: asyncio.Task[None] | None = None
         self._on_message = on_message
         self._pool = pool
+        self._stuck_timer: asyncio.TimerHandle | None = None
+        self._exited = False
+        self._killed: str | None = None
+        self._oom_kills = 0
+        self._out_of_memory = False
         self._here, there = socket.socketpair()
         self._lifeline, their_lifeline = socket.socketpair()
-        self._theirs = (there, their_lifeline)
+        said, pipe = open_pipe()
+        self._output = OutputReader(site, said, self._pulse)
+        self._watch: Watch | None = None
+        pulse = None
+        if unresponsive_after is not None:
+            pulse = pulse_interval(unresponsive_after)
+            self._watch = Watch(
+                unresponsive_after,
+                self._output.when_read,
+                lambda seconds: pool.worker_unresponsive(self, seconds),
+                lambda: pool.worker_responsive(self),
+            )
+        self._theirs = (there, their_lifeline, pipe)
+        level = site_logger(site).getEffectiveLevel()
+        setup = WorkerSetup(site, threads, shipped, there, their_lifeline, pipe, level, output == "log", pulse)
         self.unit = Unit(
             target=serve,
-            args=(WorkerSetup(site, threads, shipped, there, their_lifeline),),
+            args=(setup,),
             kwargs={},
             namespace=None,
             loop_initializer=loop_initializer,
@@ -103,8 +138,9 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         try:
             if self.delay:
                 await self._pool.pause(self.delay)
-            await in_thread(self.aio_process.start, f"start-{self.site}")
+            await in_thread(self._start, f"start-{self.site}")
         except BaseException:
+            self._output.close()
             self._here.close()
             self._lifeline.close()
             raise
@@ -117,6 +153,40 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         if self._hung_up:
             channel.close()
         await asyncio.shield(self.ready)
+
+    def _start(self) -> None:
+        self._oom_kills = oom_kills()
+        self.aio_process.start()
+        self._output.pid = self.aio_process.pid
+
+    def _pulse(self, pulse: Pulse) -> None:
+        if self._watch is not None:
+            self._watch.pulse(pulse)
+
+    def launched(self) -> None:
+        """A job is sent to the worker: from now on it should give signs of life."""
+        if self._watch is not None:
+            self._watch.begin()
+
+    def left(self) -> None:
+        """A job has left its seat."""
+        if self._watch is not None and not self.seats:
+            self._watch.end()
+
+    @property
+    def lag(self) -> float | None:
+        """How long the worker's event loop took for a turn, as far as is known."""
+        return None if self._watch is None else self._watch.lag
+
+    @property
+    def unresponsive(self) -> bool:
+        """Whether the worker has jobs and gives no sign of life."""
+        return self._watch is not None and self._watch.unresponsive
+
+    @property
+    def silence(self) -> float:
+        """For how long the worker's event loop has not been seen to run, in seconds."""
+        return 0.0 if self._watch is None else self._watch.silence
 
     def _receive(self, message: msg.Message) -> None:
         if isinstance(message, msg.Hello):
@@ -131,11 +201,11 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
     def _channel_ended(self, _error: Exception | None) -> None:
         # The process's end should follow at once. If it does not, it is stuck on its way out.
         if not self.ended.done():
-            asyncio.get_running_loop().call_later(_REAP, self._stuck)
+            self._stuck_timer = asyncio.get_running_loop().call_later(_REAP, self._stuck)
 
     def _stuck(self) -> None:
         if not self.ended.done():
-            self.kill()
+            self.kill("it did not end after it had closed its channel")
 
     def _process_ended(self) -> None:
         asyncio.get_running_loop().remove_reader(self.aio_process.sentinel)
@@ -143,13 +213,25 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         if code is None:  # its end is told a moment before it can be waited for
             self._reaping = asyncio.create_task(self._reap(), name=f"reap a worker of {self.site}")
         else:
-            self._finish(code)
+            self._read_to_the_end(code)
 
     async def _reap(self) -> None:
         await in_thread(self.aio_process.join, f"reap-{self.site}")
-        self._finish(self.aio_process.exitcode)
+        self._read_to_the_end(self.aio_process.exitcode)
+
+    def _read_to_the_end(self, code: int | None) -> None:
+        """Reads the last words first: they are a part of what is told."""
+        self._exited = True
+        self._output.when_read(lambda: self._finish(code))
 
     def _finish(self, code: int | None) -> None:
+        self._output.close()
+        if self._stuck_timer is not None:
+            self._stuck_timer.cancel()
+        if self._watch is not None:
+            self._watch.end()
+        if code == -signal.SIGKILL and self._killed is None:
+            self._out_of_memory = oom_kills() > self._oom_kills
         if self.channel is not None:
             self.channel.close()
         self._lifeline.close()
@@ -164,7 +246,12 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         if self.refused is not None:
             text = f"a worker of site {self.site!r} cannot load its operations: {self.refused.reason}"
             return DfmError(f"{text}\n\n{self.refused.traceback}")
-        return WorkerLost(self.site, code, "before it was ready")
+        return self.lost(code, "before it was ready")
+
+    def lost(self, code: int | None, detail: str = "") -> WorkerLost:
+        """What to tell about the worker's end."""
+        details = "; ".join(filter(None, (detail, self._killed)))
+        return WorkerLost(self.site, code, details, tuple(self._output.tail), self._out_of_memory)
 
     @property
     def shared(self) -> bool:
@@ -175,16 +262,24 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         """How the worker is."""
         pid = None if self.ended.done() else self.aio_process.pid
         jobs = len({seat for seat, _ in self.seats})
-        return WorkerStats(pid=pid, jobs=jobs, memory=memory_of(pid), retired=self.retired)
+        return WorkerStats(
+            pid=pid,
+            jobs=jobs,
+            memory=memory_of(pid),
+            lag=self.lag,
+            unresponsive=self.unresponsive,
+            retired=self.retired,
+        )
 
     def leave(self, seat: Seat, at: int, *, well: bool) -> None:
         """A job leaves; ``well``: it has finished, so the worker is in order."""
         if self.seats.pop((seat, at), self) is self:
             return
+        self.left()
         if well:
             self._pool.worker_is_well(self)
         if self.retired and not self.seats:
-            self.kill()
+            self.kill("an operation of a cancelled job did not return")
 
     def retire(self) -> None:
         """Takes no further job, and ends with the last of those it has; its slot is free for another worker."""
@@ -197,10 +292,12 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         if self.channel is not None:
             self.channel.close()
 
-    def kill(self) -> None:
-        """Ends the process at once."""
-        pid = None if self.ended.done() else self.aio_process.pid
+    def kill(self, reason: str = "") -> None:
+        """Ends the process at once, for a reason that its jobs are told."""
+        pid = None if self._exited else self.aio_process.pid
         if pid is not None:
+            if self._killed is None:
+                self._killed = reason
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -220,8 +317,12 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
         fork_server: ForkServer | None,
         loop_initializer: Callable[[], asyncio.AbstractEventLoop] | None,
         on_message: Callable[[Any], None],
+        output: Literal["log", "inherit"] = "log",
+        unresponsive_after: float | None = None,
     ) -> None:
         self.site = site
+        self._output: Literal["log", "inherit"] = output
+        self._unresponsive_after = unresponsive_after
         self._threads = threads
         self._shipped = shipped
         self._fork_server = fork_server
@@ -260,6 +361,8 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
             self._on_message,
             self,
             delay,
+            self._output,
+            self._unresponsive_after,
         )
         self._slots[qid] = worker
         self.processes[worker] = qid
@@ -306,7 +409,7 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
         if worker.seats:
             _log.warning("a worker of site %s ended with %s", self.site, code, extra={"site": self.site})
         for seat, at in list(worker.seats):
-            seat.lost(at, WorkerLost(self.site, code))
+            seat.lost(at, worker.lost(code))
         worker.seats.clear()
 
     def worker_is_well(self, worker: SiteWorker) -> None:
@@ -320,6 +423,22 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
         qid = self.processes.get(worker)
         if qid is not None and self._slots[qid] is worker:
             self._slots[qid] = None
+
+    def worker_unresponsive(self, worker: SiteWorker, seconds: float) -> None:
+        """A worker with jobs does not respond: tells them."""
+        pid = worker.aio_process.pid
+        text = "worker %s of site %s has %d jobs and has not responded for %.1f s"
+        _log.warning(text, pid, self.site, len(worker.seats), seconds, extra={"site": self.site})
+        for seat, at in list(worker.seats):
+            seat.unresponsive(at, self.site, seconds)
+
+    def worker_responsive(self, worker: SiteWorker) -> None:
+        """A worker responds again: tells its jobs."""
+        _log.warning(
+            "worker %s of site %s responds again", worker.aio_process.pid, self.site, extra={"site": self.site}
+        )
+        for seat, at in list(worker.seats):
+            seat.responsive(at, self.site)
 
     def worker(self, lane: int) -> SiteWorker:
         """Gives the worker of a lane, which may still be starting. Lanes beyond the site's workers share them."""
@@ -353,7 +472,7 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
             _, late = await asyncio.wait([worker.ended for worker in workers], timeout=grace)
             if late:
                 for worker in workers:
-                    worker.kill()
+                    worker.kill(f"the session was closed, and the worker did not end within {grace:g} s")
         await self.join()
 
     async def join(self) -> None:

@@ -84,6 +84,8 @@ class SitePools:
                 fork_server=self._fork_server,
                 loop_initializer=_uvloop() if self._options.uvloop else None,
                 on_message=self._on_message,
+                output=self._options.output,
+                unresponsive_after=self._options.unresponsive_after,
             )
         return pool
 

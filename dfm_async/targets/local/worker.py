@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import secrets
@@ -18,6 +19,8 @@ from typing import Final
 
 from dfm_async.runtime.operations import OperationTable
 from dfm_async.runtime.site import SiteRuntime
+from dfm_async.targets.local.output import OutputPipe, capture
+from dfm_async.targets.local.pulse import PulseThread
 from dfm_async.targets.local.shipping import load_adapters
 from dfm_async.wire import messages as msg
 from dfm_async.wire.channel import Channel
@@ -44,6 +47,13 @@ class WorkerSetup:
     shipped: bytes
     channel: socket.socket
     lifeline: socket.socket
+    output: OutputPipe
+    level: int
+    """From which level on the application wants log records."""
+    streams: bool
+    """Whether standard output and standard error go through the pipe, too."""
+    pulse: float | None
+    """The seconds between two signs of life; None if nobody waits for them."""
 
 
 def _die_with_the_application(lifeline: socket.socket) -> None:
@@ -60,8 +70,18 @@ def _die_with_the_application(lifeline: socket.socket) -> None:
         os._exit(0)
 
 
+def _keep_descriptors() -> None:
+    """Keeps what connects us with the application from programs that operations start: they may outlive us."""
+    for name in os.listdir("/dev/fd"):
+        if int(name) > 2:
+            with contextlib.suppress(OSError):  # that of the listing itself is closed by now
+                os.set_inheritable(int(name), False)
+
+
 async def serve(setup: WorkerSetup) -> None:
     """Runs the site until the application closes the channel."""
+    _keep_descriptors()
+    capture(setup.output, setup.level, streams=setup.streams)
     sys.setswitchinterval(_SWITCH_INTERVAL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application, which then ends us
     _die_with_the_application(setup.lifeline)
@@ -97,6 +117,7 @@ class _Worker:
         self._peers: dict[str, Channel] = {}
         self._accepted: set[Channel] = set()
         self._connecting: set[asyncio.Task[None]] = set()
+        self._pulse = None if setup.pulse is None else PulseThread(setup.pulse, setup.output.send)
 
     async def run(self, table: OperationTable, channel: Channel) -> None:
         loop = asyncio.get_running_loop()
@@ -109,6 +130,7 @@ class _Worker:
             send=self._send,
             threads=self._setup.threads,
             flush=self._flush,
+            on_busy=None if self._pulse is None else self._pulse.busy,
         )
         self._address, folder = _new_address()
         server = await loop.create_unix_server(self._accept, path=self._address)
@@ -118,6 +140,8 @@ class _Worker:
                 channel.send(msg.Hello(os.getpid(), self._address))
                 await self._ended
         finally:
+            if self._pulse is not None:
+                self._pulse.stop()
             server.close()
             for peer in [*self._peers.values(), *self._accepted]:
                 peer.close()

@@ -1,0 +1,462 @@
+"""What workers say reaches the application: records, prints, output of programs, last words."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dfm_async import JobAborted, LocalOptions, Pipeline, Session, WorkerLost
+from dfm_async.targets.local import output_reader, pool
+from dfm_async.targets.local.output import open_pipe
+from dfm_async.targets.local.output_reader import OutputReader
+from tests.local import talkers as t
+
+LOGGER = "dfm_async.site.talk"
+METHODS = pytest.mark.parametrize("method", ["forkserver", "spawn"])
+
+
+class Records(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+        self.enough = asyncio.Event()
+        self.wanted = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(record)
+        if len(self.found) >= self.wanted:
+            self.enough.set()
+
+    @property
+    def texts(self) -> list[str]:
+        return [record.getMessage() for record in self.found]
+
+    def with_text(self, text: str) -> Any:
+        (record,) = [record for record in self.found if record.getMessage() == text]
+        return record
+
+
+@pytest.fixture
+def heard() -> Iterator[Records]:
+    """Everything that the site says, from INFO on."""
+    logger, handler = logging.getLogger(LOGGER), Records()
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    yield handler
+    logger.propagate = True
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+
+
+async def run(operation: Any, parameters: dict[str, Any] | None = None, **options: Any) -> list[Any]:
+    """Runs an operation in a session of its own: when that is closed, everything has been read."""
+    async with asyncio.timeout(60), Session(t.fed, options=LocalOptions(**options)) as session:
+        job = await session.execute(t.pipeline(operation, *(parameters or {})), parameters or {})
+        return [result.value async for result in job]
+
+
+async def lost(operation: Any, parameters: dict[str, Any] | None = None, **options: Any) -> WorkerLost:
+    """Runs an operation that ends its worker."""
+    with pytest.raises(JobAborted) as caught:
+        await run(operation, parameters, **options)
+    assert isinstance(caught.value.__cause__, WorkerLost)
+    assert str(caught.value.__cause__) in str(caught.value)
+    return caught.value.__cause__
+
+
+# where it belongs to
+
+
+@METHODS
+@pytest.mark.parametrize("operation", [t.awaits, t.blocks, t.generates, t.iterates], ids=lambda found: found.name)
+async def test_what_is_printed_and_logged_arrives_with_its_job_frame_and_node(
+    heard: Records, operation: Any, method: Any
+) -> None:
+    sets = [{"text": "a"}, {"text": "b"}]
+    async with asyncio.timeout(60), Session(t.fed, options=LocalOptions(start_method=method)) as session:
+        pid = (await (await session.execute(t.pipeline(t.pid))).first()).value
+        job = await session.execute(t.pipeline(operation, "text"), sets)
+        assert {result.value for result in await job.collect()} == {job.job_id}
+    for index, text in enumerate("ab"):
+        for kind, level, origin in [
+            ("out", logging.INFO, "stdout"),
+            ("err", logging.WARNING, "stderr"),
+            ("log", logging.INFO, "some.library"),
+        ]:
+            record = heard.with_text(f"{kind} {text}")
+            assert (record.name, record.levelno, record.origin) == (LOGGER, level, origin)
+            assert (record.site, record.job, record.frame) == ("talk", job.job_id, (index,))
+            assert (record.node, record.operation) == (f"{operation.name}#0", operation.name)
+            assert (record.pid, record.process) == (pid, pid)
+    record = heard.with_text("log a")
+    assert Path(record.pathname).name == record.filename == "talkers.py"
+    assert record.funcName == operation.name
+    assert record.lineno > 0
+
+
+async def test_records_carry_tracebacks_stacks_and_what_their_logger_adds(heard: Records) -> None:
+    await run(t.logs)
+    afar = heard.with_text("from afar")
+    assert (afar.origin, afar.frame, afar.node, afar.operation) == (LOGGER, (0,), "logs#0", "logs")
+    assert afar.threadName.startswith("Thread-")
+    wrong = heard.with_text("it went wrong")
+    assert wrong.levelno == logging.ERROR
+    assert "broken inside" in wrong.exc_text
+    assert wrong.exc_text in logging.Formatter().format(wrong)
+    assert "Stack (most recent call last)" in heard.with_text("with the stack").stack_info
+    assert "too quiet" not in heard.texts
+
+
+@METHODS
+async def test_output_that_python_does_not_see_arrives_too(heard: Records, method: Any) -> None:
+    await run(t.in_c, start_method=method)
+    assert heard.texts == [
+        "before",
+        "from descriptor 1",
+        "from descriptor 2, unfinished",
+        "after",
+        "from a program",
+        "and its errors",
+        "from the buffer",
+    ]
+    record = heard.with_text("from a program")
+    assert (record.origin, record.levelno, record.job) == ("output", logging.INFO, None)
+
+
+async def test_odd_texts_arrive_as_well_as_they_can_and_hurt_nobody(heard: Records) -> None:
+    (found,) = await run(t.odd)
+    assert found == {"fileno": (1, 2), "isatty": False, "encoding": "utf-8", "writable": True}
+    texts = heard.texts
+    for text in [
+        "half \\ud800 a character",
+        "half \\udc80 too",
+        "a text of its own",
+        "--- Logging error ---",
+        "no frame",
+        "not json",
+        "unfinished",
+        "with\x1eseparator",
+        "from a fork",
+    ]:
+        assert text in texts
+    assert heard.with_text("no frame").frame is None
+    assert heard.with_text("from a fork").job is not None
+    start = texts.index("one")
+    assert texts[start : start + 4] == ["one", "two", "", "four"]
+    for letter in "xyz":
+        (long,) = [text for text in texts if text.startswith(letter * 100)]
+        assert long == letter * 65_536 + " [... cut: 34,464 more characters]"
+
+
+async def test_unfinished_lines_of_different_calls_do_not_mix(heard: Records) -> None:
+    async with Session(t.fed) as session:
+        words = ["apple", "pear", "plum"]
+        await (await session.execute(t.pipeline(t.interleaves, "text"), [{"text": word} for word in words]))
+    assert sorted(heard.texts) == sorted(words)
+    assert {record.frame: record.getMessage() for record in heard.found} == {(i,): w for i, w in enumerate(words)}
+
+
+async def test_lines_that_are_never_ended_arrive_and_are_not_kept_for_ever(heard: Records) -> None:
+    heard.wanted = 200 - 64
+    async with asyncio.timeout(60), Session(t.fed) as session:
+        await (await session.execute(t.pipeline(t.never_ends_its_lines, "n"), [{"n": n} for n in range(200)]))
+        await heard.enough.wait()  # before the worker ends
+    assert sorted(heard.texts) == sorted(f"({n})" for n in range(200))
+
+
+async def test_a_flood_arrives_complete_and_in_order(heard: Records) -> None:
+    await run(t.floods, {"lines": 100_000})
+    assert heard.texts == [str(number) for number in range(100_000)]
+
+
+# how much is wanted
+
+
+async def test_the_levels_of_the_application_are_respected(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, LOGGER):
+        await run(t.logs)
+        await run(t.awaits, {"text": "a"})
+    assert [record.getMessage() for record in caplog.records if record.name == LOGGER] == ["it went wrong"]
+
+
+async def test_a_level_that_is_raised_later_counts_at_once(heard: Records) -> None:
+    async with asyncio.timeout(60), Session(t.fed) as session:
+        await (await session.execute(t.pipeline(t.pid)))
+        logging.getLogger(LOGGER).setLevel(logging.WARNING)
+        await (await session.execute(t.pipeline(t.awaits, "text"), {"text": "a"}))
+    assert heard.texts == ["err a"]
+
+
+async def test_a_handler_that_raises_costs_only_its_record(heard: Records) -> None:
+    problems: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context["exception"]))
+
+    def refuse(record: logging.LogRecord) -> bool:
+        if record.getMessage().startswith("out"):
+            raise ZeroDivisionError
+        return True
+
+    heard.addFilter(refuse)
+    await run(t.awaits, {"text": "a"})
+    assert heard.texts == ["err a", "log a"]
+    assert [type(problem) for problem in problems] == [ZeroDivisionError]
+
+
+INHERIT = """
+import asyncio, logging, os, sys
+from dfm_async import Federation, LocalOptions, Pipeline, Session, Yield
+
+fed = Federation("script")
+site = fed.site("site")
+
+@site.operation
+def speak() -> None:
+    print("printed", flush=True)
+    os.write(2, b"written\\n")
+    logging.getLogger("library").warning("logged")
+    logging.getLogger("library").debug("unwanted")
+
+with Pipeline("p") as pipeline:
+    Yield(speak())
+
+async def main():
+    async with Session(fed, options=LocalOptions(output=sys.argv[1])) as session:
+        await (await session.execute(pipeline))
+
+logging.basicConfig(format="%(name)s %(levelname)s %(origin)s %(message)s", level=sys.argv[2])
+asyncio.run(main())
+"""
+
+
+def test_output_can_go_where_that_of_the_application_goes(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(INHERIT))
+
+    def speak(*options: str) -> tuple[str, list[str]]:
+        command = [sys.executable, str(script), *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout, sorted(done.stderr.splitlines())
+
+    logged = "dfm_async.site.site WARNING library logged"
+    assert speak("inherit", "WARNING") == ("printed\n", [logged, "written"])
+    assert speak("log", "WARNING") == ("", [logged])
+    lines = [
+        "dfm_async.site.site INFO output written",
+        "dfm_async.site.site INFO stdout printed",
+        logged,
+    ]
+    assert speak("log", "INFO") == ("", sorted(lines))
+
+
+@pytest.mark.parametrize("options", [{"output": "file"}, {"unresponsive_after": 0}, {"unresponsive_after": -1.0}])
+def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        LocalOptions(**options)
+
+
+# last words
+
+
+@METHODS
+async def test_the_last_words_of_a_worker_that_exits(method: Any) -> None:
+    error = await lost(t.says_and_ends, {"how": "exit"}, start_method=method)
+    assert error.lines == ("last printed", "WARNING some.library: last logged", "last written")
+    assert (error.exit_code, error.signal_name, error.out_of_memory) == (3, None, False)
+    assert str(error) == (
+        "a worker of site 'talk' exited with code 3. Its last output:\n"
+        "  last printed\n  WARNING some.library: last logged\n  last written"
+    )
+
+
+@METHODS
+async def test_last_words_that_wait_in_the_pipe_are_read_before_the_end_is_told(method: Any) -> None:
+    error = await lost(t.says_much_and_ends, start_method=method)
+    assert error.lines[-2:] == ("x", "last")
+
+
+@METHODS
+async def test_the_last_words_of_a_worker_that_is_killed(method: Any) -> None:
+    error = await lost(t.says_and_ends, {"how": "kill"}, start_method=method)
+    assert error.lines == ("last printed", "WARNING some.library: last logged", "last written")
+    assert error.signal_name == "SIGKILL"
+    assert str(error).startswith("a worker of site 'talk' was killed by SIGKILL. Its last output:\n")
+
+
+@METHODS
+async def test_the_last_words_of_a_worker_that_crashes_say_where(heard: Records, method: Any) -> None:
+    error = await lost(t.says_and_ends, {"how": "crash"}, start_method=method)
+    assert error.signal_name == "SIGSEGV"
+    assert error.lines[:2] == ("last printed", "WARNING some.library: last logged")
+    assert any("in says_and_ends" in line for line in str(error).splitlines()[:12])
+    crash = [record for record in heard.found if "in says_and_ends" in record.getMessage()]
+    assert [(record.levelno, record.origin) for record in crash] == [(logging.ERROR, "output")]
+
+
+@METHODS
+async def test_a_program_that_outlives_its_worker_does_not_hold_up_the_news(method: Any) -> None:
+    async with asyncio.timeout(20):
+        error = await lost(t.leaves_a_program, start_method=method)
+    program = psutil.Process(int(error.lines[-1]))
+    assert program.name() == "sleep"
+    program.kill()
+
+
+async def test_only_the_last_lines_are_kept() -> None:
+    with Pipeline("flood") as pipeline:
+        flooded = t.floods(100_000)
+        t.says_and_ends("exit", after=flooded)
+    with pytest.raises(JobAborted) as caught:
+        async with asyncio.timeout(60), Session(t.fed) as session:
+            await (await session.execute(pipeline))
+    assert isinstance(caught.value.__cause__, WorkerLost)
+    lines = caught.value.__cause__.lines
+    assert len(lines) == 50
+    assert lines[-4:] == ("99999", "last printed", "WARNING some.library: last logged", "last written")
+    assert str(caught.value.__cause__).count("\n") == 10
+
+
+@pytest.mark.parametrize(("grown", "suspected"), [(0, False), (1, True)])
+async def test_a_kill_of_the_kernel_is_suspected_if_it_has_killed(
+    monkeypatch: pytest.MonkeyPatch, grown: int, suspected: bool
+) -> None:
+    counts = [7, 7 + grown]
+    monkeypatch.setattr(pool, "oom_kills", lambda: counts.pop(0))
+    error = await lost(t.says_and_ends, {"how": "kill"})
+    assert error.out_of_memory is suspected
+    assert ("out of memory suspected" in str(error)) is suspected
+    assert counts == []
+
+
+async def test_who_was_killed_by_us_is_told_why(heard: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = [7, 8]
+    monkeypatch.setattr(pool, "oom_kills", lambda: counts.pop(0))
+    async with asyncio.timeout(60), Session(t.fed) as session:
+        stuck = await session.execute(t.pipeline(t.blocks_the_loop, "seconds"), {"seconds": 60})
+        bystander = await session.execute(t.pipeline(t.waits))
+        async for _ in bystander.events():
+            break
+        await heard.enough.wait()  # it is blocked
+        assert await stuck.cancel(grace=0.2) == {"talk": "killed"}
+        with pytest.raises(JobAborted) as caught:
+            await bystander
+    error = caught.value.__cause__
+    assert isinstance(error, WorkerLost)
+    assert (error.exit_code, error.out_of_memory) == (-signal.SIGKILL, False)
+    assert stuck.job_id in error.detail
+    assert error.detail in str(error)
+    assert counts == [8]
+
+
+def test_a_signal_without_a_name_has_its_number() -> None:
+    assert WorkerLost("s", -signal.SIGRTMIN - 1).signal_name == f"signal {signal.SIGRTMIN + 1}"
+    assert WorkerLost("s", None).signal_name is None
+
+
+LOUD = """
+from dfm_async import Federation
+
+print("hello from the import")
+fed = Federation("loud")
+
+@fed.site("talk").operation
+async def quiet() -> int:
+    return 3
+"""
+
+
+@METHODS
+async def test_what_modules_say_while_they_are_loaded_arrives(
+    heard: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: Any
+) -> None:
+    (tmp_path / f"loud_{method}.py").write_text(LOUD)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module(f"loud_{method}")
+    async with Session(module.fed, options=LocalOptions(start_method=method)) as session:
+        await (await session.execute(t.pipeline(module.quiet)))
+    assert heard.texts == ["hello from the import"]
+
+
+# the pipe itself
+
+
+async def test_a_full_pipe_makes_the_writer_wait_and_nothing_is_lost() -> None:
+    """Also if a program that shares the descriptor has made it non-blocking."""
+    here, pipe = open_pipe()
+    os.set_blocking(pipe.descriptor, False)
+    data = b"x" * 4 * 1024 * 1024
+
+    def write() -> None:
+        pipe.write(data)
+        pipe.close()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    found = b""
+    os.set_blocking(here, True)
+    while part := await asyncio.to_thread(os.read, here, 100_000):
+        found += part
+    writer.join()
+    os.close(here)
+    assert found == data
+
+
+def test_writing_to_nobody_is_quiet() -> None:
+    here, pipe = open_pipe()
+    os.close(here)
+    pipe.write(b"hello?")
+    pipe.write(b"anybody?")
+    pipe.close()
+
+
+async def test_what_is_in_the_pipe_is_read_also_if_somebody_keeps_it_open(
+    heard: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_reader, "_AT_ONCE", 1000)
+    here, pipe = open_pipe()
+    reader = OutputReader("talk", here, lambda _: None)
+    pipe.write(b"".join(b"line %d\n" % number for number in range(5_000)))
+    done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    reader.when_read(lambda: done.set_result(len(heard.found)))
+    assert not done.done()
+    assert await done == 5_000
+    called: list[bool] = []
+    reader.when_read(lambda: called.append(True))  # nothing is left: at once
+    assert called == [True]
+    pipe.write(b"unfinished")
+    reader.when_read(reader.close)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert heard.texts[-1] == "unfinished"
+    pipe.close()
+
+
+async def test_one_turn_of_the_loop_reads_only_so_much(heard: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_reader, "_AT_ONCE", 1000)
+    here, pipe = open_pipe()
+    reader = OutputReader("talk", here, lambda _: None)
+    pipe.write(b"x\n" * 10_000)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert 0 < len(heard.found) < 10_000
+    pipe.close()
+    done = asyncio.Event()
+    reader.when_read(done.set)
+    await done.wait()
+    reader.close()
+    assert len(heard.found) == 10_000
