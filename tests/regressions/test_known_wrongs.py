@@ -498,7 +498,7 @@ async def cancelled_and_next(session: Session, gate: str) -> tuple[Job, Job]:
     await cancelled.first()
     cancelling = asyncio.create_task(cancelled.cancel())
     job = await session.execute(pipeline)
-    assert await cancelling == {"a": "stopped"}
+    assert (await cancelling)["a"].startswith("stopped")
     await run(session, ping)  # what the worker had sent before has arrived now
     return cancelled, job
 
