@@ -49,10 +49,12 @@ class SiteJob:
         "_last",
         "_requested",
         "_requests",
+        "_results",
         "_speech",
         "_streams",
         "_tasks",
         "_tickets",
+        "_unsendable",
         "at",
         "busy_threads",
         "game",
@@ -85,6 +87,8 @@ class SiteJob:
         self._tasks: set[asyncio.Task[None]] = set()
         self._tickets: set[Ticket] = set()
         self._last = False
+        self._results = runtime.stored_codec if start.stored else runtime.codec
+        self._unsendable: dict[int, dict[tuple[str, Frame], ErrorRecord]] | None = None
         self._speech: Speech | None = None
         self._requested = 0
         self._requests: dict[int, asyncio.Future[str]] = {}
@@ -253,9 +257,10 @@ class SiteJob:
 
     def _emit_now(self, effect: fx.EmitValue) -> None:
         try:
-            packed = self.runtime.codec.pack(effect.value)
+            packed = self._results.pack(effect.value)
         except EncodingError as error:
-            self.game.fail(effect.activity, self._encoding_error(effect, error))
+            node = self.program.points[effect.point].node
+            self.game.fail(effect.activity, self._encoding_error(node, effect.frame, error))
             return
         self.outbox.add_result(effect.point, effect.frame, packed)
         self.game.complete(effect.activity)
@@ -269,7 +274,8 @@ class SiteJob:
         except StreamFailed as failed:
             self.game.fail(effect.activity, failed.error)
         except EncodingError as error:
-            self.game.fail(effect.activity, self._encoding_error(effect, error))
+            node = self.program.points[effect.point].node
+            self.game.fail(effect.activity, self._encoding_error(node, effect.frame, error))
         else:
             self.game.complete(effect.activity)
         if stream is not effect.value:
@@ -278,7 +284,7 @@ class SiteJob:
 
     async def _emit_batches(self, effect: fx.EmitValue, stream: Stream) -> None:
         subscription = stream.subscribe()
-        pack: Callable[[Any], Any] = self.runtime.codec.pack
+        pack: Callable[[Any], Any] = self._results.pack
         if stream.single and hasattr(stream.source, "transform"):
             # Packed as soon as it is produced: the producer may reuse the object for the next element.
             stream.source.transform = pack
@@ -299,7 +305,7 @@ class SiteJob:
 
     async def _emit_directly(self, effect: fx.EmitValue, stream: Stream, source: AsyncSource) -> None:
         """The same for an asynchronous generator with no other reader: element by element, without detours."""
-        pack, outbox, index = self.runtime.codec.pack, self.outbox, 0
+        pack, outbox, index = self._results.pack, self.outbox, 0
         iterator = aiter(source.iterator)
         with source.reading():
             while True:
@@ -323,9 +329,20 @@ class SiteJob:
         self.runtime.touch(self)  # what was sent so far is what earns new credit
         await self.outbox.wait_open()
 
-    def _encoding_error(self, effect: fx.EmitValue, error: EncodingError) -> ErrorRecord:
-        node = self.program.points[effect.point].node
-        return self.game.describe(error, node.partition("#")[0], node, effect.frame, 1, cause_of(error))
+    def _encoding_error(self, node: str, frame: Frame, error: EncodingError) -> ErrorRecord:
+        """Describes that a value cannot be sent: once, however many uses it has."""
+        if self._unsendable is None:
+            self._unsendable = {}
+        known = self._unsendable.setdefault(frame[0] if frame else -1, {})
+        if (node, frame) not in known:
+            described = self.game.describe(error, node.partition("#")[0], node, frame, 1, cause_of(error))
+            known[node, frame] = described
+        return known[node, frame]
+
+    def _frame_done(self, effect: fx.FrameDone) -> None:
+        if self._unsendable:
+            self._unsendable.pop(effect.index, None)
+        self.outbox.frame_done(effect.index)
 
     # tokens
 
@@ -346,7 +363,7 @@ class SiteJob:
                 packed = self.runtime.codec.pack(value)
             except EncodingError as problem:
                 label = self.program.places[effect.place].label
-                error = self.game.describe(problem, label.partition("#")[0], label, effect.frame, 1, cause_of(problem))
+                error = self._encoding_error(label, effect.frame, problem)
                 self.outbox.report_error(error)
                 state, packed = States.FAILED, error_data(error)
         for route in effect.routes:
@@ -465,7 +482,7 @@ _HANDLERS: Final[dict[type, Callable[[SiteJob, Any], None]]] = {
     fx.Send: SiteJob._send,  # noqa: SLF001
     fx.SendLoopEnd: SiteJob._send_loop_end,  # noqa: SLF001
     fx.SendElementDone: lambda job, effect: job.outbox.element_done(effect.control, effect.loop, effect.frame),
-    fx.FrameDone: lambda job, effect: job.outbox.frame_done(effect.index),
+    fx.FrameDone: SiteJob._frame_done,  # noqa: SLF001
     fx.Pull: lambda job, effect: job.streams.pull(effect),
     fx.LookUp: SiteJob._look_up,  # noqa: SLF001
     fx.Keep: SiteJob._keep,  # noqa: SLF001

@@ -71,7 +71,7 @@ class Outbox:
         self._frames_done: list[int] = []
         self._tokens: dict[int, tuple[list[tuple[int, Frame, int]], list[Any]]] = {}
         self._elements_done: dict[tuple[int, int], list[Frame]] = {}
-        self._reported: set[str] = set()
+        self._reported: dict[int, set[str]] = {}
         self._waiters: list[asyncio.Future[None]] = []
 
     # results
@@ -134,6 +134,8 @@ class Outbox:
     def frame_done(self, index: int) -> None:
         """Tells the application that a parameter set is done here, after everything that was added before."""
         self._frames_done.append(index)
+        if self._reported:
+            self._reported.pop(index, None)
 
     # errors
 
@@ -145,8 +147,9 @@ class Outbox:
 
     def report_error(self, error: ErrorRecord) -> None:
         """Tells the application of an error, once."""
-        if error.id not in self._reported:
-            self._reported.add(error.id)
+        reported = self._reported.setdefault(error.frame[0] if error.frame else -1, set())
+        if error.id not in reported:
+            reported.add(error.id)
             self.report(msg.OperationError(self._number, self._at, error))
 
     def yield_failed(self, point: int, frame: Frame, error: ErrorRecord) -> None:

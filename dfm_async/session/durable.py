@@ -17,8 +17,8 @@ from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.model.status import JobStatus
 from dfm_async.planner.plan import Plan
 from dfm_async.results.record import ERRORS_KEPT, JobRecord
+from dfm_async.session.journal import History, JobJournal, JobOptions, StoredLog, read_history
 from dfm_async.store.base import NewJob, Store, StoredJob
-from dfm_async.store.journal import History, JobJournal, JobOptions, StoredLog, read_history
 from dfm_async.targets.coordinator import JobRules
 from dfm_async.targets.frames import Row
 from dfm_async.targets.jobs import JobTable

@@ -292,6 +292,7 @@ class Coordinator:
                 len(head.rows),
                 payload,
                 head.last,
+                record.journal is not None,
             )
             send(at, start)
             for batch in batches[1:]:

@@ -63,7 +63,10 @@ class SendNet(_Message, frozen=True, tag=1):
 
 
 class StartJob(_Message, frozen=True, tag=2):
-    """A job begins, with its first parameter sets as in :class:`OpenFrames`. ``routes``: each location's address."""
+    """A job begins, with its first parameter sets as in :class:`OpenFrames`. ``routes``: each location's address.
+
+    ``stored``: its results are written down, so they must not need pickle.
+    """
 
     job: int
     at: int
@@ -76,6 +79,7 @@ class StartJob(_Message, frozen=True, tag=2):
     count: int
     payload: bytes | Payload
     last: bool
+    stored: bool = False
 
 
 class OpenFrames(_Message, frozen=True, tag=3):

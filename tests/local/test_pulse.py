@@ -47,7 +47,7 @@ async def running(job: Job) -> None:
 
 
 def worker_of(found: Session, site: str = "talk") -> Any:
-    (worker,) = found._target._pools[site].processes  # type: ignore[attr-defined]
+    (worker,) = found._target._pools.pools[site].processes  # type: ignore[attr-defined]
     return worker
 
 
