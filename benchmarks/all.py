@@ -21,6 +21,10 @@ NAMES = (
     "graphs",
     "cross_site",
     "large_values",
+    "param_sets",
+    "worker_lost",
+    "worker_memory",
+    "durable_store",
 )
 LIMIT = 900
 

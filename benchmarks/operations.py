@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -20,6 +23,18 @@ def stage(v: int) -> int:
 
 async def stage_async(v: int) -> int:
     return v + 1
+
+
+def process(_: int) -> int:
+    return os.getpid()
+
+
+async def hold(seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
+def hold_sync(seconds: float) -> None:
+    time.sleep(seconds)
 
 
 def number(i: int) -> int:

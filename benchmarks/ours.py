@@ -16,9 +16,10 @@ class Contender:
     Args:
         workers: how many worker processes each site has.
         target: where the sites run.
+        store: where jobs are written down.
     """
 
-    def __init__(self, workers: int = 1, target: Any = "local") -> None:
+    def __init__(self, workers: int = 1, target: Any = "local", store: str | None = None) -> None:
         self.federation = Federation("benchmarks")
         first, *others = (self.federation.site(name, workers=workers) for name in SITES)
         self.echo: dict[bool, Any] = {
@@ -38,7 +39,7 @@ class Contender:
         for site in others:
             for operation in (*self.echo.values(), *self.stage.values()):
                 site.operation(operation)
-        self.session = Session(self.federation, target=target)
+        self.session = Session(self.federation, target=target, store=store)
 
     async def __aenter__(self) -> Self:
         await self.session.connect()

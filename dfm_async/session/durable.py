@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -60,6 +60,7 @@ class DurableJobs:
         self._jobs = jobs
         self._spawn = spawn
         self._plans: OrderedDict[bytes, Plan] = OrderedDict()
+        self._plan_of: OrderedDict[str, bytes] = OrderedDict()
         self._followed: dict[str, asyncio.Task[None]] = {}
         self.codec = Codec(trusted=False)
         """How values are encoded that are written down."""
@@ -112,13 +113,20 @@ class DurableJobs:
 
     # writing
 
-    async def create(self, record: JobRecord, rules: JobRules) -> bool:
+    async def create(self, record: JobRecord, rules: JobRules, rows: Sequence[Row], stopped: bool) -> bool:
         """Writes a new job down; False if its id is taken. What it writes from then on goes to its journal."""
-        plan = record.plan.to_json()
         options = JobOptions(
             on_error=rules.on_error, reruns=rules.reruns, window=rules.window, limits=record.log.limits
         )
-        new = NewJob(record.job_id, plan, record.fingerprint, msgspec.msgpack.encode(options), record.created)
+        new = NewJob(
+            record.job_id,
+            self._plan_data(record.plan),
+            record.fingerprint,
+            msgspec.msgpack.encode(options),
+            record.created,
+            [self.codec.dumps(row) for row in rows],
+            stopped,
+        )
         if not await self._store.create(new):
             return False
         self._attach(record)
@@ -194,6 +202,14 @@ class DurableJobs:
             record.errors, record.error_count = history.errors, history.error_count
         record.next_frame, record.finished = stored.frames, stored.finished
         record.follow(stored.status, stored.reason, stored.end)
+
+    def _plan_data(self, plan: Plan) -> bytes:
+        data = self._plan_of.get(plan.hash)
+        if data is None:
+            data = self._plan_of[plan.hash] = plan.to_json()
+            if len(self._plan_of) > _PLANS:
+                self._plan_of.popitem(last=False)
+        return data
 
     def _plan(self, data: bytes) -> Plan:
         plan = self._plans.get(data)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -159,7 +159,7 @@ class Session:
     async def _supervise(self, ready: asyncio.Future[None]) -> None:
         """Owns the target and all tasks of the session, so that others may enter and leave where they like."""
         try:
-            async with AsyncExitStack() as stack:
+            async with contextlib.AsyncExitStack() as stack:
                 if self._durable is not None:
                     await stack.enter_async_context(self._durable.opened())
                 await stack.enter_async_context(self._target.running(self.federation, self.homesite))
@@ -298,22 +298,22 @@ class Session:
         record.fingerprint = fingerprint
         if job_id is not None and (known := self._jobs.find(job_id)) is not None:
             return self._same(known, record)
+        coordinator = self._coordinate(record, rules)
+        coordinator.add(rows)
+        if autostop and stream is None and input_params is not None:
+            coordinator.stop()
         if self._durable is not None:
-            async with self._durable.lock:
-                if not await self._durable.create(record, rules):
+            # Two with one id must not meet: the second has to find the first.
+            async with contextlib.AsyncExitStack() if job_id is None else self._durable.lock:
+                if not await self._durable.create(record, rules, rows, coordinator.frames.stopped):
                     return self._same(await self._durable.find(record.job_id), record)
                 self._jobs.remember(record)
-        job_id = record.job_id
-        coordinator = self._coordinate(record, rules)
-        job = Job(self, job_id, record, coordinator)
+        job = Job(self, record.job_id, record, coordinator)
         job.start_callbacks(self._spawn, self._dispatcher, default_callback, place_callbacks)
-        coordinator.add(rows)
         if deadline is not None:
             coordinator.deadline(deadline)
         if stream is not None:
             self._spawn(self._feed(stream, coordinator, autostop))
-        elif autostop and input_params is not None:
-            coordinator.stop()
         await self._submit(coordinator, priority)
         return job
 
@@ -329,14 +329,15 @@ class Session:
 
     async def _submit(self, coordinator: Coordinator, priority: int) -> None:
         try:
-            if self._durable is not None:
-                await self._durable.flush()
             await self._target.submit(coordinator, priority)
         except BaseException:
             record = coordinator.record
+            if coordinator.resumed:
+                coordinator.shut_down("it was not submitted again", 0)
+                raise
             coordinator.halt(JobStatus.ABORTED, "it was not submitted", 0)
             self._jobs.forget(record.job_id)
-            if self._durable is not None and not coordinator.resumed:
+            if self._durable is not None:
                 with anyio.CancelScope(shield=True):
                     await self._durable.forget(record)
             raise

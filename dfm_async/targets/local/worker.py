@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import gc
 import os
 import secrets
 import signal
@@ -82,6 +83,7 @@ async def serve(setup: WorkerSetup) -> None:
     """Runs the site until the application closes the channel."""
     _keep_descriptors()
     capture(setup.output, setup.level, streams=setup.streams)
+    gc.freeze()  # what is loaded stays; looking through it would copy pages that the workers share
     sys.setswitchinterval(_SWITCH_INTERVAL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application, which then ends us
     _die_with_the_application(setup.lifeline)
