@@ -205,7 +205,10 @@ class Job:
             return f"<Job {self._job_id}: unknown>"
         record = self._record
         errors = f", {record.error_count} errors" if record.error_count else ""
-        return f"<Job {self._job_id}: {record.status.value}, {record.log.end} events{errors}>"
+        state = record.status.value
+        if self._coordinator is not None and not record.status.ended:
+            state = self._coordinator.state
+        return f"<Job {self._job_id}: {state}, {record.log.end} events{errors}>"
 
     # callbacks
 

@@ -518,7 +518,8 @@ class Session:
         else:
             found, unended = self._target.stats(), len(self._jobs.coordinators)
             waiting = f", {found.waiting} waiting" if found.waiting else ""
-            state = f"{found.running} jobs running{waiting}, {len(self._jobs) - unended} ended"
+            running = f"{found.running} job{'s' * (found.running != 1)} running"
+            state = f"{running}{waiting}, {len(self._jobs) - unended} ended"
         return f"<Session of {self.federation.name!r} on {type(self._target).__name__}: {state}>"
 
 

@@ -115,6 +115,16 @@ class Coordinator:
         record.log.on_full = self._check_full
         record.blocked = self._is_waiting
 
+    @property
+    def state(self) -> str:
+        """How far the job is, in words."""
+        if self.phase is Phase.WAITING:
+            return f"waits for {self.waiting_for}"
+        frames = self.frames
+        done = frames.opened - len(frames.open)
+        total = f"{frames.added}" if frames.stopped else f"{frames.added} so far"
+        return f"{self.phase.value}, {done} of {total} parameter sets done"
+
     def resume(
         self, rows: Mapping[int, Row], added: int, seen: Seen, failed: dict[int, dict[tuple[str, Frame], DfmError]]
     ) -> None:

@@ -397,7 +397,13 @@ async def test_the_log_of_a_finished_job_is_kept_for_a_stated_time(connect: Conn
 
 async def test_reprs_tell_the_live_state(connect: Connect) -> None:
     async with connect(w.fed) as session:
-        job = await session.execute(echo, {"n": 1})
+        job = await session.execute(echo, None, autostop=False)
+        await job.send_input_params([{"n": 1}, {"n": 2}])
+        assert [(await anext(results)).value for results in [job.results()] for _ in range(2)]
+        while "2 of 2 so far" not in repr(job):  # the completion comes after the results
+            await asyncio.sleep(0.001)
+        assert "1 job running, 0 ended" in repr(session)
+        await job.send_stop_frame()
         await job
         assert "finished" in repr(job)
         assert "1 ended" in repr(session)
