@@ -93,6 +93,7 @@ class Channel(asyncio.Protocol):
             self._arena.rest(self._loop)
         if self._peer is not None:
             self._peer.close()
+            self._peer = None  # what was built on its memory has it
         self._on_lost(exc)
 
     def data_received(self, data: bytes) -> None:  # noqa: D102
