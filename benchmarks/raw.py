@@ -107,13 +107,13 @@ class QueueStream:
             yield value
 
 
-_REQUEST = struct.Struct("<QQ")
+_REQUEST = struct.Struct("<QQQ")
 
 
-def _slots(memory: mmap.mmap, size: int) -> list[Any]:
+def _slots(memory: mmap.mmap, size: int, count: int) -> list[Any]:
     import numpy
 
-    return [numpy.frombuffer(memory, "f8", size // 8, at) for at in range(0, len(memory), size)]
+    return [numpy.frombuffer(memory, "f8", size // 8, slot * size) for slot in range(count)]
 
 
 def _copy(path: str, told: socket.socket) -> None:
@@ -121,8 +121,8 @@ def _copy(path: str, told: socket.socket) -> None:
 
     memory = mmap.mmap(os.open(path, os.O_RDWR), 0)
     while request := told.recv(_REQUEST.size):
-        n, size = _REQUEST.unpack(request)
-        slots = _slots(memory, size)
+        n, size, count = _REQUEST.unpack(request)
+        slots = _slots(memory, size, count)
         for i, array in enumerate(operations.arrays(n, size)):
             if i >= len(slots):
                 told.recv(1)
@@ -153,10 +153,10 @@ class SharedCopy:
         os.close(self._file)
         await asyncio.to_thread(self._process.join, 5)
 
-    async def read(self, n: int, size: int) -> None:
-        """Reads n arrays, as fast as it goes: nothing else runs meanwhile."""
-        slots = _slots(self._memory, size)
-        self._told.send(_REQUEST.pack(n, size))
+    async def read(self, n: int, size: int, count: int) -> None:
+        """Reads n arrays from this many slots, as fast as it goes: nothing else runs meanwhile."""
+        slots = _slots(self._memory, size, count)
+        self._told.send(_REQUEST.pack(n, size, count))
         for i in range(n):
             self._told.recv(1)
             if slots[i % len(slots)][0] != i:

@@ -93,6 +93,7 @@ class Channel(asyncio.Protocol):
             self._arena.rest(self._loop)
         if self._peer is not None:
             self._peer.close()
+            self._peer = None  # what was built on its memory has it
         on_lost = self._on_lost
         # Values that came from here may live on, and keep this object: they must not keep whoever used it.
         self._on_message = self._on_lost = _nothing
