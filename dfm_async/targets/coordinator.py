@@ -6,9 +6,10 @@ import asyncio
 import pickle
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Literal
+
+import msgspec
 
 from dfm_async.errors import DfmError, EncodingError, OperationFailed, ParameterError, WorkerLost
 from dfm_async.model.error_record import ErrorRecord
@@ -33,8 +34,7 @@ _AT_ONCE: Final = 0.1
 """What stops within that many seconds has stopped at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobRules:
+class JobRules(msgspec.Struct, frozen=True, gc=False):
     """What a job does when something goes wrong, and how much of it runs at a time."""
 
     on_error: Literal["continue", "stop"] = "continue"
@@ -196,6 +196,8 @@ class Coordinator:
 
     def _open_frames(self) -> None:
         batches = self._next_batches()
+        if not batches:
+            return
         number = self.record.number
         for batch in batches:
             for at, names in enumerate(self._names):
@@ -485,9 +487,12 @@ class Coordinator:
                 timer.cancel()
         self._deadline = self._patience = None
         self.frames.clear()
-        self._make_room()
-        self._refuse_offers()
-        self._log_held_progress()
+        if self._room:
+            self._make_room()
+        if self._offers:
+            self._refuse_offers()
+        if self._progress:
+            self._log_held_progress()
         self.record.log.on_room = self.record.log.on_full = self.record.blocked = None
         self._send, self._kill, self.resubmit, self._pack_rows = _nowhere, _nobody, None, None
         self.record.change(status, reason)
@@ -703,7 +708,7 @@ def _overflow(record: JobRecord) -> DfmError:
 
 
 def _weigh(row: Row) -> int:
-    return sum(map(weight, row.values()))
+    return sum([weight(value) for value in row.values()])
 
 
 def _nowhere(_at: int, _message: msg.Message) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 __all__ = ["FRAME_WINDOW", "Batch", "FrameLedger", "Row"]
 
@@ -22,8 +23,7 @@ _NONE: Final[dict[int, Any]] = {}
 """Most jobs keep nothing: one dict that stays empty is enough for all of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True, gc=False):
     """Parameter sets ``first, first + 1, ...`` to open; ``last``: no more will come."""
 
     first: int
@@ -109,6 +109,8 @@ class FrameLedger:
 
     def take(self, *, allow_new: bool) -> list[Batch]:
         """Opens what can be opened now: sets that run again at once, new ones as far as the window allows."""
+        if not self._waiting and not self._again and (self._told_last or not self.stopped):
+            return []  # the usual case, when a set is done
         batches: list[Batch] = []
         again, self._again = self._again, ()
         for index, row in again:
@@ -135,7 +137,7 @@ class FrameLedger:
     def _take_new(self, count: int) -> list[Row]:
         """Takes up to so many of those that wait: fewer if they are heavy, but one if nothing heavy is under way."""
         rows: list[Row] = []
-        under_way = sum(self._weights.values())
+        under_way = sum(self._weights.values()) if self._weights else 0
         for _ in range(count):
             size = self._weigh(self._waiting[0])
             if size:

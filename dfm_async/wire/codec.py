@@ -224,12 +224,19 @@ class Codec:
             pack = self._pack
             packed = {}
             for key, item in value.items():
-                if not _is_key(key) or (self.canonical and type(key) is not str):
-                    items = [[pack(k), pack(v)] for k, v in value.items()]
-                    if self.canonical:
-                        items.sort(key=lambda entry: self.dumps(entry[0]))
-                    return Ext(_Code.ITEMS, self.dumps(items))
-                packed[key] = item if type(item) in _SCALARS else pack(item)
+                if not (type(key) is str and key.isascii()) and (
+                    not _is_key(key) or (self.canonical and type(key) is not str)
+                ):
+                    return self._pack_items(value)
+                kind = type(item)
+                if (
+                    kind in _SCALARS
+                    or (kind is int and _INT_MIN <= item <= _INT_MAX)
+                    or (kind is str and len(item) < _HEAVY and item.isascii())
+                ):
+                    packed[key] = item  # the usual cases, without a call for each
+                else:
+                    packed[key] = pack(item)
             if len(packed) >= _MANY:
                 self._note_many(list(itertools.islice(packed.items(), _SAMPLE)), len(packed))
             return packed
@@ -237,6 +244,13 @@ class Codec:
         if packer is None:
             packer = self._packers[kind] = self._find_packer(kind)
         return packer(self, value)
+
+    def _pack_items(self, value: dict[Any, Any]) -> Ext:
+        """A dict with keys that MessagePack does not know."""
+        items = [[self._pack(k), self._pack(v)] for k, v in value.items()]
+        if self.canonical:
+            items.sort(key=lambda entry: self.dumps(entry[0]))
+        return Ext(_Code.ITEMS, self.dumps(items))
 
     def _pack_list(self, value: list[Any]) -> list[Any]:
         count = len(value)

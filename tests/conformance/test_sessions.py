@@ -400,8 +400,12 @@ async def test_reprs_tell_the_live_state(connect: Connect) -> None:
         job = await session.execute(echo, None, autostop=False)
         await job.send_input_params([{"n": 1}, {"n": 2}])
         assert [(await anext(results)).value for results in [job.results()] for _ in range(2)]
-        while "2 of 2 so far" not in repr(job):  # the completion comes after the results
-            await asyncio.sleep(0.001)
+        done = 0
+        async for event in job.events():  # the completion comes after the results
+            done += isinstance(event, FrameCompleted)
+            if done == 2:
+                break
+        assert "running, 2 of 2 so far parameter sets done" in repr(job)
         assert "1 job running, 0 ended" in repr(session)
         await job.send_stop_frame()
         await job

@@ -229,7 +229,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         if self._stuck_timer is not None:
             self._stuck_timer.cancel()
         if self._watch is not None:
-            self._watch.end()
+            self._watch.close()
         if code == -signal.SIGKILL and self._killed is None:
             self._out_of_memory = oom_kills() > self._oom_kills
         if self.channel is not None:

@@ -53,14 +53,21 @@ class Watch:
 
     def begin(self) -> None:
         """A job is sent to the worker."""
-        self._jobs = True
         self._begun = time.monotonic()
+        if not self._jobs:
+            self._jobs = True
+            if not self.unresponsive:
+                self._seen = self._begun
         if self._timer is None and not self.unresponsive:
             self._seen = self._begun
             self._arm(self._limit)
 
     def end(self) -> None:
-        """The worker has no jobs any more."""
+        """The worker has no jobs any more. The timer stays for the next one: jobs come and go by the thousand."""
+        self._jobs = False
+
+    def close(self) -> None:
+        """The worker has ended."""
         self._jobs = False
         self._disarm()
 
@@ -89,6 +96,9 @@ class Watch:
             self._timer = None
 
     def _check(self) -> None:
+        if not self._jobs:
+            self._timer = None
+            return
         now, timer = time.monotonic(), self._timer
         interval = pulse_interval(self._limit)
         if now - self._due > interval:
@@ -99,6 +109,8 @@ class Watch:
     def _judge(self, asked: float) -> None:
         """Everything that the worker had said when the time was over has been read."""
         self._timer = None
+        if not self._jobs:
+            return
         silent = asked - self._seen
         if silent < self._limit:
             self._arm(self._seen + self._limit - time.monotonic())
