@@ -83,9 +83,9 @@ class JobRecord:
 
     def add(self, event: Event, size: int = 0, point: int = -1) -> None:
         """Adds an event to the log, whose offset must be the log's end; ``point``: the yield that it is about."""
-        self.log.append(event, size)
         if self.journal is not None:
             self.journal.event(event, point)
+        self.log.append(event, size)  # last: a log that is full by it may fail the job, which adds further events
 
     def change(self, status: JobStatus, reason: str | None = None) -> None:
         """Enters another state. One that ends the job ends the log, and the terminal ones never change."""

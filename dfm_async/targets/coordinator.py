@@ -519,10 +519,10 @@ class Coordinator:
             for event in events:
                 if type(event) is Failure:
                     self.record.add_error(event.error)
-            log.extend(events, size // max(1, len(values)))
             if self.record.journal is not None:
                 whole = message.payload if len(fresh) == len(values) and type(message.payload) is bytes else b""
                 self.record.journal.results(first, message.at, runs, fresh, whole)
+            log.extend(events, size // max(1, len(values)))  # may fail the job, which adds further events
             log.wake()
         owed = self._owed[message.at]
         owed[0] += len(values)

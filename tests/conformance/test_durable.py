@@ -249,6 +249,24 @@ async def test_a_log_that_spills_lets_a_job_finish_that_nobody_reads(opens: Open
             assert [r.value async for r in slow] == list(range(5000))
 
 
+async def test_a_log_that_overflows_fails_its_job_alone_and_what_it_held_is_written(opens: Open, tmp_path: Path) -> None:
+    limits = ResultLimits(max_items=20, window=10, overflow="fail")
+    async with opens() as session:
+        other = await session.execute(waits, {"folder": str(tmp_path), "n": 5})
+        job = await session.execute(counts, {"n": 5000}, options=limits, job_id="much")
+        async with job.events() as unread:
+            unread.attach()
+            with pytest.raises(JobFailed, match="nobody has read"):
+                await job
+            events = [event async for event in unread]
+        (tmp_path / "open").touch()
+        assert await other is JobStatus.FINISHED
+    async with opens() as session:
+        again = await session.reattach("much")
+        assert again.status is JobStatus.FAILED
+        assert [(type(e), e.offset) async for e in again.events()] == [(type(e), e.offset) for e in events]
+
+
 async def test_spilling_needs_a_store(target: TargetName) -> None:
     async with Session(fed, target=target) as session:
         with pytest.raises(ValueError, match="needs a store"):
