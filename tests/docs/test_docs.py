@@ -20,7 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+
+import dfm_async
+from dfm_async import LocalOptions, ResultLimits, RetryPolicy, errors
+from dfm_async.targets import local
 
 ROOT = Path(__file__).resolve().parents[2]
 EXCLUDED = {"api.md"}
@@ -166,3 +171,23 @@ def test_an_example_runs_as_it_stands(name: str) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "JobStatus.FINISHED" in done.stdout
+
+
+def test_the_api_page_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    homes = {"dfm_async": dfm_async.__all__, "dfm_async.targets.local": local.__all__}
+    names = [f"{home}.{name}" for home, found in homes.items() for name in found]
+    assert [name for name in names if not re.search(rf":: {re.escape(name)}\b", page)] == []
+
+
+@pytest.mark.parametrize("options", [LocalOptions, ResultLimits, RetryPolicy], ids=lambda found: found.__name__)
+def test_the_guide_tells_of_every_option(options: type[msgspec.Struct]) -> None:
+    guide = "".join(page.read_text(encoding="utf-8") for page in pages())
+    rows = "".join(line for line in guide.splitlines() if line.startswith("|"))
+    assert [name for name in options.__struct_fields__ if f"`{name}`" not in rows] == []
+
+
+def test_the_guide_tells_of_every_error() -> None:
+    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    names = [name for name in errors.__all__ if issubclass(getattr(errors, name), Exception)]
+    assert [name for name in names if f"| `{name}` |" not in page] == []
