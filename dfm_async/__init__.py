@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dfm_async.errors import (
+        DecodingError,
         DfmError,
         EncodingError,
         JobAborted,
@@ -63,6 +64,7 @@ __all__ = [
     "BestOf",
     "CallbackDispatcher",
     "Cost",
+    "DecodingError",
     "DfmError",
     "EncodingError",
     "Event",
@@ -119,6 +121,7 @@ __all__ = [
 
 _HOMES = {
     "dfm_async.errors": (
+        "DecodingError",
         "DfmError",
         "EncodingError",
         "JobAborted",

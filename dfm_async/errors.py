@@ -10,6 +10,7 @@ import signal
 from collections.abc import Sequence
 
 __all__ = [
+    "DecodingError",
     "DfmError",
     "EncodingError",
     "JobAborted",
@@ -96,6 +97,21 @@ class EncodingError(DfmError):
 
     def __str__(self) -> str:
         return f"{self.path} of type {self.type_name} cannot be sent to another site: {self.reason}"
+
+
+class DecodingError(DfmError):
+    """A value arrived, or was stored, and cannot be rebuilt here."""
+
+    def __init__(self, node: str, reason: str) -> None:
+        super().__init__(node, reason)
+        self.node = node
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"the value of {self.node} cannot be rebuilt in the application: {self.reason}. "
+            "Import the module that defines its class before reading"
+        )
 
 
 class ShippingError(DfmError):
@@ -297,8 +313,8 @@ class QueueFull(DfmError):
 
     def __str__(self) -> str:
         return (
-            f"{self.waiting:,} jobs wait already, the limit. Try again later, raise LocalOptions(queue_limit=...), or "
-            'let execute wait with queue_overflow="block"'
+            f"the limit of {self.waiting:,} waiting jobs is reached. Try again later, raise "
+            'LocalOptions(queue_limit=...), or let execute wait with queue_overflow="block"'
         )
 
 
@@ -330,7 +346,8 @@ class ResultsExpired(DfmError):
     def __str__(self) -> str:
         return (
             f"job {self.job_id}: event {self.wanted} is gone, the log begins at {self.first}. "
-            f"Read from there with after={self.first - 1}, or raise ResultLimits"
+            f"Read from there with after={self.first - 1}. ResultLimits, LocalOptions(keep_finished=...) and "
+            "LocalOptions(keep_finished_for=...) say how much is kept"
         )
 
 

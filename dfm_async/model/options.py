@@ -68,8 +68,6 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ValueError(f"{name} must be a positive whole number, not {value!r}")
         if self.queue_overflow not in ("block", "fail"):
             raise ValueError(f"queue_overflow must be 'block' or 'fail', not {self.queue_overflow!r}")
-        if self.keep_finished < 0 or self.shutdown_grace < 0:
-            raise ValueError("keep_finished and shutdown_grace must not be negative")
         if self.output not in ("log", "inherit"):
             raise ValueError(f"output must be 'log' or 'inherit', not {self.output!r}")
         if self.unresponsive_after is not None and not self.unresponsive_after > 0:

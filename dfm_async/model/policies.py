@@ -13,7 +13,8 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How often an operation is tried, and for which exceptions.
 
     Attributes:
-        attempts: how many tries there are in all; 1 means no retry.
+        attempts: how many tries there are in all; 1 means no retry. By default three, or one for a policy with
+            ``on_worker_lost``.
         backoff: seconds before the second try; doubles with every further one.
         max_backoff: the longest pause.
         on: which exceptions are worth another try: exception types, or their names (``"TimeoutError"``,
@@ -24,14 +25,16 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             pipeline allows it, or if it is given to ``execute``.
     """
 
-    attempts: int = 3
+    attempts: int | None = None
     backoff: float = 0.1
     max_backoff: float = 30.0
     on: tuple[Any, ...] = ()
     on_worker_lost: int = 0
 
     def __post_init__(self) -> None:
-        if self.attempts < 1:
+        if self.attempts is None:
+            msgspec.structs.force_setattr(self, "attempts", 1 if self.on_worker_lost else 3)
+        elif self.attempts < 1:
             raise ValueError(f"attempts must be at least 1, not {self.attempts}")
         if self.backoff < 0 or self.max_backoff < 0:
             raise ValueError("backoff and max_backoff must not be negative")
@@ -44,7 +47,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def allows(self, error: BaseException, attempt: int) -> bool:
         """Tells whether there is a further try after this error in this attempt (counted from 1)."""
-        if attempt >= self.attempts or not isinstance(error, Exception):
+        if attempt >= (self.attempts or 1) or not isinstance(error, Exception):
             return False
         if not self.on:
             return True
@@ -54,7 +57,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def tries_again(self) -> bool:
         """Whether an operation that raised may be tried again; false if the policy is only about lost workers."""
-        return self.attempts > 1 or not self.on_worker_lost
+        return self.attempts != 1 or not self.on_worker_lost
 
     def pause(self, attempt: int) -> float:
         """Tells how long to wait after this attempt (counted from 1)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from dfm_async.errors import EncodingError
+from dfm_async.errors import DecodingError
 from dfm_async.model.events import Event, Failure, Result
 from dfm_async.model.ids import Frame
 from dfm_async.planner.plan import Plan
@@ -29,7 +29,7 @@ def result_events(plan: Plan, at: int, runs: Sequence[Run], values: Sequence[Any
             position += 1
             full = frame if start < 0 else (*frame, start + index)
             if type(value) is Broken:
-                broken = EncodingError(node, "value", f"it cannot be rebuilt in the application: {value.error}")
+                broken = DecodingError(node, str(value.error))
                 broken.__cause__ = value.error
                 events.append(Failure(offset, place, broken, full, site, node))
             else:

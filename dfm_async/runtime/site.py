@@ -84,7 +84,7 @@ class SiteRuntime:
         self._flush_channels = flush
         self._on_busy = on_busy
         self.cache = SiteCache(codec)
-        self.stored_codec = Codec(trusted=False)
+        self.stored_codec = Codec(trusted=False, stored=True)
         """How results are encoded that are written down: without pickle."""
         self._thread_limit = threads
         self._threads: Threads | None = None

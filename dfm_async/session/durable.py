@@ -12,12 +12,13 @@ from typing import Any, Final
 
 import msgspec
 
-from dfm_async.errors import DfmError, JobNotFound, ParameterError, StoreError
+from dfm_async.errors import DfmError, JobNotFound, JobOwned, ParameterError, StoreError
 from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.model.status import JobStatus
 from dfm_async.planner.plan import Plan
 from dfm_async.results.record import ERRORS_KEPT, JobRecord
 from dfm_async.session.journal import History, JobJournal, JobOptions, StoredLog, read_history
+from dfm_async.session.parameters import stored_row
 from dfm_async.store.base import NewJob, Store, StoredJob
 from dfm_async.targets.coordinator import JobRules
 from dfm_async.targets.frames import Row
@@ -51,25 +52,31 @@ class DurableJobs:
         store: where jobs are written.
         jobs: the jobs of the session.
         spawn: starts a task that the session owns.
+        target_codec: how values travel to the sites.
     """
 
     def __init__(
-        self, store: Store, jobs: JobTable, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+        self,
+        store: Store,
+        jobs: JobTable,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        target_codec: Codec,
     ) -> None:
+        self._target_codec = target_codec
         self._store = store
         self._jobs = jobs
         self._spawn = spawn
         self._plans: OrderedDict[bytes, Plan] = OrderedDict()
         self._plan_of: OrderedDict[str, bytes] = OrderedDict()
-        self._followed: dict[str, asyncio.Task[None]] = {}
-        self.codec = Codec(trusted=False)
+        self._followed: dict[int, dict[str, JobRecord]] = {}
+        self.codec = Codec(trusted=False, stored=True)
         """How values are encoded that are written down."""
         self.lock = asyncio.Lock()
         """Held while a job is created or resumed, so that nobody does it twice."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Keeps the store open, and knows all jobs in it.
+        """Keeps the store open.
 
         Raises:
             StoreError: it cannot be opened, or not everything could be written.
@@ -78,7 +85,6 @@ class DurableJobs:
         store.on_commit, store.on_fenced, store.on_error = self._committed, self._fenced, self._failed
         await store.open()
         try:
-            await self.refresh()
             yield
         finally:
             await store.close()
@@ -124,7 +130,7 @@ class DurableJobs:
             record.fingerprint,
             msgspec.msgpack.encode(options),
             record.created,
-            [self.codec.dumps(row) for row in rows],
+            [stored_row(row) for row in rows],
             stopped,
         )
         if not await self._store.create(new):
@@ -177,11 +183,7 @@ class DurableJobs:
         stored = await self._store.find(job_id)
         if stored is None:
             return known
-        record = await self._know(stored)
-        if not record.status.ended and stored.owner.alive and not stored.owner.mine and job_id not in self._followed:
-            task = self._followed[job_id] = self._spawn(self._follow(record, stored.owner.fence))
-            task.add_done_callback(lambda _: self._followed.pop(job_id, None))
-        return record
+        return await self._know(stored)
 
     async def _know(self, stored: StoredJob) -> JobRecord:
         record = self._jobs.find(stored.job_id)
@@ -194,7 +196,17 @@ class DurableJobs:
             self._jobs.remember(record)
         if record.journal is None and not record.status.terminal:
             await self._update(record, stored)
+            if not record.status.ended and stored.owner.alive and not stored.owner.mine:
+                self._follow(record, stored.owner.fence)
         return record
+
+    def _follow(self, record: JobRecord, fence: int) -> None:
+        """Shows what another process writes of a job, from now on."""
+        if fence in self._followed:
+            self._followed[fence][record.job_id] = record
+        else:
+            self._followed[fence] = {record.job_id: record}
+            self._spawn(self._follow_owner(fence))
 
     async def _update(self, record: JobRecord, stored: StoredJob) -> None:
         if stored.status is JobStatus.FAILED:
@@ -219,17 +231,37 @@ class DurableJobs:
                 self._plans.popitem(last=False)
         return plan
 
-    async def _follow(self, record: JobRecord, fence: int) -> None:
-        """Shows what another process writes, until the job ends or that process does."""
-        async with self._store.follow(fence) as follower:
-            while not record.status.ended:
-                alive = await follower.changed()
-                stored = await self._store.find(record.job_id)
-                if stored is None or record.journal is not None:
-                    return
-                await self._update(record, stored)
-                if not alive:
-                    return
+    async def _follow_owner(self, fence: int) -> None:
+        """Shows what another process writes, until all its jobs that are known here have ended, or it has."""
+        records = self._followed[fence]
+        try:
+            async with self._store.follow(fence) as follower:
+                alive = True
+                while alive and records:
+                    alive = await follower.changed()
+                    for record in list(records.values()):
+                        await self._catch_up(record)
+                        if record.status.ended or record.journal is not None:
+                            records.pop(record.job_id, None)
+        finally:
+            del self._followed[fence]
+
+    async def _catch_up(self, record: JobRecord) -> None:
+        stored = await self._store.find(record.job_id)
+        if stored is None:
+            record.follow(JobStatus.ABORTED, "it was deleted from the store", record.log.end)
+        elif record.journal is None and not record.status.terminal:
+            await self._update(record, stored)
+
+    async def check_steerable(self, job_id: str) -> None:
+        """Tells that a job runs elsewhere.
+
+        Raises:
+            JobOwned: another process runs it.
+        """
+        stored = await self._store.find(job_id)
+        if stored is not None and not stored.status.ended and not stored.owner.mine:
+            raise JobOwned(job_id, stored.owner.pid, stored.owner.host)
 
     # going on
 
@@ -264,7 +296,7 @@ class DurableJobs:
         row = self.codec.loads(data)
         if not isinstance(row, dict):
             raise ParameterError(["a stored parameter set is damaged"])
-        return {name: self.codec.pack(value) for name, value in row.items()}
+        return {name: self._target_codec.pack(value) for name, value in row.items()}
 
     async def abort(self, job_id: str, reason: str) -> None:
         """Ends an interrupted job for good."""

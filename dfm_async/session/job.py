@@ -161,13 +161,15 @@ class Job:
             ParameterError: the parameters do not fit the pipeline, or the job takes no more.
         """
         self._known()
-        await self._session.send_params(self._coordinator, params)
+        await self._session.send_params(self._job_id, self._coordinator, params)
 
     async def send_stop_frame(self) -> None:
         """Says that no further parameter set will come; the job ends when all are done."""
         self._known()
         if self._coordinator is not None:
             self._coordinator.stop()
+        else:
+            await self._session.check_steerable(self._job_id)
 
     async def cancel(self, reason: str | None = None, grace: float = 5.0) -> dict[str, str]:
         """Stops the job, and returns when every site has confirmed that nothing of it runs any more.
@@ -185,6 +187,8 @@ class Job:
         if record.status is JobStatus.INTERRUPTED:
             await self._session.abort_interrupted(self._job_id, reason or "cancelled")
             return {}
+        if coordinator is None and not record.status.ended:
+            await self._session.check_steerable(self._job_id)
         if coordinator is None or record.status.terminal:
             return {}
         coordinator.halt(JobStatus.ABORTED, reason or "cancelled", grace)

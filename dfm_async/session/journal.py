@@ -21,6 +21,7 @@ from dfm_async.model.status import JobStatus
 from dfm_async.planner.plan import Plan
 from dfm_async.results.decode import Run, result_events
 from dfm_async.results.seen import Seen
+from dfm_async.session.parameters import stored_row
 from dfm_async.store.base import Entry, Store
 from dfm_async.wire.codec import Codec
 
@@ -31,7 +32,7 @@ _RESULTS: Final = 1
 _EVENTS: Final = 2
 """An entry of other events: the head has what scanning needs, the payload the errors."""
 
-_codec = Codec(trusted=False)
+_codec = Codec(trusted=False, stored=True)
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +107,7 @@ class JobJournal:
 
     def params(self, first: int, rows: Sequence[Any]) -> None:
         """Writes parameter sets."""
-        self._store.add_params(self._job_id, first, [_codec.dumps(row) for row in rows])
+        self._store.add_params(self._job_id, first, [stored_row(row) for row in rows])
 
     def stopped(self) -> None:
         """Writes that no further parameter set will come."""

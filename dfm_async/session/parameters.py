@@ -14,10 +14,24 @@ from dfm_async.planner.types import validate
 from dfm_async.targets.frames import Row
 from dfm_async.wire.codec import Codec
 
-__all__ = ["ParameterSets"]
+__all__ = ["ParameterSets", "StoredRow", "stored_row"]
 
 _PLANS: Final = 128
 _PROBLEMS: Final = 10
+
+
+class StoredRow(dict[str, Any]):
+    """A parameter set of a job that is written down: packed for the sites, and encoded for the store."""
+
+    __slots__ = ("data",)
+
+    data: bytes
+
+
+def stored_row(row: Row) -> bytes:
+    """What is written of a parameter set."""
+    assert isinstance(row, StoredRow)  # noqa: S101 - a session with a store makes no others
+    return row.data
 
 
 class ParameterSets:
@@ -26,11 +40,13 @@ class ParameterSets:
     Args:
         federation: what the operations are.
         codec: how values travel.
+        stored: how they are written down, if they are.
     """
 
-    def __init__(self, federation: Federation, codec: Codec) -> None:
+    def __init__(self, federation: Federation, codec: Codec, stored: Codec | None) -> None:
         self._federation = federation
         self._codec = codec
+        self._stored = stored
         self._hints: OrderedDict[str, dict[str, list[Any]]] = OrderedDict()
 
     def pack(self, plan: Plan, params: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> list[Row]:
@@ -56,7 +72,8 @@ class ParameterSets:
         if not isinstance(row, Mapping):
             problems.append(f"{where}a parameter set is a dict, not {type(row).__name__}")
             return {}
-        packed: dict[str, Any] = {}
+        packed: dict[str, Any] = {} if self._stored is None else StoredRow()
+        stored: dict[str, Any] = {}
         names = plan.params
         if len(row) != len(names) or any(name not in row for name in names):
             missing = [name for name in names if name not in row]
@@ -81,13 +98,17 @@ class ParameterSets:
                         value = found
             try:
                 packed[name] = self._codec.pack(value)
+                if self._stored is not None:
+                    stored[name] = self._stored.pack(value)
             except EncodingError as error:
                 problems.append(f"{where}parameter {name!r}: {error}")
+        if self._stored is not None and isinstance(packed, StoredRow):
+            packed.data = self._stored.dumps(stored)
         return packed
 
     def fingerprint(self, plan: Plan, params: Any) -> str:
         """What a job computes. A stream of parameters cannot be known beforehand: there the plan must do."""
-        codec = Codec(trusted=self._codec.trusted, canonical=True)
+        codec = Codec(trusted=self._stored is None, canonical=True, stored=self._stored is not None)
         content = b"" if isinstance(params, AsyncIterable) else codec.encode(params)
         return hashlib.sha256(plan.hash.encode() + content).hexdigest()
 

@@ -40,6 +40,7 @@ from dfm_async.targets.inline import InlineTarget
 from dfm_async.targets.jobs import JobTable
 from dfm_async.targets.local.runner import FederationRunner
 from dfm_async.targets.process import memory_of
+from dfm_async.wire.codec import Codec
 
 if TYPE_CHECKING:
     from dfm_async.session.durable import DurableJobs
@@ -87,9 +88,9 @@ class Session:
         self._jobs = self._target.jobs
         self._lanes = self.options.lanes_for(site.workers for site in federation.sites.values())
         self._plans: OrderedDict[int, tuple[Any, Plan]] = OrderedDict()
-        self._durable = None if store is None else _durable(store, self._jobs, self._spawn)
-        # What is written down must be readable without pickle.
-        self._params = ParameterSets(federation, self._target.codec if self._durable is None else self._durable.codec)
+        codec = self._target.codec
+        self._durable = None if store is None else _durable(store, self._jobs, self._spawn, codec)
+        self._params = ParameterSets(federation, codec, None if self._durable is None else self._durable.codec)
         self._reruns_of: OrderedDict[str, int] = OrderedDict()
         self._supervisor: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
@@ -164,6 +165,8 @@ class Session:
                     await stack.enter_async_context(self._durable.opened())
                 await stack.enter_async_context(self._target.running(self.federation, self.homesite))
                 group = self._group = await stack.enter_async_context(asyncio.TaskGroup())
+                if self._durable is not None:
+                    await self._durable.refresh()
                 if any(operation.signature.types for operation in self.federation.operations.values()):
                     group.create_task(in_thread(warm, "types"))  # while the first workers start
                 ready.set_result(None)
@@ -388,6 +391,11 @@ class Session:
             problems = [Problem("", f"the federation {self.federation.name!r} has no {what}") for what in missing]
             raise PipelineError(plan.pipeline, problems)
 
+    async def check_steerable(self, job_id: str) -> None:
+        """Raises ``JobOwned`` if another process runs a job."""
+        if self._durable is not None:
+            await self._durable.check_steerable(job_id)
+
     async def abort_interrupted(self, job_id: str, reason: str) -> None:
         """Ends an interrupted job for good; what :meth:`Job.cancel` calls."""
         self._check_open()
@@ -437,8 +445,10 @@ class Session:
                 except Exception:  # noqa: BLE001 - the job has what it needs, or has failed already
                     _log.warning("the stream of parameters raised when it was closed", exc_info=True)
 
-    async def send_params(self, coordinator: Coordinator | None, params: Any) -> None:
+    async def send_params(self, job_id: str, coordinator: Coordinator | None, params: Any) -> None:
         """Adds parameter sets to a job; what :meth:`Job.send_input_params` calls."""
+        if coordinator is None and self._durable is not None:
+            await self._durable.check_steerable(job_id)
         if coordinator is None or not coordinator.accepts:
             raise ParameterError(["the job takes no further parameter sets: it was told to stop, or has ended"])
         rows = self._params.pack(coordinator.plan, params)
@@ -523,10 +533,12 @@ class Session:
         return f"<Session of {self.federation.name!r} on {type(self._target).__name__}: {state}>"
 
 
-def _durable(store: str | Store, jobs: JobTable, spawn: Callable[[Any], asyncio.Task[None]]) -> DurableJobs:
+def _durable(
+    store: str | Store, jobs: JobTable, spawn: Callable[[Any], asyncio.Task[None]], codec: Codec
+) -> DurableJobs:
     from dfm_async.session.durable import DurableJobs  # whoever has no store does not load the database
 
-    return DurableJobs(open_store(store) if isinstance(store, str) else store, jobs, spawn)
+    return DurableJobs(open_store(store) if isinstance(store, str) else store, jobs, spawn, codec)
 
 
 async def _guarded(work: Coroutine[Any, Any, None]) -> None:

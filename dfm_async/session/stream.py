@@ -128,6 +128,8 @@ class ResultStream(_Stream[Result]):
                 place is None or event.place == place  # type: ignore[union-attr]
             ):
                 return event  # type: ignore[return-value] # a Failure only if asked for
+            if kind is Failure:
+                self._check(event)  # type: ignore[arg-type] # it is one
 
     async def _make_order(self, position: int) -> _Order:
         # A reader that begins in the middle waits only for the frames that were not done at that point.
@@ -142,9 +144,17 @@ class ResultStream(_Stream[Result]):
                 return order.ready.popleft()  # type: ignore[return-value] # a Failure only if asked for
             event = await reader.next()
             if event is not None:
+                if type(event) is Failure and not self._failures:
+                    self._check(event)
                 order.take(event, self._wanted(event))
             elif not order.flush():
                 self._end()
+
+    def _check(self, failure: Failure) -> None:
+        """A job that has not failed has no failures, unless a value of it cannot be rebuilt by this reader."""
+        if self._record.status is JobStatus.FINISHED and (self._place is None or failure.place == self._place):
+            self._detach()
+            raise failure.error
 
     def _end(self) -> NoReturn:
         self._detach()

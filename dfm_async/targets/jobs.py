@@ -98,11 +98,14 @@ class JobTable:
 
     def _summarise(self, record: JobRecord) -> None:
         summary = record.expire()
-        if self._records.get(record.job_id) is record:
-            del self._records[record.job_id]
-            self._summaries[record.job_id] = summary
-            while len(self._summaries) > self._options.keep_summaries:
-                self._summaries.popitem(last=False)
+        if self._records.get(record.job_id) is not record:
+            return
+        del self._records[record.job_id]
+        if record.log.backing is not None:
+            return  # the store has everything of it
+        self._summaries[record.job_id] = summary
+        while len(self._summaries) > self._options.keep_summaries:
+            self._summaries.popitem(last=False)
 
     def _due(self) -> float:
         return self._ended[0].ended_at + self._options.keep_finished_for

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from dfm_async.errors import EncodingError
-from dfm_async.targets.coordinator import Coordinator, Phase
+from dfm_async.targets.coordinator import Coordinator
 from dfm_async.targets.jobs import JobTable
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
@@ -31,8 +31,6 @@ def deliver(jobs: JobTable, codec: Codec, sender: Coordinator, message: msg.Send
         known = jobs.find(message.target)
         state = "is not known" if known is None else f"has ended ({known.status.value})"
         answer(f"job {message.target} {state}")
-    elif target.phase is Phase.WAITING:
-        answer(f"job {message.target} does not run yet: it waits for {target.waiting_for}")
     else:
         try:
             value = codec.loads(message.payload)

@@ -134,11 +134,16 @@ class Codec:
             modules that are loaded already, and nothing is unpickled.
         canonical: equal dicts and sets give equal bytes, whatever their order; for keys and fingerprints.
         arena: where large buffers go. What such a codec packs is not for keeping: it is only good for messages.
+        stored: for what is written to a file, and read by the same application later: nothing is pickled, and classes
+            of the main script are found by their names.
     """
 
-    def __init__(self, *, trusted: bool, canonical: bool = False, arena: Arena | None = None) -> None:
+    def __init__(
+        self, *, trusted: bool, canonical: bool = False, arena: Arena | None = None, stored: bool = False
+    ) -> None:
         self.trusted = trusted
         self.canonical = canonical
+        self.stored = stored
         self.plain: Codec = self if arena is None else Codec(trusted=trusted, canonical=canonical)
         """The same without an arena: for what is kept."""
         self._arena = arena
@@ -308,7 +313,8 @@ class Codec:
         return block
 
     def _find_packer(self, kind: type) -> Packer:
-        if _importable(kind):  # a class of a script, or of a function, is shipped by value: see _pickled
+        # A class of a script, or of a function, is shipped by value: see _pickled.
+        if _importable(kind) or (self.stored and kind.__module__ == "__main__" and "<" not in kind.__qualname__):
             if issubclass(kind, enum.Enum):
                 return _pack_enum
             if issubclass(kind, tuple) and hasattr(kind, "_fields"):
@@ -596,7 +602,8 @@ def _pack_numpy_scalar(codec: Codec, value: Any) -> Any:
 
 def _pickled(codec: Codec, value: Any) -> Any:
     if not codec.trusted:
-        raise TypeError("no codec knows this type, and pickle is not allowed here")
+        where = "in what is written to a store" if codec.stored else "here"
+        raise TypeError(f"no codec knows this type, and pickle is not allowed {where}")
     kind = type(value)
     # cloudpickle only where a class lives in __main__, in a notebook, or in a function: it travels with its value.
     by_value = kind.__module__ != "builtins" and not _importable(kind)

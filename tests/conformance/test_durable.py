@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fractions
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from dfm_async import (
+    DecodingError,
     DfmError,
     Failure,
     Federation,
@@ -249,7 +251,7 @@ async def test_a_log_that_spills_lets_a_job_finish_that_nobody_reads(opens: Open
             assert [r.value async for r in slow] == list(range(5000))
 
 
-async def test_a_log_that_overflows_fails_its_job_alone_and_what_it_held_is_written(opens: Open, tmp_path: Path) -> None:
+async def test_a_log_that_overflows_fails_only_its_job_and_what_it_held_is_written(opens: Open, tmp_path: Path) -> None:
     limits = ResultLimits(max_items=20, window=10, overflow="fail")
     async with opens() as session:
         other = await session.execute(waits, {"folder": str(tmp_path), "n": 5})
@@ -340,3 +342,71 @@ async def test_only_a_session_with_a_store_resumes(target: TargetName) -> None:
     async with Session(fed, target=target) as session:
         with pytest.raises(DfmError, match="with a store"):
             await session.resume("any")
+
+
+async def test_a_stored_value_that_cannot_be_rebuilt_is_an_error_of_the_reader(opens: Open, tmp_path: Path) -> None:
+    (tmp_path / "strange_points.py").write_text(
+        "import dataclasses\n\n@dataclasses.dataclass\nclass Point:\n    x: int\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        points = Federation("points")
+
+        @points.site("site").operation
+        async def make(x: int) -> Any:
+            from strange_points import Point  # type: ignore[import-not-found]
+
+            return Point(x)
+
+        with Pipeline("points") as pipeline:
+            Yield(make(PlaceParam("x")))
+        async with opens(points) as session:
+            job = await session.execute(pipeline, {"x": 1}, job_id="point")
+            assert [r.value.x for r in await job.collect()] == [1]
+        sys.modules.pop("strange_points")
+        async with opens(points) as session:
+            again = await session.reattach("point")
+            with pytest.raises(DecodingError, match="'strange_points' is not loaded"):
+                await again.collect()
+            failures = [event async for event in again.results(errors="yield")]
+            assert [type(event) for event in failures] == [Failure]
+            import strange_points
+
+            assert [r.value for r in await again.collect()] == [strange_points.Point(1)]
+    finally:
+        sys.path.remove(str(tmp_path))
+        sys.modules.pop("strange_points", None)
+
+
+async def test_listed_jobs_of_another_session_are_followed_too(opens: Open, tmp_path: Path) -> None:
+    async with opens() as first:
+        job = await first.execute(waits, [{"folder": str(tmp_path), "n": n} for n in (1, 5)], job_id="shared")
+        async with opens() as second:
+            (listed,) = second.jobs()
+            assert not listed.status.ended
+            waiting = asyncio.create_task(listed.collect())
+            await asyncio.sleep(0)
+            (tmp_path / "open").touch()
+            assert sorted(r.value for r in await waiting) == [1, 5]
+            assert await listed is JobStatus.FINISHED
+        assert await job is JobStatus.FINISHED
+
+
+async def test_a_job_of_another_session_cannot_be_steered(opens: Open, tmp_path: Path) -> None:
+    async with opens() as first, opens() as second:
+        await first.execute(waits, None, autostop=False, job_id="shared")
+        other = await second.reattach("shared")
+        with pytest.raises(JobOwned):
+            await other.cancel()
+        with pytest.raises(JobOwned):
+            await other.send_input_params({"folder": str(tmp_path), "n": 1})
+        with pytest.raises(JobOwned):
+            await other.send_stop_frame()
+
+
+async def test_a_job_whose_log_is_no_longer_in_memory_is_read_from_the_store(opens: Open) -> None:
+    async with opens(options=LocalOptions(keep_finished=1, keep_summaries=2)) as session:
+        for n in range(6):
+            await (await session.execute(squares, {"n": n}, job_id=f"job-{n}"))
+        for n in range(6):
+            assert [r.value for r in await (await session.reattach(f"job-{n}")).collect()] == [n * n]

@@ -63,7 +63,7 @@ async def test_a_deadline_covers_the_waiting() -> None:
         first = await session.execute(never)
         await running(first)
         late = await session.execute(echo, {"n": 1}, deadline=0.05)
-        with pytest.raises(JobAborted, match="was waiting for a free slot: 1 jobs run"):
+        with pytest.raises(JobAborted, match="was waiting for a free slot"):
             await late
         assert session.stats().waiting == 0
 

@@ -131,7 +131,8 @@ class FederationRunner:
             await future
 
     def _enqueue(self, coordinator: Coordinator, priority: int, *, front: bool = False) -> None:
-        coordinator.waiting_for = f"a free slot: {len(self._lane_of)} jobs run"
+        running = len(self._lane_of)
+        coordinator.waiting_for = f"a free slot ({running} job{'s' * (running != 1)} running)"
         self._priorities[coordinator] = priority
         self._queue.put(coordinator, priority, front=front)
 
