@@ -124,6 +124,7 @@ class Keep(_Effect, frozen=True):
 
     ticket: Any
     value: Any
+    frame: Frame
 
 
 class Abandon(_Effect, frozen=True):

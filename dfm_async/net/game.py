@@ -645,7 +645,9 @@ class Game:
             except Exception:
                 self._effects.append(fx.Abandon(answer.ticket))
                 raise
-            self._effects.append(fx.Abandon(answer.ticket) if stopped else fx.Keep(answer.ticket, value))
+            self._effects.append(
+                fx.Abandon(answer.ticket) if stopped else fx.Keep(answer.ticket, value, instance.frame)
+            )
             self._produce(instance, action.output, value)
         else:
             self._produce(instance, action.output, answer)  # skipped or failed

@@ -207,21 +207,26 @@ class ResultLog:
         event = self._events[index]
         position += 1
         reader.position = position
+        self.passed(position)
+        return event
+
+    def passed(self, position: int) -> None:
+        """A reader has come to a position: what lies before it may make room."""
         if position > self._seen:
             self._seen = position
         if self._full:
             self._trim()
-        return event
 
-    async def frames_ahead(self, offset: int, unfinished: Iterable[int], opened: int) -> list[int]:
+    async def frames_ahead(self, offset: int, unfinished: Iterable[int], opened: int, runs_here: bool) -> list[int]:
         """The parameter sets that are not completed before an offset, in order.
 
         Args:
             offset: the offset.
             unfinished: those that are under way.
             opened: how many were ever opened.
+            runs_here: whether it is known here what is under way.
         """
-        if self.backing is None or offset >= self.first:
+        if self.backing is None or (runs_here and offset >= self.first):
             ahead = self._events[max(self._start, offset - self._base) :]
             found = {event.frame[0] for event in ahead if type(event) is FrameCompleted}
             return sorted(found.union(unfinished))
@@ -294,6 +299,7 @@ class LogReader:
         """
         if self._fetched:
             self.position += 1
+            self.log.passed(self.position)
             return self._fetched.popleft()
         return self.log.read(self)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
@@ -78,8 +78,16 @@ class JobRecord:
         self.next_frame = 0
         """The number that the next parameter set will get."""
         self._waiters: set[asyncio.Future[None]] = set()
+        self.loader: Callable[[], Awaitable[None]] | None = None
+        """Reads the errors of a job that did not run here, when they are first wanted."""
+        self._cut_off: DfmError | None = None
         self.blocked: Callable[[], bool] | None = None
         """Tells whether the job cannot go on before somebody reads its log."""
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether this application runs the job, or ran it."""
+        return self.number >= 0
 
     def add(self, event: Event, size: int = 0, point: int = -1) -> None:
         """Adds an event to the log, whose offset must be the log's end; ``point``: the yield that it is about."""
@@ -113,18 +121,36 @@ class JobRecord:
         if self.status.ended:
             self.log.close()
             self.completion_event.set()
-            for waiter in self._waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+            self._tell_waiters()
         else:
             self.log.wake()
+
+    def _tell_waiters(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def follow(self, status: JobStatus, reason: str | None, end: int) -> None:
         """Takes over what is written down of a job that does not run here."""
         self.log.publish(end)
         self.decided, self.reason = status, reason
         if self.status is not status:
+            if self.status.ended:  # it was interrupted, and goes on
+                self.log.closed = False
+                self.completion_event.clear()
             self._settle()
+
+    def cut_off(self, error: DfmError) -> None:
+        """What happens to a job that does not run here can no longer be known: tells whoever reads or waits."""
+        self._cut_off = error
+        self.log.close()
+        self._tell_waiters()
+
+    async def load(self) -> None:
+        """Reads what :meth:`outcome` needs, if it was not read before."""
+        loader, self.loader = self.loader, None
+        if loader is not None:
+            await loader()
 
     def reopen(self) -> None:
         """An interrupted job goes on."""
@@ -140,7 +166,7 @@ class JobRecord:
         Raises:
             ResultsUnread: the job cannot go on, because its log is full and nobody reads it.
         """
-        if self.status.ended:
+        if self.status.ended or self._cut_off is not None:
             return
         if self.blocked is not None and self.blocked():
             raise ResultsUnread(self.job_id, self.log.held)
@@ -202,4 +228,4 @@ class JobRecord:
             return aborted
         if self.status is JobStatus.INTERRUPTED:
             return JobInterrupted(self.job_id, self.reason or "the application that ran it has ended")
-        return None
+        return None if self.status.ended else self._cut_off

@@ -77,7 +77,10 @@ class OperationContext:
             total: how much there is to do, if that is known.
             note: what is being done.
         """
-        self._caller.progress(self.node, self.frame, done, total, note)
+        amount = float(done)  # in the operation's own thread: what is wrong with it is raised there
+        whole = None if total is None else float(total)
+        text = str(note).encode("utf-8", "backslashreplace").decode()
+        self._caller.progress(self.node, self.frame, amount, whole, text)
 
     async def send_to_place(self, place: str, value: Any, *, job: str, key: str | None = None) -> None:
         """Sends a value to a parameter of another job that is open for more; returns when that job has taken it.
@@ -92,9 +95,13 @@ class OperationContext:
             key: which values belong together; by default those that one job sends in one frame.
 
         Raises:
+            TypeError: a name is no string.
             RuntimeError: the other job does not run, takes no more, has no such parameter, or the value does not fit.
             EncodingError: the value cannot be sent.
         """
+        for name, text in (("place", place), ("job", job), ("key", key)):
+            if not isinstance(text, str) and not (name == "key" and text is None):
+                raise TypeError(f"{name} must be a string, not {text!r}")
         if key is None:
             key = f"{self.job_id}:{'.'.join(map(str, self.frame))}"
         await self._caller.send_to_place(job, place, key, value)

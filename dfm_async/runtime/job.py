@@ -133,7 +133,7 @@ class SiteJob:
             return Failed(ErrorRecord(*value))
         place = self.program.places[index]
         if state == States.STREAM:
-            return self.streams.arrive(place.label, place.readers, *value)
+            return self.streams.arrive(place.label, place.readers, frame, *value)
         return self._broken_value(value, place.label, frame) if isinstance(value, Broken) else value
 
     def _broken_value(self, value: Broken, label: str, frame: Frame) -> Failed:
@@ -187,6 +187,9 @@ class SiteJob:
     def advance(self) -> None:
         """Carries out what the game asks for; a lot of it in several turns, so that others get theirs."""
         if self.stopping:
+            return
+        if self.outbox.stalled:
+            self.runtime.touch(self)  # what was told is what earns new credit
             return
         for _ in range(_ROUNDS):
             for effect in self.game.take():
@@ -397,7 +400,7 @@ class SiteJob:
         except EncodingError as error:
             # The block has its value all the same; that it could not be kept is an error of the job.
             label = "TryFromCache"
-            self.outbox.report_error(self.game.describe(error, label, label, (), 1, cause_of(error)))
+            self.outbox.report_error(self.game.describe(error, label, label, effect.frame, 1, cause_of(error)))
 
     def _give_back(self, ticket: Ticket) -> None:
         self._tickets.discard(ticket)
@@ -413,7 +416,7 @@ class SiteJob:
         elif not self.stopping:
             if self._speech is None:
                 self._speech = Speech(self)
-            self._speech.add(node, frame, float(done), None if total is None else float(total), str(note))
+            self._speech.add(node, frame, done, total, note)
 
     async def send_to_place(self, target: str, place: str, key: str, value: Any) -> None:
         """Sends a value to a parameter of another job, and waits until it was taken."""

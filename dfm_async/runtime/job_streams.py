@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dfm_async.errors import EncodingError
 from dfm_async.model.error_record import ErrorRecord
+from dfm_async.model.ids import Frame
 from dfm_async.net import effects as fx
 from dfm_async.net import spec
 from dfm_async.net.game import Activity, Control, Instance
@@ -72,13 +73,15 @@ class JobStreams:
             source = ThreadSource(job.runtime.threads, iterator, context, activity.label)
         return self._add(activity.label, source, readers, activity)
 
-    def _add(self, label: str, source: Source, readers: int | None, activity: Activity | None) -> Stream:
+    def _add(
+        self, label: str, source: Source, readers: int | None, activity: Activity | None, frame: Frame = ()
+    ) -> Stream:
         game = self._job.game
 
         def describe(error: BaseException) -> ErrorRecord:
             if activity is not None:
                 return game.error(activity, error, 1, cause_of(error))
-            return game.describe(error, label, label, (), 1, cause_of(error))
+            return game.describe(error, label, label, frame, 1, cause_of(error))
 
         stream = Stream(label, source, _MANY if readers is None else readers, describe)
         self.live.add(stream)
@@ -247,10 +250,10 @@ class JobStreams:
 
     # from elsewhere
 
-    def arrive(self, label: str, readers: int | None, source: int, stream_id: int) -> Stream:
+    def arrive(self, label: str, readers: int | None, frame: Frame, source: int, stream_id: int) -> Stream:
         """A stream has come from another location."""
         remote = self.imports[source, stream_id] = _RemoteSource(self._job, source, stream_id)
-        stream = self._add(label, remote, readers, None)
+        stream = self._add(label, remote, readers, None, frame)
         if not stream.consumers:  # it is only waited for
             self.close(stream)
         return stream

@@ -38,7 +38,8 @@ def error_data(error: ErrorRecord) -> list[Any]:
 class Outbox:
     """Gathers what is to be sent, and counts what the application still takes.
 
-    Results need credit: the application grants it as its log has room. Nothing else is held back.
+    Results need credit: the application grants it as its log has room. Failures use it up, too, but do not wait for it;
+    when they have used too much in advance, the job is :attr:`stalled`. Nothing else is held back.
     """
 
     __slots__ = (
@@ -56,6 +57,7 @@ class Outbox:
         "_tokens",
         "_values",
         "_waiters",
+        "_window",
     )
 
     def __init__(self, runtime: SiteRuntime, start: msg.StartJob) -> None:
@@ -63,7 +65,7 @@ class Outbox:
         self._number = start.job
         self._at = start.at
         self._routes = start.routes
-        self._credits = start.window
+        self._credits = self._window = start.window
         self._byte_credits = start.window_bytes
         self._charged = 0  # for what has been added and not been sent
         self._runs: list[tuple[int, Frame, int, int]] = []
@@ -75,6 +77,11 @@ class Outbox:
         self._waiters: list[asyncio.Future[None]] = []
 
     # results
+
+    @property
+    def stalled(self) -> bool:
+        """Whether so many failures were told that nothing shall go on before the application has taken them."""
+        return self._credits <= -self._window
 
     @property
     def open(self) -> bool:
@@ -150,11 +157,13 @@ class Outbox:
         reported = self._reported.setdefault(error.frame[0] if error.frame else -1, set())
         if error.id not in reported:
             reported.add(error.id)
+            self._credits -= 1
             self.report(msg.OperationError(self._number, self._at, error))
 
     def yield_failed(self, point: int, frame: Frame, error: ErrorRecord) -> None:
         """Tells the application that a yield will not come."""
         self.report_error(error)
+        self._credits -= 1
         self.report(msg.YieldFailed(self._number, self._at, point, frame, error.id))
 
     # other locations

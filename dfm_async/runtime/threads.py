@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import logging
 import queue
 import threading
 from collections import deque
@@ -17,6 +18,8 @@ __all__ = ["ThreadSource", "Threads"]
 
 Done: TypeAlias = Callable[[Any, BaseException | None], None]
 _Work: TypeAlias = tuple[contextvars.Context, Callable[[], Any], Done]
+
+_log = logging.getLogger(__name__)
 
 _WINDOW: Final = 256
 _WINDOW_BYTES: Final = 16 * 1024 * 1024
@@ -77,7 +80,11 @@ class Threads:
     def _drain(self) -> None:
         self._scheduled = False
         while self._done:
-            self._done.popleft()()
+            call = self._done.popleft()
+            try:
+                call()
+            except Exception:  # noqa: BLE001 - a fault of ours; the calls behind it are not to blame
+                _log.exception("a call from a thread of site %s failed", self._name)
 
     def start(self, target: Callable[[], None], name: str) -> None:
         """Starts a thread of its own, for an iterator: it can last as long as its job; calls must not wait for it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections import OrderedDict
@@ -44,6 +45,11 @@ class LeftOver(msgspec.Struct, frozen=True):
     frames: int
     stopped: bool
 
+    def rules(self, grace: float) -> JobRules:
+        """The rules that it began with."""
+        options = self.options
+        return JobRules(on_error=options.on_error, reruns=options.reruns, window=options.window, grace=grace)
+
 
 class DurableJobs:
     """Connects the jobs of a session with a store.
@@ -53,6 +59,7 @@ class DurableJobs:
         jobs: the jobs of the session.
         spawn: starts a task that the session owns.
         target_codec: how values travel to the sites.
+        listed: how many jobs of the store are listed, the newest; the others can be found by their ids.
     """
 
     def __init__(
@@ -61,7 +68,11 @@ class DurableJobs:
         jobs: JobTable,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         target_codec: Codec,
+        listed: int,
     ) -> None:
+        self._limit = listed
+        self._listed: list[StoredJob] = []
+        self._writing: dict[str, JobRecord] = {}
         self._target_codec = target_codec
         self._store = store
         self._jobs = jobs
@@ -93,22 +104,23 @@ class DurableJobs:
 
     def _committed(self, ends: dict[str, int]) -> None:
         for job_id, end in ends.items():
-            record = self._jobs.find(job_id)
+            record = self._writing.get(job_id)
             if record is not None and record.journal is not None:
                 record.written(end)
+                if record.status.ended:
+                    del self._writing[job_id]
 
     def _fenced(self, job_id: str) -> None:
         problem = f"job {job_id} belongs to another process now, or was deleted"
         self._give_up(job_id, StoreError(self._store.path, problem, "Read it there, with session.reattach"))
 
     def _failed(self, error: StoreError) -> None:
-        for record in self._jobs.records:
-            if record.journal is not None:
-                self._give_up(record.job_id, error)
+        for job_id in list(self._writing):
+            self._give_up(job_id, error)
 
     def _give_up(self, job_id: str, error: StoreError) -> None:
         """A job cannot be written any more: it fails, rather than go on unwritten."""
-        record = self._jobs.find(job_id)
+        record = self._writing.pop(job_id, None)
         if record is None or record.journal is None:
             return
         record.journal = None
@@ -119,10 +131,12 @@ class DurableJobs:
 
     # writing
 
-    async def create(self, record: JobRecord, rules: JobRules, rows: Sequence[Row], stopped: bool) -> bool:
+    async def create(
+        self, record: JobRecord, rules: JobRules, rows: Sequence[Row], *, stopped: bool, fed: bool
+    ) -> bool:
         """Writes a new job down; False if its id is taken. What it writes from then on goes to its journal."""
         options = JobOptions(
-            on_error=rules.on_error, reruns=rules.reruns, window=rules.window, limits=record.log.limits
+            on_error=rules.on_error, reruns=rules.reruns, window=rules.window, limits=record.log.limits, fed=fed
         )
         new = NewJob(
             record.job_id,
@@ -141,6 +155,7 @@ class DurableJobs:
     def _attach(self, record: JobRecord) -> None:
         record.log.backing = StoredLog(self._store, record.job_id, record.plan)
         record.journal = JobJournal(self._store, record.job_id)
+        self._writing[record.job_id] = record
 
     async def flush(self) -> None:
         """Waits until everything that was written is safe.
@@ -158,10 +173,12 @@ class DurableJobs:
             JobOwned: another process runs it.
         """
         await self._store.delete(job_id)
+        self._listed = [stored for stored in self._listed if stored.job_id != job_id]
 
     async def forget(self, record: JobRecord) -> None:
         """Deletes a job that never came to be."""
         record.journal = None
+        self._writing.pop(record.job_id, None)
         try:
             await self._store.delete(record.job_id)
         except (JobNotFound, StoreError):
@@ -171,9 +188,18 @@ class DurableJobs:
 
     async def refresh(self) -> None:
         """Reads the store again: jobs of other processes, and what became of them."""
-        for stored in await self._store.jobs():
-            if self._jobs.coordinator(stored.job_id) is None:
+        found = (await self._store.jobs())[-self._limit :] if self._limit else []
+        plans: dict[bytes, bytes] = {}
+        # Many have the same plan: one copy of it is enough.
+        self._listed = [msgspec.structs.replace(job, plan=plans.setdefault(job.plan, job.plan)) for job in found]
+        for stored in self._listed:
+            known = self._jobs.find(stored.job_id)
+            if _runs_elsewhere(stored) or (known is not None and known.journal is None):
                 await self._know(stored)
+
+    def listed(self) -> list[JobRecord]:
+        """The jobs of the store that are not among those of the session."""
+        return [self._build(stored) for stored in self._listed if self._jobs.find(stored.job_id) is None]
 
     async def find(self, job_id: str) -> JobRecord | None:
         """Finds a job in the store, and follows it if another process runs it."""
@@ -188,16 +214,21 @@ class DurableJobs:
     async def _know(self, stored: StoredJob) -> JobRecord:
         record = self._jobs.find(stored.job_id)
         if record is None:
-            plan = self._plan(stored.plan)
-            backing = StoredLog(self._store, stored.job_id, plan)
-            limits = _options.decode(stored.options).limits
-            record = JobRecord(JobId(stored.job_id), JobNumber(-1), plan, limits, backing, stored.end)
-            record.created, record.fingerprint = stored.created, stored.fingerprint
+            record = self._build(stored)
             self._jobs.remember(record)
-        if record.journal is None and not record.status.terminal:
-            await self._update(record, stored)
-            if not record.status.ended and stored.owner.alive and not stored.owner.mine:
-                self._follow(record, stored.owner.fence)
+        elif record.journal is None and not record.status.terminal:
+            self._update(record, stored)
+        if record.journal is None and _runs_elsewhere(stored):
+            self._follow(record, stored.owner.fence)
+        return record
+
+    def _build(self, stored: StoredJob) -> JobRecord:
+        plan = self._plan(stored.plan)
+        backing = StoredLog(self._store, stored.job_id, plan)
+        limits = _options.decode(stored.options).limits
+        record = JobRecord(JobId(stored.job_id), JobNumber(-1), plan, limits, backing, stored.end)
+        record.created, record.fingerprint = stored.created, stored.fingerprint
+        self._update(record, stored)
         return record
 
     def _follow(self, record: JobRecord, fence: int) -> None:
@@ -208,12 +239,16 @@ class DurableJobs:
             self._followed[fence] = {record.job_id: record}
             self._spawn(self._follow_owner(fence))
 
-    async def _update(self, record: JobRecord, stored: StoredJob) -> None:
+    def _update(self, record: JobRecord, stored: StoredJob) -> None:
         if stored.status is JobStatus.FAILED:
-            history = await read_history(self._store, record.job_id, record.plan, ERRORS_KEPT)
-            record.errors, record.error_count = history.errors, history.error_count
+            record.loader = functools.partial(self._load_errors, record)
         record.next_frame, record.finished = stored.frames, stored.finished
         record.follow(stored.status, stored.reason, stored.end)
+        self._jobs.ended_elsewhere(record)
+
+    async def _load_errors(self, record: JobRecord) -> None:
+        history = await read_history(self._store, record.job_id, record.plan, ERRORS_KEPT)
+        record.errors, record.error_count = history.errors, history.error_count
 
     def _plan_data(self, plan: Plan) -> bytes:
         data = self._plan_of.get(plan.hash)
@@ -243,6 +278,9 @@ class DurableJobs:
                         await self._catch_up(record)
                         if record.status.ended or record.journal is not None:
                             records.pop(record.job_id, None)
+        except StoreError as error:
+            for record in records.values():
+                record.cut_off(error)
         finally:
             del self._followed[fence]
 
@@ -251,7 +289,7 @@ class DurableJobs:
         if stored is None:
             record.follow(JobStatus.ABORTED, "it was deleted from the store", record.log.end)
         elif record.journal is None and not record.status.terminal:
-            await self._update(record, stored)
+            self._update(record, stored)
 
     async def check_steerable(self, job_id: str) -> None:
         """Tells that a job runs elsewhere.
@@ -265,22 +303,30 @@ class DurableJobs:
 
     # going on
 
-    async def take_over(self, job_id: str) -> LeftOver:
-        """Makes an interrupted job ours, and reads what it needs to go on.
+    async def take_over(self, job_id: str, *, more: bool) -> LeftOver:
+        """Makes an interrupted job ours, and reads what it needs to go on; ``more``: further parameter sets come.
 
         Raises:
             JobNotFound: there is no such job.
             JobOwned: another process runs it.
+            ParameterError: further parameter sets are needed.
             DfmError: it has ended.
         """
         found = await self._store.find(job_id)
         if found is None:
             raise JobNotFound(job_id)
-        if found.status.terminal:
-            raise DfmError(f"job {job_id} is {found.status.value}: only interrupted jobs can be resumed or aborted")
-        stored = await self._store.take_over(job_id)
+        options = _options.decode(found.options)
+        if options.fed and not found.stopped and not more and not found.status.terminal:
+            problem = (
+                f"the stream of parameter sets of job {job_id} had not ended when it was interrupted; {found.frames} "
+                "sets had come. Give the rest with resume(..., input_params=...), or [] if there is none"
+            )
+            raise ParameterError([problem])
+        stored = found if found.status.terminal else await self._store.take_over(job_id)
+        if stored.status.terminal:
+            raise DfmError(f"job {job_id} is {stored.status.value}: only interrupted jobs can be resumed or aborted")
         record = await self._know(stored)
-        plan, options = record.plan, _options.decode(stored.options)
+        plan = record.plan
         history = await read_history(self._store, job_id, plan, ERRORS_KEPT)
         missing = [index for index in range(stored.frames) if index not in history.done]
         packed = await self._store.params(job_id, missing)
@@ -301,7 +347,11 @@ class DurableJobs:
     async def abort(self, job_id: str, reason: str) -> None:
         """Ends an interrupted job for good."""
         async with self.lock:
-            left = await self.take_over(job_id)
+            left = await self.take_over(job_id, more=True)
             left.record.finished = time.time()
             left.record.change(JobStatus.ABORTED, reason)
             await self._store.flush()
+
+
+def _runs_elsewhere(stored: StoredJob) -> bool:
+    return not stored.status.ended and stored.owner.alive and not stored.owner.mine

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from dfm_async.errors import JobAborted, JobFailed, JobNotFound
+from dfm_async.errors import JobAborted, JobFailed, JobInterrupted, JobNotFound
 from dfm_async.model.events import Result
 from dfm_async.model.status import JobStatus
+from dfm_async.planner.plan import Plan
 from dfm_async.results.record import JobRecord
 from dfm_async.session.callbacks import Callback, CallbackDispatcher
 from dfm_async.session.stream import EventStream, ResultStream
@@ -18,7 +19,7 @@ from dfm_async.targets.coordinator import Coordinator
 if TYPE_CHECKING:
     from dfm_async.session.session import Session
 
-__all__ = ["Job"]
+__all__ = ["Job", "check_places"]
 
 _log = logging.getLogger(__name__)
 
@@ -35,17 +36,20 @@ class Job:
         session: Session,
         job_id: str,
         record: JobRecord | None,
-        coordinator: Coordinator | None,
         after: int | None = None,
     ) -> None:
         self._session = session
         self._job_id = job_id
         self._record = record
-        self._coordinator = coordinator
         self._after = after
         self._callbacks: asyncio.Task[None] | None = None
         self.callback_errors: list[BaseException] = []
         """What callbacks of this handle raised."""
+
+    @property
+    def _coordinator(self) -> Coordinator | None:
+        """Looked up each time: a job that was interrupted gets another one when it is resumed."""
+        return self._session.coordinator(self._job_id)
 
     def _known(self) -> JobRecord:
         if self._record is None:
@@ -84,6 +88,7 @@ class Job:
         await record.wait()
         if self._callbacks is not None:
             await asyncio.wait([self._callbacks])
+        await record.load()
         error = record.outcome()
         if error is not None:
             raise error
@@ -166,8 +171,9 @@ class Job:
     async def send_stop_frame(self) -> None:
         """Says that no further parameter set will come; the job ends when all are done."""
         self._known()
-        if self._coordinator is not None:
-            self._coordinator.stop()
+        coordinator = self._coordinator
+        if coordinator is not None:
+            coordinator.stop()
         else:
             await self._session.check_steerable(self._job_id)
 
@@ -210,8 +216,9 @@ class Job:
         record = self._record
         errors = f", {record.error_count} errors" if record.error_count else ""
         state = record.status.value
-        if self._coordinator is not None and not record.status.ended:
-            state = self._coordinator.state
+        coordinator = None if record.status.ended else self._coordinator
+        if coordinator is not None:
+            state = coordinator.state
         return f"<Job {self._job_id}: {state}, {record.log.end} events{errors}>"
 
     # callbacks
@@ -227,9 +234,8 @@ class Job:
         if default is None and not places:
             return
         record = self._known()
-        unknown = sorted(set(places or ()) - set(record.plan.places))
-        if unknown:
-            raise ValueError(f"the pipeline has no place {unknown[0]!r}; it has: {', '.join(record.plan.places)}")
+        if places:
+            check_places(places, record.plan)
         stream = ResultStream(record, None, self._after, False, "raise")
         stream.attach()
         self._callbacks = spawn(self._run_callbacks(stream, dispatcher, default, dict(places or {})))
@@ -248,7 +254,7 @@ class Job:
                     if callback is not None:
                         args = (result.site, result.node, result.frame, result.place, result.value)
                         await self._call(dispatcher.dispatch(callback, *args), result)
-            except (JobFailed, JobAborted):
+            except (JobFailed, JobAborted, JobInterrupted):
                 _log.debug("job %s did not end well; whoever waits for it is told", self._job_id)
             await self._call(dispatcher.drain(), None)
 
@@ -261,3 +267,9 @@ class Job:
                 raise  # not the callback, but we were cancelled
             self.callback_errors.append(error)
             _log.exception("a callback of job %s raised", self._job_id, extra={"job": self._job_id, "result": event})
+
+
+def check_places(places: Iterable[str], plan: Plan) -> None:
+    """Refuses places that a pipeline does not have."""
+    for place in sorted(set(places) - set(plan.places)):
+        raise ValueError(f"the pipeline has no place {place!r}; it has: {', '.join(plan.places)}")

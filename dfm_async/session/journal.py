@@ -42,6 +42,8 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     reruns: int
     window: int
     limits: ResultLimits
+    fed: bool = False
+    """Whether it ends with a stream of parameter sets that the application feeds it."""
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):

@@ -30,12 +30,12 @@ from dfm_async.planner.types import warm
 from dfm_async.results.record import JobRecord
 from dfm_async.runtime.once import in_thread
 from dfm_async.session.callbacks import Callback, CallbackDispatcher, LoopDispatcher
-from dfm_async.session.job import Job
+from dfm_async.session.job import Job, check_places
 from dfm_async.session.parameters import ParameterSets
 from dfm_async.store import open_store
 from dfm_async.targets.base import Target
 from dfm_async.targets.coordinator import Coordinator, JobRules
-from dfm_async.targets.frames import FRAME_WINDOW
+from dfm_async.targets.frames import FRAME_WINDOW, Row
 from dfm_async.targets.inline import InlineTarget
 from dfm_async.targets.jobs import JobTable
 from dfm_async.targets.local.runner import FederationRunner
@@ -89,12 +89,15 @@ class Session:
         self._lanes = self.options.lanes_for(site.workers for site in federation.sites.values())
         self._plans: OrderedDict[int, tuple[Any, Plan]] = OrderedDict()
         codec = self._target.codec
-        self._durable = None if store is None else _durable(store, self._jobs, self._spawn, codec)
+        self._durable = (
+            None if store is None else _durable(store, self._jobs, self._spawn, codec, self.options.keep_summaries)
+        )
         self._params = ParameterSets(federation, codec, None if self._durable is None else self._durable.codec)
         self._reruns_of: OrderedDict[str, int] = OrderedDict()
         self._supervisor: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
         self._closing = asyncio.Event()
+        self._entrance = _Entrance()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _choose(self, target: Literal["local", "inline"] | Target) -> Target:
@@ -172,7 +175,7 @@ class Session:
                 ready.set_result(None)
                 try:
                     await self._closing.wait()
-                    await self._target.shutdown("the session was closed", self.options.shutdown_grace)
+                    await self._end_jobs()
                 finally:
                     for task in self._tasks:
                         task.cancel()
@@ -188,6 +191,12 @@ class Session:
                 coordinator.halt(JobStatus.ABORTED, "the session has ended", 0)
                 for at in range(len(coordinator.plan.locations)):
                     coordinator.abandon(at)
+
+    async def _end_jobs(self) -> None:
+        reason, grace = "the session was closed", self.options.shutdown_grace
+        await self._target.shutdown(reason, grace)
+        await self._entrance.empty()  # whoever was on the way in has been sent away, or got in
+        await self._target.shutdown(reason, grace)
 
     def _check_open(self) -> asyncio.TaskGroup:
         if self._group is None or self._closing.is_set():
@@ -278,6 +287,7 @@ class Session:
             QueueFull: too many jobs wait, and ``LocalOptions(queue_overflow="fail")`` was chosen.
         """
         self._check_open()
+        began = asyncio.get_running_loop().time()
         plan = pipeline if isinstance(pipeline, Plan) else self._prepare(pipeline)
         if on_error not in ("continue", "stop"):
             raise ValueError(f"on_error must be 'continue' or 'stop', not {on_error!r}")
@@ -285,67 +295,88 @@ class Session:
             raise ValueError(f"the deadline must be positive, not {deadline}")
         if concurrency is not None and concurrency < 1:
             raise ValueError(f"concurrency must be at least 1, not {concurrency}")
-        stream = input_params if isinstance(input_params, AsyncIterable) else None
-        rows = [] if stream is not None or input_params is None else self._params.pack(plan, input_params)  # type: ignore[arg-type]
+        if job_id is not None:
+            _check_job_id(job_id)
+        if place_callbacks:
+            check_places(place_callbacks, plan)
         limits = options or self.options.results
         if limits.overflow == "spill" and self._durable is None:
             raise ValueError("overflow='spill' needs a store: Session(..., store='sqlite:///jobs.db')")
+        stream = input_params if isinstance(input_params, AsyncIterable) else None
+        rows = [] if stream is not None or input_params is None else self._params.pack(plan, input_params)  # type: ignore[arg-type]
+        fingerprint = None if job_id is None else self._params.fingerprint(plan, input_params)
+        record = JobRecord(JobId(job_id or secrets.token_hex(8)), JobNumber(-1), plan, limits)
+        record.fingerprint = fingerprint
+        if job_id is not None and (known := self._jobs.find(job_id)) is not None:
+            return self._same(known, record)
         rules = JobRules(
             on_error=on_error,
             reruns=self._reruns(plan) if retry is None else retry.on_worker_lost,
             window=concurrency or FRAME_WINDOW,
             grace=self.options.cancel_grace,
         )
-        fingerprint = None if job_id is None else self._params.fingerprint(plan, input_params)
-        record = JobRecord(JobId(job_id or secrets.token_hex(8)), JobNumber(-1), plan, limits)
-        record.fingerprint = fingerprint
-        if job_id is not None and (known := self._jobs.find(job_id)) is not None:
-            return self._same(known, record)
         coordinator = self._coordinate(record, rules)
         coordinator.add(rows)
         if autostop and stream is None and input_params is not None:
             coordinator.stop()
-        if self._durable is not None:
-            # Two with one id must not meet: the second has to find the first.
-            async with contextlib.AsyncExitStack() if job_id is None else self._durable.lock:
-                if not await self._durable.create(record, rules, rows, coordinator.frames.stopped):
-                    return self._same(await self._durable.find(record.job_id), record)
-                self._jobs.remember(record)
-        job = Job(self, record.job_id, record, coordinator)
-        job.start_callbacks(self._spawn, self._dispatcher, default_callback, place_callbacks)
-        if deadline is not None:
-            coordinator.deadline(deadline)
-        if stream is not None:
-            self._spawn(self._feed(stream, coordinator, autostop))
-        await self._submit(coordinator, priority)
+        with self._entrance:
+            if self._durable is not None and not await self._write_down(
+                coordinator, rows, unique=job_id is None, fed=stream is not None and autostop
+            ):
+                return self._same(await self._durable.find(record.job_id), record)
+            job = Job(self, record.job_id, record)
+            try:
+                self._check_open()
+                job.start_callbacks(self._spawn, self._dispatcher, default_callback, place_callbacks)
+                if deadline is not None:
+                    coordinator.deadline(deadline, began)
+                if stream is not None:
+                    self._spawn(self._feed(stream, coordinator, autostop))
+                await self._target.submit(coordinator, priority)
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    await self._withdraw(coordinator)
+                raise
         return job
 
     def _same(self, known: JobRecord | None, wanted: JobRecord) -> Job:
         """The job that was submitted before with the same id and the same content."""
         if known is None or known.fingerprint != wanted.fingerprint:
             raise ParameterError([f"a job {wanted.job_id!r} exists already, with other content"])
-        return Job(self, known.job_id, known, self._jobs.coordinator(known.job_id))
+        return Job(self, known.job_id, known)
 
     def _coordinate(self, record: JobRecord, rules: JobRules) -> Coordinator:
         pack = functools.partial(self._params.pack, record.plan)
         return Coordinator(record, self._target.codec, rules, pack)
 
-    async def _submit(self, coordinator: Coordinator, priority: int) -> None:
-        try:
-            await self._target.submit(coordinator, priority)
-        except BaseException:
-            record = coordinator.record
-            if coordinator.resumed:
-                coordinator.shut_down("it was not submitted again", 0)
-                raise
-            coordinator.halt(JobStatus.ABORTED, "it was not submitted", 0)
-            self._jobs.forget(record.job_id)
-            if self._durable is not None:
+    async def _write_down(self, coordinator: Coordinator, rows: list[Row], *, unique: bool, fed: bool) -> bool:
+        """Writes a new job to the store; False if its id is taken. Whoever cancels this leaves nothing there."""
+        assert self._durable is not None  # noqa: S101 - the caller has seen it
+        durable, stopped = self._durable, coordinator.frames.stopped
+        # Two with one id must not meet: the second has to find the first.
+        async with contextlib.AsyncExitStack() if unique else durable.lock:
+            work = durable.create(coordinator.record, coordinator.rules, rows, stopped=stopped, fed=fed)
+            creating = asyncio.ensure_future(work)
+            try:
+                created = await asyncio.shield(creating)
+            except asyncio.CancelledError:
                 with anyio.CancelScope(shield=True):
-                    await self._durable.forget(record)
-            raise
+                    if await creating:
+                        await durable.forget(coordinator.record)
+                raise
+            if created:
+                self._jobs.remember(coordinator.record)
+            return created
 
-    async def resume(self, job_id: str, priority: int = 0) -> Job:
+    async def _withdraw(self, coordinator: Coordinator) -> None:
+        """Takes back a job that was not submitted after all."""
+        record = coordinator.record
+        self._jobs.forget(record.job_id)
+        if self._durable is not None:
+            await self._durable.forget(record)
+        coordinator.halt(JobStatus.ABORTED, "it was not submitted", coordinator.rules.grace)
+
+    async def resume(self, job_id: str, priority: int = 0, input_params: Params = None) -> Job:
         """Goes on with a job that was interrupted: the parameter sets that were not done run again.
 
         Results that the log has already are not added again.
@@ -353,35 +384,47 @@ class Session:
         Args:
             job_id: the job.
             priority: as in :meth:`execute`.
+            input_params: further parameter sets. A job whose parameter sets came as a stream that had not ended needs
+                the rest of them, or an empty list if there is none.
 
         Raises:
             JobNotFound: the store has no such job.
             JobOwned: another process runs it.
             PipelineError: the federation does not offer what it needs.
+            ParameterError: parameter sets are missing, or do not fit.
             DfmError: it has ended, or the session has no store.
         """
         self._check_open()
         if self._durable is None:
             raise DfmError("only sessions with a store can resume jobs: Session(..., store='sqlite:///jobs.db')")
-        async with self._durable.lock:
-            running = self._jobs.coordinator(job_id)
-            if running is not None:
-                return Job(self, job_id, running.record, running)
-            known = await self._durable.find(job_id)
-            if known is not None:
-                self._check_offered(known.plan)
-            left = await self._durable.take_over(job_id)
-            rules = JobRules(
-                on_error=left.options.on_error,
-                reruns=left.options.reruns,
-                window=left.options.window,
-                grace=self.options.cancel_grace,
-            )
-            coordinator = self._coordinate(left.record, rules)
-            coordinator.resume(left.rows, left.frames, left.history.seen, left.history.failed)
-            coordinator.frames.stopped = left.stopped
-            await self._submit(coordinator, priority)
-        return Job(self, job_id, left.record, coordinator)
+        stream = input_params if isinstance(input_params, AsyncIterable) else None
+        with self._entrance:
+            async with self._durable.lock:
+                running = self._jobs.coordinator(job_id)
+                if running is not None:
+                    return Job(self, job_id, running.record)
+                known = await self._durable.find(job_id)
+                rows: list[Row] = []
+                if known is not None:
+                    self._check_offered(known.plan)
+                    if stream is None and input_params is not None:
+                        rows = self._params.pack(known.plan, input_params)  # type: ignore[arg-type]
+                left = await self._durable.take_over(job_id, more=input_params is not None)
+                coordinator = self._coordinate(left.record, left.rules(self.options.cancel_grace))
+                coordinator.resume(left.rows, left.frames, left.history.seen, left.history.failed)
+                coordinator.frames.stopped = left.stopped
+                coordinator.add(rows)
+                if left.options.fed and stream is None:
+                    coordinator.stop()
+            try:
+                self._check_open()
+                if stream is not None:
+                    self._spawn(self._feed(stream, coordinator, left.options.fed))
+                await self._target.submit(coordinator, priority)
+            except BaseException:
+                coordinator.shut_down("it was not submitted again", coordinator.rules.grace)
+                raise
+        return Job(self, job_id, left.record)
 
     def _check_offered(self, plan: Plan) -> None:
         missing = missing_operations(plan, self.federation)
@@ -477,15 +520,21 @@ class Session:
         """
         self._check_open()
         record = self._jobs.find(job_id) if self._durable is None else await self._durable.find(job_id)
-        job = Job(self, job_id, record, self._jobs.coordinator(job_id), after)
+        job = Job(self, job_id, record, after)
         if record is not None:
             job.start_callbacks(self._spawn, self._dispatcher, default_callback, place_callbacks)
         return job
 
     def jobs(self) -> list[Job]:
         """Gives the jobs that the session knows, in the order of their submission."""
-        known = self._jobs
-        return [Job(self, found.job_id, found, known.coordinator(found.job_id)) for found in known.records]
+        records = self._jobs.records
+        if self._durable is not None:
+            records = [*self._durable.listed(), *records]
+        return [Job(self, found.job_id, found) for found in records]
+
+    def coordinator(self, job_id: str) -> Coordinator | None:
+        """The one who runs a job, while it runs here; what :class:`Job` steers it by."""
+        return self._jobs.coordinator(job_id)
 
     async def forget(self, job_id: str) -> None:
         """Forgets a job that has ended, with its log, also in the store.
@@ -499,6 +548,7 @@ class Session:
         if self._jobs.coordinator(job_id) is not None:
             raise DfmError(f"job {job_id} has not ended: cancel it, or wait for it")
         if self._durable is not None:
+            await self._durable.flush()  # its end may not be written yet, and somebody may wait for that
             await self._durable.delete(job_id)
         elif self._jobs.find(job_id) is None:
             raise JobNotFound(job_id)
@@ -534,11 +584,40 @@ class Session:
 
 
 def _durable(
-    store: str | Store, jobs: JobTable, spawn: Callable[[Any], asyncio.Task[None]], codec: Codec
+    store: str | Store, jobs: JobTable, spawn: Callable[[Any], asyncio.Task[None]], codec: Codec, listed: int
 ) -> DurableJobs:
     from dfm_async.session.durable import DurableJobs  # whoever has no store does not load the database
 
-    return DurableJobs(open_store(store) if isinstance(store, str) else store, jobs, spawn, codec)
+    return DurableJobs(open_store(store) if isinstance(store, str) else store, jobs, spawn, codec, listed)
+
+
+class _Entrance:
+    """Counts those who are about to submit a job, so that closing can wait for them."""
+
+    def __init__(self) -> None:
+        self._inside = 0
+        self._left: asyncio.Future[None] | None = None
+
+    def __enter__(self) -> None:
+        self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._inside -= 1
+        if not self._inside and self._left is not None and not self._left.done():
+            self._left.set_result(None)
+
+    async def empty(self) -> None:
+        """Waits until nobody is inside."""
+        while self._inside:
+            self._left = asyncio.get_running_loop().create_future()
+            await self._left
+
+
+def _check_job_id(job_id: object) -> None:
+    if not isinstance(job_id, str):
+        raise TypeError(f"job_id must be a string, not {job_id!r}")
+    if not job_id or job_id.encode("utf-8", "replace").decode() != job_id:
+        raise ValueError(f"job_id must be a text that is not empty and can be encoded, not {job_id!r}")
 
 
 async def _guarded(work: Coroutine[Any, Any, None]) -> None:

@@ -122,7 +122,7 @@ class ResultStream(_Stream[Result]):
             if event is None:
                 event = await reader.next()
                 if event is None:
-                    self._end()
+                    await self._end()
             kind = type(event)
             if (kind is Result or (failures and kind is Failure)) and (
                 place is None or event.place == place  # type: ignore[union-attr]
@@ -135,7 +135,7 @@ class ResultStream(_Stream[Result]):
         # A reader that begins in the middle waits only for the frames that were not done at that point.
         record = self._record
         opened = record.next_frame
-        ahead = await record.log.frames_ahead(position, record.open_frames.keys(), opened)
+        ahead = await record.log.frames_ahead(position, record.open_frames.keys(), opened, record.runs_here)
         return _Order(self._place is not None and self._place in record.plan.ordered_places, ahead, opened)
 
     async def _next_in_order(self, reader: LogReader, order: _Order) -> Result:
@@ -148,7 +148,7 @@ class ResultStream(_Stream[Result]):
                     self._check(event)
                 order.take(event, self._wanted(event))
             elif not order.flush():
-                self._end()
+                await self._end()
 
     def _check(self, failure: Failure) -> None:
         """A job that has not failed has no failures, unless a value of it cannot be rebuilt by this reader."""
@@ -156,8 +156,9 @@ class ResultStream(_Stream[Result]):
             self._detach()
             raise failure.error
 
-    def _end(self) -> NoReturn:
+    async def _end(self) -> NoReturn:
         self._detach()
+        await self._record.load()
         self._raise_outcome()
         raise StopAsyncIteration
 

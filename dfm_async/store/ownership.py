@@ -66,8 +66,13 @@ class Ownership:
 
     def take_over(self, job_id: str, connection: sqlite3.Connection, ends: dict[str, int]) -> StoredJob:
         """Makes a job ours."""
-        self._available(connection, job_id)
-        connection.execute("UPDATE jobs SET fence = ? WHERE job_id = ?", (self.fence, job_id))
+        if self._available(connection, job_id).status.terminal:
+            connection.execute("UPDATE jobs SET fence = ? WHERE job_id = ?", (self.fence, job_id))
+        else:  # it is ours, and not under way yet: nobody must take it for interrupted, or for running
+            connection.execute(
+                "UPDATE jobs SET fence = ?, status = ? WHERE job_id = ?",
+                (self.fence, JobStatus.SUBMITTED.value, job_id),
+            )
         found = self._available(connection, job_id)
         ends[job_id] = found.end
         return found

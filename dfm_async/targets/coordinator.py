@@ -30,6 +30,8 @@ _LOSSES: Final = 3
 """After how many lost workers in a row, with no parameter set done in between, a job is given up."""
 _PARTIAL: Final = 10_000
 """How many parameter sets that other jobs send in parts may be incomplete."""
+_PROGRESS: Final = 1_000
+"""Of how many calls the last report is kept while the log is full."""
 _AT_ONCE: Final = 0.1
 """What stops within that many seconds has stopped at once."""
 
@@ -314,9 +316,9 @@ class Coordinator:
             self._make_room()
         self._check_end()
 
-    def deadline(self, seconds: float) -> None:
-        """Aborts the job if it has not ended by then."""
-        self._deadline = asyncio.get_running_loop().call_later(seconds, self._too_late, seconds)
+    def deadline(self, seconds: float, began: float) -> None:
+        """Aborts the job if it has not ended so many seconds after it began, by the loop's clock."""
+        self._deadline = asyncio.get_running_loop().call_at(began + seconds, self._too_late, seconds)
 
     def _too_late(self, seconds: float) -> None:
         reason = f"the deadline of {seconds:g} s is over"
@@ -524,17 +526,22 @@ class Coordinator:
                 self.record.journal.results(first, message.at, runs, fresh, whole)
             log.extend(events, size // max(1, len(values)))  # may fail the job, which adds further events
             log.wake()
-        owed = self._owed[message.at]
-        owed[0] += len(values)
+        self._owe(message.at, len(values), size)
+        if message.frames:
+            self._close_frames(message.frames)
+
+    def _owe(self, at: int, items: int, size: int) -> None:
+        """A location has used up credit; gets it back, unless the log is full."""
+        log = self.record.log
+        owed = self._owed[at]
+        owed[0] += items
         owed[1] += size
         limits = log.limits
         if log.full:
             self._check_full()
         elif owed[0] * 2 >= limits.window or owed[1] * 2 >= limits.window_bytes:
-            self._send(message.at, msg.Credit(self.record.number, message.at, owed[0], owed[1]))
+            self._send(at, msg.Credit(self.record.number, at, owed[0], owed[1]))
             owed[:] = (0, 0)
-        if message.frames:
-            self._close_frames(message.frames)
 
     def _check_full(self) -> None:
         """The log is full, and can drop nothing: fails the job, or tells those who wait for it that it waits."""
@@ -570,7 +577,10 @@ class Coordinator:
                     owed[:] = (0, 0)
 
     def _operation_error(self, message: msg.OperationError) -> None:
-        found = message.error
+        self._log_error(message.error)
+        self._owe(message.at, 1, 0)
+
+    def _log_error(self, found: ErrorRecord) -> None:
         root = found.frame[0] if found.frame else -1
         known = self._errors.setdefault(root, {})
         if found.id in known:
@@ -586,15 +596,17 @@ class Coordinator:
         log = self.record.log
         self.record.add(Failure(log.end, None, error, found.frame, found.site, found.node), len(found.traceback))
         log.wake()
-        self._check_full()
         if self.rules.on_error == "stop" and self.phase is Phase.RUNNING:
             reason = f"stopped at the first error: {found.node} raised {found.type_name}"
             self.halt(JobStatus.FAILED, reason, self.rules.grace)
 
     def _yield_failed(self, message: msg.YieldFailed) -> None:
+        if self.seen is None or self.seen.add(message.point, message.frame, -1, 1):
+            self._log_failed_yield(message)
+        self._owe(message.at, 1, 0)
+
+    def _log_failed_yield(self, message: msg.YieldFailed) -> None:
         place, node = self._points[message.point]
-        if self.seen is not None and not self.seen.add(message.point, message.frame, -1, 1):
-            return
         error = self._errors.get(message.frame[0], {}).get(message.error)
         if error is None:
             error = self._errors.get(-1, {}).get(message.error) or DfmError(f"error {message.error}")
@@ -608,12 +620,19 @@ class Coordinator:
         for node, frame, done, total, note in message.reports:
             progress = Progress(log.end, frame, site, node, done, total, note)
             if log.full:  # the last one of each call waits until there is room
-                if self._progress is None:
-                    self._progress = {}
-                self._progress[node, frame] = progress
+                self._hold(progress)
             else:
                 self._log_progress(progress)
         log.wake()
+
+    def _hold(self, progress: Progress) -> None:
+        """Keeps the last report of each call, of so many calls."""
+        if self._progress is None:
+            self._progress = {}
+        self._progress.pop((progress.node, progress.frame), None)
+        self._progress[progress.node, progress.frame] = progress
+        if len(self._progress) > _PROGRESS:
+            del self._progress[next(iter(self._progress))]
 
     def _log_held_progress(self) -> None:
         held, self._progress = self._progress, None

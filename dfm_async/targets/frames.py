@@ -80,7 +80,7 @@ class FrameLedger:
         self._weigh = weigh
         self._weights: dict[int, int] = _NONE
         self._waiting: deque[Row] = deque()
-        self._again: Sequence[tuple[int, Row]] = ()
+        self._again: deque[tuple[int, Row]] | None = None
         self._rows: dict[int, Row] = {} if keep_rows else _NONE
         self._tries: dict[int, int] = {} if keep_rows else _NONE
         self._told_last = False
@@ -103,52 +103,68 @@ class FrameLedger:
     def resume(self, rows: Mapping[int, Row], added: int) -> None:
         """Begins with what an earlier run left over: some sets to run again, of all that had come."""
         self.added = self.opened = added
-        self._again = [(index, rows[index]) for index in sorted(rows)]
-        for index in rows:
+        self._again = deque((index, rows[index]) for index in sorted(rows))
+        for index, row in self._again:
             self.open[index] = self._locations
+            self._keep(index, row)
 
     def take(self, *, allow_new: bool) -> list[Batch]:
         """Opens what can be opened now: sets that run again at once, new ones as far as the window allows."""
         if not self._waiting and not self._again and (self._told_last or not self.stopped):
             return []  # the usual case, when a set is done
         batches: list[Batch] = []
-        again, self._again = self._again, ()
-        for index, row in again:
-            self.open[index] = self._locations
-            self._keep(index, row)
-            if batches and index == batches[-1].first + len(batches[-1].rows):
-                batches[-1].rows.append(row)
-            else:
-                batches.append(Batch(index, [row], False))
-        room = self._window - len(self.open) if allow_new else 0
-        rows = self._take_new(min(max(room, 0), len(self._waiting)))
+        held_back = len(self._again) if self._again else 0
+        room = max(self._window - len(self.open) + held_back, 0) if allow_new else 0
+        if self._again:
+            for index, row in self._take_again(room):
+                room -= 1
+                if batches and index == batches[-1].first + len(batches[-1].rows):
+                    batches[-1].rows.append(row)
+                else:
+                    batches.append(Batch(index, [row], False))
+        rows = self._take_new(min(room, len(self._waiting))) if not self._again else []
         if rows:
             batches.append(Batch(self.opened, rows, False))
             for index, row in enumerate(rows, self.opened):
                 self.open[index] = self._locations
                 self._keep(index, row)
             self.opened += len(rows)
-        if self.stopped and not self._waiting and not self._told_last:
+        if self.stopped and not self._waiting and not self._again and not self._told_last:
             self._told_last = True
             end = batches.pop() if batches else Batch(self.opened, [], True)
             batches.append(Batch(end.first, end.rows, True))
         return batches
 
     def _take_new(self, count: int) -> list[Row]:
-        """Takes up to so many of those that wait: fewer if they are heavy, but one if nothing heavy is under way."""
+        """Takes up to so many of those that wait: fewer if they are heavy."""
         rows: list[Row] = []
-        under_way = sum(self._weights.values()) if self._weights else 0
         for _ in range(count):
-            size = self._weigh(self._waiting[0])
-            if size:
-                if under_way and under_way + size > _WINDOW_BYTES:
-                    break
-                under_way += size
-                if self._weights is _NONE:
-                    self._weights = {}
-                self._weights[self.opened + len(rows)] = size
+            if not self._has_room(self.opened + len(rows), self._waiting[0]):
+                break
             rows.append(self._waiting.popleft())
         return rows
+
+    def _take_again(self, count: int) -> list[tuple[int, Row]]:
+        """The same of those that run again."""
+        found: list[tuple[int, Row]] = []
+        again = self._again
+        while again and len(found) < count and self._has_room(*again[0]):
+            index, row = again.popleft()
+            self.open[index] = self._locations
+            found.append((index, row))
+        return found
+
+    def _has_room(self, index: int, row: Row) -> bool:
+        """Whether a set may be opened beside what is under way; one that is too heavy may if nothing else is."""
+        size = self._weigh(row)
+        if not size:
+            return True
+        if self._weights and sum(self._weights.values()) + size > _WINDOW_BYTES:
+            return False
+        if self._weights is _NONE:
+            self._weights = {}
+        self._weights[index] = size
+        return True
 
     def _keep(self, index: int, row: Row) -> None:
         if self._keep_rows:
@@ -170,7 +186,8 @@ class FrameLedger:
 
     def again(self) -> int:
         """What is under way was lost and has to run again; tells how often the unluckiest set has been lost."""
-        self._again = [(index, self._rows[index]) for index in sorted(self._rows)]
+        self._again = deque((index, self._rows[index]) for index in sorted(self._rows))
+        self._weights = _NONE
         self._told_last = False
         for index in self._rows:
             self._tries[index] = self._tries.get(index, 0) + 1
@@ -179,6 +196,6 @@ class FrameLedger:
     def clear(self) -> None:
         """The job has ended: nothing will be opened any more."""
         self._waiting.clear()
-        self._again = ()
+        self._again = None
         if self._keep_rows:
             self._rows.clear()

@@ -41,8 +41,15 @@ class JobTable:
         coordinator.on_end(self._job_ended)
 
     def remember(self, record: JobRecord) -> None:
-        """Makes a job known that does not run here."""
+        """Makes a job known that does not run here, or not yet."""
         self._records[record.job_id] = record
+        self.ended_elsewhere(record)
+
+    def ended_elsewhere(self, record: JobRecord) -> None:
+        """A job that does not run here has ended: it is remembered as long as others that have."""
+        if record.status.terminal and self._records.get(record.job_id) is record:
+            record.ended_at = asyncio.get_running_loop().time()
+            self._remember_ended(record)
 
     def forget(self, job_id: str) -> None:
         """Drops a job that never came to be, or is not wanted any more."""
@@ -89,6 +96,9 @@ class JobTable:
         if self._records.get(record.job_id) is not record:
             return
         self.totals[record.decided] = self.totals.get(record.decided, 0) + 1
+        self._remember_ended(record)
+
+    def _remember_ended(self, record: JobRecord) -> None:
         self._ended.append(record)
         self._retention.ended(record.log)
         while len(self._ended) > self._options.keep_finished:

@@ -56,7 +56,11 @@ class Channel(asyncio.Protocol):
         out = self._out
         start = len(out)
         out += b"\0\0\0\0\0\0\0\0"
-        encoder.encode_into(message, out, start + 8)
+        try:
+            encoder.encode_into(message, out, start + 8)
+        except BaseException:
+            del out[start:]  # a message that cannot be encoded must not spoil those behind it
+            raise
         _HEAD.pack_into(out, start, len(out) - start - 8)
         if not self._scheduled:
             self._scheduled = True

@@ -127,7 +127,7 @@ class Table:
                     self.later(site, game.found, activity, self.cache[key])
                 else:
                     self.later(site, game.missed, activity, key)
-            case fx.Keep(ticket, value):
+            case fx.Keep(ticket, value, _):
                 self.cache[ticket] = value
             case _:
                 raise AssertionError(effect)
@@ -414,7 +414,7 @@ def test_a_cache_block_runs_its_body_only_on_a_miss() -> None:
     (call,) = of(game.take(), fx.Invoke)
     game.complete(call.activity, "made")
     effects = game.take()
-    assert of(effects, fx.Keep) == [fx.Keep("ticket", "made")]
+    assert of(effects, fx.Keep) == [fx.Keep("ticket", "made", (1,))]
     assert settle(game, effects) == [(0, "made")]
     assert game.take() == [fx.FrameDone(1)]
 

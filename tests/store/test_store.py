@@ -325,7 +325,7 @@ async def test_two_stores_in_one_process_are_two_owners(store: SqliteStore, open
     await store.close()
     assert (await found(other)).status is JobStatus.INTERRUPTED
     taken = await other.take_over("j")
-    assert (taken.owner.mine, taken.status) == (True, JobStatus.RUNNING)
+    assert (taken.owner.mine, taken.status) == (True, JobStatus.SUBMITTED)
 
 
 async def test_a_job_of_ours_can_be_taken_over_with_what_is_queued(store: SqliteStore) -> None:

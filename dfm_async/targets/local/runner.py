@@ -116,15 +116,16 @@ class FederationRunner:
         Raises:
             QueueFull: it is, and the options say not to wait.
         """
+        lane = None if self._queue else self._free_lane()
+        limit = self.options.queue_limit
+        if lane is None and len(self._queue) >= limit and self.options.queue_overflow == "fail":
+            raise QueueFull(len(self._queue))
         self.jobs.add(coordinator)
         coordinator.resubmit = self._run_again
         coordinator.on_end(self._job_ended)
-        if not self._queue and (lane := self._free_lane()) is not None:
+        if lane is not None:
             self._run_on(lane, coordinator, priority)
             return
-        limit = self.options.queue_limit
-        if len(self._queue) >= limit and self.options.queue_overflow == "fail":
-            raise QueueFull(len(self._queue))
         self._enqueue(coordinator, priority)
         if len(self._queue) > limit:
             future = self._crowd[coordinator] = asyncio.get_running_loop().create_future()
@@ -261,10 +262,12 @@ class FederationRunner:
 
     def _offer(self, target: Coordinator, place: str, key: str, value: Any, answer: Answer) -> None:
         lane = self._lane_of.get(target)
-        if lane is None:
-            answer(f"job {target.record.job_id} does not run: it waits for {target.waiting_for}")
-        else:
+        if lane is not None:
             lane.receive_inter_job_token(target, place, key, value, answer)
+        elif target.record.decided is JobStatus.RUNNING:  # it has lost a worker, and will run again
+            target.offer(place, key, value, answer)
+        else:
+            answer(f"job {target.record.job_id} does not run: it waits for {target.waiting_for}")
 
     # the end
 

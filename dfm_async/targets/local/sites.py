@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from dfm_async.errors import DfmError
+from dfm_async.errors import DfmError, SessionClosed
 from dfm_async.federation.federation import Federation
 from dfm_async.model.options import LocalOptions
 from dfm_async.planner.plan import Plan
@@ -48,6 +48,7 @@ class SitePools:
         self._on_message = on_message
         self._shipped = {name: ship_site(site) for name, site in federation.sites.items() if name != homesite}
         self._pools: dict[str, SitePool] = {}
+        self._closed = False
         self._nets: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self.lanes = options.lanes_for(site.workers for site in federation.sites.values())
         """How many lanes there are."""
@@ -64,7 +65,13 @@ class SitePools:
             yield from pool.processes
 
     def worker(self, location: str, lane: int) -> SiteWorker | None:
-        """The worker of a location in a lane, which may still be starting; None for the homesite, which has none."""
+        """The worker of a location in a lane, which may still be starting; None for the homesite, which has none.
+
+        Raises:
+            SessionClosed: all workers were ended.
+        """
+        if self._closed:
+            raise SessionClosed("the session was closed")
         site, _, part = location.partition("#")
         if site == self._homesite:
             return None
@@ -112,6 +119,7 @@ class SitePools:
 
     async def shut_down(self, grace: float) -> None:
         """Ends all workers: asks, waits the grace, kills; returns when all are reaped."""
+        self._closed = True
         await asyncio.gather(*(pool.shut_down(grace) for pool in self._pools.values()))
         self._pools.clear()
 
