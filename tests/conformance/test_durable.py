@@ -249,7 +249,7 @@ async def test_a_log_that_spills_lets_a_job_finish_that_nobody_reads(opens: Open
             assert [r.value async for r in slow] == list(range(5000))
 
 
-async def test_a_log_that_overflows_fails_its_job_alone_and_what_it_held_is_written(opens: Open, tmp_path: Path) -> None:
+async def test_a_log_that_overflows_fails_its_job_alone_and_is_written_as_it_was(opens: Open, tmp_path: Path) -> None:
     limits = ResultLimits(max_items=20, window=10, overflow="fail")
     async with opens() as session:
         other = await session.execute(waits, {"folder": str(tmp_path), "n": 5})
