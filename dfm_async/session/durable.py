@@ -6,10 +6,11 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+import anyio
 import msgspec
 
 from dfm_async.errors import DfmError, JobNotFound, ParameterError, StoreError
@@ -17,7 +18,7 @@ from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.model.status import JobStatus
 from dfm_async.planner.plan import Plan
 from dfm_async.results.record import ERRORS_KEPT, JobRecord
-from dfm_async.session.journal import History, JobJournal, JobOptions, StoredLog, read_history
+from dfm_async.session.journal import History, JobJournal, JobOptions, StoredLog, pack_rows, read_history
 from dfm_async.store.base import NewJob, Store, StoredJob
 from dfm_async.targets.coordinator import JobRules
 from dfm_async.targets.frames import Row
@@ -112,19 +113,34 @@ class DurableJobs:
 
     # writing
 
-    async def create(self, record: JobRecord, rules: JobRules) -> bool:
-        """Writes a new job down; False if its id is taken. What it writes from then on goes to its journal."""
+    async def settled(self) -> None:
+        """Waits until the jobs that are being created or resumed are known."""
+        async with self.lock:
+            return
+
+    async def create(self, record: JobRecord, rules: JobRules, rows: Sequence[Row], stopped: bool) -> bool:
+        """Writes a new job down, with its first parameter sets; False if its id is taken.
+
+        Whoever is cancelled meanwhile leaves nothing behind.
+        """
         plan = record.plan.to_json()
         options = JobOptions(
             on_error=rules.on_error, reruns=rules.reruns, window=rules.window, limits=record.log.limits
         )
-        new = NewJob(record.job_id, plan, record.fingerprint, msgspec.msgpack.encode(options), record.created)
-        if not await self._store.create(new):
-            return False
-        self._attach(record)
-        return True
+        packed = msgspec.msgpack.encode(options)
+        params = tuple(pack_rows(rows))
+        new = NewJob(record.job_id, plan, record.fingerprint, packed, record.created, params, stopped)
+        creating = asyncio.ensure_future(self._store.create(new))
+        try:
+            return await asyncio.shield(creating)
+        except asyncio.CancelledError:
+            with anyio.CancelScope(shield=True):
+                if await creating:
+                    await self._store.delete(record.job_id)
+            raise
 
-    def _attach(self, record: JobRecord) -> None:
+    def attach(self, record: JobRecord) -> None:
+        """What happens to a job from now on is written down."""
         record.log.backing = StoredLog(self._store, record.job_id, record.plan)
         record.journal = JobJournal(self._store, record.job_id)
 
@@ -241,7 +257,7 @@ class DurableJobs:
         record.log.publish(stored.end)
         record.next_frame = stored.frames
         record.reopen()
-        self._attach(record)
+        self.attach(record)
         return LeftOver(record, options, history, rows, stored.frames, stored.stopped)
 
     def _row(self, data: bytes) -> Row:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from dfm_async.errors import JobAborted, JobFailed, JobNotFound
 from dfm_async.model.events import Result
 from dfm_async.model.status import JobStatus
+from dfm_async.planner.plan import Plan
 from dfm_async.results.record import JobRecord
 from dfm_async.session.callbacks import Callback, CallbackDispatcher
 from dfm_async.session.stream import EventStream, ResultStream
@@ -18,9 +19,16 @@ from dfm_async.targets.coordinator import Coordinator
 if TYPE_CHECKING:
     from dfm_async.session.session import Session
 
-__all__ = ["Job"]
+__all__ = ["Job", "check_places"]
 
 _log = logging.getLogger(__name__)
+
+
+def check_places(plan: Plan, places: Iterable[str] | None) -> None:
+    """Raises ValueError for places that a plan does not have."""
+    unknown = sorted(set(places or ()) - set(plan.places))
+    if unknown:
+        raise ValueError(f"the pipeline has no place {unknown[0]!r}; it has: {', '.join(plan.places)}")
 
 
 class Job:
@@ -220,9 +228,7 @@ class Job:
         if default is None and not places:
             return
         record = self._known()
-        unknown = sorted(set(places or ()) - set(record.plan.places))
-        if unknown:
-            raise ValueError(f"the pipeline has no place {unknown[0]!r}; it has: {', '.join(record.plan.places)}")
+        check_places(record.plan, places)
         stream = ResultStream(record, None, self._after, False, "raise")
         stream.attach()
         self._callbacks = spawn(self._run_callbacks(stream, dispatcher, default, dict(places or {})))

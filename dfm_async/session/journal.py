@@ -24,7 +24,7 @@ from dfm_async.results.seen import Seen
 from dfm_async.store.base import Entry, Store
 from dfm_async.wire.codec import Codec
 
-__all__ = ["History", "JobJournal", "JobOptions", "StoredLog", "read_history"]
+__all__ = ["History", "JobJournal", "JobOptions", "StoredLog", "pack_rows", "read_history"]
 
 _RESULTS: Final = 1
 """An entry of results: the head has the location and the runs, the payload the values."""
@@ -63,6 +63,11 @@ _ResultsHead = tuple[int, list[Run]]
 _encode = msgspec.msgpack.Encoder().encode
 _results_head: Final = msgspec.msgpack.Decoder(_ResultsHead)
 _events_head: Final = msgspec.msgpack.Decoder(list[_Head])
+
+
+def pack_rows(rows: Sequence[Any]) -> list[bytes]:
+    """Parameter sets as they are stored."""
+    return [_codec.dumps(row) for row in rows]
 
 
 class JobJournal:
@@ -106,7 +111,7 @@ class JobJournal:
 
     def params(self, first: int, rows: Sequence[Any]) -> None:
         """Writes parameter sets."""
-        self._store.add_params(self._job_id, first, [_codec.dumps(row) for row in rows])
+        self._store.add_params(self._job_id, first, pack_rows(rows))
 
     def stopped(self) -> None:
         """Writes that no further parameter set will come."""

@@ -30,7 +30,7 @@ from dfm_async.planner.types import warm
 from dfm_async.results.record import JobRecord
 from dfm_async.runtime.once import in_thread
 from dfm_async.session.callbacks import Callback, CallbackDispatcher, LoopDispatcher
-from dfm_async.session.job import Job
+from dfm_async.session.job import Job, check_places
 from dfm_async.session.parameters import ParameterSets
 from dfm_async.store import open_store
 from dfm_async.targets.base import Target
@@ -169,6 +169,8 @@ class Session:
                 ready.set_result(None)
                 try:
                     await self._closing.wait()
+                    if self._durable is not None:
+                        await self._durable.settled()
                     await self._target.shutdown("the session was closed", self.options.shutdown_grace)
                 finally:
                     for task in self._tasks:
@@ -284,6 +286,8 @@ class Session:
             raise ValueError(f"concurrency must be at least 1, not {concurrency}")
         stream = input_params if isinstance(input_params, AsyncIterable) else None
         rows = [] if stream is not None or input_params is None else self._params.pack(plan, input_params)  # type: ignore[arg-type]
+        stop = autostop and stream is None and input_params is not None
+        check_places(plan, place_callbacks)
         limits = options or self.options.results
         if limits.overflow == "spill" and self._durable is None:
             raise ValueError("overflow='spill' needs a store: Session(..., store='sqlite:///jobs.db')")
@@ -300,20 +304,27 @@ class Session:
             return self._same(known, record)
         if self._durable is not None:
             async with self._durable.lock:
-                if not await self._durable.create(record, rules):
+                self._check_open()
+                if not await self._durable.create(record, rules, rows, stop):
                     return self._same(await self._durable.find(record.job_id), record)
+                if self._closing.is_set():
+                    await self._durable.forget(record)
+                    self._check_open()
                 self._jobs.remember(record)
+        # From here on nothing is waited for until the job is submitted: it cannot be lost on the way.
         job_id = record.job_id
         coordinator = self._coordinate(record, rules)
         job = Job(self, job_id, record, coordinator)
         job.start_callbacks(self._spawn, self._dispatcher, default_callback, place_callbacks)
         coordinator.add(rows)
+        if stop:
+            coordinator.stop()
+        if self._durable is not None:
+            self._durable.attach(record)
         if deadline is not None:
             coordinator.deadline(deadline)
         if stream is not None:
             self._spawn(self._feed(stream, coordinator, autostop))
-        elif autostop and input_params is not None:
-            coordinator.stop()
         await self._submit(coordinator, priority)
         return job
 
@@ -329,8 +340,6 @@ class Session:
 
     async def _submit(self, coordinator: Coordinator, priority: int) -> None:
         try:
-            if self._durable is not None:
-                await self._durable.flush()
             await self._target.submit(coordinator, priority)
         except BaseException:
             record = coordinator.record
@@ -376,7 +385,7 @@ class Session:
             coordinator = self._coordinate(left.record, rules)
             coordinator.resume(left.rows, left.frames, left.history.seen, left.history.failed)
             coordinator.frames.stopped = left.stopped
-            await self._submit(coordinator, priority)
+        await self._submit(coordinator, priority)
         return Job(self, job_id, left.record, coordinator)
 
     def _check_offered(self, plan: Plan) -> None:

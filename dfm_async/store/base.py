@@ -35,13 +35,25 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class NewJob(msgspec.Struct, frozen=True):
-    """A job that is about to begin."""
+    """A job that is about to begin.
+
+    Attributes:
+        job_id: its id.
+        plan: what it runs.
+        fingerprint: what was submitted, for jobs whose id the caller chose.
+        options: how it runs.
+        created: when it was created.
+        params: its first parameter sets.
+        stopped: no further parameter sets will come.
+    """
 
     job_id: str
     plan: bytes
     fingerprint: str | None
     options: bytes
     created: float
+    params: tuple[bytes, ...] = ()
+    stopped: bool = False
 
 
 class Owner(msgspec.Struct, frozen=True):

@@ -47,9 +47,9 @@ class Ownership:
     def create(self, job: NewJob, connection: sqlite3.Connection, ends: dict[str, int]) -> bool:
         """Stores a new job; False if its id is taken."""
         cursor = connection.execute(
-            'INSERT INTO jobs (job_id, fence, created, status, "end", frames, stopped) VALUES (?, ?, ?, ?, 0, 0, 0) '
+            'INSERT INTO jobs (job_id, fence, created, status, "end", frames, stopped) VALUES (?, ?, ?, ?, 0, ?, ?) '
             "ON CONFLICT (job_id) DO NOTHING",
-            (job.job_id, self.fence, job.created, JobStatus.SUBMITTED.value),
+            (job.job_id, self.fence, job.created, JobStatus.SUBMITTED.value, len(job.params), job.stopped),
         )
         if not cursor.rowcount:
             return False
@@ -57,6 +57,8 @@ class Ownership:
             "INSERT INTO plans (job, plan, fingerprint, options) VALUES (?, ?, ?, ?)",
             (cursor.lastrowid, job.plan, job.fingerprint, job.options),
         )
+        rows = [(cursor.lastrowid, number, data) for number, data in enumerate(job.params)]
+        connection.executemany("INSERT INTO params (job, frame, data) VALUES (?, ?, ?)", rows)
         ends[job.job_id] = 0
         return True
 

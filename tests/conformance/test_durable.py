@@ -32,6 +32,7 @@ from dfm_async import (
     Result,
     ResultLimits,
     Session,
+    SessionClosed,
     StatusChanged,
     Yield,
     current_context,
@@ -199,6 +200,84 @@ async def test_a_job_that_was_open_stays_open_when_it_is_resumed(opens: Open) ->
         await job.send_stop_frame()
         results_now = await job.collect()
         assert sorted((r.frame, r.value) for r in results_now) == [((0,), 1), ((1,), 4), ((2,), 9)]
+
+
+async def test_a_job_is_created_as_a_whole_or_not_at_all(opens: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opens() as session:
+        store = session._durable._store  # type: ignore[union-attr]
+        create, seen = store.create, []
+
+        async def create_and_look(job: Any) -> bool:
+            created = await create(job)
+            seen.append(await store.find(job.job_id))  # what another process would find, if this one died now
+            return created
+
+        monkeypatch.setattr(store, "create", create_and_look)
+        assert await (await session.execute(squares, [{"n": n} for n in range(5)])) is JobStatus.FINISHED
+        await session.execute(squares, {"n": 1}, autostop=False)
+        await session.execute(squares, None)
+    assert [(job.frames, job.stopped) for job in seen if job is not None] == [(5, True), (1, False), (0, False)]
+
+
+async def test_a_job_that_was_refused_after_its_creation_is_not_kept(opens: Open) -> None:
+    async with opens() as session:
+        with pytest.raises(ValueError, match="no place 'nowhere'"):
+            await session.execute(squares, {"n": 1}, job_id="one", place_callbacks={"nowhere": print})
+        assert await session.refresh_jobs() == []
+        assert await (await session.execute(squares, {"n": 2}, job_id="one")) is JobStatus.FINISHED
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 50])
+async def test_a_job_whose_submission_was_cancelled_is_not_kept(opens: Open, turns: int) -> None:
+    async with opens() as session:
+        submitting = asyncio.create_task(session.execute(squares, {"n": 1}, job_id="one"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        submitting.cancel()
+        try:
+            await submitting
+        except asyncio.CancelledError:
+            assert await session.refresh_jobs() == []
+        else:
+            assert [job.job_id for job in await session.refresh_jobs()] == ["one"]
+
+
+async def test_cancelling_the_submission_of_a_job_that_exists_does_not_harm_it(opens: Open) -> None:
+    async with opens() as session:
+        await (await session.execute(squares, {"n": 1}, job_id="one"))
+    async with opens() as session:
+        session._jobs.forget("one")  # as if another process had made it
+        submitting = asyncio.create_task(session.execute(squares, {"n": 1}, job_id="one"))
+        await asyncio.sleep(0)
+        submitting.cancel()
+        await asyncio.wait([submitting])
+        assert [job.job_id for job in await session.refresh_jobs()] == ["one"]
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 50])
+async def test_a_session_that_is_closed_keeps_a_job_or_refuses_it(opens: Open, turns: int) -> None:
+    async def nothing(*_: object) -> None: ...
+
+    async with opens() as session:
+        submitting = [
+            asyncio.create_task(session.execute(squares, {"n": 1}, job_id="plain")),
+            asyncio.create_task(session.execute(squares, {"n": 1}, job_id="called", default_callback=nothing)),
+        ]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    kept = set()
+    for task in submitting:
+        try:
+            kept.add((await task).job_id)
+            assert (await task).status.ended
+        except SessionClosed:
+            pass
+    async with opens() as session:
+        assert {job.job_id for job in session.jobs()} == kept
+        for job in session.jobs():
+            if job.status is JobStatus.INTERRUPTED:
+                job = await session.resume(job.job_id)
+            assert [r.value for r in await job.collect()] == [1]
 
 
 async def test_failures_are_written_too(opens: Open) -> None:
