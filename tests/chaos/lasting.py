@@ -20,7 +20,6 @@ from dfm_async import (
     FrameCompleted,
     Job,
     JobStatus,
-    OperationContext,
     Pipeline,
     PlaceParam,
     Repeat,
@@ -28,6 +27,7 @@ from dfm_async import (
     Session,
     StatusChanged,
     Yield,
+    current_context,
 )
 from tests.chaos.values import MEBIBYTE, comparable
 
@@ -45,7 +45,8 @@ def append(path: Path, text: str) -> None:
 
 
 @a.operation
-def begin(folder: str, n: int, context: OperationContext) -> int:
+def begin(folder: str, n: int) -> int:
+    context = current_context()
     append(Path(folder) / f"runs-{context.job_id}", str(context.frame[0]))
     time.sleep(0.01)
     return n
