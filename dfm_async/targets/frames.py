@@ -44,6 +44,7 @@ class FrameLedger:
 
     __slots__ = (
         "_again",
+        "_heavy",
         "_keep_rows",
         "_locations",
         "_rows",
@@ -79,8 +80,9 @@ class FrameLedger:
         self._keep_rows = keep_rows
         self._weigh = weigh
         self._weights: dict[int, int] = _NONE
+        self._heavy = 0
         self._waiting: deque[Row] = deque()
-        self._again: Sequence[tuple[int, Row]] = ()
+        self._again: dict[int, Row] = _NONE
         self._rows: dict[int, Row] = {} if keep_rows else _NONE
         self._tries: dict[int, int] = {} if keep_rows else _NONE
         self._told_last = False
@@ -88,7 +90,7 @@ class FrameLedger:
     @property
     def waiting(self) -> int:
         """How many parameter sets are not opened yet."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._again)
 
     @property
     def finished(self) -> bool:
@@ -103,22 +105,14 @@ class FrameLedger:
     def resume(self, rows: Mapping[int, Row], added: int) -> None:
         """Begins with what an earlier run left over: some sets to run again, of all that had come."""
         self.added = self.opened = added
-        self._again = [(index, rows[index]) for index in sorted(rows)]
+        self._again = {index: rows[index] for index in sorted(rows)}
         for index in rows:
             self.open[index] = self._locations
 
     def take(self, *, allow_new: bool) -> list[Batch]:
-        """Opens what can be opened now: sets that run again at once, new ones as far as the window allows."""
-        batches: list[Batch] = []
-        again, self._again = self._again, ()
-        for index, row in again:
-            self.open[index] = self._locations
-            self._keep(index, row)
-            if batches and index == batches[-1].first + len(batches[-1].rows):
-                batches[-1].rows.append(row)
-            else:
-                batches.append(Batch(index, [row], False))
-        room = self._window - len(self.open) if allow_new else 0
+        """Opens what can be opened now, as far as the window allows: first the sets that run again, then new ones."""
+        batches = self._take_again() if self._again else []
+        room = self._window - len(self.open) if allow_new and not self._again else 0
         rows = self._take_new(min(max(room, 0), len(self._waiting)))
         if rows:
             batches.append(Batch(self.opened, rows, False))
@@ -126,27 +120,48 @@ class FrameLedger:
                 self.open[index] = self._locations
                 self._keep(index, row)
             self.opened += len(rows)
-        if self.stopped and not self._waiting and not self._told_last:
+        if self.stopped and not self.waiting and not self._told_last:
             self._told_last = True
             end = batches.pop() if batches else Batch(self.opened, [], True)
             batches.append(Batch(end.first, end.rows, True))
         return batches
 
+    def _take_again(self) -> list[Batch]:
+        """Opens sets that are known to be open, but do not run."""
+        batches: list[Batch] = []
+        for _ in range(self._window - len(self.open) + len(self._again)):
+            index = next(iter(self._again), None)
+            if index is None or not self._fits(index, self._again[index]):
+                break
+            row = self._again.pop(index)
+            self.open[index] = self._locations
+            self._keep(index, row)
+            if batches and index == batches[-1].first + len(batches[-1].rows):
+                batches[-1].rows.append(row)
+            else:
+                batches.append(Batch(index, [row], False))
+        return batches
+
     def _take_new(self, count: int) -> list[Row]:
-        """Takes up to so many of those that wait: fewer if they are heavy, but one if nothing heavy is under way."""
+        """Takes up to so many of those that wait."""
         rows: list[Row] = []
-        under_way = sum(self._weights.values())
-        for _ in range(count):
-            size = self._weigh(self._waiting[0])
-            if size:
-                if under_way and under_way + size > _WINDOW_BYTES:
-                    break
-                under_way += size
-                if self._weights is _NONE:
-                    self._weights = {}
-                self._weights[self.opened + len(rows)] = size
+        while len(rows) < count and self._fits(self.opened + len(rows), self._waiting[0]):
             rows.append(self._waiting.popleft())
         return rows
+
+    def _fits(self, index: int, row: Row) -> bool:
+        """Whether a set may be opened now: a heavy one only if not too much is under way, or nothing heavy at all."""
+        if index in self._weights:  # it was under way before
+            return True
+        size = self._weigh(row)
+        if size:
+            if self._heavy and self._heavy + size > _WINDOW_BYTES:
+                return False
+            if self._weights is _NONE:
+                self._weights = {}
+            self._weights[index] = size
+            self._heavy += size
+        return True
 
     def _keep(self, index: int, row: Row) -> None:
         if self._keep_rows:
@@ -160,7 +175,7 @@ class FrameLedger:
             return False
         del self.open[index]
         if self._weights:
-            self._weights.pop(index, None)
+            self._heavy -= self._weights.pop(index, 0)
         if self._keep_rows:
             self._rows.pop(index, None)
             self._tries.pop(index, None)
@@ -168,7 +183,8 @@ class FrameLedger:
 
     def again(self) -> int:
         """What is under way was lost and has to run again; tells how often the unluckiest set has been lost."""
-        self._again = [(index, self._rows[index]) for index in sorted(self._rows)]
+        lost = {**self._again, **self._rows}
+        self._again = {index: lost[index] for index in sorted(lost)}
         self._told_last = False
         for index in self._rows:
             self._tries[index] = self._tries.get(index, 0) + 1
@@ -177,6 +193,6 @@ class FrameLedger:
     def clear(self) -> None:
         """The job has ended: nothing will be opened any more."""
         self._waiting.clear()
-        self._again = ()
+        self._again = _NONE
         if self._keep_rows:
             self._rows.clear()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import fractions
+import os
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -31,6 +33,7 @@ from dfm_async import (
     QueueFull,
     Result,
     ResultLimits,
+    RetryPolicy,
     Session,
     SessionClosed,
     StatusChanged,
@@ -70,6 +73,22 @@ async def wait_for(folder: str, n: int) -> int:
 
 
 @site.operation
+async def crowd(folder: str) -> int:
+    """Tells how many calls there were at the same time."""
+    crowd_size.append(1)
+    gate = Path(folder) / "open"
+    await asyncio.sleep(0.01)
+    while not gate.exists():  # noqa: ASYNC110 - the gate is in another process, or in none
+        await asyncio.sleep(0.01)
+    size = len(crowd_size)
+    crowd_size.pop()
+    return size
+
+
+crowd_size: list[int] = []
+
+
+@site.operation
 async def fail_for(n: int) -> int:
     if n % 2:
         raise ValueError(f"{n} is odd")
@@ -89,6 +108,9 @@ with Pipeline("counts") as counts:
 
 with Pipeline("waits") as waits:
     Yield(wait_for(PlaceParam("folder"), PlaceParam("n")))
+
+with Pipeline("crowds") as crowds:
+    Yield(crowd(PlaceParam("folder")))
 
 with Pipeline("fails") as fails:
     Yield(fail_for(PlaceParam("n")))
@@ -173,6 +195,32 @@ async def test_closing_a_session_interrupts_its_jobs_and_another_goes_on_with_th
         story = [e.status for e in events if isinstance(e, StatusChanged)]
         assert story == [JobStatus.RUNNING, JobStatus.INTERRUPTED, JobStatus.RUNNING, JobStatus.FINISHED]
     assert sorted(map(int, (tmp_path / "runs").read_text().split())) == list(range(3, 10))
+
+
+async def test_a_resumed_job_has_no_more_sets_under_way_than_it_was_given(opens: Open, tmp_path: Path) -> None:
+    async with opens() as session:
+        job = await session.execute(crowds, [{"folder": str(tmp_path)}] * 10, concurrency=2, job_id="crowd")
+    crowd_size.clear()
+    (tmp_path / "open").touch()
+    async with opens() as session:
+        job = await session.resume("crowd")
+        sizes = [r.value for r in await job.collect()]
+        assert len(sizes) == 10
+        assert max(sizes) <= 2
+
+
+async def test_a_resumed_job_survives_the_loss_of_a_worker_that_was_still_starting(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/jobs.db"
+    again = RetryPolicy(on_worker_lost=3)
+    async with Session(fed, store=store) as session:
+        await session.execute(squares, [{"n": n} for n in range(5)], retry=again, job_id="long")
+    async with Session(fed, store=store) as session:
+        job = await session.resume("long")
+        async with asyncio.timeout(30):
+            while (pid := session.stats().sites["site"].workers[0].pid) is None:
+                await asyncio.sleep(0)
+            os.kill(pid, signal.SIGKILL)
+            assert sorted(r.value for r in await job.collect()) == [0, 1, 4, 9, 16]
 
 
 async def test_an_interrupted_job_can_be_aborted(opens: Open, tmp_path: Path) -> None:
