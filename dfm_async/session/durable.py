@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections import OrderedDict
@@ -59,6 +60,7 @@ class DurableJobs:
     ) -> None:
         self._store = store
         self._jobs = jobs
+        jobs.backing = functools.partial(StoredLog, store)
         self._spawn = spawn
         self._plans: OrderedDict[bytes, Plan] = OrderedDict()
         self._followed: dict[str, asyncio.Task[None]] = {}

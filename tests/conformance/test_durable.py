@@ -217,7 +217,7 @@ async def test_a_resumed_job_survives_the_loss_of_a_worker_that_was_still_starti
     async with Session(fed, store=store) as session:
         job = await session.resume("long")
         async with asyncio.timeout(30):
-            while (pid := session.stats().sites["site"].workers[0].pid) is None:
+            while (pid := session.stats().sites["site"].workers[0].pid) is None:  # noqa: ASYNC110 - no event tells it
                 await asyncio.sleep(0)
             os.kill(pid, signal.SIGKILL)
             assert sorted(r.value for r in await job.collect()) == [0, 1, 4, 9, 16]
@@ -392,6 +392,15 @@ async def test_a_log_that_overflows_fails_its_job_alone_and_is_written_as_it_was
         again = await session.reattach("much")
         assert again.status is JobStatus.FAILED
         assert [(type(e), e.offset) async for e in again.events()] == [(type(e), e.offset) for e in events]
+
+
+async def test_the_logs_of_old_jobs_are_read_from_the_store(opens: Open) -> None:
+    async with opens(options=LocalOptions(keep_finished=1)) as session:
+        for n in range(4):
+            await (await session.execute(squares, {"n": n}, job_id=str(n)))
+        assert [[r.value for r in await job.collect()] for job in session.jobs()] == [[0], [1], [4], [9]]
+        job = await session.reattach("0", after=0)
+        assert [r.value for r in await job.collect()] == [0]
 
 
 async def test_spilling_needs_a_store(target: TargetName) -> None:
