@@ -74,6 +74,18 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def chaos(session: nox.Session) -> None:
+    """Workers and applications killed at random moments, and other faults: ``-- 1000`` says how many rounds.
+
+    Every round tells its seed. ``-- 1 4711`` runs the round with the seed 4711 again.
+    """
+    install(session, "test")
+    rounds, *seed = session.posargs or ["100"]
+    env = {"DFM_CHAOS_ROUNDS": rounds, **({"DFM_CHAOS_SEED": seed[0]} if seed else {})}
+    session.run("pytest", "-s", "-v", "--tb=short", "tests/chaos", env=env)
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """The documentation; every warning is an error."""
     install(session, "docs")

@@ -207,9 +207,9 @@ class JobRecord:
         )
 
     @classmethod
-    def from_summary(cls, summary: JobSummary, limits: ResultLimits) -> JobRecord:
-        """Makes the record of a job of which only a summary was kept."""
-        record = cls(summary.job_id, JobNumber(-1), summary.plan, limits, None, summary.events)
+    def from_summary(cls, summary: JobSummary, limits: ResultLimits, backing: Backing | None = None) -> JobRecord:
+        """Makes the record of a job of which only a summary was kept; ``backing``: where its log stands, if it does."""
+        record = cls(summary.job_id, JobNumber(-1), summary.plan, limits, backing, summary.events)
         record.created, record.finished, record.fingerprint = summary.created, summary.finished, summary.fingerprint
         record.error_count = summary.error_count
         if summary.error is not None:

@@ -76,6 +76,7 @@ class DurableJobs:
         self._target_codec = target_codec
         self._store = store
         self._jobs = jobs
+        jobs.backing = functools.partial(StoredLog, store)
         self._spawn = spawn
         self._plans: OrderedDict[bytes, Plan] = OrderedDict()
         self._plan_of: OrderedDict[str, bytes] = OrderedDict()

@@ -204,6 +204,9 @@ class SqliteStore:
 
     async def create(self, job: NewJob) -> bool:
         """Stores a new job, which is ours. It is committed on return; False if its id is taken."""
+        largest = max(map(len, job.params), default=0)
+        if largest > _LARGEST:
+            raise self._too_large(job.job_id, largest)
         return bool(await self._writer.command(partial(self._ownership.create, job)))
 
     async def take_over(self, job_id: str) -> StoredJob:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Final
 
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.status import JobStatus
+from dfm_async.planner.plan import Plan
+from dfm_async.results.log import Backing
 from dfm_async.results.record import JobRecord, JobSummary
 from dfm_async.results.retention import Retention
 from dfm_async.targets.coordinator import Coordinator
@@ -29,6 +32,8 @@ class JobTable:
         self._summaries: OrderedDict[str, JobSummary] = OrderedDict()
         self._retention = Retention()
         self._timer: asyncio.TimerHandle | None = None
+        self.backing: Callable[[str, Plan], Backing] | None = None
+        """Where the logs of jobs stand that are not kept here any more."""
         self.totals: dict[JobStatus, int] = {}
         """How many jobs have ended, by their status."""
 
@@ -63,8 +68,12 @@ class JobTable:
         """Finds a job that runs, or ended not too long ago."""
         found = self._records.get(job_id)
         if found is None and job_id in self._summaries:
-            return JobRecord.from_summary(self._summaries[job_id], self._options.results)
+            return self._from_summary(self._summaries[job_id])
         return found
+
+    def _from_summary(self, summary: JobSummary) -> JobRecord:
+        backing = None if self.backing is None else self.backing(summary.job_id, summary.plan)
+        return JobRecord.from_summary(summary, self._options.results, backing)
 
     def coordinator(self, job_id: str) -> Coordinator | None:
         """Finds a job that has not ended."""
@@ -73,7 +82,7 @@ class JobTable:
     @property
     def records(self) -> list[JobRecord]:
         """All jobs that are known: first those of which only a summary is left, then in order of submission."""
-        summaries = [JobRecord.from_summary(found, self._options.results) for found in self._summaries.values()]
+        summaries = [self._from_summary(found) for found in self._summaries.values()]
         return [*summaries, *self._records.values()]
 
     @property
@@ -111,8 +120,6 @@ class JobTable:
         if self._records.get(record.job_id) is not record:
             return
         del self._records[record.job_id]
-        if record.log.backing is not None:
-            return  # the store has everything of it
         self._summaries[record.job_id] = summary
         while len(self._summaries) > self._options.keep_summaries:
             self._summaries.popitem(last=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import fractions
+import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -33,7 +35,9 @@ from dfm_async import (
     QueueFull,
     Result,
     ResultLimits,
+    RetryPolicy,
     Session,
+    SessionClosed,
     StatusChanged,
     Yield,
     current_context,
@@ -71,6 +75,22 @@ async def wait_for(folder: str, n: int) -> int:
 
 
 @site.operation
+async def crowd(folder: str) -> int:
+    """Tells how many calls there were at the same time."""
+    crowd_size.append(1)
+    gate = Path(folder) / "open"
+    await asyncio.sleep(0.01)
+    while not gate.exists():  # noqa: ASYNC110 - the gate is in another process, or in none
+        await asyncio.sleep(0.01)
+    size = len(crowd_size)
+    crowd_size.pop()
+    return size
+
+
+crowd_size: list[int] = []
+
+
+@site.operation
 async def fail_for(n: int) -> int:
     if n % 2:
         raise ValueError(f"{n} is odd")
@@ -90,6 +110,9 @@ with Pipeline("counts") as counts:
 
 with Pipeline("waits") as waits:
     Yield(wait_for(PlaceParam("folder"), PlaceParam("n")))
+
+with Pipeline("crowds") as crowds:
+    Yield(crowd(PlaceParam("folder")))
 
 with Pipeline("fails") as fails:
     Yield(fail_for(PlaceParam("n")))
@@ -176,6 +199,32 @@ async def test_closing_a_session_interrupts_its_jobs_and_another_goes_on_with_th
     assert sorted(map(int, (tmp_path / "runs").read_text().split())) == list(range(3, 10))
 
 
+async def test_a_resumed_job_has_no_more_sets_under_way_than_it_was_given(opens: Open, tmp_path: Path) -> None:
+    async with opens() as session:
+        job = await session.execute(crowds, [{"folder": str(tmp_path)}] * 10, concurrency=2, job_id="crowd")
+    crowd_size.clear()
+    (tmp_path / "open").touch()
+    async with opens() as session:
+        job = await session.resume("crowd")
+        sizes = [r.value for r in await job.collect()]
+        assert len(sizes) == 10
+        assert max(sizes) <= 2
+
+
+async def test_a_resumed_job_survives_the_loss_of_a_worker_that_was_still_starting(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/jobs.db"
+    again = RetryPolicy(on_worker_lost=3)
+    async with Session(fed, store=store) as session:
+        await session.execute(squares, [{"n": n} for n in range(5)], retry=again, job_id="long")
+    async with Session(fed, store=store) as session:
+        job = await session.resume("long")
+        async with asyncio.timeout(30):
+            while (pid := session.stats().sites["site"].workers[0].pid) is None:  # noqa: ASYNC110 - no event tells it
+                await asyncio.sleep(0)
+            os.kill(pid, signal.SIGKILL)
+            assert sorted(r.value for r in await job.collect()) == [0, 1, 4, 9, 16]
+
+
 async def test_an_interrupted_job_can_be_aborted(opens: Open, tmp_path: Path) -> None:
     await interrupted(opens, tmp_path)
     async with opens() as session:
@@ -201,6 +250,84 @@ async def test_a_job_that_was_open_stays_open_when_it_is_resumed(opens: Open) ->
         await job.send_stop_frame()
         results_now = await job.collect()
         assert sorted((r.frame, r.value) for r in results_now) == [((0,), 1), ((1,), 4), ((2,), 9)]
+
+
+async def test_a_job_is_created_as_a_whole_or_not_at_all(opens: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opens() as session:
+        store = session._durable._store  # type: ignore[union-attr]
+        create, seen = store.create, []
+
+        async def create_and_look(job: Any) -> bool:
+            created = await create(job)
+            seen.append(await store.find(job.job_id))  # what another process would find, if this one died now
+            return created
+
+        monkeypatch.setattr(store, "create", create_and_look)
+        assert await (await session.execute(squares, [{"n": n} for n in range(5)])) is JobStatus.FINISHED
+        await session.execute(squares, {"n": 1}, autostop=False)
+        await session.execute(squares, None)
+    assert [(job.frames, job.stopped) for job in seen if job is not None] == [(5, True), (1, False), (0, False)]
+
+
+async def test_a_job_that_was_refused_after_its_creation_is_not_kept(opens: Open) -> None:
+    async with opens() as session:
+        with pytest.raises(ValueError, match="no place 'nowhere'"):
+            await session.execute(squares, {"n": 1}, job_id="one", place_callbacks={"nowhere": print})
+        assert await session.refresh_jobs() == []
+        assert await (await session.execute(squares, {"n": 2}, job_id="one")) is JobStatus.FINISHED
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 50])
+async def test_a_job_whose_submission_was_cancelled_is_not_kept(opens: Open, turns: int) -> None:
+    async with opens() as session:
+        submitting = asyncio.create_task(session.execute(squares, {"n": 1}, job_id="one"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        submitting.cancel()
+        try:
+            await submitting
+        except asyncio.CancelledError:
+            assert await session.refresh_jobs() == []
+        else:
+            assert [job.job_id for job in await session.refresh_jobs()] == ["one"]
+
+
+async def test_cancelling_the_submission_of_a_job_that_exists_does_not_harm_it(opens: Open) -> None:
+    async with opens() as session:
+        await (await session.execute(squares, {"n": 1}, job_id="one"))
+    async with opens() as session:
+        session._jobs.forget("one")  # as if another process had made it
+        submitting = asyncio.create_task(session.execute(squares, {"n": 1}, job_id="one"))
+        await asyncio.sleep(0)
+        submitting.cancel()
+        await asyncio.wait([submitting])
+        assert [job.job_id for job in await session.refresh_jobs()] == ["one"]
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 50])
+async def test_a_session_that_is_closed_keeps_a_job_or_refuses_it(opens: Open, turns: int) -> None:
+    async def nothing(*_: object) -> None: ...
+
+    async with opens() as session:
+        submitting = [
+            asyncio.create_task(session.execute(squares, {"n": 1}, job_id="plain")),
+            asyncio.create_task(session.execute(squares, {"n": 1}, job_id="called", default_callback=nothing)),
+        ]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    kept = set()
+    for task in submitting:
+        try:
+            kept.add((await task).job_id)
+            assert (await task).status.ended
+        except SessionClosed:
+            pass
+    async with opens() as session:
+        assert {job.job_id for job in session.jobs()} == kept
+        for job in session.jobs():
+            if job.status is JobStatus.INTERRUPTED:
+                job = await session.resume(job.job_id)
+            assert [r.value for r in await job.collect()] == [1]
 
 
 async def test_failures_are_written_too(opens: Open) -> None:
@@ -267,6 +394,15 @@ async def test_a_log_that_overflows_fails_only_its_job_and_what_it_held_is_writt
         again = await session.reattach("much")
         assert again.status is JobStatus.FAILED
         assert [(type(e), e.offset) async for e in again.events()] == [(type(e), e.offset) for e in events]
+
+
+async def test_the_logs_of_old_jobs_are_read_from_the_store(opens: Open) -> None:
+    async with opens(options=LocalOptions(keep_finished=1)) as session:
+        for n in range(4):
+            await (await session.execute(squares, {"n": n}, job_id=str(n)))
+        assert [[r.value for r in await job.collect()] for job in session.jobs()] == [[0], [1], [4], [9]]
+        job = await session.reattach("0", after=0)
+        assert [r.value for r in await job.collect()] == [0]
 
 
 async def test_spilling_needs_a_store(target: TargetName) -> None:

@@ -1,0 +1,20 @@
+"""An application that runs jobs which are written down, until it is killed. Started again, it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from dfm_async import Session
+from tests.chaos.lasting import fed, run, store
+
+
+async def main(folder: Path, seed: int) -> None:
+    async with Session(fed, store=store(folder)) as session:
+        print("begun", flush=True)
+        await run(session, folder, seed, heard=lambda: print("heard", flush=True))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,143 @@
+"""Jobs that are written down, and what an application does with them however often it was killed before."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dfm_async import (
+    Event,
+    Federation,
+    ForEach,
+    FrameCompleted,
+    Job,
+    JobStatus,
+    Pipeline,
+    PlaceParam,
+    Repeat,
+    Result,
+    Session,
+    StatusChanged,
+    Yield,
+    current_context,
+)
+from tests.chaos.values import MEBIBYTE, comparable
+
+fed = Federation("lasting chaos")
+a, b, c = fed.site("a"), fed.site("b"), fed.site("c")
+
+
+def append(path: Path, text: str) -> None:
+    """Writes a line that is there as a whole, or not at all."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(file, f"{text}\n".encode())
+    finally:
+        os.close(file)
+
+
+@a.operation
+def begin(folder: str, n: int) -> int:
+    context = current_context()
+    append(Path(folder) / f"runs-{context.job_id}", str(context.frame[0]))
+    time.sleep(0.01)
+    return n
+
+
+@b.operation
+async def double(n: int) -> int:
+    await asyncio.sleep(0.005)
+    return n * 2
+
+
+@c.operation
+def count(n: int) -> Iterator[int]:
+    for i in range(n):
+        time.sleep(0.001)
+        yield i
+
+
+@c.operation
+async def block(n: int) -> np.ndarray[Any, Any]:
+    return np.full(MEBIBYTE, n % 100, dtype=np.uint8)
+
+
+functions: dict[str, Any] = {
+    "begin": lambda folder, n: n,
+    "double": lambda n: n * 2,
+    "count": lambda n: iter(range(n)),
+    "block": lambda n: np.full(MEBIBYTE, n % 100, dtype=np.uint8),
+}
+
+with Pipeline("lasting") as pipeline:
+    first = begin(PlaceParam("folder"), PlaceParam("n"))
+    with ForEach(count(first)) as element:
+        Yield(double(element), place="double")
+    with Repeat(first, times=2) as current:
+        current.next(double(current))
+    Yield(current, place="end")
+    Yield(count(first), place="count")
+    Yield(block(first), place="block")
+
+
+def jobs(folder: Path, seed: int) -> dict[str, dict[str, Any]]:
+    """What the application of a seed runs: for each job, the arguments of execute."""
+    rng = random.Random(seed)
+    found = {}
+    for at in range(rng.randint(1, 3)):
+        sets = [{"folder": str(folder), "n": rng.randint(0, 5)} for _ in range(rng.randint(1, 15))]
+        found[f"job-{at}"] = {"input_params": sets, "concurrency": rng.choice([None, 1, 4])}
+    return found
+
+
+def store(folder: Path) -> str:
+    """Where the jobs are written down."""
+    return f"sqlite:///{folder}/jobs.db"
+
+
+def note(event: Event) -> list[Any]:
+    """An event as it goes to a file."""
+    if isinstance(event, Result):
+        return [event.offset, "result", event.place, list(event.frame), comparable(event.value)]
+    if isinstance(event, FrameCompleted):
+        return [event.offset, "done", "", list(event.frame), None]
+    if isinstance(event, StatusChanged):
+        return [event.offset, "status", event.status.value, [], None]
+    return [event.offset, type(event).__name__, "", [], None]
+
+
+def notes(folder: Path, name: str) -> list[list[Any]]:
+    """What all readers of a job have noted."""
+    path = folder / f"read-{name}"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+async def read_on(folder: Path, name: str, job: Job, heard: Callable[[], None]) -> None:
+    """Reads a job from where the last reader stopped, notes every event, and then says that it has."""
+    before = notes(folder, name)
+    async for event in job.events(after=before[-1][0] if before else None):
+        append(folder / f"read-{name}", json.dumps(note(event)))
+        heard()
+
+
+async def submit(session: Session, name: str, arguments: dict[str, Any]) -> Job:
+    """Starts a job, or goes on with it, or finds that it has ended."""
+    job = await session.execute(pipeline, job_id=name, **arguments)
+    return await session.resume(name) if job.status is JobStatus.INTERRUPTED else job
+
+
+async def run(session: Session, folder: Path, seed: int, heard: Callable[[], None] = lambda: None) -> None:
+    """Runs all jobs to their ends."""
+    async with asyncio.TaskGroup() as group:
+        for name, arguments in jobs(folder, seed).items():
+            job = await submit(session, name, arguments)
+            append(folder / "submitted", name)
+            group.create_task(read_on(folder, name, job, heard))

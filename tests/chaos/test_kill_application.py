@@ -1,0 +1,119 @@
+"""An application is killed while it runs jobs that are written down, and another one goes on with them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dfm_async import FrameCompleted, Job, JobStatus, Session
+from tests.chaos.lasting import fed, functions, jobs, notes, pipeline, run, store
+from tests.chaos.left import nothing_left
+from tests.chaos.seeds import seeds
+from tests.chaos.values import comparable
+from tests.reference import interpret
+
+BOUND = 60.0
+
+
+def total(folder: Path, seed: int) -> int:
+    """About how many lines the application says, if nobody kills it."""
+    sets = [params for arguments in jobs(folder, seed).values() for params in arguments["input_params"]]
+    return len(interpret(pipeline, functions, sets).results) + len(sets)
+
+
+async def run_and_kill(folder: Path, seed: int, rng: random.Random) -> None:
+    """Runs the application, kills it at a random moment, and waits until its processes have ended."""
+    command = [sys.executable, "-m", "tests.chaos.application", str(folder), str(seed)]
+    application = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert application.stdout is not None
+    match rng.choice(["early", "soon", "middle", "middle", "middle"]):
+        case "early":  # perhaps before there is a session
+            await asyncio.sleep(rng.uniform(0.0, 1.0))
+        case "soon":  # while jobs are submitted
+            await application.stdout.readline()
+            await asyncio.sleep(rng.uniform(0.0, 0.3))
+        case "middle":
+            for _ in range(rng.randint(0, total(folder, seed))):
+                if not await application.stdout.readline():
+                    break
+            await asyncio.sleep(rng.choice([0.0, 0.01, 0.1]))
+    family: list[psutil.Process] = []
+    if application.returncode is None:
+        with suppress(psutil.NoSuchProcess):
+            family = psutil.Process(application.pid).children(recursive=True)
+        with suppress(ProcessLookupError):
+            application.kill()
+    await application.stdout.read()
+    code = await application.wait()
+    assert code in (0, -9), f"the application ended with {code}"
+    _, orphans = await asyncio.to_thread(psutil.wait_procs, family, 10)
+    assert not orphans, f"orphans: {orphans}"
+
+
+async def check_list(folder: Path, session: Session) -> dict[str, set[int]]:
+    """Checks what a new session tells about the jobs of the dead one; gives what is done of each."""
+    found = {job.job_id: job for job in session.jobs()}
+    path = folder / "submitted"
+    submitted = path.read_text().split() if path.exists() else []
+    assert set(submitted) <= found.keys(), "a job was submitted, but is not known"
+    for name, job in found.items():
+        assert job.status in (JobStatus.FINISHED, JobStatus.INTERRUPTED), job
+        read = notes(folder, name)
+        assert read == [] or read[-1][0] < job._known().log.end, "read, but not written down"
+        if read and read[-1][1:3] == ["status", "finished"]:
+            assert job.status is JobStatus.FINISHED
+    return {name: await done_of(job) for name, job in found.items()}
+
+
+async def done_of(job: Job) -> set[int]:
+    return {event.frame[0] async for event in job.events() if isinstance(event, FrameCompleted)}
+
+
+def check_read(folder: Path, name: str, sets: list[dict[str, Any]]) -> None:
+    """What all readers have seen together is what the job was to give, each result once."""
+    read = notes(folder, name)
+    assert [line[0] for line in read] == list(range(len(read))), f"offsets are not contiguous in {name}"
+    assert read[-1][1:3] == ["status", "finished"], f"the last of {name}: {read[-1]}"
+    results = Counter((place, tuple(frame), value) for _, kind, place, frame, value in read if kind == "result")
+    outcome = interpret(pipeline, functions, sets)
+    assert results == Counter((place, frame, comparable(value)) for place, frame, value in outcome.results), name
+    done = Counter(frame[0] for _, kind, _, frame, _ in read if kind == "done")
+    assert done == dict.fromkeys(range(len(sets)), 1), name
+
+
+def runs(folder: Path, name: str) -> Counter[int]:
+    path = folder / f"runs-{name}"
+    return Counter(map(int, path.read_text().split())) if path.exists() else Counter()
+
+
+@pytest.mark.parametrize("seed", seeds(2))
+async def test_whenever_an_application_is_killed_its_jobs_go_on(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    kills = rng.choice([1, 1, 2])
+    for _ in range(kills):
+        await run_and_kill(tmp_path, seed, rng)
+    async with nothing_left():
+        async with Session(fed, store=store(tmp_path)) as session:
+            done = await check_list(tmp_path, session)
+            before = {name: runs(tmp_path, name) for name in done}
+            read = {name: len(notes(tmp_path, name)) for name in done}
+            try:
+                async with asyncio.timeout(BOUND):
+                    await run(session, tmp_path, seed)
+            except TimeoutError:
+                pytest.fail(f"seed {seed} hangs: {session!r} {session.jobs()} {session.stats()}")
+    for name, arguments in jobs(tmp_path, seed).items():
+        check_read(tmp_path, name, arguments["input_params"])
+        again = runs(tmp_path, name) - before.get(name, Counter())
+        assert not (done.get(name, set()) & again.keys()), "what was done has run again"
+        assert max(runs(tmp_path, name).values()) <= kills + 1
+    listed = {name: f"{len(frames)} done, {read[name]} read" for name, frames in done.items()}
+    print(f"seed {seed}: {kills} kills, then {listed}")
