@@ -30,6 +30,7 @@ from dfm_async import (
     WorkerNotice,
     Yield,
 )
+from dfm_async.targets.local.start import WorkerProcess
 
 fed = Federation("mortal")
 lab, desk = fed.site("lab"), fed.site("desk")
@@ -245,6 +246,40 @@ async def test_killing_a_worker_again_and_again_loses_nothing(tmp_path: Path) ->
                     os.kill(result.value, signal.SIGKILL)
         assert sorted(r.frame[0] for r in found) == list(range(100))
         assert len(killed) == 4
+
+
+async def test_the_end_of_the_fork_server_is_the_end_of_its_workers_and_of_nothing_else() -> None:
+    async with Session(fed) as session:
+        job = await session.execute(pauses, [{"seconds": 0.05}] * 10, retry=AGAIN, concurrency=2)
+        other = await session.execute(waits)
+        async with job.results() as results:
+            worker = psutil.Process((await anext(results)).value)
+            server = worker.parent()
+            assert server is not None
+            server.kill()
+            async with asyncio.timeout(30):
+                assert len([r async for r in results]) == 9
+                with pytest.raises(JobAborted) as caught:
+                    await other
+        assert isinstance(caught.value.__cause__, WorkerLost)
+        await asyncio.to_thread(worker.wait, 5)
+
+
+async def test_a_start_that_meets_the_end_of_the_fork_server_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, failures = WorkerProcess.start, [EOFError("unexpected EOF"), ConnectionRefusedError("nobody listens")]
+
+    def start_later(process: WorkerProcess) -> None:
+        if failures:
+            raise failures.pop()
+        start(process)
+
+    monkeypatch.setattr(WorkerProcess, "start", start_later)
+    async with Session(fed) as session:
+        with pytest.raises(JobAborted, match="what starts workers has ended") as caught:
+            await (await session.execute(pauses, {"seconds": 0}))
+        assert isinstance(caught.value.__cause__, WorkerLost)
+        failures.append(EOFError("unexpected EOF"))
+        assert (await (await session.execute(pauses, {"seconds": 0})).first()).value
 
 
 async def test_cancelling_a_call_that_hangs_does_not_harm_other_jobs_of_the_worker() -> None:

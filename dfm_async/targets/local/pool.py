@@ -40,6 +40,8 @@ __all__ = ["Seat", "SitePool", "SiteWorker", "remember_net"]
 
 _log = logging.getLogger(__name__)
 
+_SERVER_ENDED: Final = (EOFError, ConnectionError)
+"""What a start raises when the fork server ends in the middle of it."""
 _REAP: Final = 0.5
 """How long the end of a channel may come before the end of its process."""
 _BACKOFF: Final = 0.1
@@ -156,7 +158,13 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
 
     def _start(self) -> None:
         self._oom_kills = oom_kills()
-        self.aio_process.start()
+        try:
+            self.aio_process.start()
+        except _SERVER_ENDED:  # whoever comes next finds it dead and starts another: once more, nothing is lost yet
+            try:
+                self.aio_process.start()
+            except _SERVER_ENDED as error:
+                raise WorkerLost(self.site, None, f"what starts workers has ended ({error})") from error
         self._output.pid = self.aio_process.pid
 
     def _pulse(self, pulse: Pulse) -> None:
