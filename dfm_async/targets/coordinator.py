@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, Literal
 
 import msgspec
 
-from dfm_async.errors import DfmError, EncodingError, OperationFailed, ParameterError, WorkerLost
-from dfm_async.model.error_record import ErrorRecord
-from dfm_async.model.events import Failure, FrameCompleted, Progress, WorkerNotice
-from dfm_async.model.ids import Frame, JobNumber
+from dfm_async.errors import DfmError, EncodingError, WorkerLost
+from dfm_async.model.events import Failure, WorkerNotice
+from dfm_async.model.ids import JobNumber
 from dfm_async.model.status import JobStatus
-from dfm_async.results.decode import Run, result_events
 from dfm_async.results.record import JobRecord
 from dfm_async.results.seen import Seen
+from dfm_async.targets.failures import Told, rebuild
 from dfm_async.targets.frames import FRAME_WINDOW, Batch, FrameLedger, Row
+from dfm_async.targets.intake import Intake
+from dfm_async.targets.offers import Answer, Offers
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec, weight
-from dfm_async.wire.memory import Payload, size_of
+from dfm_async.wire.memory import Payload
 
 __all__ = ["Coordinator", "JobRules", "Phase"]
 
 _LOSSES: Final = 3
 """After how many lost workers in a row, with no parameter set done in between, a job is given up."""
-_PARTIAL: Final = 10_000
-"""How many parameter sets that other jobs send in parts may be incomplete."""
-_PROGRESS: Final = 1_000
-"""Of how many calls the last report is kept while the log is full."""
 _AT_ONCE: Final = 0.1
 """What stops within that many seconds has stopped at once."""
 
@@ -90,22 +85,15 @@ class Coordinator:
         self.resubmit: Callable[[Coordinator], None] | None = None
         """Gives the job new workers, after it has lost one."""
         self.frames = FrameLedger(record.open_frames, len(self.plan.locations), rules.window, rules.reruns > 0, _weigh)
-        self.seen: Seen | None = Seen() if rules.reruns > 0 else None
-        """Which results of unfinished parameter sets the log has, if they may run again."""
+        self._intake = Intake(record, codec, rules.reruns > 0)
         self._codec = codec
         self._pack_rows = pack_rows
         self._send: Callable[[int, msg.Message], None] = _nowhere
         self._kill: Callable[[int], None] = _nobody
         self._on_end: list[Callable[[Coordinator], None]] = []
         self._names = self.plan.params_at
-        self._points = self.plan.points
-        self._sites = self.plan.sites_at
         self._room: list[asyncio.Future[None]] = []
-        self._offers: deque[tuple[Row, Callable[[str], None]]] | None = None
-        self._partial: dict[str, dict[str, Any]] | None = None
-        self._errors: dict[int, dict[str, DfmError]] = {}
-        self._failed: dict[int, dict[tuple[str, Frame], DfmError]] | None = {} if rules.reruns > 0 else None
-        self._progress: dict[tuple[str, Frame], Progress] | None = None
+        self._offers: Offers | None = None
         self._owed = [[0, 0] for _ in self.plan.locations]
         self._stopping: frozenset[int] = frozenset()
         self._acknowledged: frozenset[int] = frozenset()
@@ -127,9 +115,7 @@ class Coordinator:
         total = f"{frames.added}" if frames.stopped else f"{frames.added} so far"
         return f"{self.phase.value}, {done} of {total} parameter sets done"
 
-    def resume(
-        self, rows: Mapping[int, Row], added: int, seen: Seen, failed: dict[int, dict[tuple[str, Frame], DfmError]]
-    ) -> None:
+    def resume(self, rows: Mapping[int, Row], added: int, seen: Seen, failed: Told) -> None:
         """Begins where an earlier run has ended.
 
         Args:
@@ -140,7 +126,7 @@ class Coordinator:
         """
         self.resumed = True
         self.frames.resume(rows, added)
-        self.seen, self._failed = seen, failed
+        self._intake.resume(seen, failed)
 
     def on_end(self, call: Callable[[Coordinator], None]) -> None:
         """Has something called when the job has ended."""
@@ -192,9 +178,7 @@ class Coordinator:
                 if not future.done():
                     future.set_result(None)
         while self._offers and self.frames.waiting < self.rules.window and self.accepts:
-            row, answer = self._offers.popleft()
-            self._take([row])
-            answer("")
+            self._take([self._offers.take()])
 
     def _open_frames(self) -> None:
         batches = self._next_batches()
@@ -224,49 +208,26 @@ class Coordinator:
         if self.record.number == message.job:
             self._send(at, message)
 
-    def offer(self, place: str, key: str, value: Any, answer: Callable[[str], None]) -> None:
+    def offer(self, place: str, key: str, value: Any, answer: Answer) -> None:
         """Takes a value for a parameter from another job; ``answer`` is told "" when it was, or why not.
 
         Values with the same key make one parameter set, which is taken when it is complete and there is room.
         """
-        job_id = self.record.job_id
         if not self.accepts:
+            job_id = self.record.job_id
             answer(f"job {job_id} takes no further parameter sets: it was told to stop, or is about to end")
-        elif place not in self.plan.params:
-            known = ", ".join(map(repr, self.plan.params)) or "none"
-            answer(f"job {job_id} has no parameter {place!r} (it has: {known})")
-        else:
-            if self._partial is None:
-                self._partial = {}
-            if key not in self._partial and len(self._partial) >= _PARTIAL:
-                answer(f"job {job_id} has {_PARTIAL:,} incomplete parameter sets already")
-                return
-            params = self._partial.setdefault(key, {})
-            params[place] = value
-            if len(params) < len(self.plan.params):
-                answer("")
-                return
-            del self._partial[key]
-            self._take_offer(params, answer)
-
-    def _take_offer(self, params: Mapping[str, Any], answer: Callable[[str], None]) -> None:
-        assert self._pack_rows is not None  # noqa: S101 - the session gives it to every job
-        try:
-            (row,) = self._pack_rows(params)
-        except ParameterError as error:
-            answer(str(error))
             return
         if self._offers is None:
-            self._offers = deque()
-        self._offers.append((row, answer))
+            assert self._pack_rows is not None  # noqa: S101 - the session gives it to every job
+            self._offers = Offers(self.record.job_id, self.plan.params, self._pack_rows)
+        self._offers.add(place, key, value, answer)
         self._make_room()
         if self.phase is Phase.RUNNING:
             self._open_frames()
 
     def _refuse_offers(self) -> None:
-        offers, self._offers = self._offers, None
-        for _, answer in offers or ():
-            answer(f"job {self.record.job_id} was told to stop, or has ended")
+        if self._offers is not None:
+            self._offers.refuse()
 
     # life
 
@@ -396,7 +357,7 @@ class Coordinator:
         self._location_stopped(message.at, "stopped" if message.seconds < _AT_ONCE else "stopped after grace")
 
     def _job_broken(self, message: msg.JobBroken) -> None:
-        self.fail(_rebuild(message.error))
+        self.fail(rebuild(message.error))
 
     def _location_stopped(self, at: int, how: str) -> None:
         if self.phase in (Phase.STOPPING, Phase.RESTARTING) and at in self._stopping:
@@ -493,8 +454,7 @@ class Coordinator:
             self._make_room()
         if self._offers:
             self._refuse_offers()
-        if self._progress:
-            self._log_held_progress()
+        self._intake.release_progress()
         self.record.log.on_room = self.record.log.on_full = self.record.blocked = None
         self._send, self._kill, self.resubmit, self._pack_rows = _nowhere, _nobody, None, None
         self.record.change(status, reason)
@@ -505,28 +465,12 @@ class Coordinator:
     # messages
 
     def _results(self, message: msg.Results) -> None:
-        log = self.record.log
         try:
-            values = self._codec.loads_batch(message.payload)
+            items, size = self._intake.results(message)
         except EncodingError as error:
             self.fail(error)
             return
-        size = size_of(message.payload)
-        runs, fresh = message.runs, values
-        if self.seen is not None:
-            runs, fresh = _only_new(self.seen, message.runs, values)
-        if fresh:
-            first = log.end
-            events = result_events(self.plan, message.at, runs, fresh, first)
-            for event in events:
-                if type(event) is Failure:
-                    self.record.add_error(event.error)
-            if self.record.journal is not None:
-                whole = message.payload if len(fresh) == len(values) and type(message.payload) is bytes else b""
-                self.record.journal.results(first, message.at, runs, fresh, whole)
-            log.extend(events, size // max(1, len(values)))  # may fail the job, which adds further events
-            log.wake()
-        self._owe(message.at, len(values), size)
+        self._owe(message.at, items, size)
         if message.frames:
             self._close_frames(message.frames)
 
@@ -569,7 +513,7 @@ class Coordinator:
     def _grant(self) -> None:
         """The log has room again: the sites may send what they could not."""
         if self.phase is Phase.RUNNING:
-            self._log_held_progress()
+            self._intake.release_progress()
             self._open_frames()
             for at, owed in enumerate(self._owed):
                 if owed[0]:
@@ -577,71 +521,18 @@ class Coordinator:
                     owed[:] = (0, 0)
 
     def _operation_error(self, message: msg.OperationError) -> None:
-        self._log_error(message.error)
-        self._owe(message.at, 1, 0)
-
-    def _log_error(self, found: ErrorRecord) -> None:
-        root = found.frame[0] if found.frame else -1
-        known = self._errors.setdefault(root, {})
-        if found.id in known:
-            return
-        error = known[found.id] = _rebuild(found)
-        if self._failed is not None:
-            told = self._failed.setdefault(root, {})
-            if (found.node, found.frame) in told:  # in an earlier run of this parameter set
-                known[found.id] = told[found.node, found.frame]
-                return
-            told[found.node, found.frame] = error
-        self.record.add_error(error)
-        log = self.record.log
-        self.record.add(Failure(log.end, None, error, found.frame, found.site, found.node), len(found.traceback))
-        log.wake()
-        if self.rules.on_error == "stop" and self.phase is Phase.RUNNING:
+        new, found = self._intake.error(message.error), message.error
+        if new is not None and self.rules.on_error == "stop" and self.phase is Phase.RUNNING:
             reason = f"stopped at the first error: {found.node} raised {found.type_name}"
             self.halt(JobStatus.FAILED, reason, self.rules.grace)
-
-    def _yield_failed(self, message: msg.YieldFailed) -> None:
-        if self.seen is None or self.seen.add(message.point, message.frame, -1, 1):
-            self._log_failed_yield(message)
         self._owe(message.at, 1, 0)
 
-    def _log_failed_yield(self, message: msg.YieldFailed) -> None:
-        place, node = self._points[message.point]
-        error = self._errors.get(message.frame[0], {}).get(message.error)
-        if error is None:
-            error = self._errors.get(-1, {}).get(message.error) or DfmError(f"error {message.error}")
-        log = self.record.log
-        failure = Failure(log.end, place, error, message.frame, self._sites[message.at], node)
-        self.record.add(failure, 0, message.point)
-        log.wake()
+    def _yield_failed(self, message: msg.YieldFailed) -> None:
+        self._intake.failed_yield(message)
+        self._owe(message.at, 1, 0)
 
     def _progress_made(self, message: msg.ProgressMade) -> None:
-        site, log = self._sites[message.at], self.record.log
-        for node, frame, done, total, note in message.reports:
-            progress = Progress(log.end, frame, site, node, done, total, note)
-            if log.full:  # the last one of each call waits until there is room
-                self._hold(progress)
-            else:
-                self._log_progress(progress)
-        log.wake()
-
-    def _hold(self, progress: Progress) -> None:
-        """Keeps the last report of each call, of so many calls."""
-        if self._progress is None:
-            self._progress = {}
-        self._progress.pop((progress.node, progress.frame), None)
-        self._progress[progress.node, progress.frame] = progress
-        if len(self._progress) > _PROGRESS:
-            del self._progress[next(iter(self._progress))]
-
-    def _log_held_progress(self) -> None:
-        held, self._progress = self._progress, None
-        for progress in (held or {}).values():
-            self._log_progress(progress)
-
-    def _log_progress(self, found: Progress) -> None:
-        offset = self.record.log.end
-        self.record.add(Progress(offset, found.frame, found.site, found.node, found.done, found.total, found.note))
+        self._intake.progress(message)
 
     def _frames_done(self, message: msg.FramesDone) -> None:
         self._close_frames(message.frames)
@@ -651,12 +542,7 @@ class Coordinator:
         done = False
         for index in frames:
             if self.frames.done(index):
-                self._errors.pop(index, None)
-                if self.seen is not None:
-                    self.seen.forget(index)
-                if self._failed is not None:
-                    self._failed.pop(index, None)
-                self.record.add(FrameCompleted(log.end, (index,)))
+                self._intake.frame_done(index)
                 done = True
         if done:
             self._losses = 0
@@ -680,42 +566,6 @@ _HANDLERS: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
 _WHILE_RESTARTING: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
     kind: _HANDLERS[kind] for kind in (msg.CancelSeen, msg.JobStopped)
 }
-
-
-def _only_new(seen: Seen, runs: Sequence[Run], values: Sequence[Any]) -> tuple[list[Run], list[Any]]:
-    """Leaves out what an earlier run of the parameter set has yielded."""
-    new_runs: list[Run] = []
-    new_values: list[Any] = []
-    position = 0
-    for point, frame, start, count in runs:
-        for part in seen.add(point, frame, start, count):
-            new_runs.append((point, frame, -1 if start < 0 else start + part.start, len(part)))
-            new_values.extend(values[position + part.start : position + part.stop])
-        position += count
-    return new_runs, new_values
-
-
-def _rebuild(found: ErrorRecord) -> OperationFailed:
-    error = OperationFailed(
-        found.site,
-        found.operation,
-        found.node,
-        found.frame,
-        found.attempt,
-        found.type_name,
-        found.message,
-        found.traceback,
-    )
-    if found.cause:
-        try:
-            cause = pickle.loads(found.cause)  # noqa: S301 - from a process of our own tree
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # noqa: BLE001 - a class that is not known here, or raises: the text must do
-            cause = None
-        if isinstance(cause, BaseException):
-            error.__cause__ = cause
-    return error
 
 
 def _overflow(record: JobRecord) -> DfmError:

@@ -8,13 +8,12 @@ from typing import Any, TypeAlias
 from dfm_async.errors import EncodingError
 from dfm_async.targets.coordinator import Coordinator
 from dfm_async.targets.jobs import JobTable
+from dfm_async.targets.offers import Answer
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 
-__all__ = ["Answer", "Offer", "deliver"]
+__all__ = ["Offer", "deliver"]
 
-Answer: TypeAlias = Callable[[str], None]
-"""Is told "" when a token was taken, or why it was not."""
 Offer: TypeAlias = Callable[[Coordinator, str, str, Any, Answer], None]
 """Gives a job a value for a parameter: the job, the place, the key, the value, the answer."""
 

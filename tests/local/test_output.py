@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from dfm_async import JobAborted, LocalOptions, Pipeline, Session, WorkerLost
-from dfm_async.targets.local import output_reader, pool
+from dfm_async.targets.local import output_reader, site_worker
 from dfm_async.targets.local.output import open_pipe
 from dfm_async.targets.local.output_reader import OutputReader
 from tests.local import talkers as t
@@ -337,7 +337,7 @@ async def test_a_kill_of_the_kernel_is_suspected_if_it_has_killed(
     monkeypatch: pytest.MonkeyPatch, grown: int, suspected: bool
 ) -> None:
     counts = [7, 7 + grown]
-    monkeypatch.setattr(pool, "oom_kills", lambda: counts.pop(0))
+    monkeypatch.setattr(site_worker, "oom_kills", lambda: counts.pop(0))
     error = await lost(t.says_and_ends, {"how": "kill"})
     assert error.out_of_memory is suspected
     assert ("out of memory suspected" in str(error)) is suspected
@@ -346,7 +346,7 @@ async def test_a_kill_of_the_kernel_is_suspected_if_it_has_killed(
 
 async def test_who_was_killed_by_us_is_told_why(heard: Records, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = itertools.count()
-    monkeypatch.setattr(pool, "oom_kills", lambda: next(counts))
+    monkeypatch.setattr(site_worker, "oom_kills", lambda: next(counts))
     async with asyncio.timeout(60), Session(t.fed) as session:
         stuck = await session.execute(t.pipeline(t.blocks_the_loop, "seconds"), {"seconds": 60})
         bystander = await session.execute(t.pipeline(t.waits))

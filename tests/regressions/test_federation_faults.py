@@ -38,8 +38,8 @@ from dfm_async import (
 from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.results.record import JobRecord
 from dfm_async.targets.coordinator import Coordinator, JobRules
-from dfm_async.targets.local.pool import SiteWorker
 from dfm_async.targets.local.runner import FederationRunner
+from dfm_async.targets.local.site_worker import SiteWorker
 from dfm_async.wire import messages as msg
 from dfm_async.wire.channel import Channel
 from dfm_async.wire.codec import Codec
@@ -281,7 +281,9 @@ async def test_progress_that_nobody_reads_is_bounded() -> None:
     coordinator.receive(msg.Results(1, at, [(0, (0,), 0, 20)], values, []))
     assert record.log.full
     for first in range(0, 5000, 500):
-        reports = [("say#0", (n,), 1.0, None, "note") for n in range(first, first + 500)]
+        reports: list[tuple[str, tuple[int, ...], float, float | None, str]] = [
+            ("say#0", (n,), 1.0, None, "note") for n in range(first, first + 500)
+        ]
         coordinator.receive(msg.ProgressMade(1, at, reports))
     reader = record.log.reader(record.log.first - 1)
     coordinator.halt(JobStatus.ABORTED, "enough", 5)

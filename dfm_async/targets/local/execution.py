@@ -10,9 +10,10 @@ from dfm_async.errors import DfmError, WorkerLost
 from dfm_async.model.status import JobStatus
 from dfm_async.targets.coordinator import Coordinator, Phase
 from dfm_async.targets.hub import Hub
-from dfm_async.targets.local.pool import SiteWorker
+from dfm_async.targets.local.site_worker import SiteWorker
 from dfm_async.targets.local.sites import SitePools
 from dfm_async.targets.local.worker import HOME
+from dfm_async.targets.offers import Answer
 from dfm_async.wire import messages as msg
 
 __all__ = ["JobExecution"]
@@ -152,7 +153,7 @@ class JobExecution:
                 coordinator.shorten(grace)
 
     def receive_inter_job_token(
-        self, coordinator: Coordinator, place: str, key: str, value: Any, answer: Callable[[str], None]
+        self, coordinator: Coordinator, place: str, key: str, value: Any, answer: Answer
     ) -> None:
         """Takes a token of another job for a job of this lane; ``answer`` is told "" or why not."""
         coordinator.offer(place, key, value, answer)

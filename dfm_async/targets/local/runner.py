@@ -27,7 +27,8 @@ from dfm_async.targets.local.queue import JobQueue
 from dfm_async.targets.local.sites import SitePools
 from dfm_async.targets.local.start import ForkServer, choose_method
 from dfm_async.targets.local.worker import HOME
-from dfm_async.targets.post import Answer, deliver
+from dfm_async.targets.offers import Answer
+from dfm_async.targets.post import deliver
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 from dfm_async.wire.memory import Arena

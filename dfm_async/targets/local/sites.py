@@ -12,8 +12,9 @@ from dfm_async.federation.federation import Federation
 from dfm_async.model.options import LocalOptions
 from dfm_async.planner.plan import Plan
 from dfm_async.runtime.site import encode_net
-from dfm_async.targets.local.pool import SitePool, SiteWorker, remember_net
+from dfm_async.targets.local.pool import SitePool
 from dfm_async.targets.local.shipping import ship_site
+from dfm_async.targets.local.site_worker import SiteWorker, remember_net
 from dfm_async.targets.local.start import ForkServer
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec

@@ -1,0 +1,343 @@
+"""One worker process of a site, seen from the application: how it starts, speaks, hangs and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final, Literal, Protocol
+
+from aiomultiprocess.core import Process
+from aiomultiprocess.pool import PoolWorker
+from aiomultiprocess.types import Unit
+
+from dfm_async.errors import DfmError, WorkerLost
+from dfm_async.model.stats import WorkerStats
+from dfm_async.runtime.once import in_thread
+from dfm_async.runtime.site import PROGRAMS_KEPT
+from dfm_async.targets.local.memory import oom_kills
+from dfm_async.targets.local.output import open_pipe
+from dfm_async.targets.local.output_reader import OutputReader, site_logger
+from dfm_async.targets.local.pulse import pulse_interval
+from dfm_async.targets.local.start import ForkServer, WorkerProcess
+from dfm_async.targets.local.watch import Watch
+from dfm_async.targets.local.worker import WorkerSetup, serve
+from dfm_async.targets.process import memory_of
+from dfm_async.wire import messages as msg
+from dfm_async.wire.channel import Channel
+from dfm_async.wire.output import Pulse
+
+__all__ = ["Seat", "SiteWorker", "WorkerOwner", "remember_net"]
+
+_log = logging.getLogger(__name__)
+
+_SERVER_ENDED: Final = (EOFError, ConnectionError)
+"""What a start raises when the fork server ends in the middle of it."""
+_REAP: Final = 0.5
+"""How long the end of a channel may come before the end of its process."""
+
+
+class Seat(Protocol):
+    """A job at a worker: what is told when the worker ends, or does not respond."""
+
+    def lost(self, at: int, error: WorkerLost) -> None:
+        """The worker has ended."""
+        ...
+
+    def unresponsive(self, at: int, site: str, seconds: float) -> None:
+        """The worker does not respond."""
+        ...
+
+    def responsive(self, at: int, site: str) -> None:
+        """The worker responds again."""
+        ...
+
+
+class WorkerOwner(Protocol):
+    """Whoever is told what happens to a worker."""
+
+    async def pause(self, seconds: float) -> None:
+        """Waits before a start."""
+        ...
+
+    def worker_ended(self, worker: SiteWorker) -> None:
+        """It has ended."""
+        ...
+
+    def worker_is_well(self, worker: SiteWorker) -> None:
+        """A job has finished on it."""
+        ...
+
+    def worker_unresponsive(self, worker: SiteWorker, seconds: float) -> None:
+        """It has jobs, and does not respond."""
+        ...
+
+    def worker_responsive(self, worker: SiteWorker) -> None:
+        """It responds again."""
+        ...
+
+    def retire(self, worker: SiteWorker) -> None:
+        """It takes no further job."""
+        ...
+
+
+class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no type information
+    """One worker process. Has no queues and no manager: only a channel."""
+
+    def __init__(
+        self,
+        site: str,
+        threads: int,
+        shipped: bytes,
+        fork_server: ForkServer | None,
+        loop_initializer: Callable[[], asyncio.AbstractEventLoop] | None,
+        on_message: Callable[[Any], None],
+        pool: WorkerOwner,
+        delay: float,
+        output: Literal["log", "inherit"],
+        unresponsive_after: float | None,
+    ) -> None:
+        # Not the base class's constructor: that one starts a manager process.
+        self.site = site
+        self.address = ""
+        self.nets: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self.seats: dict[tuple[Any, int], None] = {}
+        self.retired = False
+        """Whether it ends with the last of its jobs."""
+        self.delay = delay
+        """How many seconds it waits before it starts."""
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self.channel: Channel | None = None
+        self.refused: msg.Refused | None = None
+        self._hung_up = False
+        self._reaping: asyncio.Task[None] | None = None
+        self._on_message = on_message
+        self._pool = pool
+        self._stuck_timer: asyncio.TimerHandle | None = None
+        self._exited = False
+        self._killed: str | None = None
+        self._oom_kills = 0
+        self._out_of_memory = False
+        self._here, there = socket.socketpair()
+        self._lifeline, their_lifeline = socket.socketpair()
+        said, pipe = open_pipe()
+        self._output = OutputReader(site, said, self._pulse)
+        self._watch: Watch | None = None
+        pulse = None
+        if unresponsive_after is not None:
+            pulse = pulse_interval(unresponsive_after)
+            self._watch = Watch(
+                unresponsive_after,
+                self._output.when_read,
+                lambda seconds: pool.worker_unresponsive(self, seconds),
+                lambda: pool.worker_responsive(self),
+            )
+        self._theirs = (there, their_lifeline, pipe)
+        level = site_logger(site).getEffectiveLevel()
+        setup = WorkerSetup(site, threads, shipped, there, their_lifeline, pipe, level, output == "log", pulse)
+        self.unit = Unit(
+            target=serve,
+            args=(setup,),
+            kwargs={},
+            namespace=None,
+            loop_initializer=loop_initializer,
+        )
+        self.aio_process = WorkerProcess(fork_server, target=Process.run_async, args=(self.unit,), name=f"dfm-{site}")
+
+    async def open(self) -> None:
+        """Starts the process and waits until it is ready.
+
+        Raises:
+            DfmError: its operations cannot be loaded there.
+            WorkerLost: it ended before it was ready.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            if self.delay:
+                await self._pool.pause(self.delay)
+            await in_thread(self._start, f"start-{self.site}")
+        except BaseException:
+            self._output.close()
+            self._here.close()
+            self._lifeline.close()
+            raise
+        finally:
+            for end in self._theirs:
+                end.close()
+        loop.add_reader(self.aio_process.sentinel, self._process_ended)
+        channel = self.channel = Channel(self._receive, self._channel_ended)
+        await loop.create_unix_connection(lambda: channel, sock=self._here)
+        if self._hung_up:
+            channel.close()
+        await asyncio.shield(self.ready)
+
+    def _start(self) -> None:
+        self._oom_kills = oom_kills()
+        try:
+            self.aio_process.start()
+        except _SERVER_ENDED:  # whoever comes next finds it dead and starts another: once more, nothing is lost yet
+            try:
+                self.aio_process.start()
+            except _SERVER_ENDED as error:
+                raise WorkerLost(self.site, None, f"what starts workers has ended ({error})") from error
+        self._output.pid = self.aio_process.pid
+
+    def _pulse(self, pulse: Pulse) -> None:
+        if self._watch is not None:
+            self._watch.pulse(pulse)
+
+    def launched(self) -> None:
+        """A job is sent to the worker: from now on it should give signs of life."""
+        if self._watch is not None:
+            self._watch.begin()
+
+    def left(self) -> None:
+        """A job has left its seat."""
+        if self._watch is not None and not self.seats:
+            self._watch.end()
+
+    @property
+    def lag(self) -> float | None:
+        """How long the worker's event loop took for a turn, as far as is known."""
+        return None if self._watch is None else self._watch.lag
+
+    @property
+    def unresponsive(self) -> bool:
+        """Whether the worker has jobs and gives no sign of life."""
+        return self._watch is not None and self._watch.unresponsive
+
+    @property
+    def silence(self) -> float:
+        """For how long the worker's event loop has not been seen to run, in seconds."""
+        return 0.0 if self._watch is None else self._watch.silence
+
+    def _receive(self, message: msg.Message) -> None:
+        if isinstance(message, msg.Hello):
+            self.address = message.address
+            if not self.ready.done():
+                self.ready.set_result(None)
+        elif isinstance(message, msg.Refused):
+            self.refused = message
+        else:
+            self._on_message(message)
+
+    def _channel_ended(self, _error: Exception | None) -> None:
+        # The process's end should follow at once. If it does not, it is stuck on its way out.
+        if not self.ended.done():
+            self._stuck_timer = asyncio.get_running_loop().call_later(_REAP, self._stuck)
+
+    def _stuck(self) -> None:
+        if not self.ended.done():
+            self.kill("it did not end after it had closed its channel")
+
+    def _process_ended(self) -> None:
+        asyncio.get_running_loop().remove_reader(self.aio_process.sentinel)
+        code = self.aio_process.exitcode
+        if code is None:  # its end is told a moment before it can be waited for
+            self._reaping = asyncio.create_task(self._reap(), name=f"reap a worker of {self.site}")
+        else:
+            self._read_to_the_end(code)
+
+    async def _reap(self) -> None:
+        await in_thread(self.aio_process.join, f"reap-{self.site}")
+        self._read_to_the_end(self.aio_process.exitcode)
+
+    def _read_to_the_end(self, code: int | None) -> None:
+        """Reads the last words first: they are a part of what is told."""
+        self._exited = True
+        self._output.when_read(lambda: self._finish(code))
+
+    def _finish(self, code: int | None) -> None:
+        self._output.close()
+        if self._stuck_timer is not None:
+            self._stuck_timer.cancel()
+        if self._watch is not None:
+            self._watch.close()
+        if code == -signal.SIGKILL and self._killed is None:
+            self._out_of_memory = oom_kills() > self._oom_kills
+        if self.channel is not None:
+            self.channel.close()
+        self._lifeline.close()
+        self.aio_process.close()
+        if not self.ready.done():
+            self.ready.set_exception(self._why(code))
+            self.ready.exception()  # somebody may have stopped waiting
+        self.ended.set_result(code)
+        self._pool.worker_ended(self)
+
+    def _why(self, code: int | None) -> DfmError:
+        if self.refused is not None:
+            text = f"a worker of site {self.site!r} cannot load its operations: {self.refused.reason}"
+            return DfmError(f"{text}\n\n{self.refused.traceback}")
+        return self.lost(code, "before it was ready")
+
+    def lost(self, code: int | None, detail: str = "") -> WorkerLost:
+        """What to tell about the worker's end."""
+        details = "; ".join(filter(None, (detail, self._killed)))
+        return WorkerLost(self.site, code, details, tuple(self._output.tail), self._out_of_memory)
+
+    @property
+    def shared(self) -> bool:
+        """Whether more than one job runs here."""
+        return len({seat for seat, _ in self.seats}) > 1
+
+    def stats(self) -> WorkerStats:
+        """How the worker is."""
+        pid = None if self.ended.done() else self.aio_process.pid
+        jobs = len({seat for seat, _ in self.seats})
+        return WorkerStats(
+            pid=pid,
+            jobs=jobs,
+            memory=memory_of(pid),
+            lag=self.lag,
+            unresponsive=self.unresponsive,
+            retired=self.retired,
+        )
+
+    def leave(self, seat: Seat, at: int, *, well: bool) -> None:
+        """A job leaves; ``well``: it has finished, so the worker is in order."""
+        if self.seats.pop((seat, at), self) is self:
+            return
+        self.left()
+        if well:
+            self._pool.worker_is_well(self)
+        if self.retired and not self.seats:
+            self.kill("an operation of a cancelled job did not return")
+
+    def retire(self) -> None:
+        """Takes no further job, and ends with the last of those it has; its slot is free for another worker."""
+        self.retired = True
+        self._pool.retire(self)
+
+    def hang_up(self) -> None:
+        """Asks the process to end, by closing the channel."""
+        self._hung_up = True
+        if self.channel is not None:
+            self.channel.close()
+
+    def kill(self, reason: str = "") -> None:
+        """Ends the process at once, for a reason that its jobs are told."""
+        pid = None if self._exited else self.aio_process.pid
+        if pid is not None:
+            if self._killed is None:
+                self._killed = reason
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                _log.debug("worker %s of site %s had ended already", pid, self.site)
+
+
+def remember_net(worker: SiteWorker, plan: str, at: int) -> bool:
+    """Notes that a worker knows a net; tells whether it did before. Forgets in the same order as the worker does."""
+    key = (plan, at)
+    if key in worker.nets:
+        return True
+    worker.nets[key] = None
+    while len(worker.nets) > PROGRAMS_KEPT:
+        worker.nets.popitem(last=False)
+    return False
