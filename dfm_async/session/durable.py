@@ -67,7 +67,7 @@ class DurableJobs:
         self.codec = Codec(trusted=False)
         """How values are encoded that are written down."""
         self.lock = asyncio.Lock()
-        """Held while a job is created or resumed, so that nobody does it twice."""
+        """Held while a job is created, resumed or looked for, so that nobody does it twice, or sees half of it."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -175,14 +175,23 @@ class DurableJobs:
 
     async def refresh(self) -> None:
         """Reads the store again: jobs of other processes, and what became of them."""
-        for stored in await self._store.jobs():
-            if self._jobs.coordinator(stored.job_id) is None:
-                await self._know(stored)
+        async with self.lock:  # what is being created is no job of another process
+            for stored in await self._store.jobs():
+                if self._jobs.coordinator(stored.job_id) is None:
+                    await self._know(stored)
 
     async def find(self, job_id: str) -> JobRecord | None:
         """Finds a job in the store, and follows it if another process runs it."""
         known = self._jobs.find(job_id)
-        if known is not None and (known.journal is not None or known.status.terminal):
+        if known is not None and _is_current(known):
+            return known
+        async with self.lock:
+            return await self.look_up(job_id)
+
+    async def look_up(self, job_id: str) -> JobRecord | None:
+        """As :meth:`find`, for those who hold the lock."""
+        known = self._jobs.find(job_id)
+        if known is not None and _is_current(known):
             return known
         stored = await self._store.find(job_id)
         if stored is None:
@@ -275,3 +284,8 @@ class DurableJobs:
             left.record.finished = time.time()
             left.record.change(JobStatus.ABORTED, reason)
             await self._store.flush()
+
+
+def _is_current(record: JobRecord) -> bool:
+    """Whether the store can tell nothing new about a job: it is written here, or will not change any more."""
+    return record.journal is not None or record.status.terminal

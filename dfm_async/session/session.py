@@ -306,7 +306,7 @@ class Session:
             async with self._durable.lock:
                 self._check_open()
                 if not await self._durable.create(record, rules, rows, stop):
-                    return self._same(await self._durable.find(record.job_id), record)
+                    return self._same(await self._durable.look_up(record.job_id), record)
                 if self._closing.is_set():
                     await self._durable.forget(record)
                     self._check_open()
@@ -372,7 +372,7 @@ class Session:
             running = self._jobs.coordinator(job_id)
             if running is not None:
                 return Job(self, job_id, running.record, running)
-            known = await self._durable.find(job_id)
+            known = await self._durable.look_up(job_id)
             if known is not None:
                 self._check_offered(known.plan)
             left = await self._durable.take_over(job_id)
