@@ -302,6 +302,7 @@ def _random_options(rng: random.Random) -> LocalOptions:
         cancel_grace=rng.choice([0.2, 2.0]),
         shutdown_grace=rng.choice([0.2, 2.0]),
         unresponsive_after=rng.choice([10.0, 0.3, None]),
+        uvloop=rng.random() < 0.2,
     )
 
 
