@@ -73,6 +73,7 @@ class DurableJobs:
         self._limit = listed
         self._listed: list[StoredJob] = []
         self._writing: dict[str, JobRecord] = {}
+        self._creating: dict[str, JobRecord] = {}
         self._target_codec = target_codec
         self._store = store
         self._jobs = jobs
@@ -148,9 +149,14 @@ class DurableJobs:
             [stored_row(row) for row in rows],
             stopped,
         )
-        if not await self._store.create(new):
-            return False
+        self._creating[record.job_id] = record  # whoever looks for it meanwhile must find this one
+        try:
+            if not await self._store.create(new):
+                return False
+        finally:
+            del self._creating[record.job_id]
         self._attach(record)
+        self._jobs.remember(record)
         return True
 
     def _attach(self, record: JobRecord) -> None:
@@ -200,11 +206,14 @@ class DurableJobs:
 
     def listed(self) -> list[JobRecord]:
         """The jobs of the store that are not among those of the session."""
-        return [self._build(stored) for stored in self._listed if self._jobs.find(stored.job_id) is None]
+        return [self._build(stored) for stored in self._listed if self._known(stored.job_id) is None]
+
+    def _known(self, job_id: str) -> JobRecord | None:
+        return self._creating.get(job_id) or self._jobs.find(job_id)
 
     async def find(self, job_id: str) -> JobRecord | None:
         """Finds a job in the store, and follows it if another process runs it."""
-        known = self._jobs.find(job_id)
+        known = self._known(job_id)
         if known is not None and (known.journal is not None or known.status.terminal):
             return known
         stored = await self._store.find(job_id)
@@ -213,7 +222,7 @@ class DurableJobs:
         return await self._know(stored)
 
     async def _know(self, stored: StoredJob) -> JobRecord:
-        record = self._jobs.find(stored.job_id)
+        record = self._known(stored.job_id)
         if record is None:
             record = self._build(stored)
             self._jobs.remember(record)

@@ -364,8 +364,6 @@ class Session:
                     if await creating:
                         await durable.forget(coordinator.record)
                 raise
-            if created:
-                self._jobs.remember(coordinator.record)
             return created
 
     async def _withdraw(self, coordinator: Coordinator) -> None:

@@ -100,9 +100,15 @@ class Round:
             found = {job.job_id: job for job in session.jobs()}
             for story in self.stories:
                 assert story.submitted == (story.spec.job_id in found), f"{list(found)}\n{story.spec}"
+            self.closed = False
+            self.faults_left = self.rng.choice([0, 0, 2])
+            trouble = asyncio.create_task(self._trouble())
             for story in self.stories:
                 if story.submitted:
                     await self._read_again(session, story, found[story.spec.job_id])
+            self.faults_left = 0
+            await trouble
+            self.closed = self.close_after is not None
 
     async def _read_again(self, session: Session, story: Story, job: Job) -> None:
         assert job.status is story.status, f"{job.status} is told to be {story.status}"
@@ -296,6 +302,7 @@ def _random_options(rng: random.Random) -> LocalOptions:
         cancel_grace=rng.choice([0.2, 2.0]),
         shutdown_grace=rng.choice([0.2, 2.0]),
         unresponsive_after=rng.choice([10.0, 0.3, None]),
+        uvloop=rng.random() < 0.2,
     )
 
 

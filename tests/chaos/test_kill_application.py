@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from dfm_async import FrameCompleted, Job, JobStatus, Session
-from tests.chaos.lasting import fed, functions, jobs, notes, pipeline, run, store
+from tests.chaos.lasting import fed, functions, jobs, note, notes, pipeline, run, store
 from tests.chaos.left import nothing_left
 from tests.chaos.seeds import seeds
 from tests.chaos.values import comparable
@@ -29,11 +29,29 @@ def total(folder: Path, seed: int) -> int:
     return len(interpret(pipeline, functions, sets).results) + len(sets)
 
 
-async def run_and_kill(folder: Path, seed: int, rng: random.Random) -> None:
-    """Runs the application, kills it at a random moment, and waits until its processes have ended."""
+async def look_on(folder: Path) -> dict[str, list[list[Any]]]:
+    """Reads along from another process, until the jobs have ended, or the application that runs them has."""
+    async with Session(fed, store=store(folder)) as session:
+
+        async def read(job_id: str) -> list[list[Any]]:
+            job = await session.reattach(job_id)
+            seen = [note(event) async for event in job.events()]
+            assert job.status in (JobStatus.FINISHED, JobStatus.INTERRUPTED), job
+            return seen
+
+        names = [job.job_id for job in session.jobs()]
+        return dict(zip(names, await asyncio.gather(*map(read, names)), strict=True))
+
+
+async def run_and_kill(folder: Path, seed: int, rng: random.Random) -> dict[str, list[list[Any]]]:
+    """Runs the application, kills it at a random moment, and waits until its processes have ended.
+
+    Gives what somebody who read along has seen.
+    """
     command = [sys.executable, "-m", "tests.chaos.application", str(folder), str(seed)]
     application = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert application.stdout is not None
+    looking: asyncio.Task[dict[str, list[list[Any]]]] | None = None
     match rng.choice(["early", "soon", "middle", "middle", "middle"]):
         case "early":  # perhaps before there is a session
             await asyncio.sleep(rng.uniform(0.0, 1.0))
@@ -41,6 +59,8 @@ async def run_and_kill(folder: Path, seed: int, rng: random.Random) -> None:
             await application.stdout.readline()
             await asyncio.sleep(rng.uniform(0.0, 0.3))
         case "middle":
+            await application.stdout.readline()
+            looking = asyncio.create_task(look_on(folder)) if rng.random() < 0.5 else None
             for _ in range(rng.randint(0, total(folder, seed))):
                 if not await application.stdout.readline():
                     break
@@ -56,6 +76,12 @@ async def run_and_kill(folder: Path, seed: int, rng: random.Random) -> None:
     assert code in (0, -9), f"the application ended with {code}"
     _, orphans = await asyncio.to_thread(psutil.wait_procs, family, 10)
     assert not orphans, f"orphans: {orphans}"
+    if looking is None:
+        return {}
+    try:
+        return await asyncio.wait_for(looking, BOUND)
+    except TimeoutError:
+        pytest.fail(f"seed {seed}: whoever reads along is not told of the end")
 
 
 async def check_list(folder: Path, session: Session) -> dict[str, set[int]]:
@@ -98,8 +124,7 @@ def runs(folder: Path, name: str) -> Counter[int]:
 async def test_whenever_an_application_is_killed_its_jobs_go_on(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     kills = rng.choice([1, 1, 2])
-    for _ in range(kills):
-        await run_and_kill(tmp_path, seed, rng)
+    seen = [await run_and_kill(tmp_path, seed, rng) for _ in range(kills)]
     async with nothing_left():
         async with Session(fed, store=store(tmp_path)) as session:
             done = await check_list(tmp_path, session)
@@ -112,6 +137,8 @@ async def test_whenever_an_application_is_killed_its_jobs_go_on(seed: int, tmp_p
                 pytest.fail(f"seed {seed} hangs: {session!r} {session.jobs()} {session.stats()}")
     for name, arguments in jobs(tmp_path, seed).items():
         check_read(tmp_path, name, arguments["input_params"])
+        for other in seen:
+            assert other.get(name, []) == notes(tmp_path, name)[: len(other.get(name, []))]
         again = runs(tmp_path, name) - before.get(name, Counter())
         assert not (done.get(name, set()) & again.keys()), "what was done has run again"
         assert max(runs(tmp_path, name).values()) <= kills + 1

@@ -269,6 +269,19 @@ async def test_a_job_is_created_as_a_whole_or_not_at_all(opens: Open, monkeypatc
     assert [(job.frames, job.stopped) for job in seen if job is not None] == [(5, True), (1, False), (0, False)]
 
 
+async def test_whoever_looks_for_a_job_that_is_being_created_finds_it_as_a_whole(opens: Open) -> None:
+    async with opens() as session:
+        submitting = asyncio.create_task(session.execute(squares, {"n": 3}, job_id="one"))
+        found: list[Any] = []
+        while not submitting.done():
+            found += [await session.reattach("one"), *await session.refresh_jobs()]
+        async with asyncio.timeout(10):
+            for job in found:
+                if job.was_found:
+                    assert [r.value for r in await job.collect()] == [9]
+        assert any(job.was_found for job in found)
+
+
 async def test_a_job_that_was_refused_after_its_creation_is_not_kept(opens: Open) -> None:
     async with opens() as session:
         with pytest.raises(ValueError, match="no place 'nowhere'"):
