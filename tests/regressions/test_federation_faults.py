@@ -281,7 +281,7 @@ async def test_progress_that_nobody_reads_is_bounded() -> None:
     coordinator.receive(msg.Results(1, at, [(0, (0,), 0, 20)], values, []))
     assert record.log.full
     for first in range(0, 5000, 500):
-        reports = [("say#0", (n,), 1.0, None, "note") for n in range(first, first + 500)]
+        reports: list[Any] = [("say#0", (n,), 1.0, None, "note") for n in range(first, first + 500)]
         coordinator.receive(msg.ProgressMade(1, at, reports))
     reader = record.log.reader(record.log.first - 1)
     coordinator.halt(JobStatus.ABORTED, "enough", 5)
