@@ -21,6 +21,7 @@ from dfm_async import (
     FrameCompleted,
     Job,
     JobAborted,
+    JobInterrupted,
     JobStatus,
     LocalOptions,
     ParameterError,
@@ -192,8 +193,8 @@ async def test_a_late_reader_of_a_job_that_waits_for_one_gets_everything(opens: 
 
 
 @pytest.mark.parametrize("kept", [0, 1])
-async def test_whoever_waits_for_a_job_is_told_of_its_end_however_few_are_kept(opens: Open, kept: int) -> None:
-    async with asyncio.timeout(LIMIT), opens(options=LocalOptions(keep_finished=kept)) as session:
+async def test_whoever_waits_for_a_job_is_told_of_its_end_however_few_are_kept(opens_inline: Open, kept: int) -> None:
+    async with asyncio.timeout(LIMIT), opens_inline(options=LocalOptions(keep_finished=kept)) as session:
         jobs = [await session.execute(squares, {"n": n}) for n in range(20)]
 
         async def outcome(job: Job) -> JobStatus:
@@ -204,7 +205,7 @@ async def test_whoever_waits_for_a_job_is_told_of_its_end_however_few_are_kept(o
 
 
 async def test_whoever_waits_for_a_job_is_told_also_if_it_is_forgotten_right_after_its_end(
-    opens: Open, path: Path, monkeypatch: pytest.MonkeyPatch
+    opens_inline: Open, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = asyncio.Event()
     update = SqliteStore.update
@@ -215,7 +216,7 @@ async def test_whoever_waits_for_a_job_is_told_also_if_it_is_forgotten_right_aft
             ended.set()
 
     monkeypatch.setattr(SqliteStore, "update", update_and_tell)
-    async with asyncio.timeout(LIMIT), opens() as session:
+    async with asyncio.timeout(LIMIT), opens_inline() as session:
         job = await session.execute(squares, None, job_id="short")
         await running(job)
         waiter = asyncio.create_task(job.wait_until_finished())
@@ -236,8 +237,8 @@ async def test_whoever_waits_for_a_job_is_told_also_if_it_is_forgotten_right_aft
         ] == []
 
 
-async def test_jobs_whose_logs_are_no_longer_in_memory_stay_readable_in_the_same_session(opens: Open) -> None:
-    async with asyncio.timeout(LIMIT), opens(options=LocalOptions(keep_finished=1)) as session:
+async def test_jobs_whose_logs_are_no_longer_in_memory_stay_readable_in_the_same_session(opens_inline: Open) -> None:
+    async with asyncio.timeout(LIMIT), opens_inline(options=LocalOptions(keep_finished=1)) as session:
         handles = []
         for n in range(4):
             job = await session.execute(squares, {"n": n}, job_id=f"job-{n}")
@@ -253,8 +254,8 @@ async def test_jobs_whose_logs_are_no_longer_in_memory_stay_readable_in_the_same
 # creating
 
 
-async def test_a_callback_for_a_wrong_place_is_refused_before_the_job_is_created(opens: Open) -> None:
-    async with asyncio.timeout(LIMIT), opens() as session:
+async def test_a_callback_for_a_wrong_place_is_refused_before_the_job_is_created(opens_inline: Open) -> None:
+    async with asyncio.timeout(LIMIT), opens_inline() as session:
         with pytest.raises(ValueError, match="no place 'yeild'"):
             await session.execute(squares, {"n": 2}, job_id="x", place_callbacks={"yeild": print})
         assert await session.refresh_jobs() == []
@@ -264,7 +265,7 @@ async def test_a_callback_for_a_wrong_place_is_refused_before_the_job_is_created
 
 @pytest.mark.parametrize("written", [False, True], ids=["before it is written", "when it was written"])
 async def test_an_execute_that_is_cancelled_while_it_creates_the_job_leaves_none(
-    opens: Open, path: Path, monkeypatch: pytest.MonkeyPatch, written: bool
+    opens_inline: Open, path: Path, monkeypatch: pytest.MonkeyPatch, written: bool
 ) -> None:
     creating, gate = asyncio.Event(), asyncio.Event()
     create = SqliteStore.create
@@ -279,7 +280,7 @@ async def test_an_execute_that_is_cancelled_while_it_creates_the_job_leaves_none
         return found
 
     monkeypatch.setattr(SqliteStore, "create", create_slowly)
-    async with asyncio.timeout(LIMIT), opens() as session:
+    async with asyncio.timeout(LIMIT), opens_inline() as session:
         with nullcontext() if written else busy(path):
             task = asyncio.create_task(session.execute(squares, {"n": 2}, job_id="x"))
             await creating.wait()
@@ -347,9 +348,9 @@ async def test_closing_a_session_while_execute_waits_for_the_store_gives_the_job
 
 
 async def test_closing_a_session_with_an_interrupted_job_that_has_callbacks_is_quiet(
-    opens: Open, caplog: pytest.LogCaptureFixture
+    opens_inline: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with asyncio.timeout(LIMIT), opens() as session:
+    async with asyncio.timeout(LIMIT), opens_inline() as session:
         job = await session.execute(squares, None, default_callback=lambda *_: None)
         await running(job)
     assert job.status is JobStatus.INTERRUPTED
@@ -409,10 +410,12 @@ async def leave_unfinished_stream(opens: Open, folder: str) -> None:
     assert job.status is JobStatus.INTERRUPTED
 
 
-async def test_a_job_whose_stream_of_parameters_had_not_ended_asks_for_the_rest(opens: Open, path: Path) -> None:
+async def test_a_job_whose_stream_of_parameters_had_not_ended_asks_for_the_rest(
+    opens: Open, opens_inline: Open, path: Path
+) -> None:
     folder = str(path.parent)
     async with asyncio.timeout(LIMIT):
-        await leave_unfinished_stream(opens, folder)
+        await leave_unfinished_stream(opens_inline, folder)
         (path.parent / "open").touch()
         async with opens() as session:
             with pytest.raises(ParameterError, match="stream") as caught:
@@ -426,10 +429,10 @@ async def test_a_job_whose_stream_of_parameters_had_not_ended_asks_for_the_rest(
 
 
 async def test_a_job_whose_stream_of_parameters_had_not_ended_can_be_ended_with_what_came(
-    opens: Open, path: Path
+    opens: Open, opens_inline: Open, path: Path
 ) -> None:
     async with asyncio.timeout(LIMIT):
-        await leave_unfinished_stream(opens, str(path.parent))
+        await leave_unfinished_stream(opens_inline, str(path.parent))
         (path.parent / "open").touch()
         async with opens() as session:
             job = await session.resume("x", input_params=[])
@@ -467,26 +470,27 @@ async def test_a_resume_that_waits_in_the_full_queue_is_in_nobodys_way(
             resuming.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await resuming
-            assert (await session.reattach("x")).status is JobStatus.INTERRUPTED
+            with pytest.raises(JobInterrupted):
+                await (await session.reattach("x"))
 
 
 @pytest.mark.parametrize("how", ["resume", "abort"])
 async def test_a_job_that_finishes_between_the_look_and_the_take_over_stays_finished(
-    opens: Open, opens_inline: Open, path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    opens_inline: Open, path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     async with asyncio.timeout(LIMIT):
-        await leave_open_job(opens, "x")
+        await leave_open_job(opens_inline, "x")
         store = SqliteStore(path)
         take_over = store.take_over
 
         async def take_over_too_late(job_id: str) -> StoredJob:
-            async with opens() as quicker:
+            async with opens_inline() as quicker:
                 job = await quicker.resume(job_id)
                 await job.send_stop_frame()
                 assert await job is JobStatus.FINISHED
             return await take_over(job_id)
 
-        async with opens(store) as session:
+        async with opens_inline(store) as session:
             seen = await session.reattach("x")
             assert seen.status is JobStatus.INTERRUPTED
             monkeypatch.setattr(store, "take_over", take_over_too_late)
@@ -518,9 +522,9 @@ async def test_a_resumed_job_runs_as_many_parameter_sets_at_a_time_as_before(ope
             assert [r.value for r in await job.collect()] == [1] * 12
 
 
-async def test_a_handle_from_before_steers_the_resumed_job(opens: Open) -> None:
+async def test_a_handle_from_before_steers_the_resumed_job(opens: Open, opens_inline: Open) -> None:
     async with asyncio.timeout(LIMIT):
-        await leave_open_job(opens, "x")
+        await leave_open_job(opens_inline, "x")
         async with opens() as session:
             old = await session.reattach("x")
             assert old.status is JobStatus.INTERRUPTED
@@ -534,9 +538,9 @@ async def test_a_handle_from_before_steers_the_resumed_job(opens: Open) -> None:
                 await new
 
 
-async def test_a_handle_from_before_ends_the_resumed_job(opens: Open) -> None:
+async def test_a_handle_from_before_ends_the_resumed_job(opens: Open, opens_inline: Open) -> None:
     async with asyncio.timeout(LIMIT):
-        await leave_open_job(opens, "x")
+        await leave_open_job(opens_inline, "x")
         async with opens() as session:
             old = await session.reattach("x")
             new = await session.resume("x")
@@ -561,11 +565,9 @@ class Unreachable:
         pass
 
 
-async def test_whoever_follows_a_job_and_cannot_is_told(
-    opens: Open, opens_inline: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_whoever_follows_a_job_and_cannot_is_told(opens_inline: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SqliteStore, "follow", lambda store, _fence: Unreachable(store.path))
-    async with asyncio.timeout(LIMIT), opens_inline() as owner, opens() as session:
+    async with asyncio.timeout(LIMIT), opens_inline() as owner, opens_inline() as session:
         job = await owner.execute(squares, None, job_id="x")
         await job.send_input_params({"n": 1})
         await job.first()
@@ -574,17 +576,30 @@ async def test_whoever_follows_a_job_and_cannot_is_told(
             await followed
         with pytest.raises(StoreError, match="cannot be reached"):
             await followed.collect()
-        with pytest.raises(StoreError, match="cannot be reached"):
-            _ = [event async for event in followed.events()]
         await job.send_stop_frame()
         assert await job is JobStatus.FINISHED
+
+
+async def test_whoever_reads_the_events_of_a_job_and_cannot_follow_it_is_told(
+    opens_inline: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the events would say that the job has ended."""
+    monkeypatch.setattr(SqliteStore, "follow", lambda store, _fence: Unreachable(store.path))
+    async with asyncio.timeout(LIMIT), opens_inline() as owner, opens_inline() as session:
+        job = await owner.execute(squares, None, job_id="x")
+        await running(job)
+        followed = await session.reattach("x")
+        with pytest.raises(StoreError, match="cannot be reached"):
+            async for event in followed.events():
+                assert isinstance(event, StatusChanged)
+        await job.cancel()
 
 
 async def test_a_session_that_knew_a_job_as_interrupted_sees_all_of_it_when_another_goes_on(
     opens: Open, opens_inline: Open
 ) -> None:
     async with asyncio.timeout(LIMIT):
-        await leave_open_job(opens, "x")
+        await leave_open_job(opens_inline, "x")
         async with opens_inline() as watcher, opens() as owner:
             before = await watcher.reattach("x")
             assert before.status is JobStatus.INTERRUPTED
@@ -631,4 +646,4 @@ async def test_a_session_remembers_only_so_many_stored_jobs_and_finds_the_others
                 again = await session.reattach(f"job-{n}")
                 assert again.status is JobStatus.FINISHED
                 assert [r.value for r in await again.collect()] == [n * n]
-            assert len(session.jobs()) <= 3
+            assert len(session.jobs()) <= 4, "three that were found in the store, and one with its log"
