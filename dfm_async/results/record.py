@@ -228,4 +228,9 @@ class JobRecord:
             return aborted
         if self.status is JobStatus.INTERRUPTED:
             return JobInterrupted(self.job_id, self.reason or "the application that ran it has ended")
+        return self.hidden
+
+    @property
+    def hidden(self) -> DfmError | None:
+        """Why it cannot be known what happens to the job, if it cannot."""
         return None if self.status.ended else self._cut_off

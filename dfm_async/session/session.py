@@ -362,6 +362,7 @@ class Session:
             except asyncio.CancelledError:
                 with anyio.CancelScope(shield=True):
                     if await creating:
+                        self._jobs.forget(coordinator.record.job_id)
                         await durable.forget(coordinator.record)
                 raise
             return created

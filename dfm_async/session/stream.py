@@ -73,6 +73,8 @@ class EventStream(_Stream[Event]):
         event = await self.attach().next()
         if event is None:
             self._detach()
+            if self._record.hidden is not None:
+                raise self._record.hidden
             raise StopAsyncIteration
         return event
 
