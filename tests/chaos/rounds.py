@@ -72,11 +72,14 @@ class Round:
                 check_story(story, faults=self.faults, closed=self.closed)
 
     async def _bounded(self, work: Any) -> None:
-        try:
-            async with asyncio.timeout(BOUND):
-                await work
-        except TimeoutError:
-            raise AssertionError(f"seed {self.seed} hangs:\n{describe(self.session, self.stories)}") from None
+        task = asyncio.create_task(work)
+        done, _ = await asyncio.wait([task], timeout=BOUND)
+        if not done:
+            text = describe(self.session, self.stories)  # before anything is cancelled
+            task.cancel()
+            await asyncio.wait([task], timeout=BOUND)
+            raise AssertionError(f"seed {self.seed} hangs:\n{text}")
+        await task
 
     async def _first_session(self) -> None:
         async with self.session as session:
@@ -319,5 +322,5 @@ def describe(session: Session, stories: list[Story]) -> str:
     for story in stories:
         print(f"{story.spec.job_id}: {story.status}, {len(story.events)} events read\n{story.spec}", file=text)
     for task in asyncio.all_tasks():
-        task.print_stack(file=text)
+        task.print_stack(limit=5, file=text)
     return text.getvalue()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import time
 from collections import Counter
@@ -72,6 +73,13 @@ def count_and_die(folder: str, first: int, total: int) -> Iterator[int]:
 @lab.operation
 def always_die(n: int) -> int:
     os._exit(5)
+
+
+@lab.operation
+async def use_all_descriptors(n: int) -> int:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, hard))
+    return n
 
 
 @lab.operation
@@ -280,6 +288,27 @@ async def test_a_start_that_meets_the_end_of_the_fork_server_is_tried_again(monk
         assert isinstance(caught.value.__cause__, WorkerLost)
         failures.append(EOFError("unexpected EOF"))
         assert (await (await session.execute(pauses, {"seconds": 0})).first()).value
+
+
+@pytest.mark.parametrize("uvloop", [False, True])
+async def test_values_pass_between_workers(uvloop: bool, tmp_path: Path) -> None:
+    async with Session(fed, options=LocalOptions(uvloop=uvloop)) as session:
+        job = await session.execute(dies_once, sets(tmp_path, 3, -1))
+        async with asyncio.timeout(30):
+            assert sorted(r.value for r in await job.collect()) == [1, 11, 21]
+
+
+@pytest.mark.parametrize("uvloop", [False, True])
+async def test_a_worker_that_cannot_reach_a_living_peer_ends_rather_than_hang(uvloop: bool) -> None:
+    with Pipeline("unreachable") as pipeline:
+        Yield(desk_adds(use_all_descriptors(5)))
+    async with Session(fed, options=LocalOptions(uvloop=uvloop)) as session:
+        job = await session.execute(pipeline)
+        with pytest.raises(JobAborted) as caught:
+            async with asyncio.timeout(30):
+                await job
+        assert isinstance(caught.value.__cause__, WorkerLost)
+        assert any("Too many open files" in line for line in caught.value.__cause__.lines)
 
 
 async def test_cancelling_a_call_that_hangs_does_not_harm_other_jobs_of_the_worker() -> None:

@@ -181,9 +181,14 @@ class _Worker:
 
     async def _connect(self, peer: Channel, address: str) -> None:
         try:
-            await asyncio.get_running_loop().create_unix_connection(lambda: peer, path=address)
-        except OSError as error:  # the peer has died: the application knows, and ends the jobs that it took part in
+            await _connect(peer, address)
+        except (ConnectionError, FileNotFoundError) as error:
+            # The peer has died: the application knows, and ends the jobs that it took part in.
             peer.connection_lost(error)
+        except OSError as error:  # the peer lives and waits for us: better no worker than one that cannot answer
+            peer.connection_lost(error)
+            if not self._ended.done():
+                self._ended.set_exception(error)
 
     def _accept(self) -> Channel:
         channel = _PeerChannel(self.receive, lambda _error: self._accepted.discard(channel))
@@ -202,6 +207,19 @@ class _PeerChannel(Channel):
                 transport.abort()  # type: ignore[attr-defined] # a stream transport has it
                 return
         super().connection_made(transport)
+
+
+async def _connect(peer: Channel, address: str) -> None:
+    """Connects to the address of a peer. By hand, because uvloop cannot connect to an address without a file."""
+    loop = asyncio.get_running_loop()
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(False)
+        await loop.sock_connect(connection, address)
+        await loop.create_unix_connection(lambda: peer, sock=connection)
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _new_address() -> tuple[str, tempfile.TemporaryDirectory[str] | None]:
