@@ -619,18 +619,45 @@ async def test_a_session_that_knew_a_job_as_interrupted_sees_all_of_it_when_anot
             assert sorted(r.value for r in await before.collect()) == [1, 25]
 
 
-async def test_ordered_results_of_a_job_of_another_session_come_before_its_end(opens: Open, opens_inline: Open) -> None:
+async def test_ordered_results_of_a_job_that_another_session_runs_come_before_its_end(
+    opens: Open, opens_inline: Open, path: Path
+) -> None:
+    """Also if the reader begins behind everything that is written: what is under way then is not known to it."""
+    folder = str(path.parent)
     async with asyncio.timeout(LIMIT), opens() as owner, opens_inline() as watcher:
-        job = await owner.execute(squares, [{"n": 2}, {"n": 3}], autostop=False, job_id="x")
+        rows = [{"folder": folder, "n": n} for n in (3, 4)]
+        job = await owner.execute(waits, rows, autostop=False, job_id="x")
+        await running(job)
         seen = await watcher.reattach("x")
-        async with seen.results(ordered=True) as results:
-            assert [(await anext(results)).value for _ in range(2)] == [4, 9]
-            await job.send_input_params({"n": 4})
-            assert (await anext(results)).value == 16
+        async with seen.results(ordered=True, after=0) as results:
+            first = asyncio.create_task(anext(results))
+            await asyncio.sleep(0)
+            (path.parent / "open").touch()
+            assert [(await first).value, (await anext(results)).value] == [3, 4]
+            await job.send_input_params({"folder": folder, "n": 5})
+            assert (await anext(results)).value == 5
             assert seen.status is JobStatus.RUNNING
             await job.send_stop_frame()
             assert [r.value async for r in results] == []
         assert await seen is JobStatus.FINISHED
+
+
+async def test_ordered_results_of_a_job_that_waits_in_another_session_come_before_its_end(
+    opens_inline: Open, opens_local: Open
+) -> None:
+    options = LocalOptions(max_concurrent_jobs=1, shutdown_grace=0.5)
+    async with asyncio.timeout(LIMIT), opens_local(options=options) as owner, opens_inline() as watcher:
+        running_one = await owner.execute(squares, None)
+        job = await owner.execute(squares, [{"n": 2}, {"n": 3}], autostop=False, job_id="x")
+        seen = await watcher.reattach("x")
+        assert seen.status.value == "submitted"
+        async with seen.results(ordered=True) as results:
+            first = asyncio.create_task(anext(results))
+            await asyncio.sleep(0)
+            await running_one.send_stop_frame()
+            assert [(await first).value, (await anext(results)).value] == [4, 9]
+            assert seen.status is JobStatus.RUNNING
+            await job.cancel()
 
 
 async def test_a_session_remembers_only_so_many_stored_jobs_and_finds_the_others(opens_inline: Open) -> None:
