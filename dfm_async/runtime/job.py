@@ -470,6 +470,12 @@ class SiteJob:
         for ticket in list(self._tickets):
             self._give_back(ticket)
 
+    def let_go(self) -> None:
+        """After :meth:`stopped`: drops what the job holds, and does not wait for the garbage collector to find it."""
+        self._blocked.clear()
+        self._streams = None
+        self.outbox.clear()
+
     async def stopped(self) -> None:
         """After :meth:`close`: waits until no thread runs anything of the job."""
         if self._streams is not None:

@@ -191,6 +191,11 @@ class Outbox:
         """Sends a message to another location."""
         self._runtime.send(self._routes[route], message)
 
+    def clear(self) -> None:
+        """Drops everything that was not sent."""
+        self._runs, self._values = [], []
+        self._tokens.clear()
+
     # sending
 
     def flush(self) -> None:

@@ -228,6 +228,7 @@ class SiteRuntime:
         began = loop.time()
         await job.close()
         await job.stopped()
+        job.let_go()
         self.report(msg.JobStopped(message.job, message.at, loop.time() - began))
 
     def forget(self, job: SiteJob) -> None:

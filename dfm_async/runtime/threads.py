@@ -216,6 +216,8 @@ class ThreadSource:
     def _finish(self, error: BaseException | None) -> None:
         self._ended = True
         self._error = error
+        if self._closed:
+            self._items.clear()  # nobody wants them, and they may hold memory that others wait for
         self._notify()
         for waiter in self._ending:
             if not waiter.done():

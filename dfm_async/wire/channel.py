@@ -40,6 +40,7 @@ class Channel(asyncio.Protocol):
         self.lost = False
         self.bytes_in = 0
         self.bytes_out = 0
+        self._deaf = False
         self._arena: Arena | None = None
         self._loans = Loans()
         self._peer: PeerMemory | None = None
@@ -130,6 +131,8 @@ class Channel(asyncio.Protocol):
                 with view[position : position + size] as part:
                     message = decoder.decode(part)
                 position += size
+                if self._deaf:
+                    continue
                 kind = type(message)
                 if kind in CARRIERS:
                     if type(message.payload) is Payload:
@@ -159,6 +162,11 @@ class Channel(asyncio.Protocol):
         if isinstance(message, Memory):
             identity = (message.pid, message.file, message.size, message.device, message.inode)
             self._peer = PeerMemory(identity, self._give_back)
+            if self._peer.gone:
+                # It has died, and what it said last cannot be read: as if its connection had ended before.
+                self._deaf = True
+                if self._transport is not None:
+                    self._transport.abort()
         else:
             self._loans.give_back(message.offsets)
             if self._arena is not None and not self._loans:

@@ -311,9 +311,12 @@ class PeerMemory:
         self._timer: asyncio.TimerHandle | None = None
         self._mapping: _Mapping | None = None
         self._problem = ""
+        self.gone = False
+        """Whether the peer has ended before its arena could be opened."""
         try:
             self._mapping = _open_peer(*identity)
         except OSError as error:
+            self.gone = isinstance(error, (FileNotFoundError, ProcessLookupError)) and os.path.exists("/proc/self/fd")
             self._problem = f"the shared memory of process {identity[0]} cannot be opened: {error}"
 
     def view(self, lease: Lease) -> memoryview:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dfm_async.wire import messages as msg
 from dfm_async.wire.channel import Channel
 from dfm_async.wire.messages import Credit, FramesDone, Hello, Message, Refused, SendNet, encoder
 
@@ -244,3 +246,24 @@ async def test_a_connection_that_brings_junk_is_ended(junk: bytes) -> None:
     assert len(end.lost) == 1
     assert isinstance(end.lost[0], ValueError)
     assert told
+
+
+async def test_what_a_dead_peer_said_last_is_lost_as_a_whole() -> None:
+    """Its memory is gone: a later message of it must not be taken for all that it had to say."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    await process.wait()
+    here, there = socket.socketpair()
+    loop = asyncio.get_running_loop()
+    found: list[Message] = []
+    lost = asyncio.Event()
+    channel = Channel(found.append, lambda _error: lost.set())
+    other = Channel(lambda _message: None, lambda _error: None)
+    await loop.create_unix_connection(lambda: channel, sock=here)
+    await loop.create_unix_connection(lambda: other, sock=there)
+    other.send(msg.FramesDone(1, 0, [0]))
+    other.send(msg.Memory(process.pid, 5, 4096, 1, 2))
+    other.send(msg.FramesDone(1, 0, [1]))
+    async with asyncio.timeout(10):
+        await lost.wait()
+    assert found == [msg.FramesDone(1, 0, [0])]
+    other.close()
