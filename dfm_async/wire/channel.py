@@ -127,8 +127,8 @@ class Channel(asyncio.Protocol):
                 position += size
                 kind = type(message)
                 if kind in CARRIERS:
-                    if type(message.payload) is Payload:
-                        self._borrow(message.payload)
+                    if type(message.payload) is Payload and not self._borrow(message.payload):
+                        continue
                 elif kind in _OURS:
                     self._about_memory(message)
                     continue
@@ -145,10 +145,14 @@ class Channel(asyncio.Protocol):
             self._queue(Memory(*self._arena.identity()))
         self._loans.lend(payload.blocks)
 
-    def _borrow(self, payload: Payload) -> None:
+    def _borrow(self, payload: Payload) -> bool:
+        """Makes the blocks of a message readable; False if its sender has died, as if the message had died with it."""
         if self._peer is None:
             raise ValueError("a message tells of memory that is not known")
+        if self._peer.gone:
+            return False
         payload.blocks = [Lease(self._peer, offset, size) for offset, size in payload.blocks]
+        return True
 
     def _about_memory(self, message: Memory | Release) -> None:
         if isinstance(message, Memory):
