@@ -33,6 +33,8 @@ which take as much memory; so this is far above what the logs of a few jobs hold
 """
 
 _PAGE: Final = 4096
+_EXITING: Final = 4
+"""The flag of a process that is about to end, in /proc/<pid>/stat."""
 _GATHER: Final = 4 * 1024 * 1024
 _GATHER_TIME: Final = 0.01
 """Blocks are given back when there are this many bytes of them, or after so many seconds."""
@@ -312,12 +314,12 @@ class PeerMemory:
         self._mapping: _Mapping | None = None
         self._problem = ""
         self.gone = False
-        """Whether the peer has ended before its arena could be opened."""
+        """Whether the peer had ended before its memory could be opened: what is in it will never be known."""
         try:
             self._mapping = _open_peer(*identity)
         except OSError as error:
-            self.gone = isinstance(error, (FileNotFoundError, ProcessLookupError)) and os.path.exists("/proc/self/fd")
             self._problem = f"the shared memory of process {identity[0]} cannot be opened: {error}"
+            self.gone = _has_ended(identity[0])
 
     def view(self, lease: Lease) -> memoryview:
         """The bytes of a block, which keep its lease.
@@ -379,6 +381,19 @@ def _open_peer(process: int, file: int, size: int, device: int, inode: int) -> _
         return _Mapping(number, size, mmap.PROT_READ)
     finally:
         os.close(number)
+
+
+def _has_ended(process: int) -> bool:
+    """Whether a process has ended, or is about to: its files are closed a moment before its end."""
+    try:
+        os.kill(process, 0)
+        with open(f"/proc/{process}/stat", "rb") as file:
+            state, *fields = file.read().rpartition(b")")[2].split()
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return state in (b"Z", b"X") or bool(int(fields[5]) & _EXITING)
 
 
 # Both sides.

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from pathlib import Path
 
 from dfm_async import Session
+from tests.chaos.describe import describe
 from tests.chaos.lasting import fed, run, store
 
 
 async def main(folder: Path, seed: int) -> None:
     async with Session(fed, store=store(folder)) as session:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, lambda: print(describe(session), file=sys.stderr, flush=True))
         print("begun", flush=True)
         await run(session, folder, seed, heard=lambda: print("heard", flush=True))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import random
 import signal
@@ -25,6 +24,7 @@ from dfm_async import (
     StoreError,
     WorkerLost,
 )
+from tests.chaos.describe import describe
 from tests.chaos.jobs import Story, check_story, random_spec
 from tests.chaos.operations import fed, quits
 
@@ -75,10 +75,11 @@ class Round:
         task = asyncio.create_task(work)
         done, _ = await asyncio.wait([task], timeout=BOUND)
         if not done:
-            text = describe(self.session, self.stories)  # before anything is cancelled
+            text = describe(self.session)  # before anything is cancelled
             task.cancel()
             await asyncio.wait([task], timeout=BOUND)
-            raise AssertionError(f"seed {self.seed} hangs:\n{text}")
+            told = "\n".join(f"{story.status}, {len(story.events)} events read: {story.spec}" for story in self.stories)
+            raise AssertionError(f"seed {self.seed} hangs:\n{text}\n{told}")
         await task
 
     async def _first_session(self) -> None:
@@ -307,20 +308,3 @@ def _random_options(rng: random.Random) -> LocalOptions:
         unresponsive_after=rng.choice([10.0, 0.3, None]),
         uvloop=rng.random() < 0.2,
     )
-
-
-def describe(session: Session, stories: list[Story]) -> str:
-    """Everything that can be known about a session that hangs."""
-    text = io.StringIO()
-    print(repr(session), session.stats(), sep="\n", file=text)
-    for coordinator in session._jobs.coordinators:
-        record, frames = coordinator.record, coordinator.frames
-        what = f"{coordinator.phase}, waits for {coordinator.waiting_for}, stopping {coordinator._stopping}"
-        what += f", frames {frames.open} of {frames.added}, {frames.waiting} waiting, stopped: {frames.stopped}"
-        what += f", log {record.log.held} held, full: {record.log.full}, {record.log.readers} readers"
-        print(f"{record.job_id}: {record.status} ({record.decided}), {what}, owed {coordinator._owed}", file=text)
-    for story in stories:
-        print(f"{story.spec.job_id}: {story.status}, {len(story.events)} events read\n{story.spec}", file=text)
-    for task in asyncio.all_tasks():
-        task.print_stack(limit=5, file=text)
-    return text.getvalue()

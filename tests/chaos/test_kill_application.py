@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import sys
 from collections import Counter
 from contextlib import suppress
@@ -52,28 +53,34 @@ async def run_and_kill(folder: Path, seed: int, rng: random.Random) -> dict[str,
     application = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert application.stdout is not None
     looking: asyncio.Task[dict[str, list[list[Any]]]] | None = None
-    match rng.choice(["early", "soon", "middle", "middle", "middle"]):
-        case "early":  # perhaps before there is a session
-            await asyncio.sleep(rng.uniform(0.0, 1.0))
-        case "soon":  # while jobs are submitted
-            await application.stdout.readline()
-            await asyncio.sleep(rng.uniform(0.0, 0.3))
-        case "middle":
-            await application.stdout.readline()
-            looking = asyncio.create_task(look_on(folder)) if rng.random() < 0.5 else None
-            for _ in range(rng.randint(0, total(folder, seed))):
-                if not await application.stdout.readline():
-                    break
-            await asyncio.sleep(rng.choice([0.0, 0.01, 0.1]))
     family: list[psutil.Process] = []
-    if application.returncode is None:
+    try:
+        async with asyncio.timeout(BOUND):
+            match rng.choice(["early", "soon", "middle", "middle", "middle"]):
+                case "early":  # perhaps before there is a session
+                    await asyncio.sleep(rng.uniform(0.0, 1.0))
+                case "soon":  # while jobs are submitted
+                    await application.stdout.readline()
+                    await asyncio.sleep(rng.uniform(0.0, 0.3))
+                case "middle":
+                    await application.stdout.readline()
+                    looking = asyncio.create_task(look_on(folder)) if rng.random() < 0.5 else None
+                    for _ in range(rng.randint(0, total(folder, seed))):
+                        if not await application.stdout.readline():
+                            break
+                    await asyncio.sleep(rng.choice([0.0, 0.01, 0.1]))
+    except TimeoutError:
+        application.send_signal(signal.SIGUSR1)  # it tells on its standard error what it waits for
+        await asyncio.sleep(1)
+        pytest.fail(f"the application of seed {seed} hangs")
+    finally:
         with suppress(psutil.NoSuchProcess):
             family = psutil.Process(application.pid).children(recursive=True)
         with suppress(ProcessLookupError):
             application.kill()
-    await application.stdout.read()
-    code = await application.wait()
-    assert code in (0, -9), f"the application ended with {code}"
+        await application.stdout.read()
+        code = await application.wait()
+    assert code in (0, -signal.SIGKILL), f"the application ended with {code}"
     _, orphans = await asyncio.to_thread(psutil.wait_procs, family, 10)
     assert not orphans, f"orphans: {orphans}"
     if looking is None:

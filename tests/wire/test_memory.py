@@ -9,8 +9,10 @@ import itertools
 import os
 import pickle
 import socket
+import subprocess
+import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -559,6 +561,26 @@ async def test_memory_that_cannot_be_opened_breaks_only_the_values_in_it(monkeyp
         await a.emptied()
         b.send("still connected")
         assert await a.values() == ["still connected"]
+
+
+@pytest.fixture(params=["not reaped", "reaped"])
+def dead(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A process that has ended."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        if request.param == "reaped":
+            process.wait()
+        yield process.pid
+
+
+async def test_what_is_in_the_memory_of_the_dead_dies_with_them(monkeypatch: pytest.MonkeyPatch, dead: int) -> None:
+    identity = Arena.identity
+    monkeypatch.setattr(Arena, "identity", lambda self: (dead, *identity(self)[1:]))
+    async with connected() as (a, b):
+        a.send(np.arange(BIG), "small")  # as if it had died since
+        a.send("no memory needed")  # it must not be taken for all that the dead one had to say
+        await b.until(lambda: b.lost)
+        assert not b.got
 
 
 async def test_a_message_about_memory_that_was_not_announced_ends_the_connection() -> None:
