@@ -17,11 +17,11 @@ from dfm_async import (
     PlaceParam,
     Progress,
     ResultLimits,
-    StatusChanged,
     Yield,
     current_context,
 )
 from tests.conftest import Connect
+from tests.waiting import running
 
 fed = Federation("talkative")
 left, right = fed.site("left"), fed.site("right")
@@ -104,12 +104,6 @@ with Pipeline("pairs") as pairs:
 
 async def progress_of(job: Any) -> list[Progress]:
     return [event async for event in job.events() if isinstance(event, Progress)]
-
-
-async def running(job: Any) -> None:
-    async for event in job.events():
-        if isinstance(event, StatusChanged) and event.status is JobStatus.RUNNING:
-            return
 
 
 async def test_progress_arrives_as_events_before_the_frame_is_done(connect: Connect) -> None:

@@ -16,11 +16,11 @@ from dfm_async import (
     PlaceParam,
     QueueFull,
     Session,
-    StatusChanged,
     Yield,
 )
 from dfm_async.targets.local import FederationRunner
 from tests.conformance import weather as w
+from tests.waiting import running
 
 with Pipeline("echo") as echo:
     Yield(w.echo(PlaceParam("n"), site="lab"))
@@ -30,12 +30,6 @@ with Pipeline("never") as never:
 
 with Pipeline("pid") as pid:
     Yield(w.lab_process(1))
-
-
-async def running(job: Any) -> None:
-    async for event in job.events():
-        if isinstance(event, StatusChanged) and event.status is JobStatus.RUNNING:
-            return
 
 
 async def test_jobs_beyond_the_limit_wait_highest_priority_first_then_in_their_order() -> None:

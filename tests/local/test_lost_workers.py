@@ -26,12 +26,12 @@ from dfm_async import (
     PlaceParam,
     RetryPolicy,
     Session,
-    StatusChanged,
     WorkerLost,
     WorkerNotice,
     Yield,
 )
 from dfm_async.targets.local.start import WorkerProcess
+from tests.waiting import running
 
 fed = Federation("mortal")
 lab, desk = fed.site("lab"), fed.site("desk")
@@ -125,12 +125,6 @@ with Pipeline("loops and dies") as loops_and_dies:
 
 def sets(folder: Path, count: int, victim: int) -> list[dict[str, Any]]:
     return [{"folder": str(folder), "n": n, "victim": victim} for n in range(count)]
-
-
-async def running(job: Any) -> None:
-    async for event in job.events():
-        if isinstance(event, StatusChanged) and event.status is JobStatus.RUNNING:
-            return
 
 
 async def test_lost_parameter_sets_run_again_and_each_result_comes_once(tmp_path: Path) -> None:

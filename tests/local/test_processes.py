@@ -28,12 +28,12 @@ from dfm_async import (
     PlaceParam,
     Session,
     ShippingError,
-    StatusChanged,
     WorkerLost,
     Yield,
 )
 from dfm_async.targets.local.start import WorkerProcess
 from tests.conformance import weather as w
+from tests.waiting import running
 
 with Pipeline("pid") as pid_of_lab:
     Yield(w.lab_process(1))
@@ -55,12 +55,6 @@ def workers() -> set[int]:
         except psutil.NoSuchProcess:
             continue
     return found
-
-
-async def running(job: Any) -> None:
-    async for event in job.events():
-        if isinstance(event, StatusChanged) and event.status is JobStatus.RUNNING:
-            return
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from dfm_async import Job, JobStatus, LocalOptions, Pipeline, Session, StatusChanged, WorkerNotice, Yield
+from dfm_async import Job, LocalOptions, Pipeline, Session, WorkerNotice, Yield
 from dfm_async.targets.local.watch import Watch
 from dfm_async.wire.output import Pulse
 from tests.local import talkers as t
+from tests.waiting import running
 
 LIMIT = 0.8
 METHODS = pytest.mark.parametrize("method", ["forkserver", "spawn"])
@@ -38,12 +39,6 @@ async def notices(job: Job, count: int) -> list[WorkerNotice]:
             if len(found) == count:
                 break
     return found
-
-
-async def running(job: Job) -> None:
-    async for event in job.events():
-        if isinstance(event, StatusChanged) and event.status is JobStatus.RUNNING:
-            return
 
 
 def worker_of(found: Session, site: str = "talk") -> Any:

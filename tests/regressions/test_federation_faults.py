@@ -29,7 +29,6 @@ from dfm_async import (
     ResultsUnread,
     RetryPolicy,
     Session,
-    StatusChanged,
     TryFromCache,
     WorkerNotice,
     Yield,
@@ -44,6 +43,7 @@ from dfm_async.wire import messages as msg
 from dfm_async.wire.channel import Channel
 from dfm_async.wire.codec import Codec
 from tests.conftest import Connect
+from tests.waiting import running
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -155,12 +155,6 @@ with Pipeline("locks") as locks:
 
 with Pipeline("tells") as tells:
     Yield(tell(PlaceParam("n"), PlaceParam("job")))
-
-
-async def running(job: Job) -> None:
-    async for event in job.events():
-        if isinstance(event, StatusChanged) and event.status is JobStatus.RUNNING:
-            return
 
 
 async def start_open(session: Session, pipeline: Pipeline = squares, **options: Any) -> Job:
