@@ -31,7 +31,7 @@ from dfm_async import (
 from tests.chaos.left import nothing_left
 from tests.chaos.seeds import seeds
 
-ROUNDS = 10
+ROUNDS = 5
 """How many jobs one session runs."""
 AGAIN = RetryPolicy(on_worker_lost=100)
 
