@@ -96,6 +96,7 @@ class DurableJobs:
         """
         store = self._store
         store.on_commit, store.on_fenced, store.on_error = self._committed, self._fenced, self._failed
+        store.on_gap = self._give_up
         await store.open()
         try:
             yield

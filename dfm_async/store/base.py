@@ -128,6 +128,8 @@ class Store(Protocol):
         fence: the number that this open store owns its jobs by.
         on_commit: is called after every commit with the jobs that it touched, and the offset that each has reached.
         on_fenced: is called when writes for a job were left out because it belongs to somebody else, or is deleted.
+        on_gap: is called when writes for a job were left out because others are missing before them; ``on_error`` if it
+            is not set.
         on_error: is called when a commit failed. What was queued stays queued; :meth:`flush` tries again.
     """
 
@@ -139,6 +141,7 @@ class Store(Protocol):
     fence: int
     on_commit: Callable[[dict[str, int]], None] | None
     on_fenced: Callable[[str], None] | None
+    on_gap: Callable[[str, StoreError], None] | None
     on_error: Callable[[StoreError], None] | None
 
     async def open(self) -> None:

@@ -49,7 +49,7 @@ class Committed(msgspec.Struct):
 
     ends: dict[str, int]
     fenced: list[str]
-    gaps: list[StoreError]
+    gaps: list[tuple[str, StoreError]]
 
 
 class _Writes:
@@ -183,7 +183,7 @@ class Batch:
                     break
                 frames += 1
             if problem is not None:
-                done.gaps.append(problem)
+                done.gaps.append((job_id, problem))
                 continue
             entries += [(job, e.first, e.count, e.kind, e.head, e.payload) for e in writes.entries]
             params += [(job, number, data) for number, data in writes.params]

@@ -58,6 +58,7 @@ class SqliteStore:
         self.fence = 0
         self.on_commit: Callable[[dict[str, int]], None] | None = None
         self.on_fenced: Callable[[str], None] | None = None
+        self.on_gap: Callable[[str, StoreError], None] | None = None
         self.on_error: Callable[[StoreError], None] | None = None
         self._busy_timeout = busy_timeout
         self._changing = asyncio.Lock()
@@ -241,6 +242,16 @@ class SqliteStore:
         if self.on_fenced is None:
             _log.error("store %s: job %s belongs to somebody else; writes for it were left out", self.path, job_id)
         self._call(self.on_fenced, job_id)
+
+    def gap(self, job_id: str, error: StoreError) -> None:
+        """Writes for a job were left out, because others are missing before them."""
+        if self.on_gap is None:
+            self.failed(error)
+            return
+        try:
+            self.on_gap(job_id, error)
+        except Exception:  # noqa: BLE001 - the store goes on
+            _log.exception("store %s: a callback raised", self.path)
 
     def failed(self, error: StoreError) -> None:
         """A commit failed."""

@@ -27,6 +27,10 @@ class Listener(Protocol):
         """Writes for a job were left out."""
         ...
 
+    def gap(self, job_id: str, error: StoreError) -> None:
+        """Writes for a job were left out, because others are missing before them."""
+        ...
+
     def failed(self, error: StoreError) -> None:
         """A commit failed."""
         ...
@@ -168,15 +172,15 @@ class Writer:
     def _tell(self, batch: Batch, done: Committed) -> None:
         self._committing = 0
         self._retry_size = 0
-        gap = done.gaps[0] if done.gaps else None
+        gap = done.gaps[0][1] if done.gaps else None
         for command in batch.commands:
             command.done(command.result, command.error or (gap if command.run is _nothing else None))
         if done.ends:
             self._listener.committed(done.ends)
         for job_id in done.fenced:
             self._listener.fenced(job_id)
-        for error in done.gaps:
-            self._listener.failed(error)
+        for job_id, error in done.gaps:
+            self._listener.gap(job_id, error)
 
     def _failed(self, batch: Batch, cause: Exception | None) -> None:
         if isinstance(cause, StoreError):

@@ -612,6 +612,18 @@ async def test_events_with_gaps_are_told_and_left_out(store: SqliteStore, errors
     assert await everything(store) == [entry(0), entry(1)]
 
 
+async def test_a_gap_can_be_told_to_the_job_that_has_it(store: SqliteStore, errors: list[StoreError]) -> None:
+    gaps: list[str] = []
+    store.on_gap = lambda job_id, _error: gaps.append(job_id)
+    await store.create(new_job("j"))
+    await store.create(new_job("other"))
+    store.append("j", entry(5))
+    store.append("other", entry(0))
+    with pytest.raises(StoreError):
+        await store.flush()
+    assert (gaps, errors) == (["j"], [])
+
+
 async def test_parameter_sets_with_gaps_are_told_and_left_out(store: SqliteStore, errors: list[StoreError]) -> None:
     await store.create(new_job("j"))
     store.add_params("j", 0, [row(0)])

@@ -102,7 +102,7 @@ class JobExecution:
             except DfmError as error:
                 coordinator.fail(error)
                 return
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - whatever starting a process raises: it ends this job, not others
                 coordinator.record.cause = error
                 coordinator.halt(JobStatus.ABORTED, f"a worker of site {worker.site!r} cannot start: {error}", 0)
                 return
