@@ -118,7 +118,7 @@ class Round:
         assert job.status is story.status, f"{job.status} is told to be {story.status}"
         earlier, story.events, story.cut = story.events, [], False
         if job.status is JobStatus.INTERRUPTED:
-            job = await session.resume(job.job_id)
+            job = await session.resume(job.job_id, input_params=[] if story.spec.feed == "stream" else None)
             if story.spec.feed != "list":  # how many were taken before the end is not known
                 story.cancelled = True
                 await job.cancel()
