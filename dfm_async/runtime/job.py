@@ -221,8 +221,8 @@ class SiteJob:
         if self.stopping:
             return
         done = self._last and not self.game.live
-        if self._speech is not None:
-            self._speech.flush(done or self.outbox.has_frames_done)
+        if self._speech is not None and (done or self.outbox.has_frames_done):
+            self._speech.flush()
         held_up = not self.outbox.open
         self.outbox.flush()
         if held_up and self.outbox.open:  # what was sent is less than it seemed

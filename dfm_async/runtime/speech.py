@@ -33,14 +33,10 @@ class Speech:
         self._reports[node, frame] = (node, frame, done, total, note)
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(max(self._due, loop.time()), self._send)
+            self._timer = loop.call_at(max(self._due, loop.time()), self.flush)
 
-    def flush(self, at_once: bool) -> None:
-        """Sends what there is if something ends that the reports must not come after."""
-        if at_once:
-            self._send()
-
-    def _send(self) -> None:
+    def flush(self) -> None:
+        """Sends what there is, without regard to the pause: something ends that the reports must not come after."""
         self.close()
         if self._reports and not self._job.stopping:
             self._due = asyncio.get_running_loop().time() + _PAUSE

@@ -295,6 +295,12 @@ class Session:
             raise ValueError(f"the deadline must be positive, not {deadline}")
         if concurrency is not None and concurrency < 1:
             raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+        if not isinstance(priority, int):
+            raise TypeError(f"priority must be a whole number, not {priority!r}")
+        if retry is not None and not isinstance(retry, RetryPolicy):
+            raise TypeError(f"retry must be a RetryPolicy, not {retry!r}")
+        if options is not None and not isinstance(options, ResultLimits):
+            raise TypeError(f"options must be ResultLimits, not {options!r}")
         if job_id is not None:
             _check_job_id(job_id)
         if place_callbacks:
@@ -587,6 +593,8 @@ def _durable(
 ) -> DurableJobs:
     from dfm_async.session.durable import DurableJobs  # whoever has no store does not load the database
 
+    if not isinstance(store, str) and not hasattr(store, "take_over"):
+        raise TypeError(f"store must be a URL such as 'sqlite:///jobs.db', or a store, not {store!r}")
     return DurableJobs(open_store(store) if isinstance(store, str) else store, jobs, spawn, codec, listed)
 
 

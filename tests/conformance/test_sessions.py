@@ -395,6 +395,18 @@ async def test_the_log_of_a_finished_job_is_kept_for_a_stated_time(connect: Conn
             await job.first()
 
 
+@pytest.mark.parametrize("wrong", [{"priority": "high"}, {"retry": 3}, {"options": {"max_items": 3}}, {"job_id": b"x"}])
+async def test_arguments_of_a_wrong_type_are_refused_before_anything_starts(
+    connect: Connect, wrong: dict[str, Any]
+) -> None:
+    async with connect(w.fed) as session:
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            await session.execute(echo, {"n": 1}, **wrong)
+        assert session.jobs() == []
+    with pytest.raises(TypeError, match="sqlite:///jobs"):
+        Session(w.fed, store=5)  # type: ignore[arg-type]
+
+
 async def test_reprs_tell_the_live_state(connect: Connect) -> None:
     async with connect(w.fed) as session:
         job = await session.execute(echo, None, autostop=False)

@@ -311,6 +311,7 @@ async def test_cancelling_a_call_that_hangs_does_not_harm_other_jobs_of_the_work
         stuck = await session.execute(hangs)
         await running(stuck)
         assert await stuck.cancel(grace=0.1) == {"lab": "retired"}
+        assert [lane.alive for lane in session.stats().lanes] == [True]  # another one has its place already
         fresh = (await (await session.execute(pauses, {"seconds": 0})).first()).value
         pid = (await other.first()).value
         assert pid != fresh

@@ -142,10 +142,12 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
             self._deaths[qid] = 0
 
     def retire(self, worker: SiteWorker) -> None:
-        """Frees the slot of a worker that takes no further job."""
+        """Gives the slot of a worker that takes no further job to another one."""
         qid = self.processes.get(worker)
         if qid is not None and self._slots[qid] is worker:
             self._slots[qid] = None
+            if self.running:
+                self.create_worker(qid)
 
     def worker_unresponsive(self, worker: SiteWorker, seconds: float) -> None:
         """A worker with jobs does not respond: tells them."""
