@@ -10,25 +10,39 @@ import signal
 from collections.abc import Sequence
 
 __all__ = [
+    "AgentClosed",
+    "BadResult",
+    "BadTask",
+    "CallStateError",
+    "ConversionError",
     "DecodingError",
     "DfmError",
     "EncodingError",
+    "ExchangeError",
+    "HandshakeRefused",
     "JobAborted",
     "JobFailed",
     "JobInterrupted",
     "JobNotFound",
     "JobOwned",
+    "LaunchFailed",
     "OperationFailed",
     "ParameterError",
+    "PeerGone",
     "PipelineError",
     "Problem",
+    "ProgramExited",
     "QueueFull",
+    "ResultNotDelivered",
     "ResultsExpired",
     "ResultsUnread",
     "SessionClosed",
     "ShippingError",
     "StoreError",
     "StreamOverrun",
+    "TaskAborted",
+    "TaskRejected",
+    "TransferFailed",
     "WorkerLost",
 ]
 
@@ -394,3 +408,210 @@ class StoreError(DfmError):
 
     def __str__(self) -> str:
         return f"store {self.path}: {self.problem}. {self.advice}"
+
+
+# Programs outside the federation.
+
+
+class ExchangeError(DfmError):
+    """The root of what goes wrong between a site and a program outside the federation."""
+
+
+class HandshakeRefused(ExchangeError):
+    """A program said hello, and the site does not want it; or it could not read where the site is."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the site did not accept this program: {self.reason}"
+
+
+class AgentClosed(ExchangeError):
+    """There are no more tasks for this agent.
+
+    Attributes:
+        reason: "ended", "aborted", "peer gone" or "closed here".
+        detail: what is known beyond that.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"no more tasks: {self.reason}" + (f" ({self.detail})" if self.detail else "")
+
+
+class CallStateError(ExchangeError):
+    """A call of the agent that does not fit its state."""
+
+    def __init__(self, call: str, problem: str) -> None:
+        super().__init__(call, problem)
+        self.call = call
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.call}: {self.problem}"
+
+
+class ConversionError(ExchangeError):
+    """A conversion hook of the agent raised. The cause is what it raised."""
+
+    def __init__(self, what: str, task: str, reason: str) -> None:
+        super().__init__(what, task, reason)
+        self.what = what
+        self.task = task
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the {self.what} of task {self.task} could not be converted: {self.reason}"
+
+
+class ResultNotDelivered(ExchangeError):
+    """A result did not arrive, or was refused.
+
+    Attributes:
+        task: the id of the task.
+        state: how far the exchange came.
+        reason: why it went no further.
+    """
+
+    def __init__(self, task: str, state: str, reason: str) -> None:
+        super().__init__(task, state, reason)
+        self.task = task
+        self.state = state
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the result of task {self.task} is {self.state}: {self.reason}"
+
+
+class TransferFailed(ExchangeError):
+    """A large part of a task or a result could not be pulled."""
+
+    def __init__(self, transfer: str, receiver: str, reason: str) -> None:
+        super().__init__(transfer, receiver, reason)
+        self.transfer = transfer
+        self.receiver = receiver
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"transfer {self.transfer} to {self.receiver} failed: {self.reason}"
+
+
+class BadTask(ExchangeError):
+    """A task that an executor does not take."""
+
+    def __init__(self, task: str, problem: str) -> None:
+        super().__init__(task, problem)
+        self.task = task
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"task {self.task!r}: {self.problem}"
+
+
+class BadResult(ExchangeError):
+    """A program answered, but not with what its task asks for."""
+
+    def __init__(self, task: str, problem: str) -> None:
+        super().__init__(task, problem)
+        self.task = task
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"the result of task {self.task!r}: {self.problem}"
+
+
+class TaskRejected(ExchangeError):
+    """The program did not take a task."""
+
+    def __init__(self, task: str, reason: str) -> None:
+        super().__init__(task, reason)
+        self.task = task
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the program did not take task {self.task!r}: {self.reason}"
+
+
+class TaskAborted(ExchangeError):
+    """A task was given up, by one side or the other."""
+
+    def __init__(self, task: str, reason: str) -> None:
+        super().__init__(task, reason)
+        self.task = task
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"task {self.task!r} was aborted: {self.reason}"
+
+
+class PeerGone(ExchangeError):
+    """The other side vanished: its connection ended, or it gave no sign of life for too long."""
+
+    def __init__(self, detail: str, lines: Sequence[str] = ()) -> None:
+        super().__init__(detail, tuple(lines))
+        self.detail = detail
+        self.lines = tuple(lines)
+
+    def __str__(self) -> str:
+        return f"the other side is gone: {self.detail}{_last_lines(self.lines)}"
+
+
+class LaunchFailed(ExchangeError):
+    """A program could not be started, or did not come up.
+
+    Attributes:
+        task: the name of the task that it was started for.
+        problem: what went wrong.
+        exit_code: its exit code, if it has ended; negative for a signal.
+        lines: the last lines that it wrote.
+    """
+
+    def __init__(self, task: str, problem: str, exit_code: int | None = None, lines: Sequence[str] = ()) -> None:
+        super().__init__(task, problem, exit_code, tuple(lines))
+        self.task = task
+        self.problem = problem
+        self.exit_code = exit_code
+        self.lines = tuple(lines)
+
+    def __str__(self) -> str:
+        return f"the program for task {self.task!r} did not come up: {self.problem}{_last_lines(self.lines)}"
+
+
+class ProgramExited(ExchangeError):
+    """A program ended before its result was there.
+
+    Attributes:
+        task: the name of the task that it worked on.
+        exit_code: its exit code; negative for a signal.
+        lines: the last lines that it wrote.
+    """
+
+    def __init__(self, task: str, exit_code: int, lines: Sequence[str] = ()) -> None:
+        super().__init__(task, exit_code, tuple(lines))
+        self.task = task
+        self.exit_code = exit_code
+        self.lines = tuple(lines)
+
+    def __str__(self) -> str:
+        how = f"by {signal_name(self.exit_code)}" if self.exit_code < 0 else f"with exit code {self.exit_code}"
+        return f"the program ended {how} before the result of task {self.task!r} was there{_last_lines(self.lines)}"
+
+
+def signal_name(exit_code: int) -> str:
+    """Names the signal behind a negative exit code."""
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        return f"signal {-exit_code}"
+
+
+def _last_lines(lines: Sequence[str]) -> str:
+    if not lines:
+        return ""
+    return "\nlast lines:\n" + "\n".join(f"  {line}" for line in lines[-_SHOWN:])

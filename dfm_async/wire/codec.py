@@ -34,7 +34,7 @@ import msgspec
 from msgspec.msgpack import Ext
 
 from dfm_async.errors import EncodingError
-from dfm_async.wire.memory import LARGE, Arena, Block, Part, Payload
+from dfm_async.wire.memory import LARGE, Allocator, Part, Payload, WritablePart
 
 __all__ = ["Broken", "Codec", "Packed", "type_name", "weight"]
 
@@ -99,7 +99,7 @@ class Packed:
 
     __slots__ = ("blocks", "size", "tree")
 
-    def __init__(self, tree: Any, size: int, blocks: Sequence[Block]) -> None:
+    def __init__(self, tree: Any, size: int, blocks: Sequence[WritablePart]) -> None:
         self.tree = tree
         self.size = size
         self.blocks = blocks
@@ -114,7 +114,7 @@ class _Notes(threading.local):
     """What comes up while a value is packed, or dumped, in one thread."""
 
     size = 0
-    blocks: list[Block] | None = None
+    blocks: list[WritablePart] | None = None
 
 
 def type_name(cls: type) -> str:
@@ -136,14 +136,22 @@ class Codec:
         arena: where large buffers go. What such a codec packs is not for keeping: it is only good for messages.
         stored: for what is written to a file, and read by the same application later: nothing is pickled, and classes
             of the main script are found by their names.
+        writable: arrays that it rebuilds can be written to.
     """
 
     def __init__(
-        self, *, trusted: bool, canonical: bool = False, arena: Arena | None = None, stored: bool = False
+        self,
+        *,
+        trusted: bool,
+        canonical: bool = False,
+        arena: Allocator | None = None,
+        stored: bool = False,
+        writable: bool = False,
     ) -> None:
         self.trusted = trusted
         self.canonical = canonical
         self.stored = stored
+        self.writable = writable
         self.plain: Codec = self if arena is None else Codec(trusted=trusted, canonical=canonical)
         """The same without an arena: for what is kept."""
         self._arena = arena
@@ -290,26 +298,39 @@ class Codec:
         if size >= _HEAVY:
             self._notes.size += size
 
-    def reserve(self, size: int) -> Block | None:
+    def reserve(self, size: int) -> WritablePart | None:
         """For packers: gives a block that travels with the value, if these bytes shall not travel with the message."""
         if size < _HEAVY:
             return None
-        notes = self._notes
-        notes.size += size
+        self._notes.size += size
         if size < LARGE or self._arena is None:
             return None
-        block = self._arena.allocate(size)
+        return self._noted(self._arena.allocate(size))
+
+    def adopt(self, data: memoryview) -> WritablePart | None:
+        """For packers: the same for bytes that need not be copied; None if they must be."""
+        if len(data) < LARGE or self._arena is None:
+            return None
+        block = self._noted(self._arena.adopt(data))
         if block is not None:
+            self._notes.size += len(data)
+        return block
+
+    def _noted(self, block: WritablePart | None) -> WritablePart | None:
+        if block is not None:
+            notes = self._notes
             if notes.blocks is None:
                 notes.blocks = []
             notes.blocks.append(block)
         return block
 
-    def store(self, data: bytes | bytearray | memoryview) -> Block | None:
+    def store(self, data: bytes | bytearray | memoryview) -> WritablePart | None:
         """For packers: the same, with these bytes in it."""
-        block = self.reserve(len(data))
-        if block is not None:
-            block.buffer[:] = data
+        block = self.adopt(memoryview(data))
+        if block is None:
+            block = self.reserve(len(data))
+            if block is not None:
+                block.buffer[:] = data
         return block
 
     def _find_packer(self, kind: type) -> Packer:
@@ -582,11 +603,17 @@ def _pack_ndarray(codec: Codec, value: Any) -> Any:
     order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
     description = numpy.lib.format.dtype_to_descr(value.dtype)
     head = [codec._pack(description), list(value.shape), order]  # noqa: SLF001 - same module
+    contiguous = value.flags.c_contiguous or value.flags.f_contiguous
+    block = None
+    if contiguous and value.nbytes >= LARGE:
+        block = codec.adopt(memoryview(value.ravel(order="K").view(numpy.uint8)))
+    if block is not None:
+        return Ext(_Code.NDARRAY_BLOCK, codec.dumps([*head, block.offset, block.size]))
     block = codec.reserve(value.nbytes)
     if block is None:
         return Ext(_Code.NDARRAY, codec.dumps([*head, value.tobytes(order)]))
     stored = numpy.frombuffer(block.buffer, dtype=numpy.uint8)
-    if value.flags.c_contiguous or value.flags.f_contiguous:
+    if contiguous:
         numpy.copyto(stored, value.ravel(order="K").view(numpy.uint8))  # also what is between the fields of a record
     else:
         numpy.copyto(stored.view(value.dtype).reshape(value.shape, order=order), value)
@@ -741,6 +768,8 @@ def _unpack_ndarray(codec: Codec, data: memoryview) -> Any:
     import numpy
 
     description, shape, order, content = _list_of(codec, data)
+    if codec.writable:
+        content = bytearray(content)
     return numpy.frombuffer(content, dtype=_dtype(codec, description)).reshape(shape, order=order)
 
 

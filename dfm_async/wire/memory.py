@@ -21,7 +21,20 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-__all__ = ["ARENA_LIMIT", "LARGE", "Arena", "Block", "Lease", "Loans", "Part", "Payload", "PeerMemory", "size_of"]
+__all__ = [
+    "ARENA_LIMIT",
+    "LARGE",
+    "Allocator",
+    "Arena",
+    "Block",
+    "Lease",
+    "Loans",
+    "Part",
+    "Payload",
+    "PeerMemory",
+    "WritablePart",
+    "size_of",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +74,27 @@ class Part(Protocol):
         Raises:
             OSError: the memory that it is in cannot be read here.
         """
+        ...
+
+
+class WritablePart(Part, Protocol):
+    """A part where it is made: its bytes can be written, once."""
+
+    @property
+    def buffer(self) -> memoryview:
+        """Its bytes, to be written."""
+        ...
+
+
+class Allocator(Protocol):
+    """Where a codec puts the large parts of values, so that they do not travel inside messages."""
+
+    def allocate(self, size: int) -> WritablePart | None:
+        """Gives room for a part; None if it shall travel inside the message after all."""
+        ...
+
+    def adopt(self, data: memoryview) -> WritablePart | None:
+        """Takes bytes as they are, without a copy; None if only copies are taken here."""
         ...
 
 
@@ -189,6 +223,11 @@ class Arena:
             self._free -= length
             self._allocations += 1
             return Block(self, start, size)
+
+    def adopt(self, data: memoryview) -> Block | None:
+        """Takes no bytes as they are: peers can only read what is in the arena."""
+        del data
+        return None
 
     def free(self, offset: int, size: int) -> None:
         """Takes a block back. Must not take the lock: the thread that holds it may be the one that calls."""

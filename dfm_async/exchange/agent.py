@@ -1,0 +1,555 @@
+"""The program's side: takes tasks, hands back results and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import uuid
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import TracebackType
+from typing import Any, Final
+
+from dfm_async.errors import (
+    AgentClosed,
+    CallStateError,
+    ConversionError,
+    ExchangeError,
+    HandshakeRefused,
+    PeerGone,
+    ResultNotDelivered,
+    TransferFailed,
+)
+from dfm_async.exchange import messages as msg
+from dfm_async.exchange.bootstrap import Bootstrap, read_bootstrap
+from dfm_async.exchange.gate import connect
+from dfm_async.exchange.link import Link
+from dfm_async.exchange.options import AgentOptions
+from dfm_async.exchange.pipes.base import Pipe, stamp_of
+from dfm_async.exchange.settling import Settling
+from dfm_async.exchange.states import Exchange, ExchangeState
+from dfm_async.exchange.task import OK, Task
+from dfm_async.exchange.values import Encoded, PlainCodec, ValueCodec
+
+__all__ = ["FAILED", "FlareAgent"]
+
+FAILED: Final = "EXECUTION_EXCEPTION"
+"""The return code of a task whose handler raised."""
+_QUEUED: Final = 16
+"""How many tasks may wait; the site gives one at a time, so more than one is unusual."""
+_REMEMBERED: Final = 64
+_RECEIVER: Final = "program"
+
+
+class _Current:
+    """The task that must be answered."""
+
+    __slots__ = ("exchange", "receivers", "task")
+
+    def __init__(self, task: Task, exchange: Exchange, receivers: list[str]) -> None:
+        self.task = task
+        self.exchange = exchange
+        self.receivers = receivers
+
+
+class FlareAgent:
+    """Takes tasks from a site, and hands back results. An async context manager.
+
+    ``convert_task`` and ``convert_result`` can be given to turn data into what the program works with, and back.
+
+    Args:
+        bootstrap: how to find the site; by default as the environment says.
+        options: how long to wait for what.
+        codec: how values become bytes; both sides must have the same.
+        convert_task: gets a task, gives the one that :meth:`get_task` returns.
+        convert_result: gets what was submitted and the task, gives what is sent.
+        pipe: a connection of another kind, such as files; then there is no handshake.
+    """
+
+    def __init__(
+        self,
+        bootstrap: Bootstrap | str | os.PathLike[str] | None = None,
+        options: AgentOptions | None = None,
+        *,
+        codec: ValueCodec | None = None,
+        convert_task: Callable[[Task], Task] | None = None,
+        convert_result: Callable[[Any, Task], Any] | None = None,
+        pipe: Callable[[], Pipe] | None = None,
+    ) -> None:
+        self.options = options or AgentOptions()
+        if not isinstance(self.options, AgentOptions):
+            raise TypeError(f"options must be AgentOptions, not {options!r}")
+        self._bootstrap = bootstrap
+        self._make_pipe = pipe
+        self._codec: ValueCodec = codec or PlainCodec()
+        self._convert_task = convert_task
+        self._convert_result = convert_result
+        self._link: Link | None = None
+        self._launch_once = True
+        self._queue: deque[_Current] = deque()
+        self._answers: OrderedDict[str, msg.TaskAnswer | None] = OrderedDict()
+        self._current: _Current | None = None
+        self._result: asyncio.Future[msg.ResultAnswer] | None = None
+        self._settling: Settling | None = None
+        self._closed: AgentClosed | None = None
+        self._ending: AgentClosed | None = None
+        self._changed: asyncio.Future[None] | None = None
+        self._metrics_sent = 0
+        self._metrics_taken = 0
+        self._metric_room: asyncio.Future[None] | None = None
+        self.site = ""
+        """The name of the site."""
+        self.job = ""
+        """The job that the program works for."""
+
+    @classmethod
+    def from_environment(cls, options: AgentOptions | None = None, **rest: Any) -> FlareAgent:
+        """An agent for a program that a site has launched.
+
+        Raises:
+            HandshakeRefused: it has not.
+        """
+        return cls(read_bootstrap(), options, **rest)
+
+    # connection
+
+    async def __aenter__(self) -> FlareAgent:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if kind is not None and issubclass(kind, Exception) and not issubclass(kind, AgentClosed):
+            await self.abort(f"{kind.__name__}: {error}")
+        await self.close()
+
+    async def start(self) -> None:
+        """Connects, and says hello; ``async with`` does it.
+
+        Raises:
+            HandshakeRefused: the site does not want this program, or cannot be found.
+            TimeoutError: it did not answer.
+        """
+        if self._link is not None or self._closed is not None:
+            raise CallStateError("start", "the agent was started already")
+        pipe = self._make_pipe() if self._make_pipe is not None else await self._greet()
+        self._link = Link(pipe, self.options, self._received, self._gone)
+        self._link.open()
+
+    async def _greet(self) -> Pipe:
+        found = self._bootstrap
+        bootstrap = found if isinstance(found, Bootstrap) else read_bootstrap(found)
+        limit = self.options.connect_timeout
+        greeter = _Greeter()
+        pipe: Pipe | None = None
+        try:
+            async with asyncio.timeout(limit) as scope:
+                pipe = await connect(bootstrap.address, stamp_of(bootstrap.session, bootstrap.token))
+                pipe.open(greeter)
+                pipe.send(msg.Hello(msg.VERSION, bootstrap.token, bootstrap.session, os.getpid()))
+                welcome = await greeter.welcome
+        except BaseException as error:
+            if pipe is not None:
+                pipe.abort()
+                await pipe.wait_closed()
+            if isinstance(error, TimeoutError) and scope.expired():
+                raise TimeoutError(f"the site did not answer the hello within {limit:g} s") from error
+            if isinstance(error, OSError):
+                raise HandshakeRefused(f"nobody listens where the site was: {error}") from error
+            raise
+        self.site, self.job = welcome.site, welcome.job
+        self._launch_once = bootstrap.launch_once
+        return pipe
+
+    @property
+    def launch_once(self) -> bool:
+        """Whether the program serves many tasks."""
+        chosen = self.options.launch_once
+        return self._launch_once if chosen is None else chosen
+
+    @property
+    def closed(self) -> AgentClosed | None:
+        """Why there are no more tasks; None while there may be. Tasks that are queued come before the end."""
+        if self._closed is not None:
+            return self._closed
+        return self._ending if not self._queue and self._current is None else None
+
+    # tasks
+
+    async def get_task(self, timeout: float | None = None) -> Task | None:  # noqa: ASYNC109 - None is an answer
+        """Waits for a task.
+
+        Args:
+            timeout: how long, in seconds; None means without end. A task that is there is returned even with 0.
+
+        Returns:
+            The task, or None after the timeout.
+
+        Raises:
+            AgentClosed: there will be no more; ``reason`` says why.
+            CallStateError: the last task is not answered.
+        """
+        loop = self._opened("get_task")
+        due = None if timeout is None else loop.time() + timeout
+        while True:
+            if self._closed is not None:
+                raise self._closed
+            if self._current is not None:
+                raise CallStateError("get_task", f"task {self._current.task} is not answered: call submit_result first")
+            if self._queue:
+                self._current = self._queue.popleft()
+                return self._current.task
+            if self._ending is not None:
+                self._closed = self._ending
+                continue
+            if due is not None and loop.time() >= due:
+                return None
+            await self._change(due)
+
+    async def _change(self, due: float | None) -> None:
+        """Waits until something has happened that getting a task depends on."""
+        loop = asyncio.get_running_loop()
+        if self._changed is None or self._changed.done():
+            self._changed = loop.create_future()
+        await asyncio.wait({self._changed}, timeout=None if due is None else max(0.0, due - loop.time()))
+
+    def _wake(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+    def __aiter__(self) -> AsyncIterator[Task]:
+        return self
+
+    async def __anext__(self) -> Task:
+        """The next task; ends when the site says so, raises AgentClosed if it gave up or is gone."""
+        try:
+            task = await self.get_task()
+        except AgentClosed as closed:
+            if closed.reason in ("ended", "closed here"):
+                raise StopAsyncIteration from None
+            raise
+        assert task is not None  # noqa: S101 - there was no timeout
+        return task
+
+    async def run(self, handler: Callable[[Task], Any]) -> None:
+        """Calls a handler for every task, and submits what it returns, until the site ends it.
+
+        A handler that is not async runs in a thread, so that signs of life go on. What it raises is told to the site
+        as the result of the task, with the return code ``EXECUTION_EXCEPTION``, and the next task is waited for.
+        """
+        async for task in self:
+            try:
+                if inspect.iscoroutinefunction(handler):
+                    result = await handler(task)
+                else:
+                    result = await asyncio.to_thread(handler, task)
+                    if inspect.isawaitable(result):
+                        result = await result
+            except Exception as error:  # noqa: BLE001 - it is told to the site
+                await self.submit_result(None, rc=FAILED, reason=f"{type(error).__name__}: {error}")
+            else:
+                await self.submit_result(result)
+
+    # results
+
+    async def submit_result(self, result: Any, rc: str = OK, *, reason: str = "") -> None:
+        """Answers the current task; returns when the result has arrived with all its large parts.
+
+        Whatever happens, the task is answered by this call, and the next one can be got. Until it returns, arrays in
+        the result must not be changed: they are not copied.
+
+        Args:
+            result: the answer.
+            rc: the return code.
+            reason: why it is not ``OK``.
+
+        Raises:
+            CallStateError: there is no task to answer.
+            ConversionError: the result could not be converted or encoded; the site was told.
+            ResultNotDelivered: it did not arrive, or was refused; says how far it came, and why no further.
+            AgentClosed: the connection has ended.
+            TimeoutError: the site did not accept it in time.
+        """
+        self._opened("submit_result")
+        current, self._current = self._current, None
+        if current is None:
+            if self._closed is not None:
+                raise self._closed
+            raise CallStateError("submit_result", "there is no task: call get_task first")
+        if not isinstance(rc, str) or not rc:
+            self._current = current
+            raise TypeError(f"rc must be a return code, not {rc!r}")
+        try:
+            await self._answer(current, result, rc, reason)
+        finally:
+            self._result = None
+            if not self.launch_once and self._closed is None:
+                self._ending = AgentClosed("ended", "the program serves one task")
+            self._wake()
+
+    async def _answer(self, current: _Current, result: Any, rc: str, reason: str) -> None:
+        link = self._link
+        assert link is not None  # noqa: S101 - there was a task
+        if self._closed is not None:
+            raise self._closed
+        encoded = Encoded(b"")
+        problem: ConversionError | None = None
+        try:
+            with link.payload():
+                if self._convert_result is not None:
+                    result = self._convert_result(result, current.task)
+                encoded = self._encode(result)
+        except Exception as error:  # noqa: BLE001 - raised again, when the site has been told
+            encoded, rc = Encoded(b""), FAILED
+            reason = f"the result could not be converted: {type(error).__name__}: {error}"
+            problem = ConversionError("result", str(current.task), f"{type(error).__name__}: {error}")
+            problem.__cause__ = error
+        try:
+            await self._deliver(link, current, encoded, rc, reason)
+        except (ExchangeError, TimeoutError):
+            if problem is None:
+                raise
+        if problem is not None:
+            raise problem
+
+    def _encode(self, result: Any) -> Encoded:
+        encoded = self._codec.encode(result)
+        if encoded.parts and self.options.max_resends is None:
+            raise ValueError("max_resends=None is not allowed for results with large parts")
+        return encoded
+
+    async def _deliver(self, link: Link, current: _Current, encoded: Encoded, rc: str, reason: str) -> None:
+        exchange = current.exchange
+        tx = uuid.uuid4().hex
+        parts = [(number, len(data)) for number, data in encoded.parts.items()]
+        settling = None
+        if parts:
+            settling = Settling(link, tx, encoded.parts, current.receivers)
+        self._settling = settling
+        self._result = asyncio.get_running_loop().create_future()
+        exchange.advance(ExchangeState.RESULT_OFFERED)
+        offer = msg.ResultOffer(current.task.id, tx, rc, encoded.data, parts, reason)
+        limit = self.options.submit_result_timeout
+        if not link.pipe.shows_progress:
+            limit = max(limit, self.options.download_complete_timeout)
+        try:
+            answer = await link.confirm(
+                offer, self._result, limit, f"the site did not accept the result of task {current.task}: that", tx=tx
+            )
+            if not answer.accepted:
+                exchange.advance(ExchangeState.REJECTED, answer.reason)
+                raise ResultNotDelivered(current.task.id, exchange.state.value, answer.reason)
+            exchange.advance(ExchangeState.RESULT_ACCEPTED)
+            if settling is not None:
+                exchange.advance(ExchangeState.TRANSFERRING)
+                problem = await settling.wait()
+                if problem:
+                    exchange.advance(ExchangeState.FAILED, problem)
+                    raise ResultNotDelivered(current.task.id, exchange.state.value, problem)
+            exchange.advance(ExchangeState.SETTLED)
+        except PeerGone as error:
+            exchange.advance(ExchangeState.FAILED, error.detail)
+            raise ResultNotDelivered(current.task.id, exchange.state.value, error.detail) from error
+        except TimeoutError as error:
+            exchange.advance(ExchangeState.FAILED, str(error))
+            raise
+        finally:
+            if not exchange.ended:
+                exchange.advance(ExchangeState.ABORTED, "it was cancelled")
+            self._settling = None
+            if settling is not None:
+                settling.free()
+
+    # metrics and progress
+
+    async def log(self, record: Mapping[str, Any]) -> None:
+        """Sends metrics to the site. May be called at any time, by any number of tasks.
+
+        Returns as soon as the record is queued; waits only if more than ``metric_queue`` of them are on their way.
+
+        Args:
+            record: names and numbers.
+
+        Raises:
+            CallStateError: there is no way for metrics.
+            AgentClosed: the connection has ended.
+            EncodingError: the record cannot be sent.
+        """
+        loop = self._opened("log")
+        link = self._link
+        assert link is not None  # noqa: S101 - it is open
+        if not link.pipe.has_metrics:
+            raise CallStateError("log", "this connection has no channel for metrics")
+        if not isinstance(record, Mapping):
+            raise TypeError(f"metrics must be names and numbers, not {record!r}")
+        encoded = self._codec.encode(dict(record))
+        if encoded.parts:
+            raise CallStateError("log", "metrics with large arrays are not sent: submit them as a result")
+        while self._metrics_sent - self._metrics_taken >= self.options.metric_queue:
+            if self._closed is not None:
+                raise self._closed
+            if self._metric_room is None or self._metric_room.done():
+                self._metric_room = loop.create_future()
+            await asyncio.wait({self._metric_room})
+        if self._closed is not None:
+            raise self._closed
+        self._metrics_sent += 1
+        link.send(msg.Metrics(self._metrics_sent, encoded.data))
+
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Tells the site how far the program is with its task."""
+        self._opened("progress")
+        if self._link is not None:
+            self._link.send(msg.Progress(float(done), None if total is None else float(total), str(note)))
+
+    # what comes
+
+    def _received(self, message: msg.Message) -> None:
+        if isinstance(message, msg.TaskOffer):
+            self._task_offered(message)
+        elif isinstance(message, msg.ResultAnswer):
+            if self._result is not None and not self._result.done():
+                self._result.set_result(message)
+        elif isinstance(message, msg.Settled):
+            if self._settling is not None:
+                self._settling.settled(message)
+        elif isinstance(message, msg.MetricTaken):
+            self._metrics_taken = max(self._metrics_taken, min(message.number, self._metrics_sent))
+            self._make_metric_room()
+        elif isinstance(message, msg.End):
+            self._stop("ended", message.reason)
+        elif isinstance(message, msg.Abort):
+            self._stop("aborted", message.reason)
+
+    def _task_offered(self, offer: msg.TaskOffer) -> None:
+        link = self._link
+        assert link is not None  # noqa: S101 - it came from there
+        if offer.task in self._answers:  # it came again: so does the answer, when there is one
+            answer = self._answers[offer.task]
+            if answer is not None:
+                link.send(answer)
+            return
+        self._answers[offer.task] = None
+        while len(self._answers) > _REMEMBERED:
+            self._answers.popitem(last=False)
+        if self.closed is not None or self._ending is not None:
+            self._reply(offer, "the program takes no more tasks")
+        elif len(self._queue) >= _QUEUED:
+            self._reply(offer, f"{_QUEUED} tasks are waiting already")
+        elif offer.parts:
+            link.tasks.start(self._take_large(link, offer), f"task {offer.task}")
+        else:
+            self._take(link, offer, {})
+
+    async def _take_large(self, link: Link, offer: msg.TaskOffer) -> None:
+        try:
+            parts = await link.pull(link.pulls(offer.task, offer.parts, _RECEIVER))
+        except TransferFailed as error:
+            self._reply(offer, str(error))
+        else:
+            self._take(link, offer, parts)
+
+    def _take(self, link: Link, offer: msg.TaskOffer, parts: Mapping[int, memoryview]) -> None:
+        try:
+            with link.payload():
+                data = self._codec.decode(Encoded(offer.data, parts))
+                task = Task(offer.name, data, id=offer.task, round=offer.round, total_rounds=offer.total_rounds)
+                if self._convert_task is not None:
+                    task = self._convert_task(task)
+        except Exception as error:  # noqa: BLE001 - it is told to the site
+            self._reply(offer, f"the task could not be converted: {type(error).__name__}: {error}")
+            return
+        exchange = Exchange(offer.task)
+        exchange.advance(ExchangeState.ACCEPTED)
+        self._queue.append(_Current(task, exchange, offer.receivers))
+        self._reply(offer, "")
+        self._wake()
+
+    def _reply(self, offer: msg.TaskOffer, problem: str) -> None:
+        answer = msg.TaskAnswer(offer.task, not problem, problem)
+        self._answers[offer.task] = answer
+        if self._link is not None:
+            self._link.send(answer)
+
+    def _gone(self, reason: str) -> None:
+        self._stop("peer gone", reason)
+
+    def _stop(self, reason: str, detail: str) -> None:
+        """The other side has ended, gave up, or is gone; or this one was closed."""
+        closed = AgentClosed(reason, detail)
+        if reason == "ended":
+            self._ending = self._ending or closed  # what is queued comes first
+        elif self._closed is None:
+            self._closed = closed
+            self._queue.clear()
+        if self._settling is not None:
+            self._settling.abandon(str(closed))
+        if reason != "ended" and self._result is not None and not self._result.done():
+            self._result.set_exception(closed)
+        self._make_metric_room()
+        self._wake()
+
+    def _make_metric_room(self) -> None:
+        if self._metric_room is not None and not self._metric_room.done():
+            self._metric_room.set_result(None)
+
+    def _opened(self, call: str) -> asyncio.AbstractEventLoop:
+        if self._link is None:
+            if self._closed is not None:
+                raise self._closed
+            raise CallStateError(call, "the agent is not started: use 'async with'")
+        return asyncio.get_running_loop()
+
+    # the end
+
+    async def abort(self, reason: str = "the program gave up") -> None:
+        """Gives up, and tells the site why."""
+        if self._link is not None and self._closed is None:
+            self._link.send(msg.Abort(reason))
+            self._stop("closed here", reason)
+
+    async def close(self) -> None:
+        """Ends the connection. A result that is on its way is given up, unless it has arrived after all."""
+        link = self._link
+        if link is None:
+            self._closed = self._closed or AgentClosed("closed here")
+            return
+        if self._closed is None:
+            link.send(msg.End("the program is done"))
+            self._stop("closed here", "")
+        settling = self._settling
+        if settling is not None:
+            await settling.over.wait()
+        await link.aclose()
+
+    def __repr__(self) -> str:
+        state = str(self._closed) if self._closed is not None else "up" if self._link is not None else "not started"
+        task = f", working on {self._current.task}" if self._current is not None else ""
+        return f"<FlareAgent of {self.site or 'a site'}: {state}{task}>"
+
+
+class _Greeter:
+    """Waits for the answer to a hello."""
+
+    def __init__(self) -> None:
+        self.welcome: asyncio.Future[msg.Welcome] = asyncio.get_running_loop().create_future()
+
+    def room(self, chunk: msg.Chunk, size: int) -> memoryview | None:
+        del chunk, size
+        return None
+
+    def received(self, message: msg.Message, size: int) -> None:
+        del size
+        if self.welcome.done():
+            return
+        if isinstance(message, msg.Welcome):
+            self.welcome.set_result(message)
+        else:
+            reason = message.reason if isinstance(message, msg.Refused) else "it answered with something else"
+            self.welcome.set_exception(HandshakeRefused(reason))
+
+    def lost(self, reason: str) -> None:
+        if not self.welcome.done():
+            self.welcome.set_exception(HandshakeRefused(reason))

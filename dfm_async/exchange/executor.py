@@ -1,0 +1,528 @@
+"""The site's side: starts a program, gives it tasks, waits for its results."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, TypeVar
+
+from dfm_async.errors import (
+    BadResult,
+    BadTask,
+    ExchangeError,
+    LaunchFailed,
+    PeerGone,
+    ProgramExited,
+    TaskAborted,
+    TaskRejected,
+    signal_name,
+)
+from dfm_async.exchange.gate import Gate, SocketGate
+from dfm_async.exchange.launcher import Launcher, ProgramState, ProgramStatus
+from dfm_async.exchange.options import ExecutorOptions
+from dfm_async.exchange.pipes.base import Pipe
+from dfm_async.exchange.site_end import SITE, OfferedResult, SiteEnd
+from dfm_async.exchange.states import ExchangeState
+from dfm_async.exchange.task import Task, TaskResult, metrics_of, params_of
+from dfm_async.exchange.values import PlainCodec, ValueCodec
+
+__all__ = ["LauncherExecutor"]
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_EXIT_NEWS: Final = 1.0
+"""When a connection has ended, how long the news of the process's end may take, in seconds."""
+
+
+def _no_metrics(values: Any) -> None:
+    _log.info("metrics: %s", values)
+
+
+def _no_progress(done: float, total: float | None, note: str) -> None:
+    _log.debug("progress: %s of %s %s", done, total, note)
+
+
+class LauncherExecutor:
+    """Runs tasks in a program outside the federation, one at a time.
+
+    An async context manager. Cancelling :meth:`execute` ends the program; so does leaving the block.
+
+    Args:
+        launcher: starts and stops the program; None if somebody else starts it (see :meth:`bootstrap`).
+        options: how long to wait for what.
+        transport: how the two talk: a Unix socket, a TCP socket on this machine, or memory (only within one process);
+            or a gate of another kind, such as ``FilePipeGate``.
+        codec: how values become bytes; both sides must have the same.
+        site: the name of the site, for the program to know.
+        job: the job, for the program to know.
+        on_metrics: gets what the program measures. Must not block.
+        on_progress: gets how far the program is. Must not block.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher | None,
+        options: ExecutorOptions | None = None,
+        *,
+        transport: Literal["unix", "tcp", "memory"] | Gate = "unix",
+        codec: ValueCodec | None = None,
+        site: str = "",
+        job: str = "",
+        on_metrics: Callable[[Any], None] = _no_metrics,
+        on_progress: Callable[[float, float | None, str], None] = _no_progress,
+    ) -> None:
+        self.options = options or ExecutorOptions()
+        if not isinstance(self.options, ExecutorOptions):
+            raise TypeError(f"options must be ExecutorOptions, not {options!r}")
+        self._launcher = launcher
+        self._gate: Gate = SocketGate(transport, site=site, job=job) if isinstance(transport, str) else transport
+        self._codec: ValueCodec = codec or getattr(self._gate, "codec", None) or PlainCodec()
+        self._on_metrics = on_metrics
+        self._on_progress = on_progress
+        self._turn = asyncio.Lock()
+        self._end: SiteEnd | None = None
+        self._up: asyncio.Future[SiteEnd] | None = None
+        self._deferred: asyncio.Task[None] | None = None
+        self._work: asyncio.Task[Any] | None = None
+        self._abort_reason: str | None = None
+        self._phase: Literal["new", "open", "ending", "closed"] = "new"
+
+    async def __aenter__(self) -> LauncherExecutor:
+        await self.initialize()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort(f"the site stops: {error!r}")
+        await self.finalize()
+
+    async def initialize(self) -> None:
+        """Makes ready; ``async with`` does it."""
+        if self._phase != "new":
+            raise RuntimeError(f"this executor is {self._phase}: make a new one")
+        self._phase = "open"
+        await self._gate.open()
+        if self._launcher is not None:
+            await self._launcher.initialize()
+
+    def bootstrap(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Writes the file by which a program that somebody else starts can attach, once.
+
+        Args:
+            path: where to write it; by default a new file of its own. It is removed when it was used.
+        """
+        if self._phase != "open" or not isinstance(self._gate, SocketGate):
+            raise RuntimeError("programs can attach only to an open executor with a socket")
+        if self._launcher is not None:
+            raise RuntimeError("this executor launches its program itself: make one with launcher=None")
+        return self._gate.invite(self._expect_up(), launch_once=True, path=path)
+
+    @property
+    def state(self) -> ExchangeState | None:
+        """How far the current exchange is, or the last one was."""
+        return self._end.state if self._end is not None else None
+
+    def status(self) -> ProgramStatus:
+        """What the launcher knows of the program."""
+        return self._launcher.status() if self._launcher is not None else ProgramStatus(ProgramState.NOT_RUNNING)
+
+    # tasks
+
+    async def execute(self, task: Task, *, abort: asyncio.Event | None = None) -> TaskResult:
+        """Gives the program a task, and waits for its result with all large parts.
+
+        Args:
+            task: what to do.
+            abort: when it is set, the task is aborted and the program stopped.
+
+        Returns:
+            The result with the program's own return code.
+
+        Raises:
+            BadTask: the task has a name that is not taken.
+            LaunchFailed: the program did not start, or did not come up.
+            ProgramExited: it ended before the result was there.
+            PeerGone: it vanished in another way.
+            TaskRejected: it did not take the task.
+            TaskAborted: it gave up, or :meth:`abort` was called.
+            BadResult: the result is not what the task asks for.
+            TransferFailed: a large part of the result did not come.
+            TimeoutError: one of the times in the options was exceeded; names what was waited for.
+        """
+        found: TaskResult = await self._one_at_a_time(task, abort, self._execute(task))
+        return found
+
+    async def offer(self, task: Task, receivers: Sequence[str], *, abort: asyncio.Event | None = None) -> OfferedResult:
+        """The same, for results that several receivers pull: returns when the program has answered.
+
+        The program serves the large parts until every receiver has them. The next task waits for that, if every task
+        has a process of its own.
+
+        Args:
+            task: what to do.
+            receivers: who will call ``pull`` of what this returns.
+            abort: when it is set, the task is aborted and the program stopped.
+        """
+        if not receivers or isinstance(receivers, str) or len(set(receivers)) < len(receivers):
+            raise ValueError(f"receivers must be different names, not {receivers!r}")
+        found: OfferedResult = await self._one_at_a_time(task, abort, self._offer(task, receivers))
+        return found
+
+    async def _one_at_a_time(self, task: Task, abort: asyncio.Event | None, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            self._check(task)
+            async with self._turn:
+                return await self._until_aborted(task, abort, work)
+        finally:
+            work.close()
+
+    def _check(self, task: Task) -> None:
+        if self._phase != "open":
+            raise BadTask(task.name, f"the executor is {self._phase}")
+        if not isinstance(task, Task):
+            raise TypeError(f"execute() takes a Task, not {task!r}")
+        options = self.options
+        if not options.allows(task.name):
+            names = ", ".join(options.task_names)
+            raise BadTask(
+                task.name, f"the names that are taken are {names}; ExecutorOptions(other_tasks=...) adds more"
+            )
+        if task.name == options.train_task_name:
+            missing = [name for name in ("round", "total_rounds") if getattr(task, name) is None]
+            if missing:
+                _log.warning("task %s has no %s", task, " and no ".join(missing))
+
+    async def _until_aborted(self, task: Task, abort: asyncio.Event | None, work: Coroutine[Any, Any, T]) -> T:
+        """Runs the work in a task of its own, so that an abort can end it wherever it is."""
+        if self._phase != "open":
+            raise BadTask(task.name, f"the executor is {self._phase}")
+        loop = asyncio.get_running_loop()
+        self._abort_reason = None
+        running = loop.create_task(work, name=f"task {task}")
+        self._work = running
+        waiting: set[asyncio.Future[Any]] = {running}
+        watching = None
+        if abort is not None:
+            watching = loop.create_task(abort.wait(), name=f"abort of task {task}")
+            waiting.add(watching)
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                self._abort_reason = self._abort_reason or "the site aborted it"
+        finally:
+            # Also when we are cancelled: the work ends the program, and we wait for that.
+            await _end(running)
+            if watching is not None:
+                await _end(watching)
+            self._work = None
+        if running.cancelled():
+            raise TaskAborted(task.name, self._abort_reason or "the site aborted it")
+        return running.result()
+
+    async def _execute(self, task: Task) -> TaskResult:
+        end = await self._ready(task)
+        try:
+            found = await self._with_program(task, end, self._whole(end, task))
+        except BaseException as error:
+            await self._after_failure(task, end, error)
+            raise
+        await self._after(task, end, None)
+        return found
+
+    async def _offer(self, task: Task, receivers: Sequence[str]) -> OfferedResult:
+        end = await self._ready(task)
+        try:
+            found = await self._with_program(task, end, end.exchange(task, receivers, self._checker(task)))
+        except BaseException as error:
+            await self._after_failure(task, end, error)
+            raise
+        await self._after(task, end, found)
+        return found
+
+    async def _whole(self, end: SiteEnd, task: Task) -> TaskResult:
+        check = self._checker(task)
+        found = await end.exchange(task, (SITE,), check)
+        return found.value or await found.pull(SITE, check=check)
+
+    def _checker(self, task: Task) -> Callable[[Any], str]:
+        options = self.options
+
+        def check(data: Any) -> str:
+            needs_metrics = task.name == options.evaluate_task_name or (
+                task.name == options.train_task_name and options.train_with_evaluation
+            )
+            if needs_metrics and metrics_of(data) is None:
+                return "it has no metrics"
+            if task.name == options.submit_model_task_name and params_of(data) is None:
+                return "it has no model"
+            return ""
+
+        return check
+
+    # before a task
+
+    async def _ready(self, task: Task) -> SiteEnd:
+        """Gives the end of a program that is up: the one that is there, or a new one."""
+        await self._wait_for_deferred_stop()
+        end = self._end
+        if end is not None and end.up and self._can_go_on():
+            return end
+        await self._drop("the program did not go on")
+        if self._launcher is None:
+            return await self._attached(task)
+        try:
+            await self._launch(task, self._launcher)
+            return await self._come_up(task, self._launcher)
+        except BaseException as error:
+            self._gate.forget()
+            reason = self._abort_reason or str(error) or "the site stops"
+            await self._drop(reason, kill=True)
+            raise
+
+    def _can_go_on(self) -> bool:
+        launcher = self._launcher
+        return launcher is None or (launcher.launch_once and launcher.status().state is ProgramState.RUNNING)
+
+    async def _wait_for_deferred_stop(self) -> None:
+        deferred = self._deferred
+        if deferred is None:
+            return
+        launcher = self._launcher
+        await asyncio.wait({deferred}, timeout=2 * self.options.deferred_stop_timeout + 1)
+        if not deferred.done() and launcher is not None:
+            await launcher.stop(asked=False)
+            await asyncio.wait({deferred})
+
+    def _expect_up(self) -> Callable[[Pipe], None]:
+        up = self._up = asyncio.get_running_loop().create_future()
+
+        def on_up(pipe: Pipe) -> None:
+            end = SiteEnd(pipe, self.options, self._codec, on_metrics=self._on_metrics, on_progress=self._on_progress)
+            self._end = end
+            if not up.done():
+                up.set_result(end)
+
+        return on_up
+
+    async def _launch(self, task: Task, launcher: Launcher) -> None:
+        limit = self.options.launch_timeout
+        invitation = self._gate.expect(self._expect_up(), launch_once=launcher.launch_once)
+        try:
+            async with asyncio.timeout(limit) as scope:
+                await launcher.launch(task, invitation)
+        except Exception as error:
+            if isinstance(error, TimeoutError) and scope.expired():
+                raise LaunchFailed(task.name, f"launching took longer than {limit:g} s") from error
+            raise LaunchFailed(task.name, f"it could not be started: {error}") from error
+
+    async def _come_up(self, task: Task, launcher: Launcher) -> SiteEnd:
+        """Waits until the program says hello, ends, or takes too long."""
+        up, limit = self._up, self.options.external_pre_init_timeout
+        assert up is not None  # noqa: S101 - it is expected
+        ended = asyncio.get_running_loop().create_task(launcher.ended(), name="end of the program")
+        try:
+            waiting: set[asyncio.Future[Any]] = {up, ended}
+            await asyncio.wait(waiting, timeout=limit or None, return_when=asyncio.FIRST_COMPLETED)
+            if up.done() and up.result().up:
+                return up.result()
+            if up.done():
+                raise LaunchFailed(task.name, f"it came and went: {up.result().fate.result().detail}")
+            if ended.done():
+                status = ended.result()
+                raise LaunchFailed(
+                    task.name, f"it ended {_how(status)} before it said hello", status.exit_code, status.lines
+                )
+            lines = launcher.status().lines
+            raise LaunchFailed(task.name, f"it did not say hello within {limit:g} s", None, lines)
+        finally:
+            await _end(ended)
+
+    async def _attached(self, task: Task) -> SiteEnd:
+        if self._up is None:
+            raise LaunchFailed(task.name, "no program can attach: executor.bootstrap() makes the file that it needs")
+        limit = self.options.external_pre_init_timeout
+        await asyncio.wait({self._up}, timeout=limit or None)
+        if not self._up.done():
+            raise LaunchFailed(task.name, f"no program has attached within {limit:g} s")
+        end = self._up.result()
+        if not end.up:
+            raise PeerGone(end.fate.result().detail)
+        return end
+
+    # during a task
+
+    async def _with_program(self, task: Task, end: SiteEnd, work: Coroutine[Any, Any, T]) -> T:
+        """Runs an exchange; the end of the process races it."""
+        launcher = self._launcher
+        if launcher is None:
+            return await work
+        loop = asyncio.get_running_loop()
+        exchange = loop.create_task(work, name=f"exchange of {task}")
+        ended = loop.create_task(launcher.ended(), name="end of the program")
+        try:
+            await asyncio.wait({exchange, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if not exchange.done():
+                status = ended.result()
+                on_its_way = status.exit_code == 0 or end.state is ExchangeState.SETTLED
+                limit = self.options.last_result_transfer_timeout if on_its_way else 0
+                await asyncio.wait({exchange}, timeout=limit)
+                if not exchange.done():
+                    raise ProgramExited(task.name, status.exit_code or 0, status.lines)
+            return await self._explained(task, exchange, ended)
+        finally:
+            await _end(exchange)
+            await _end(ended)
+
+    async def _explained(self, task: Task, exchange: asyncio.Task[T], ended: asyncio.Task[ProgramStatus]) -> T:
+        """The result; or, if the connection has ended because the process has, how the process did."""
+        try:
+            return await exchange
+        except ExchangeError as error:
+            if self._end is None or self._end.link.gone is None:
+                raise
+            await asyncio.wait({ended}, timeout=_EXIT_NEWS)
+            if ended.done():
+                status = ended.result()
+                raise ProgramExited(task.name, status.exit_code or 0, status.lines) from error
+            if isinstance(error, PeerGone):
+                lines = self._launcher.status().lines if self._launcher is not None else ()
+                raise PeerGone(error.detail, lines) from error
+            raise
+
+    # after a task
+
+    async def _after(self, task: Task, end: SiteEnd, offered: OfferedResult | None) -> None:
+        launcher = self._launcher
+        if self._phase != "open":
+            end.end("the job is ending")
+        if launcher is None or launcher.launch_once:
+            return
+        if launcher.needs_deferred_stop:
+            work = self._stop_deferred(end, launcher, offered)
+            self._deferred = asyncio.get_running_loop().create_task(work, name=f"deferred stop after {task}")
+            self._deferred.add_done_callback(self._deferred_done)
+        else:
+            end.end("the task is done")
+            await launcher.stop()
+            await self._drop("the task is done")
+
+    def _deferred_done(self, deferred: asyncio.Task[None]) -> None:
+        if self._deferred is deferred:
+            self._deferred = None
+        if not deferred.cancelled() and (error := deferred.exception()) is not None:
+            _log.error("stopping a program failed", exc_info=error)
+
+    async def _stop_deferred(self, end: SiteEnd, launcher: Launcher, offered: OfferedResult | None) -> None:
+        """The program has answered. It serves what it still has to serve, and ends by itself; else it is stopped."""
+        ended = asyncio.get_running_loop().create_task(launcher.ended(), name="end of the program")
+        try:
+            if offered is not None and not offered.settled.is_set():
+                served = asyncio.get_running_loop().create_task(offered.settled.wait(), name="end of the transfers")
+                try:
+                    waiting: set[asyncio.Future[Any]] = {served, ended, end.fate}
+                    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    await _end(served)
+            await asyncio.wait({ended}, timeout=self.options.deferred_stop_timeout)
+        finally:
+            await _end(ended)
+            await asyncio.shield(launcher.stop(asked=False))
+            await end.aclose()
+            if self._end is end:
+                self._end = None
+
+    async def _after_failure(self, task: Task, end: SiteEnd, error: BaseException) -> None:
+        """A program that is well goes on; one that is not is ended."""
+        launcher = self._launcher
+        if isinstance(error, (BadResult, TaskRejected)) and end.up:
+            await self._after(task, end, None)
+            return
+        if end.up:
+            end.abort(self._abort_reason or str(error) or "the site stops")
+        await self._drop("", kill=launcher is not None)
+
+    async def _drop(self, reason: str, *, kill: bool = False) -> None:
+        """Ends the connection, and the program with it."""
+        end, self._end = self._end, None
+        if self._launcher is not None:
+            self._up = None
+        try:
+            if end is not None:
+                if reason and end.up:
+                    end.abort(reason)
+                await end.aclose()
+        finally:
+            if self._launcher is not None:
+                await asyncio.shield(self._launcher.stop(asked=not kill))
+
+    # the end
+
+    def abort(self, reason: str = "the site aborted it") -> None:
+        """Aborts the current task, and stops the program. Can be called at any moment."""
+        self._abort_reason = reason
+        if self._work is not None and not self._work.done():
+            self._work.cancel()
+        elif self._end is not None and self._end.up:
+            self._end.abort(reason)
+
+    async def end(self) -> None:
+        """The job is ending: finishes the current task, asks the program to end, and waits for that."""
+        await self._finish("ending")
+
+    async def finalize(self) -> None:
+        """Ends everything: waits for a stop that is under way, ends the program, removes what was made. Idempotent."""
+        await self._finish("closed")
+
+    async def _finish(self, phase: Literal["ending", "closed"]) -> None:
+        if self._phase == "new":
+            self._phase = "closed"
+            return
+        if self._phase == "closed":
+            return
+        self._phase = phase
+        if self._work is not None and phase == "closed" and not self._work.done():
+            self.abort("the executor is being closed")
+        async with self._turn:
+            await self._wait_for_deferred_stop()
+            if self._end is not None and self._end.up:
+                self._end.end("the job is ending")
+            if self._launcher is not None:
+                await self._launcher.stop()
+            if phase == "closed":
+                await self._drop("")
+                await self._gate.close()
+                if self._launcher is not None:
+                    await self._launcher.finalize()
+
+    def __repr__(self) -> str:
+        state = self.state
+        what = f", exchange {state.value}" if state is not None else ""
+        return f"<LauncherExecutor {self._phase}, program {self.status().state.value}{what}>"
+
+
+def _how(status: ProgramStatus) -> str:
+    code = status.exit_code or 0
+    return f"by {signal_name(code)}" if code < 0 else f"with exit code {code}"
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    """Cancels a task, and waits for its end, whatever happens to us meanwhile."""
+    task.cancel()
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if not task.cancelled():
+        task.exception()
+    if cancelled is not None:
+        raise cancelled

@@ -1,0 +1,208 @@
+"""What both ends say to each other. A message has a body, and a chunk also has bytes behind it."""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import msgspec
+
+__all__ = [
+    "VERSION",
+    "Abort",
+    "Answer",
+    "Beat",
+    "Chunk",
+    "End",
+    "Hello",
+    "Message",
+    "MetricTaken",
+    "Metrics",
+    "Progress",
+    "Refused",
+    "Report",
+    "ResultAnswer",
+    "ResultOffer",
+    "Settled",
+    "TaskAnswer",
+    "TaskOffer",
+    "Welcome",
+    "decode",
+    "encode",
+]
+
+VERSION: Final = 1
+"""The version of the protocol; both ends must have the same."""
+
+
+class _Message(msgspec.Struct, array_like=True, frozen=True):
+    pass
+
+
+class Hello(_Message, frozen=True, tag=1):
+    """From a program: the first message."""
+
+    version: int
+    token: str
+    session: str
+    pid: int
+
+
+class Welcome(_Message, frozen=True, tag=2):
+    """From the site: the program is up."""
+
+    site: str
+    job: str
+
+
+class Refused(_Message, frozen=True, tag=3):
+    """From the site, before it closes the connection."""
+
+    reason: str
+
+
+class Beat(_Message, frozen=True, tag=4):
+    """A sign of life, if there is nothing else to say."""
+
+
+class TaskOffer(_Message, frozen=True, tag=5):
+    """A task. Its large parts are pulled by the program."""
+
+    task: str
+    name: str
+    data: bytes
+    parts: list[tuple[int, int]]
+    round: int | None = None
+    total_rounds: int | None = None
+    receivers: list[str] = []
+    """Who will pull the large parts of the result."""
+
+
+class TaskAnswer(_Message, frozen=True, tag=6):
+    """The program has the task with all its parts, or does not take it."""
+
+    task: str
+    accepted: bool
+    reason: str = ""
+
+
+class ResultOffer(_Message, frozen=True, tag=7):
+    """A result. Its large parts are pulled by the receivers."""
+
+    task: str
+    result: str
+    rc: str
+    data: bytes
+    parts: list[tuple[int, int]]
+    reason: str = ""
+
+
+class ResultAnswer(_Message, frozen=True, tag=8):
+    """The site has this message, or does not want the result."""
+
+    task: str
+    result: str
+    accepted: bool
+    reason: str = ""
+
+
+class Report(_Message, frozen=True, tag=9):
+    """A receiver tells how far it is with a transfer, and how far the sender may go on."""
+
+    tx: str
+    transfer: int
+    receiver: str
+    sequence: int
+    bytes_done: int
+    state: str = "active"
+    limit: int = 0
+    """Up to where the sender may send."""
+    restart: bool = False
+    """Whether the sender must go back to ``bytes_done``: what came after it was damaged or lost."""
+
+
+class Chunk(_Message, frozen=True, tag=10):
+    """A piece of a transfer. Its bytes follow behind the message."""
+
+    tx: str
+    transfer: int
+    receiver: str
+    offset: int
+    checksum: int
+
+
+class Settled(_Message, frozen=True, tag=11):
+    """All receivers are done with a result: ``finished``, or why not."""
+
+    tx: str
+    status: str
+    reason: str = ""
+
+
+class Metrics(_Message, frozen=True, tag=12):
+    """Something that the program measured."""
+
+    number: int
+    data: bytes
+
+
+class MetricTaken(_Message, frozen=True, tag=13):
+    """All metrics up to this number have been taken."""
+
+    number: int
+
+
+class Progress(_Message, frozen=True, tag=14):
+    """How far the program is with its task."""
+
+    done: float
+    total: float | None = None
+    note: str = ""
+
+
+class End(_Message, frozen=True, tag=15):
+    """Nothing new will come: finish what is queued, then stop."""
+
+    reason: str = ""
+
+
+class Abort(_Message, frozen=True, tag=16):
+    """Stop now."""
+
+    reason: str = ""
+
+
+Answer: TypeAlias = TaskAnswer | ResultAnswer
+
+Message: TypeAlias = (
+    Hello
+    | Welcome
+    | Refused
+    | Beat
+    | TaskOffer
+    | TaskAnswer
+    | ResultOffer
+    | ResultAnswer
+    | Report
+    | Chunk
+    | Settled
+    | Metrics
+    | MetricTaken
+    | Progress
+    | End
+    | Abort
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+encode = _encoder.encode
+"""Turns a message into bytes."""
+
+
+def decode(data: bytes | memoryview) -> Message:
+    """Rebuilds a message.
+
+    Raises:
+        ValueError: the bytes are none.
+    """
+    return _decoder.decode(data)

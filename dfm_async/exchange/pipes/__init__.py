@@ -1,0 +1,1 @@
+"""Transports: how messages get from one end to the other."""

@@ -1,0 +1,267 @@
+"""Messages over a stream socket. The bytes of a chunk are read straight to where they belong."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Final, cast
+
+from dfm_async.exchange.messages import Chunk, Message, decode, encode
+from dfm_async.exchange.pipes.base import Receiver
+
+__all__ = ["SocketPipe"]
+
+_HEAD: Final = struct.Struct("<IIQ")
+"""The sizes of the message and of what is behind it, and the stamp."""
+_BUFFER: Final = 64 * 1024
+_LARGEST_MESSAGE: Final = 1 << 30
+_LARGEST_STRANGER: Final = 16 * 1024
+"""What a peer may say before it is known."""
+_LARGEST_CHUNK: Final = 16 * 1024 * 1024
+_HIGH: Final = 1024 * 1024
+"""From how many unsent bytes on :meth:`SocketPipe.drain` waits."""
+
+
+class SocketPipe(asyncio.BufferedProtocol):
+    """One end of a Unix or TCP connection.
+
+    Args:
+        stamp: what every frame must carry; None until the peer is known, which allows only short messages.
+
+    Attributes:
+        stamp: the same; set when the peer is known.
+        ignored: how many frames came that do not belong to this launch.
+    """
+
+    can_resend = True
+    shows_progress = True
+    has_metrics = True
+
+    def __init__(self, stamp: int | None = None) -> None:
+        self.stamp = stamp
+        self.ignored = 0
+        self._loop = asyncio.get_running_loop()
+        self._receiver: Receiver | None = None
+        self._early: list[Message] = []
+        self._transport: asyncio.Transport | None = None
+        self._seen = 0
+        self._out = bytearray()
+        self._scheduled = False
+        self._writable: asyncio.Future[None] | None = None
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._lost: str | None = None
+        self._in = bytearray(_BUFFER)
+        self._begin = self._end = 0
+        self._chunk: Chunk | None = None
+        self._room: memoryview | None = None
+        self._size = self._filled = 0
+        self._scratch: bytearray | None = None
+
+    # Pipe
+
+    def open(self, receiver: Receiver) -> None:
+        """Names who takes what comes."""
+        self._receiver = receiver
+        early, self._early = self._early, []
+        for message in early:
+            receiver.received(message, 0)
+        if self._lost is not None:
+            receiver.lost(self._lost)
+
+    def send(self, message: Message, data: memoryview | None = None) -> None:
+        """Queues a message; it is written at the end of this turn of the loop."""
+        if self._lost is not None:
+            return
+        body = encode(message)
+        size = 0 if data is None else len(data)
+        self._out += _HEAD.pack(len(body), size, self._seen if self.stamp is None else self.stamp)
+        self._out += body
+        if data is not None:
+            self._flush()
+            if self._transport is not None:
+                self._transport.write(data)
+        elif not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush_later)
+
+    def _flush_later(self) -> None:
+        self._scheduled = False
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._out and self._transport is not None:
+            out, self._out = self._out, bytearray()
+            self._transport.write(out)
+
+    async def drain(self) -> None:
+        """Waits until there is room for more."""
+        while self._writable is not None and self._lost is None:
+            await asyncio.shield(self._writable)
+
+    def close(self) -> None:
+        """Sends what is queued, and ends the connection."""
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Ends the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def wait_closed(self) -> None:
+        """Waits until the connection has ended."""
+        await asyncio.shield(self._ended)
+
+    @property
+    def peer_user(self) -> int | None:
+        """The user that the peer runs as, where the system tells."""
+        return _user_of(self._transport) if self._transport is not None else None
+
+    # asyncio.BufferedProtocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=_HIGH)
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
+        self._lost = self._lost or (f"the connection broke: {exc}" if exc is not None else "the connection was closed")
+        self._out.clear()
+        self._room = None
+        self.resume_writing()
+        if not self._ended.done():
+            self._ended.set_result(None)
+        receiver = self._receiver
+        if receiver is not None:
+            receiver.lost(self._lost)
+
+    def pause_writing(self) -> None:  # noqa: D102
+        self._writable = self._loop.create_future()
+
+    def resume_writing(self) -> None:  # noqa: D102
+        if self._writable is not None:
+            self._writable.set_result(None)
+            self._writable = None
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: D102
+        del sizehint
+        if self._chunk is not None:
+            return self._target()[self._filled : self._size]
+        return memoryview(self._in)[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:  # noqa: D102
+        if self._chunk is not None:
+            self._filled += nbytes
+            if self._filled == self._size:
+                self._chunk_done()
+            return
+        self._end += nbytes
+        try:
+            self._parse()
+        except ValueError as error:
+            self._broken(str(error))
+
+    def eof_received(self) -> None:  # noqa: D102
+        return None
+
+    def _parse(self) -> None:
+        """Handles all whole messages that are in the buffer."""
+        data = memoryview(self._in)
+        while self._end - self._begin >= _HEAD.size:
+            body, behind, stamp = _HEAD.unpack_from(data, self._begin)
+            self._check(body, behind)
+            start = self._begin + _HEAD.size
+            if self._end - start < body:
+                break
+            self._begin = start + body
+            if not self._is_ours(stamp):
+                self.ignored += 1
+                if behind:
+                    raise ValueError("a chunk of another launch came")
+                continue
+            with data[start : start + body] as part:
+                message = decode(part)
+            if behind:
+                if not isinstance(message, Chunk):
+                    raise ValueError("bytes came behind a message that is no chunk")
+                if not self._begin_chunk(message, behind):
+                    break
+            else:
+                self._deliver(message)
+        data.release()
+        self._make_room()
+
+    def _check(self, body: int, behind: int) -> None:
+        known = self.stamp is not None
+        if body > (_LARGEST_MESSAGE if known else _LARGEST_STRANGER) or behind > (_LARGEST_CHUNK if known else 0):
+            raise ValueError(f"a message of {body + behind:,} bytes is too large")
+
+    def _is_ours(self, stamp: int) -> bool:
+        self._seen = stamp
+        return self.stamp is None or stamp == self.stamp
+
+    def _deliver(self, message: Message) -> None:
+        if self._receiver is None:
+            self._early.append(message)
+            if len(self._early) > 1:
+                raise ValueError("more than a hello came before the handshake")
+        else:
+            self._receiver.received(message, 0)
+
+    def _begin_chunk(self, chunk: Chunk, size: int) -> bool:
+        """Takes what is there of a chunk; tells whether that was all of it."""
+        self._chunk, self._size, self._filled = chunk, size, 0
+        self._room = self._receiver.room(chunk, size) if self._receiver is not None else None
+        there = min(size, self._end - self._begin)
+        self._target()[:there] = memoryview(self._in)[self._begin : self._begin + there]
+        self._begin += there
+        self._filled = there
+        if there < size:
+            return False
+        self._chunk_done()
+        return True
+
+    def _target(self) -> memoryview:
+        if self._room is not None:
+            return self._room
+        if self._scratch is None or len(self._scratch) < self._size:
+            self._scratch = bytearray(self._size)
+        return memoryview(self._scratch)
+
+    def _chunk_done(self) -> None:
+        chunk, size = self._chunk, self._size
+        self._chunk = self._room = None
+        if chunk is not None and self._receiver is not None:
+            self._receiver.received(chunk, size)
+
+    def _make_room(self) -> None:
+        """Moves the rest to the front; grows the buffer if the next message is larger than it."""
+        rest = self._end - self._begin
+        need = _BUFFER
+        if rest >= _HEAD.size and self._chunk is None:
+            body, _, _ = _HEAD.unpack_from(self._in, self._begin)
+            need = max(need, _HEAD.size + body)
+        if len(self._in) < need or (len(self._in) > need and not rest):
+            grown = bytearray(need)
+            grown[:rest] = self._in[self._begin : self._end]
+            self._in = grown
+        elif rest and self._begin:
+            self._in[:rest] = self._in[self._begin : self._end]
+        self._begin, self._end = 0, rest
+
+    def _broken(self, why: str) -> None:
+        self._lost = f"the peer does not keep to the protocol: {why}"
+        self._begin = self._end = 0
+        self.abort()
+
+
+def _user_of(transport: asyncio.Transport) -> int | None:
+    import socket
+
+    found = transport.get_extra_info("socket")
+    option = getattr(socket, "SO_PEERCRED", None)
+    if found is None or option is None or found.family != socket.AF_UNIX:
+        return None
+    _, user, _ = struct.unpack("3i", found.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
+    return int(user)

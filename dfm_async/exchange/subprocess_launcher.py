@@ -1,0 +1,192 @@
+"""The launcher of ordinary programs: a subprocess with a group of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import shlex
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from dfm_async.exchange.keeper import keeper
+from dfm_async.exchange.launcher import Invitation, ProgramState, ProgramStatus
+from dfm_async.exchange.process import Process
+from dfm_async.exchange.task import Task
+from dfm_async.wire.output import LogRecord, Output
+
+__all__ = ["SubprocessLauncher", "log_output"]
+
+_log = logging.getLogger("dfm_async.program")
+
+_LEVELS: Final = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "WARN": 30, "ERROR": 40, "CRITICAL": 50, "FATAL": 50}
+_RECORD: Final = re.compile(r"^[\[(]?\d{4}-\d\d-\d\d[ T]\d\d:\d\d.{0,80}?\b(" + "|".join(_LEVELS) + r")\b")
+"""A line that logging has written: it begins with a date and a time, and names its level soon after."""
+_KILL_WAIT: Final = 10.0
+"""How long the kernel may take to end a process that was killed, in seconds."""
+
+
+def log_output(record: LogRecord) -> None:
+    """Hands a record of a program to the logger ``dfm_async.program``."""
+    if _log.isEnabledFor(record.level):
+        _log.log(record.level, "%s", record.message, extra={"origin": record.origin})
+
+
+class SubprocessLauncher:
+    """Starts a program as a process, the leader of a group of its own.
+
+    Args:
+        argv: the program and its arguments; a string is split as a shell would, but no shell runs it.
+        cwd: the folder to start it in.
+        environment: variables in addition to those of this process.
+        launch_once: whether one process serves many tasks; else every task gets a new one.
+        shutdown_timeout: how long it gets to end by itself when it was asked to, and then once more after SIGTERM,
+            before it is killed, in seconds.
+        on_output: gets every line that it writes, as a log record; by default they go to the logger
+            ``dfm_async.program``. Lines that are log records already keep their level.
+
+    When this process dies, in whatever way, the program and everything in its group dies too.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str] | str,
+        *,
+        cwd: str | os.PathLike[str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        launch_once: bool = True,
+        shutdown_timeout: float = 5.0,
+        on_output: Callable[[LogRecord], None] = log_output,
+    ) -> None:
+        self._argv = shlex.split(argv) if isinstance(argv, str) else [os.fspath(part) for part in argv]
+        if not self._argv:
+            raise ValueError("argv is empty: name the program to run")
+        if not shutdown_timeout >= 0:
+            raise ValueError(f"shutdown_timeout must not be negative, not {shutdown_timeout!r}")
+        self._cwd = None if cwd is None else os.fspath(cwd)
+        self._environment = dict(environment or {})
+        self._launch_once = launch_once
+        self._grace = shutdown_timeout
+        self._on_output = on_output
+        self._process: Process | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._hurry: asyncio.Event | None = None
+        self._ready = False
+
+    @property
+    def launch_once(self) -> bool:
+        """Whether one process serves many tasks."""
+        return self._launch_once
+
+    @property
+    def needs_deferred_stop(self) -> bool:
+        """Whether the program ends by itself after its task."""
+        return not self._launch_once
+
+    async def initialize(self) -> None:
+        """Makes ready to launch."""
+        if not self._ready:
+            self._ready = True
+            keeper.acquire()
+
+    async def launch(self, task: Task, invitation: Invitation) -> None:
+        """Starts the program.
+
+        Raises:
+            OSError: it cannot be started.
+            RuntimeError: it still runs.
+        """
+        if self._process is not None:
+            if self._process.exit_code is None:
+                raise RuntimeError(f"{self._argv[0]} still runs (process {self._process.pid})")
+            await self.stop()
+        environment = {**os.environ, **self._environment, **invitation.environment}
+        _log.debug("launching %s for task %s", self._argv[0], task)
+        self._process = Process(
+            self._argv, cwd=invitation.cwd or self._cwd, environment=environment, on_output=self._output
+        )
+
+    def _output(self, item: Output, origin: str) -> None:
+        if isinstance(item, LogRecord):
+            self._on_output(item)
+        elif isinstance(item, str):
+            found = _RECORD.match(item)
+            level = _LEVELS[found.group(1)] if found else logging.INFO
+            self._on_output(LogRecord(level, item, origin, time.time()))
+
+    def status(self) -> ProgramStatus:
+        """Tells what the program does."""
+        process = self._process
+        if process is None:
+            return ProgramStatus(ProgramState.NOT_RUNNING)
+        code = process.exit_code
+        if code is None:
+            return ProgramStatus(ProgramState.RUNNING, None, process.lines)
+        return ProgramStatus(ProgramState.FAILED if code else ProgramState.SUCCESS, code, process.lines)
+
+    async def ended(self) -> ProgramStatus:
+        """Waits until the program that was launched last has ended."""
+        if self._process is not None:
+            process = self._process
+            code = await process.ended()
+            return ProgramStatus(ProgramState.FAILED if code else ProgramState.SUCCESS, code, process.lines)
+        return self.status()
+
+    async def stop(self, *, asked: bool = True) -> None:
+        """Stops the program and its group. Any number of callers may wait for it; the most impatient one counts.
+
+        Args:
+            asked: whether it was asked to end, and so gets the grace to do it by itself.
+        """
+        if self._process is None:
+            return
+        if self._stopping is None:
+            self._hurry = asyncio.Event()
+            name = f"stop of process {self._process.pid}"
+            self._stopping = asyncio.get_running_loop().create_task(self._stop(self._process, self._hurry), name=name)
+        if not asked and self._hurry is not None:
+            self._hurry.set()
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self, process: Process, hurry: asyncio.Event) -> None:
+        try:
+            if not await self._ends(process, hurry):
+                process.signal(signal.SIGTERM)
+                if not await self._ends(process, None):
+                    process.signal(signal.SIGKILL)
+                    if not await self._ends(process, None, _KILL_WAIT):
+                        _log.warning("process %d does not end although it was killed; it is left alone", process.pid)
+                        return
+            await process.release()
+        finally:
+            self._process = None
+            self._stopping = None
+
+    async def _ends(self, process: Process, hurry: asyncio.Event | None, limit: float | None = None) -> bool:
+        """Waits for the end, for the grace, or until somebody is in a hurry."""
+        loop = asyncio.get_running_loop()
+        waiting: set[asyncio.Task[Any]] = {loop.create_task(process.ended(), name="end")}
+        if hurry is not None:
+            waiting.add(loop.create_task(hurry.wait(), name="hurry"))
+        try:
+            await asyncio.wait(
+                waiting, timeout=self._grace if limit is None else limit, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.wait(waiting)
+        return process.exit_code is not None
+
+    async def finalize(self) -> None:
+        """Stops what runs, and frees what is held."""
+        await self.stop()
+        if self._ready:
+            self._ready = False
+            await keeper.release()
+
+    def __repr__(self) -> str:
+        return f"<SubprocessLauncher {shlex.join(self._argv)!r}: {self.status().state.value}>"
