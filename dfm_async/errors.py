@@ -32,6 +32,7 @@ __all__ = [
     "PipelineError",
     "Problem",
     "ProgramExited",
+    "ProgramFailed",
     "QueueFull",
     "ResultNotDelivered",
     "ResultsExpired",
@@ -601,6 +602,28 @@ class ProgramExited(ExchangeError):
     def __str__(self) -> str:
         how = f"by {signal_name(self.exit_code)}" if self.exit_code < 0 else f"with exit code {self.exit_code}"
         return f"the program ended {how} before the result of task {self.task!r} was there{_last_lines(self.lines)}"
+
+
+class ProgramFailed(ExchangeError):
+    """A program that is an operation of a pipeline answered that it could not do its task.
+
+    Attributes:
+        task: the name of the task.
+        rc: the program's return code.
+        reason: what the program said about it.
+        lines: the last lines that it wrote.
+    """
+
+    def __init__(self, task: str, rc: str, reason: str, lines: Sequence[str] = ()) -> None:
+        super().__init__(task, rc, reason, tuple(lines))
+        self.task = task
+        self.rc = rc
+        self.reason = reason
+        self.lines = tuple(lines)
+
+    def __str__(self) -> str:
+        why = f": {self.reason}" if self.reason else ""
+        return f"the program answered task {self.task!r} with {self.rc}{why}{_last_lines(self.lines)}"
 
 
 def signal_name(exit_code: int) -> str:

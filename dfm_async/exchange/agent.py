@@ -213,7 +213,12 @@ class FlareAgent:
         loop = asyncio.get_running_loop()
         if self._changed is None or self._changed.done():
             self._changed = loop.create_future()
-        await asyncio.wait({self._changed}, timeout=None if due is None else max(0.0, due - loop.time()))
+        timer = None if due is None else loop.call_at(due, self._wake)
+        try:
+            await asyncio.shield(self._changed)
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def _wake(self) -> None:
         if self._changed is not None and not self._changed.done():
@@ -364,13 +369,14 @@ class FlareAgent:
 
     # metrics and progress
 
-    async def log(self, record: Mapping[str, Any]) -> None:
+    async def log(self, record: Mapping[str, Any], *, step: int | None = None) -> None:
         """Sends metrics to the site. May be called at any time, by any number of tasks.
 
         Returns as soon as the record is queued; waits only if more than ``metric_queue`` of them are on their way.
 
         Args:
             record: names and numbers.
+            step: which step of the training they belong to.
 
         Raises:
             CallStateError: there is no way for metrics.
@@ -396,7 +402,7 @@ class FlareAgent:
         if self._closed is not None:
             raise self._closed
         self._metrics_sent += 1
-        link.send(msg.Metrics(self._metrics_sent, encoded.data))
+        link.send(msg.Metrics(self._metrics_sent, encoded.data, step))
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
         """Tells the site how far the program is with its task."""

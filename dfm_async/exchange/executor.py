@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
@@ -40,8 +40,8 @@ _EXIT_NEWS: Final = 1.0
 """When a connection has ended, how long the news of the process's end may take, in seconds."""
 
 
-def _no_metrics(values: Any) -> None:
-    _log.info("metrics: %s", values)
+def _no_metrics(values: Mapping[str, Any], step: int | None) -> None:
+    _log.info("metrics at step %s: %s", step, values)
 
 
 def _no_progress(done: float, total: float | None, note: str) -> None:
@@ -61,7 +61,7 @@ class LauncherExecutor:
         codec: how values become bytes; both sides must have the same.
         site: the name of the site, for the program to know.
         job: the job, for the program to know.
-        on_metrics: gets what the program measures. Must not block.
+        on_metrics: gets what the program measures, and the step that it belongs to. Must not block.
         on_progress: gets how far the program is. Must not block.
     """
 
@@ -74,7 +74,7 @@ class LauncherExecutor:
         codec: ValueCodec | None = None,
         site: str = "",
         job: str = "",
-        on_metrics: Callable[[Any], None] = _no_metrics,
+        on_metrics: Callable[[Mapping[str, Any], int | None], None] = _no_metrics,
         on_progress: Callable[[float, float | None, str], None] = _no_progress,
     ) -> None:
         self.options = options or ExecutorOptions()
@@ -90,6 +90,8 @@ class LauncherExecutor:
         self._up: asyncio.Future[SiteEnd] | None = None
         self._deferred: asyncio.Task[None] | None = None
         self._work: asyncio.Task[Any] | None = None
+        self._exit: asyncio.Task[ProgramStatus] | None = None
+        self._last_result: asyncio.TimerHandle | None = None
         self._abort_reason: str | None = None
         self._phase: Literal["new", "open", "ending", "closed"] = "new"
 
@@ -201,36 +203,40 @@ class LauncherExecutor:
                 _log.warning("task %s has no %s", task, " and no ".join(missing))
 
     async def _until_aborted(self, task: Task, abort: asyncio.Event | None, work: Coroutine[Any, Any, T]) -> T:
-        """Runs the work in a task of its own, so that an abort can end it wherever it is."""
+        """Runs the work so that an abort can end it wherever it is."""
         if self._phase != "open":
             raise BadTask(task.name, f"the executor is {self._phase}")
-        loop = asyncio.get_running_loop()
+        ours = asyncio.current_task()
+        assert ours is not None  # noqa: S101 - this is a coroutine
         self._abort_reason = None
-        running = loop.create_task(work, name=f"task {task}")
-        self._work = running
-        waiting: set[asyncio.Future[Any]] = {running}
+        self._work = ours
+        before = ours.cancelling()
         watching = None
         if abort is not None:
-            watching = loop.create_task(abort.wait(), name=f"abort of task {task}")
-            waiting.add(watching)
+            watching = asyncio.get_running_loop().create_task(self._abort_when(abort), name=f"abort of task {task}")
         try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if not running.done():
-                self._abort_reason = self._abort_reason or "the site aborted it"
+            return await work
+        except asyncio.CancelledError as error:
+            reason = self._why_aborted()
+            if reason is None or ours.uncancel() > before:
+                raise  # whoever called us was cancelled too
+            raise TaskAborted(task.name, reason) from error
         finally:
-            # Also when we are cancelled: the work ends the program, and we wait for that.
-            await _end(running)
+            self._work = None
             if watching is not None:
                 await _end(watching)
-            self._work = None
-        if running.cancelled():
-            raise TaskAborted(task.name, self._abort_reason or "the site aborted it")
-        return running.result()
+
+    def _why_aborted(self) -> str | None:
+        return self._abort_reason
+
+    async def _abort_when(self, event: asyncio.Event) -> None:
+        await event.wait()
+        self.abort()
 
     async def _execute(self, task: Task) -> TaskResult:
         end = await self._ready(task)
         try:
-            found = await self._with_program(task, end, self._whole(end, task))
+            found = await self._whole(end, task)
         except BaseException as error:
             await self._after_failure(task, end, error)
             raise
@@ -240,7 +246,7 @@ class LauncherExecutor:
     async def _offer(self, task: Task, receivers: Sequence[str]) -> OfferedResult:
         end = await self._ready(task)
         try:
-            found = await self._with_program(task, end, end.exchange(task, receivers, self._checker(task)))
+            found = await end.exchange(task, receivers, self._checker(task))
         except BaseException as error:
             await self._after_failure(task, end, error)
             raise
@@ -327,23 +333,32 @@ class LauncherExecutor:
         """Waits until the program says hello, ends, or takes too long."""
         up, limit = self._up, self.options.external_pre_init_timeout
         assert up is not None  # noqa: S101 - it is expected
-        ended = asyncio.get_running_loop().create_task(launcher.ended(), name="end of the program")
-        try:
-            waiting: set[asyncio.Future[Any]] = {up, ended}
-            await asyncio.wait(waiting, timeout=limit or None, return_when=asyncio.FIRST_COMPLETED)
-            if up.done() and up.result().up:
-                return up.result()
-            if up.done():
-                raise LaunchFailed(task.name, f"it came and went: {up.result().fate.result().detail}")
-            if ended.done():
-                status = ended.result()
-                raise LaunchFailed(
-                    task.name, f"it ended {_how(status)} before it said hello", status.exit_code, status.lines
-                )
-            lines = launcher.status().lines
-            raise LaunchFailed(task.name, f"it did not say hello within {limit:g} s", None, lines)
-        finally:
-            await _end(ended)
+        exit_ = self._exit = asyncio.get_running_loop().create_task(launcher.ended(), name="end of the program")
+        exit_.add_done_callback(self._program_ended)
+        waiting: set[asyncio.Future[Any]] = {up, exit_}
+        await asyncio.wait(waiting, timeout=limit or None, return_when=asyncio.FIRST_COMPLETED)
+        if up.done() and up.result().up:
+            return up.result()
+        if up.done():
+            raise LaunchFailed(task.name, f"it came and went: {up.result().fate.result().detail}")
+        if exit_.done():
+            status = exit_.result()
+            problem = f"it ended {_how(status)} before it said hello"
+            raise LaunchFailed(task.name, problem, status.exit_code, status.lines)
+        raise LaunchFailed(task.name, f"it did not say hello within {limit:g} s", None, launcher.status().lines)
+
+    def _program_ended(self, exit_: asyncio.Task[ProgramStatus]) -> None:
+        """The process has ended: what it was doing will not be done."""
+        end = self._end
+        if exit_.cancelled() or exit_ is not self._exit or end is None or end.state is None:
+            return
+        status = exit_.result()
+        error = ProgramExited(end.task_name, status.exit_code or 0, status.lines)
+        if status.exit_code == 0:  # what it sent last may still be on its way; the end of the connection ends the wait
+            loop = asyncio.get_running_loop()
+            self._last_result = loop.call_later(self.options.last_result_transfer_timeout, end.fail, error)
+        elif end.state is not ExchangeState.SETTLED:
+            end.fail(error)
 
     async def _attached(self, task: Task) -> SiteEnd:
         if self._up is None:
@@ -359,43 +374,19 @@ class LauncherExecutor:
 
     # during a task
 
-    async def _with_program(self, task: Task, end: SiteEnd, work: Coroutine[Any, Any, T]) -> T:
-        """Runs an exchange; the end of the process races it."""
-        launcher = self._launcher
-        if launcher is None:
-            return await work
-        loop = asyncio.get_running_loop()
-        exchange = loop.create_task(work, name=f"exchange of {task}")
-        ended = loop.create_task(launcher.ended(), name="end of the program")
-        try:
-            await asyncio.wait({exchange, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if not exchange.done():
-                status = ended.result()
-                on_its_way = status.exit_code == 0 or end.state is ExchangeState.SETTLED
-                limit = self.options.last_result_transfer_timeout if on_its_way else 0
-                await asyncio.wait({exchange}, timeout=limit)
-                if not exchange.done():
-                    raise ProgramExited(task.name, status.exit_code or 0, status.lines)
-            return await self._explained(task, exchange, ended)
-        finally:
-            await _end(exchange)
-            await _end(ended)
-
-    async def _explained(self, task: Task, exchange: asyncio.Task[T], ended: asyncio.Task[ProgramStatus]) -> T:
-        """The result; or, if the connection has ended because the process has, how the process did."""
-        try:
-            return await exchange
-        except ExchangeError as error:
+    async def _explained(self, task: Task, error: ExchangeError) -> ExchangeError:
+        """What really happened, if the connection has ended because the process has."""
+        exit_, launcher = self._exit, self._launcher
+        if exit_ is None or launcher is None or isinstance(error, ProgramExited):
+            return error
+        if not exit_.done():
             if self._end is None or self._end.link.gone is None:
-                raise
-            await asyncio.wait({ended}, timeout=_EXIT_NEWS)
-            if ended.done():
-                status = ended.result()
-                raise ProgramExited(task.name, status.exit_code or 0, status.lines) from error
-            if isinstance(error, PeerGone):
-                lines = self._launcher.status().lines if self._launcher is not None else ()
-                raise PeerGone(error.detail, lines) from error
-            raise
+                return error
+            await asyncio.wait({exit_}, timeout=_EXIT_NEWS)
+        if exit_.done():
+            status = exit_.result()
+            return ProgramExited(task.name, status.exit_code or 0, status.lines)
+        return PeerGone(error.detail, launcher.status().lines) if isinstance(error, PeerGone) else error
 
     # after a task
 
@@ -422,7 +413,8 @@ class LauncherExecutor:
 
     async def _stop_deferred(self, end: SiteEnd, launcher: Launcher, offered: OfferedResult | None) -> None:
         """The program has answered. It serves what it still has to serve, and ends by itself; else it is stopped."""
-        ended = asyncio.get_running_loop().create_task(launcher.ended(), name="end of the program")
+        ended = self._exit
+        assert ended is not None  # noqa: S101 - it was launched
         try:
             if offered is not None and not offered.settled.is_set():
                 served = asyncio.get_running_loop().create_task(offered.settled.wait(), name="end of the transfers")
@@ -433,43 +425,48 @@ class LauncherExecutor:
                     await _end(served)
             await asyncio.wait({ended}, timeout=self.options.deferred_stop_timeout)
         finally:
-            await _end(ended)
-            await asyncio.shield(launcher.stop(asked=False))
-            await end.aclose()
-            if self._end is end:
-                self._end = None
+            await self._drop("", kill=True)
 
     async def _after_failure(self, task: Task, end: SiteEnd, error: BaseException) -> None:
         """A program that is well goes on; one that is not is ended."""
-        launcher = self._launcher
         if isinstance(error, (BadResult, TaskRejected)) and end.up:
             await self._after(task, end, None)
             return
+        why = await self._explained(task, error) if isinstance(error, ExchangeError) else error
         if end.up:
             end.abort(self._abort_reason or str(error) or "the site stops")
-        await self._drop("", kill=launcher is not None)
+        await self._drop("", kill=True)
+        if why is not error:
+            raise why from error
 
     async def _drop(self, reason: str, *, kill: bool = False) -> None:
         """Ends the connection, and the program with it."""
         end, self._end = self._end, None
         if self._launcher is not None:
             self._up = None
+        if self._last_result is not None:
+            self._last_result.cancel()
+            self._last_result = None
         try:
             if end is not None:
                 if reason and end.up:
                     end.abort(reason)
                 await end.aclose()
         finally:
+            exit_, self._exit = self._exit, None
             if self._launcher is not None:
                 await asyncio.shield(self._launcher.stop(asked=not kill))
+            if exit_ is not None:
+                await _end(exit_)
 
     # the end
 
     def abort(self, reason: str = "the site aborted it") -> None:
         """Aborts the current task, and stops the program. Can be called at any moment."""
-        self._abort_reason = reason
-        if self._work is not None and not self._work.done():
-            self._work.cancel()
+        if self._work is not None:
+            if self._abort_reason is None:
+                self._abort_reason = reason
+                self._work.cancel()
         elif self._end is not None and self._end.up:
             self._end.abort(reason)
 

@@ -119,29 +119,35 @@ class Link:
             TimeoutError: there was no answer in time.
             PeerGone: the other side is gone.
         """
-        options = self._options
-        left = (-1 if options.max_resends is None else options.max_resends) if self.pipe.can_resend else 0
-        begun = now = self._loop.time()
-        again = begun + options.resend_interval
+        resends = self._options.max_resends if self.pipe.can_resend else 0
+        waiting = _Waiting(self, message, answer, limit, what, tx, -1 if resends is None else resends)
         self._waiting.add(answer)
         if self._gone is not None:
             _fail(answer, self._gone)
         try:
             self.send(message)
-            while not answer.done():
-                due = None if limit is None else max(begun, self._moved.get(tx, begun)) + limit
-                if due is not None and now >= due:
-                    raise TimeoutError(f"{what} took longer than {limit:g} s")
-                if left and now >= again:
-                    self.send(message)
-                    left -= 1
-                    again = now + options.resend_interval
-                wake = min((time for time in (due, again if left else None) if time is not None), default=None)
-                await asyncio.wait({answer}, timeout=None if wake is None else wake - now)
-                now = self._loop.time()
-            return answer.result()
+            waiting.arm()
+            return await answer
         finally:
+            waiting.close()
             self._waiting.discard(answer)
+
+    def moved(self, tx: str) -> float:
+        """When the transfer made progress last; 0 if it did not."""
+        return self._moved.get(tx, 0.0)
+
+    @property
+    def resend_interval(self) -> float:
+        """How long a message may be unanswered before it is sent again, in seconds."""
+        return self._options.resend_interval
+
+    def fail(self, error: Exception) -> None:
+        """Ends everything that is waited for here: there is no hope for it."""
+        for pull in list(self._pulls.values()):
+            pull.fail(str(error))
+        for answer in self._waiting:
+            if not answer.done():
+                answer.set_exception(error)
 
     # large parts
 
@@ -299,6 +305,75 @@ class Link:
         except TimeoutError:
             self.pipe.abort()
             await self.pipe.wait_closed()
+
+
+class _Waiting:
+    """The times that matter while a message is not answered: when to send it again, and when to give up."""
+
+    __slots__ = (
+        "_again",
+        "_answer",
+        "_begun",
+        "_left",
+        "_limit",
+        "_link",
+        "_loop",
+        "_message",
+        "_timer",
+        "_tx",
+        "_what",
+    )
+
+    def __init__(
+        self,
+        link: Link,
+        message: Message,
+        answer: asyncio.Future[Any],
+        limit: float | None,
+        what: str,
+        tx: str,
+        left: int,
+    ) -> None:
+        self._link = link
+        self._message = message
+        self._answer = answer
+        self._limit = limit
+        self._what = what
+        self._tx = tx
+        self._left = left
+        self._loop = asyncio.get_running_loop()
+        self._begun = self._loop.time()
+        self._again = self._begun + link.resend_interval
+        self._timer: asyncio.TimerHandle | None = None
+
+    def arm(self) -> None:
+        """Sets the timer for what comes next."""
+        times = []
+        if self._limit is not None:
+            times.append(max(self._begun, self._link.moved(self._tx)) + self._limit)
+        if self._left:
+            times.append(self._again)
+        if times:
+            self._timer = self._loop.call_at(min(times), self._due)
+
+    def _due(self) -> None:
+        if self._answer.done():
+            return
+        now = self._loop.time()
+        limit = self._limit
+        if limit is not None and now >= max(self._begun, self._link.moved(self._tx)) + limit:
+            self._answer.set_exception(TimeoutError(f"{self._what} took longer than {limit:g} s"))
+            return
+        if self._left and now >= self._again:
+            self._link.send(self._message)
+            self._left -= 1
+            self._again = now + self._link.resend_interval
+        self.arm()
+
+    def close(self) -> None:
+        """Forgets the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def _fail(answer: asyncio.Future[Any], reason: str) -> None:

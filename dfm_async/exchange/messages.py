@@ -143,6 +143,7 @@ class Metrics(_Message, frozen=True, tag=12):
 
     number: int
     data: bytes
+    step: int | None = None
 
 
 class MetricTaken(_Message, frozen=True, tag=13):

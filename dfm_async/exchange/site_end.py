@@ -159,7 +159,7 @@ class SiteEnd:
         options: ExecutorOptions,
         codec: ValueCodec,
         *,
-        on_metrics: Callable[[Any], None],
+        on_metrics: Callable[[Mapping[str, Any], int | None], None],
         on_progress: Callable[[float, float | None, str], None],
     ) -> None:
         self.codec = codec
@@ -185,6 +185,11 @@ class SiteEnd:
     def state(self) -> ExchangeState | None:
         """How far the current exchange is."""
         return self._exchange.state if self._exchange is not None else None
+
+    @property
+    def task_name(self) -> str:
+        """The name of the current task, or of the last one."""
+        return self._task.name if self._task is not None else ""
 
     async def exchange(
         self, task: Task, receivers: Sequence[str] = (SITE,), check: Callable[[Any], str] | None = None
@@ -251,12 +256,12 @@ class SiteEnd:
             raise TaskRejected(task.name, found.reason)
 
     async def _wait_for_result(self, task: Task, result: asyncio.Future[msg.ResultOffer]) -> msg.ResultOffer:
-        timeout = self._options.task_wait_timeout
-        if timeout is None:
+        limit = self._options.task_wait_timeout
+        if limit is None:
             return await result
-        await asyncio.wait({result}, timeout=timeout)
+        await asyncio.wait({result}, timeout=limit)
         if not result.done():
-            raise TimeoutError(f"the result of task {task} took longer than {timeout:g} s")
+            raise TimeoutError(f"the result of task {task} took longer than {limit:g} s")
         return result.result()
 
     def _take(
@@ -320,7 +325,7 @@ class SiteEnd:
 
     def _metrics(self, metrics: msg.Metrics) -> None:
         try:
-            self._on_metrics(self.codec.decode(Encoded(metrics.data)))
+            self._on_metrics(self.codec.decode(Encoded(metrics.data)), metrics.step)
         except Exception:  # noqa: BLE001 - what the user's function raises must not end the exchange
             _log.exception("metrics of a program were not taken")
         self.link.send(msg.MetricTaken(metrics.number))
@@ -349,12 +354,19 @@ class SiteEnd:
     def _ended(self, fate: Fate) -> None:
         if not self.fate.done():
             self.fate.set_result(fate)
-        name = self._task.name if self._task is not None else ""
+        name = self.task_name
         for future in (self._answer, self._result):
             if future is not None and not future.done():
                 future.set_exception(
                     TaskAborted(name, fate.detail) if fate.kind == "aborted" else PeerGone(fate.detail)
                 )
+
+    def fail(self, error: ExchangeError) -> None:
+        """Ends what is under way: the program will not go on with it."""
+        for future in (self._answer, self._result):
+            if future is not None and not future.done():
+                future.set_exception(error)
+        self.link.fail(error)
 
     # the end
 

@@ -6,11 +6,13 @@ import asyncio
 import struct
 from typing import Final, cast
 
-from dfm_async.exchange.messages import Chunk, Message, decode, encode
+from dfm_async.exchange.messages import Chunk, Message, ResultOffer, TaskOffer, decode, encode
 from dfm_async.exchange.pipes.base import Receiver
 
 __all__ = ["SocketPipe"]
 
+_AWAITED: Final = frozenset({TaskOffer, ResultOffer})
+"""Messages that the other side waits for: they are written at once, with what is queued before them."""
 _HEAD: Final = struct.Struct("<IIQ")
 """The sizes of the message and of what is behind it, and the stamp."""
 _BUFFER: Final = 64 * 1024
@@ -80,6 +82,8 @@ class SocketPipe(asyncio.BufferedProtocol):
             self._flush()
             if self._transport is not None:
                 self._transport.write(data)
+        elif type(message) in _AWAITED:
+            self._flush()
         elif not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush_later)

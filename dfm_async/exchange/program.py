@@ -1,0 +1,154 @@
+"""Operations of a site that are external programs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from dfm_async.errors import ProgramFailed
+from dfm_async.exchange.executor import LauncherExecutor
+from dfm_async.exchange.options import ExecutorOptions
+from dfm_async.exchange.subprocess_launcher import SubprocessLauncher
+from dfm_async.exchange.task import Task
+from dfm_async.runtime.context import OperationContext
+from dfm_async.wire.output import LogRecord
+
+__all__ = ["Program"]
+
+_ANY: Final = ExecutorOptions(other_tasks=("*",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """An external program as an operation: ``@site.operation(program=Program(argv=[...]))``.
+
+    Every call becomes a task, whose data are the arguments by name; ``round`` and ``total_rounds`` among them are
+    also those of the task. What the program submits is the value of the call. Metrics and progress become events of
+    the job, output becomes log records, and the end of the job ends the program.
+
+    Attributes:
+        argv: the program and its arguments; a string is split as a shell would, but no shell runs it.
+        launch_once: whether one process serves all calls of a job, one after the other; else every call gets a new one.
+        processes: how many calls of a job run at the same time, each in a process of its own.
+        environment: variables in addition to those of the site's worker.
+        cwd: the folder to start it in.
+        shutdown_timeout: how long it gets to end when it was asked to, and once more after SIGTERM, in seconds.
+        task: the name of its tasks; by default the name of the operation.
+        transport: how the two talk.
+        options: how long to wait for what; by default all names of tasks are allowed.
+    """
+
+    argv: Sequence[str] | str
+    launch_once: bool = True
+    processes: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | os.PathLike[str] | None = None
+    shutdown_timeout: float = 5.0
+    task: str | None = None
+    transport: Literal["unix", "tcp"] = "unix"
+    options: ExecutorOptions = _ANY
+
+    def __post_init__(self) -> None:
+        if not self.argv:
+            raise ValueError("argv is empty: name the program to run")
+        if not isinstance(self.processes, int) or self.processes < 1:
+            raise ValueError(f"processes must be a positive whole number, not {self.processes!r}")
+        if self.transport not in ("unix", "tcp"):
+            raise ValueError(f"transport must be 'unix' or 'tcp', not {self.transport!r}")
+        if not isinstance(self.options, ExecutorOptions):
+            raise TypeError(f"options must be ExecutorOptions, not {self.options!r}")
+
+    @property
+    def body_class(self) -> type[ProgramBody]:
+        """The class whose objects run the program, one per job."""
+        return ProgramBody
+
+
+class ProgramBody:
+    """Runs the calls of one operation in one job.
+
+    Args:
+        program: the program.
+        operation: the name of the operation.
+    """
+
+    def __init__(self, program: Program, operation: str) -> None:
+        self._program = program
+        self._operation = operation
+        self._free = asyncio.Semaphore(program.processes)
+        self._idle: list[_Runner] = []
+        self._all: list[_Runner] = []
+
+    async def body(self, context: OperationContext, **arguments: Any) -> Any:
+        """One call."""
+        program = self._program
+        name = program.task or self._operation
+        task = Task(name, arguments, round=_number(arguments, "round"), total_rounds=_number(arguments, "total_rounds"))
+        async with self._free:
+            runner = self._idle.pop() if self._idle else await self._new(context)
+            try:
+                return await runner.run(task, context)
+            finally:
+                self._idle.append(runner)
+
+    async def _new(self, context: OperationContext) -> _Runner:
+        runner = _Runner(self._program, context)
+        self._all.append(runner)
+        await runner.executor.initialize()
+        return runner
+
+    async def aclose(self) -> None:
+        """Ends the programs."""
+        runners, self._all = self._all, []
+        if runners:
+            await asyncio.gather(*(runner.executor.finalize() for runner in runners))
+
+
+class _Runner:
+    """One executor, and the call that it serves."""
+
+    def __init__(self, program: Program, context: OperationContext) -> None:
+        self._context = context
+        launcher = SubprocessLauncher(
+            program.argv,
+            cwd=program.cwd,
+            environment=program.environment,
+            launch_once=program.launch_once,
+            shutdown_timeout=program.shutdown_timeout,
+            on_output=self._output,
+        )
+        self.executor = LauncherExecutor(
+            launcher,
+            program.options,
+            transport=program.transport,
+            site=context.site,
+            job=context.job_id,
+            on_metrics=self._metrics,
+            on_progress=self._progress,
+        )
+
+    async def run(self, task: Task, context: OperationContext) -> Any:
+        self._context = context
+        result = await self.executor.execute(task)
+        if not result.ok:
+            raise ProgramFailed(task.name, result.rc, result.reason, self.executor.status().lines)
+        return result.data
+
+    def _output(self, record: LogRecord) -> None:
+        self._context.logger.log(record.level, "%s", record.message)
+        if record.traceback:
+            self._context.logger.log(record.level, "%s", record.traceback)
+
+    def _metrics(self, values: Mapping[str, Any], step: int | None) -> None:
+        self._context.metrics(values, step)
+
+    def _progress(self, done: float, total: float | None, note: str) -> None:
+        self._context.progress(done, total, note)
+
+
+def _number(arguments: Mapping[str, Any], name: str) -> int | None:
+    found = arguments.get(name)
+    return found if isinstance(found, int) and not isinstance(found, bool) else None

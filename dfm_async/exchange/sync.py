@@ -1,0 +1,186 @@
+"""The agent for programs that have no event loop. It lives in a thread of its own, so signs of life go on.
+
+from dfm_async.exchange import sync
+
+sync.init()
+while sync.is_running():
+    task = sync.receive()
+    if task is None:
+        break
+    sync.send(train(task.data))
+sync.shutdown()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import os
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+from dfm_async.errors import AgentClosed, CallStateError
+from dfm_async.exchange.agent import FlareAgent
+from dfm_async.exchange.bootstrap import Bootstrap
+from dfm_async.exchange.options import AgentOptions
+from dfm_async.exchange.task import OK, Task
+
+__all__ = ["SyncAgent", "init", "is_running", "log", "progress", "receive", "send", "shutdown"]
+
+T = TypeVar("T")
+
+
+class SyncAgent:
+    """An agent whose calls block. Its methods may be called from any thread.
+
+    Args:
+        make: makes the agent, on its own loop.
+    """
+
+    def __init__(self, make: Callable[[], FlareAgent]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._live, name="dfm_async agent", daemon=True)
+        self._thread.start()
+        try:
+            self._agent = self._wait(_made(make))
+            self._wait(self._agent.start())
+        except BaseException:
+            self._stop()
+            raise
+
+    def _live(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        if not self._thread.is_alive():
+            work.close()
+            raise AgentClosed("closed here")
+        future: concurrent.futures.Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # an interrupt of the main thread must not leave a call behind
+            raise
+
+    @property
+    def agent(self) -> FlareAgent:
+        """The agent itself. Its coroutines belong to another loop."""
+        return self._agent
+
+    def receive(self, timeout: float | None = None) -> Task | None:
+        """Waits for a task; None after the timeout, or when the site has ended the exchange.
+
+        Raises:
+            AgentClosed: the site gave up, or is gone.
+            CallStateError: the last task is not answered.
+        """
+        try:
+            return self._wait(self._agent.get_task(timeout))
+        except AgentClosed as closed:
+            if closed.reason in ("ended", "closed here"):
+                return None
+            raise
+
+    def send(self, result: Any, rc: str = OK, *, reason: str = "") -> None:
+        """Answers the task; returns when the result has arrived. Raises what ``FlareAgent.submit_result`` raises."""
+        self._wait(self._agent.submit_result(result, rc, reason=reason))
+
+    def is_running(self) -> bool:
+        """Whether there may be more tasks. Neither waits nor takes a task."""
+        return self._thread.is_alive() and self._agent.closed is None
+
+    def log(self, record: Mapping[str, Any], *, step: int | None = None) -> None:
+        """Sends metrics to the site."""
+        self._wait(self._agent.log(record, step=step))
+
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Tells the site how far the program is with its task."""
+        self._loop.call_soon_threadsafe(self._agent.progress, done, total, note)
+
+    def shutdown(self) -> None:
+        """Ends the connection and the thread."""
+        if self._thread.is_alive():
+            try:
+                self._wait(self._agent.close())
+            finally:
+                self._stop()
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+async def _made(make: Callable[[], FlareAgent]) -> FlareAgent:
+    return make()
+
+
+_current: SyncAgent | None = None
+_lock = threading.Lock()
+
+
+def init(
+    bootstrap: Bootstrap | str | os.PathLike[str] | None = None, options: AgentOptions | None = None, **rest: Any
+) -> SyncAgent:
+    """Connects to the site that launched this program. Further calls give the same agent.
+
+    Args:
+        bootstrap: how to find the site; by default as the environment says.
+        options: how long to wait for what.
+        rest: further arguments of :class:`~dfm_async.exchange.FlareAgent`.
+
+    Raises:
+        HandshakeRefused: no site wants this program.
+    """
+    global _current
+    with _lock:
+        if _current is None:
+            _current = SyncAgent(lambda: FlareAgent(bootstrap, options, **rest))
+            atexit.register(shutdown)
+        return _current
+
+
+def _agent(call: str) -> SyncAgent:
+    if _current is None:
+        raise CallStateError(call, "call init() first")
+    return _current
+
+
+def receive(timeout: float | None = None) -> Task | None:
+    """Waits for a task; None after the timeout, or when the site has ended the exchange."""
+    return _agent("receive").receive(timeout)
+
+
+def send(result: Any, rc: str = OK, *, reason: str = "") -> None:
+    """Answers the task; returns when the result has arrived."""
+    _agent("send").send(result, rc, reason=reason)
+
+
+def is_running() -> bool:
+    """Whether there may be more tasks. Neither waits nor takes a task."""
+    return _current is not None and _current.is_running()
+
+
+def log(record: Mapping[str, Any], *, step: int | None = None) -> None:
+    """Sends metrics to the site."""
+    _agent("log").log(record, step=step)
+
+
+def progress(done: float, total: float | None = None, note: str = "") -> None:
+    """Tells the site how far the program is with its task."""
+    _agent("progress").progress(done, total, note)
+
+
+def shutdown() -> None:
+    """Ends the connection. Called at the end of the program, if nobody did before."""
+    global _current
+    with _lock:
+        found, _current = _current, None
+    if found is not None:
+        atexit.unregister(shutdown)
+        found.shutdown()
