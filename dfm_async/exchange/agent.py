@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import os
 import uuid
@@ -22,7 +23,7 @@ from dfm_async.errors import (
     TransferFailed,
 )
 from dfm_async.exchange import messages as msg
-from dfm_async.exchange.bootstrap import Bootstrap, read_bootstrap
+from dfm_async.exchange.bootstrap import VARIABLE, Bootstrap, read_bootstrap
 from dfm_async.exchange.gate import connect
 from dfm_async.exchange.link import Link
 from dfm_async.exchange.options import AgentOptions
@@ -31,6 +32,7 @@ from dfm_async.exchange.settling import Settling
 from dfm_async.exchange.states import Exchange, ExchangeState
 from dfm_async.exchange.task import OK, Task
 from dfm_async.exchange.values import Encoded, PlainCodec, ValueCodec
+from dfm_async.runtime.once import in_thread
 
 __all__ = ["FAILED", "FlareAgent"]
 
@@ -105,11 +107,15 @@ class FlareAgent:
 
     @classmethod
     def from_environment(cls, options: AgentOptions | None = None, **rest: Any) -> FlareAgent:
-        """An agent for a program that a site has launched.
+        """An agent for a program that a site has launched, ours or one of NVFLARE 2.5 to 2.8 (with a ``FilePipe``).
 
         Raises:
             HandshakeRefused: it has not.
         """
+        if VARIABLE not in os.environ and "CLIENT_API_TYPE" in os.environ:
+            from dfm_async.exchange.filepipe.agent import agent_of_client_api
+
+            return agent_of_client_api(cls, options, **rest)
         return cls(read_bootstrap(), options, **rest)
 
     # connection
@@ -249,7 +255,7 @@ class FlareAgent:
                 if inspect.iscoroutinefunction(handler):
                     result = await handler(task)
                 else:
-                    result = await asyncio.to_thread(handler, task)
+                    result = await in_thread(functools.partial(handler, task), f"task {task.name}")
                     if inspect.isawaitable(result):
                         result = await result
             except Exception as error:  # noqa: BLE001 - it is told to the site
@@ -390,9 +396,7 @@ class FlareAgent:
             raise CallStateError("log", "this connection has no channel for metrics")
         if not isinstance(record, Mapping):
             raise TypeError(f"metrics must be names and numbers, not {record!r}")
-        encoded = self._codec.encode(dict(record))
-        if encoded.parts:
-            raise CallStateError("log", "metrics with large arrays are not sent: submit them as a result")
+        data = self._codec.encode_metrics(record)
         while self._metrics_sent - self._metrics_taken >= self.options.metric_queue:
             if self._closed is not None:
                 raise self._closed
@@ -402,7 +406,7 @@ class FlareAgent:
         if self._closed is not None:
             raise self._closed
         self._metrics_sent += 1
-        link.send(msg.Metrics(self._metrics_sent, encoded.data, step))
+        link.send(msg.Metrics(self._metrics_sent, data, step))
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
         """Tells the site how far the program is with its task."""

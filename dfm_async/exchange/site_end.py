@@ -325,7 +325,7 @@ class SiteEnd:
 
     def _metrics(self, metrics: msg.Metrics) -> None:
         try:
-            self._on_metrics(self.codec.decode(Encoded(metrics.data)), metrics.step)
+            self._on_metrics(self.codec.decode_metrics(metrics.data), metrics.step)
         except Exception:  # noqa: BLE001 - what the user's function raises must not end the exchange
             _log.exception("metrics of a program were not taken")
         self.link.send(msg.MetricTaken(metrics.number))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from dfm_async.errors import EncodingError
 from dfm_async.wire.codec import Codec
 from dfm_async.wire.memory import Payload
 
@@ -37,6 +38,14 @@ class ValueCodec(Protocol):
         """Rebuilds a value; raises if it cannot."""
         ...
 
+    def encode_metrics(self, record: Mapping[str, Any]) -> bytes:
+        """Turns metrics into bytes; raises if they cannot travel."""
+        ...
+
+    def decode_metrics(self, data: bytes) -> Mapping[str, Any]:
+        """Rebuilds metrics; raises if it cannot."""
+        ...
+
 
 class PlainCodec:
     """Plain values, dates, dataclasses, pydantic models and numpy arrays. Nothing is ever pickled.
@@ -63,6 +72,29 @@ class PlainCodec:
         """
         parts = [_Part(number, buffer) for number, buffer in encoded.parts.items()]
         return _decoder.loads(Payload(encoded.data, parts) if parts else encoded.data)
+
+    def encode_metrics(self, record: Mapping[str, Any]) -> bytes:
+        """Turns metrics into bytes.
+
+        Raises:
+            EncodingError: a part of them cannot travel.
+            ValueError: they contain large arrays.
+        """
+        encoded = self.encode(dict(record))
+        if encoded.parts:
+            raise ValueError("metrics with large arrays are not sent: submit them as a result")
+        return encoded.data
+
+    def decode_metrics(self, data: bytes) -> Mapping[str, Any]:
+        """Rebuilds metrics.
+
+        Raises:
+            EncodingError: the bytes are none.
+        """
+        found = self.decode(Encoded(data))
+        if not isinstance(found, dict):
+            raise EncodingError(type(found).__name__, "metrics", "they must be names and numbers")
+        return found
 
 
 class _Part:
