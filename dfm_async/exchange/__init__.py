@@ -1,0 +1,1 @@
+"""Tasks and results between a site and the programs that do its work."""
