@@ -19,6 +19,7 @@ __all__ = [
     "DfmError",
     "EncodingError",
     "ExchangeError",
+    "FobsError",
     "HandshakeRefused",
     "JobAborted",
     "JobFailed",
@@ -127,6 +128,24 @@ class DecodingError(DfmError):
             f"the value of {self.node} cannot be rebuilt in the application: {self.reason}. "
             "Import the module that defines its class before reading"
         )
+
+
+class FobsError(DfmError):
+    """A message of NVFLARE's file pipes cannot be written or read.
+
+    Attributes:
+        reason: what is wrong with it.
+        type_name: the type that it is about, as NVFLARE or Python names it; empty if it is about none.
+    """
+
+    def __init__(self, reason: str, type_name: str = "") -> None:
+        super().__init__(reason, type_name)
+        self.reason = reason
+        self.type_name = type_name
+
+    def __str__(self) -> str:
+        about = f" of type {self.type_name}" if self.type_name else ""
+        return f"a value{about} does not fit into a file pipe: {self.reason}"
 
 
 class ShippingError(DfmError):

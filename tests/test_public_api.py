@@ -110,6 +110,8 @@ ERRORS: list[errors.DfmError] = [
     errors.ParameterError(["x is missing", "y is unknown"]),
     errors.DecodingError("op#1", "module 'm' is not loaded here"),
     errors.EncodingError("function", "value[0]", "it cannot be pickled"),
+    errors.FobsError("it has no encoding", "fractions.Fraction"),
+    errors.FobsError("it is cut off"),
     errors.ShippingError("op", "s", "it cannot be pickled"),
     errors.StreamOverrun("op#1", 1000),
     _failed,

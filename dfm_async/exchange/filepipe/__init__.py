@@ -1,0 +1,1 @@
+"""Messages in files, as NVFLARE's file pipes exchange them, without NVFLARE."""
