@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import logging
 import os
 import uuid
 from collections import OrderedDict, deque
@@ -36,11 +37,17 @@ from dfm_async.runtime.once import in_thread
 
 __all__ = ["FAILED", "FlareAgent"]
 
+_log = logging.getLogger(__name__)
+
 FAILED: Final = "EXECUTION_EXCEPTION"
 """The return code of a task whose handler raised."""
 _QUEUED: Final = 16
 """How many tasks may wait; the site gives one at a time, so more than one is unusual."""
 _REMEMBERED: Final = 64
+_LAST_METRICS: Final = 5.0
+"""How long closing waits until the site has taken all metrics, in seconds."""
+_LAST_METRICS_AFTER_END: Final = 1.0
+"""The same, if the site has ended the exchange: it may not look any more."""
 _RECEIVER: Final = "program"
 
 
@@ -526,6 +533,8 @@ class FlareAgent:
         if link is None:
             self._closed = self._closed or AgentClosed("closed here")
             return
+        if self._closed is None or self._closed.reason == "ended":
+            await self._last_metrics(link)
         if self._closed is None:
             link.send(msg.End("the program is done"))
             self._stop("closed here", "")
@@ -533,6 +542,18 @@ class FlareAgent:
         if settling is not None:
             await settling.over.wait()
         await link.aclose()
+
+    async def _last_metrics(self, link: Link) -> None:
+        """Waits until the site has taken all metrics, as far as it can be expected to."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + (_LAST_METRICS if self._ending is None else _LAST_METRICS_AFTER_END)
+        while (missing := self._metrics_sent - self._metrics_taken) and link.gone is None:
+            if loop.time() >= due:
+                _log.warning("%d metrics were not taken by the site", missing)
+                return
+            if self._metric_room is None or self._metric_room.done():
+                self._metric_room = loop.create_future()
+            await asyncio.wait({self._metric_room}, timeout=due - loop.time())
 
     def __repr__(self) -> str:
         state = str(self._closed) if self._closed is not None else "up" if self._link is not None else "not started"

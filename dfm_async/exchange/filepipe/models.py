@@ -38,9 +38,8 @@ class ModelCodec:
         elif isinstance(value, Mapping):
             body = shareable_of(Model(params=value))
         else:
-            raise TypeError(
-                f"NVFLARE exchanges models: submit a Model, or a mapping of names and arrays, not {type(value).__name__}"
-            )
+            found = type(value).__name__
+            raise TypeError(f"NVFLARE exchanges models: submit a Model, or a mapping of names and arrays, not {found}")
         return Encoded(cast("bytes", body))
 
     def decode(self, encoded: Encoded) -> Any:

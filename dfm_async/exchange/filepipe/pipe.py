@@ -55,9 +55,9 @@ class FilePipe:
         self._translator: Translator = SiteSide() if side is Side.PASSIVE else ProgramSide()
         self._side = side
         self._root = Path(root)
-        self._queues: dict[Channel, DirectoryQueue] = {"task": DirectoryQueue(root, "task", side)}
+        self._queues: dict[Channel, DirectoryQueue] = {"task": DirectoryQueue(self._root, "task", side)}
         if metrics:
-            self._queues["metric"] = DirectoryQueue(root, "metric", side)
+            self._queues["metric"] = DirectoryQueue(self._root, "metric", side)
         self._beat_interval = beat_interval
         self._beats: dict[Channel, Sent] = {}
         self._out: deque[Outgoing] = deque()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Any, Final, Literal, Protocol, TypeAlias, cast
 
 from dfm_async.exchange import messages as msg
 from dfm_async.exchange.filepipe.models import metrics_from_dxo, metrics_to_dxos
@@ -15,7 +15,8 @@ from dfm_async.exchange.task import OK
 
 __all__ = ["BEAT", "Outgoing", "ProgramSide", "SiteSide", "Translator"]
 
-Channel = Literal["task", "metric"]
+Channel: TypeAlias = Literal["task", "metric"]
+_CHANNELS: Final[tuple[Channel, ...]] = ("task", "metric")
 
 BEAT: Final = "_HEARTBEAT_"
 _ABORT: Final = "_ABORT_"
@@ -65,7 +66,7 @@ def _new_id() -> str:
 def _signal(message: msg.Message) -> list[Outgoing] | None:
     """What both ends say in the same way."""
     if isinstance(message, msg.Beat):
-        return [Outgoing("task", MessageName(BEAT, _new_id()), ""), Outgoing("metric", MessageName(BEAT, _new_id()), "")]
+        return [Outgoing(channel, MessageName(BEAT, _new_id()), "") for channel in _CHANNELS]
     if isinstance(message, msg.End):
         return [Outgoing("task", MessageName(_END, _new_id()), message.reason or "end")]
     if isinstance(message, msg.Abort):
@@ -148,7 +149,8 @@ class ProgramSide:
             return files
         if not isinstance(message, msg.ResultOffer):
             return []
-        result = cast("Shareable", message.data) if isinstance(message.data, Shareable) else Shareable()
+        data: Any = message.data
+        result = data if isinstance(data, Shareable) else Shareable()
         result.headers["__rc__"] = message.rc
         topic = self._names.pop(message.task, message.task)
         return [
