@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
@@ -21,9 +22,9 @@ from dfm_async.exchange.tasks import OwnedTasks
 
 __all__ = ["CHUNK", "WINDOW", "FileSink", "MemorySink", "Outlet", "Pull", "Sink", "Source"]
 
-CHUNK: Final = 1024 * 1024
-"""How many bytes are sent at a time."""
-WINDOW: Final = 4 * CHUNK
+CHUNK: Final = 256 * 1024
+"""How many bytes are sent at a time: about what the kernel takes at once, so that little has to be kept."""
+WINDOW: Final = 16 * CHUNK
 """How far a sender may be ahead of what the receiver has."""
 
 _checksum: Final = xxhash.xxh64_intdigest
@@ -160,7 +161,8 @@ class MemorySink:
     """Keeps a transfer in memory."""
 
     def __init__(self, size: int) -> None:
-        self._all = memoryview(bytearray(size))
+        # Not a bytearray: that would write zeros to all of it first.
+        self._all = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
     def room(self, offset: int, size: int) -> memoryview:
         """Gives the place for a chunk."""
@@ -208,8 +210,6 @@ class FileSink:
 
     def finish(self) -> memoryview:
         """Maps the file. Changes to what is mapped stay in memory."""
-        import mmap
-
         try:
             return memoryview(mmap.mmap(self._file, self._size, flags=mmap.MAP_PRIVATE))
         finally:
@@ -260,6 +260,7 @@ class Pull:
         self._send = send
         self._retries = retries
         self._begun = False
+        self._reported = 0
         self._sequence = itertools.count()
         self._moved = 0.0
         self._ended: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
@@ -301,7 +302,8 @@ class Pull:
         self.done += size
         self._moved = asyncio.get_running_loop().time()
         if self.done < self.size:
-            self._report()
+            if self.done - self._reported >= WINDOW // 4:
+                self._report()
             return
         try:
             found = self._sink.finish()
@@ -336,5 +338,6 @@ class Pull:
 
     def _report(self, state: str = "active", *, restart: bool = False) -> None:
         limit = self.done + WINDOW
+        self._reported = self.done
         report = Report(self.tx, self.transfer, self.receiver, next(self._sequence), self.done, state, limit, restart)
         self._send(report)
