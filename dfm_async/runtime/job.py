@@ -198,7 +198,7 @@ class SiteJob:
                 break
         else:
             asyncio.get_running_loop().call_soon(self._advance_later)
-        if self._last and not self.game.live:
+        if self._last and self.game.over:
             self.runtime.flush_now(self)  # this was all: nothing of this turn can join it
         else:
             self.runtime.touch(self)
@@ -220,7 +220,7 @@ class SiteJob:
         """Sends what has gathered in this turn of the loop, and ends the job if that was all."""
         if self.stopping:
             return
-        done = self._last and not self.game.live
+        done = self._last and self.game.over
         if self._speech is not None and (done or self.outbox.has_frames_done):
             self._speech.flush()
         held_up = not self.outbox.open
