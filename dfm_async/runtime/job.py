@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from dfm_async.errors import EncodingError
 from dfm_async.model.error_record import ErrorRecord
+from dfm_async.model.events import Scalar
 from dfm_async.model.ids import Frame
 from dfm_async.net import effects as fx
 from dfm_async.net.game import Activity, Game
@@ -414,9 +415,20 @@ class SiteJob:
         if not runtime.on_loop():
             runtime.threads.post(functools.partial(self.progress, node, frame, done, total, note))
         elif not self.stopping:
-            if self._speech is None:
-                self._speech = Speech(self)
-            self._speech.add(node, frame, done, total, note)
+            self._speak().progress(node, frame, done, total, note)
+
+    def metrics(self, node: str, frame: Frame, values: dict[str, Scalar], step: int | None) -> None:
+        """Sends metrics of a call to the application. May be called from any thread."""
+        runtime = self.runtime
+        if not runtime.on_loop():
+            runtime.threads.post(functools.partial(self.metrics, node, frame, values, step))
+        else:
+            self._speak().metrics(node, frame, values, step)
+
+    def _speak(self) -> Speech:
+        if self._speech is None:
+            self._speech = Speech(self)
+        return self._speech
 
     async def send_to_place(self, target: str, place: str, key: str, value: Any) -> None:
         """Sends a value to a parameter of another job, and waits until it was taken."""
@@ -453,7 +465,7 @@ class SiteJob:
         """Stops everything that can be stopped; :meth:`stopped` waits for the rest."""
         self.stopping = True
         if self._speech is not None:
-            self._speech.close()
+            self._speech.flush()
         for task in self._tasks:
             task.cancel()
 
@@ -472,6 +484,8 @@ class SiteJob:
 
     def let_go(self) -> None:
         """After :meth:`stopped`: drops what the job holds, and does not wait for the garbage collector to find it."""
+        if self._speech is not None:
+            self._speech.flush()
         self._blocked.clear()
         self._streams = None
         self.outbox.clear()

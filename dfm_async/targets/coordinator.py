@@ -534,6 +534,10 @@ class Coordinator:
     def _progress_made(self, message: msg.ProgressMade) -> None:
         self._intake.progress(message)
 
+    def _metrics_made(self, message: msg.MetricsMade) -> None:
+        self._intake.metrics(message)
+        self._owe(message.at, len(message.reports), 0)
+
     def _frames_done(self, message: msg.FramesDone) -> None:
         self._close_frames(message.frames)
 
@@ -558,6 +562,7 @@ _HANDLERS: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
     msg.OperationError: Coordinator._operation_error,  # noqa: SLF001
     msg.YieldFailed: Coordinator._yield_failed,  # noqa: SLF001
     msg.ProgressMade: Coordinator._progress_made,  # noqa: SLF001
+    msg.MetricsMade: Coordinator._metrics_made,  # noqa: SLF001
     msg.FramesDone: Coordinator._frames_done,  # noqa: SLF001
     msg.CancelSeen: Coordinator._cancel_seen,  # noqa: SLF001
     msg.JobStopped: Coordinator._job_stopped,  # noqa: SLF001

@@ -21,6 +21,7 @@ _FOR_COORDINATOR = frozenset(
         msg.FramesDone,
         msg.JobBroken,
         msg.JobStopped,
+        msg.MetricsMade,
         msg.OperationError,
         msg.ProgressMade,
         msg.Results,

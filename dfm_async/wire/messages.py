@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from dfm_async.model.error_record import ErrorRecord
+from dfm_async.model.events import Scalar
 from dfm_async.model.ids import Frame
 from dfm_async.wire.memory import Block, Payload
 
@@ -27,6 +28,7 @@ __all__ = [
     "LoopEnded",
     "Memory",
     "Message",
+    "MetricsMade",
     "OpenFrames",
     "OperationError",
     "PlaceTaken",
@@ -284,6 +286,14 @@ class SendToPlace(_Message, frozen=True, tag=30):
     payload: bytes
 
 
+class MetricsMade(_Message, frozen=True, tag=33):
+    """Metrics of calls, in the order they were reported. ``reports``: node, frame, values, step."""
+
+    job: int
+    at: int
+    reports: list[tuple[str, Frame, dict[str, Scalar], int | None]]
+
+
 # Between channels, about shared memory. Those who use a channel do not see them.
 
 
@@ -326,6 +336,7 @@ Message: TypeAlias = (
     | CancelSeen
     | PlaceTaken
     | ProgressMade
+    | MetricsMade
     | SendToPlace
     | Memory
     | Release
