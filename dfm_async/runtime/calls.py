@@ -19,6 +19,8 @@ from dfm_async.net.tokens import StreamValue
 from dfm_async.runtime import context as _context
 from dfm_async.runtime.context import OperationContext
 from dfm_async.runtime.faults import cause_of, is_our_cancellation
+from dfm_async.runtime.job_threads import in_background, in_thread
+from dfm_async.runtime.objects import JobObjects
 from dfm_async.runtime.operations import Callee, is_iterator
 from dfm_async.runtime.streams import Stream, StreamFailed, Subscription
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from dfm_async.model.policies import RetryPolicy
     from dfm_async.runtime.job import SiteJob
 
-__all__ = ["context_of", "invoke", "stopped", "wait"]
+__all__ = ["context_of", "invoke", "wait"]
 
 T = TypeVar("T")
 
@@ -92,13 +94,6 @@ def context_of(job: SiteJob, activity: Activity, operation: str, attempt: int) -
     return OperationContext(job.job_id, site, operation, activity.label, activity.frame, attempt, job)
 
 
-async def stopped(job: SiteJob) -> None:
-    """Waits until no thread runs an operation of the job."""
-    if job.busy_threads:
-        job.threads_idle = asyncio.get_running_loop().create_future()
-        await job.threads_idle
-
-
 # one try
 
 
@@ -119,15 +114,13 @@ def _instance(job: SiteJob, callee: Callee) -> Any:
     """The object of a class, built once per job."""
     if not callee.adapter.per_job:
         return None
-    key = id(callee)
-    if key not in job.instances:
-        job.instances[key] = callee.build()
-    return job.instances[key]
+    if job.objects is None:
+        job.objects = JobObjects(job)
+    return job.objects.get(callee)
 
 
 def _in_background(job: SiteJob, call: _Call, work: Callable[[], Any], context: contextvars.Context) -> None:
     def done(value: Any, error: BaseException | None) -> None:
-        _thread_left(job)
         if job.stopping:
             return
         if error is None:
@@ -136,31 +129,7 @@ def _in_background(job: SiteJob, call: _Call, work: Callable[[], Any], context: 
             _raised(job, call, error)
         job.advance()
 
-    job.busy_threads += 1
-    job.runtime.threads.run(context, work, done)
-
-
-def _thread_left(job: SiteJob) -> None:
-    job.busy_threads -= 1
-    if not job.busy_threads and job.threads_idle is not None and not job.threads_idle.done():
-        job.threads_idle.set_result(None)
-
-
-async def _in_thread(job: SiteJob, work: Callable[[], Any]) -> Any:
-    """Runs synchronous code and waits for it; when cancelled, it is left alone but still counted."""
-    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-    def done(value: Any, error: BaseException | None) -> None:
-        _thread_left(job)
-        if not future.done():
-            future.set_result((value, error))
-
-    job.busy_threads += 1
-    job.runtime.threads.run(contextvars.copy_context(), work, done)
-    value, error = await future
-    if error is not None:
-        raise error
-    return value
+    in_background(job, work, context, done)
 
 
 async def _await(job: SiteJob, call: _Call, work: Callable[[], Any]) -> None:
@@ -210,7 +179,7 @@ async def _attempt(job: SiteJob, call: _Call) -> Any:
         async with scope:
             if call.callee.kind is CodeKind.ASYNC:
                 return await work()
-            found = await _in_thread(job, work)
+            found = await in_thread(job, work)
             return await found if inspect.iscoroutine(found) else found
     except TimeoutError as error:
         if scope.expired():

@@ -18,10 +18,11 @@ from dfm_async.net import effects as fx
 from dfm_async.net.game import Activity, Game
 from dfm_async.net.program import Program
 from dfm_async.net.tokens import OPEN, SKIPPED, Failed
-from dfm_async.runtime import calls
+from dfm_async.runtime import calls, job_threads
 from dfm_async.runtime.cache import Ticket
 from dfm_async.runtime.faults import broken_record, cause_of, is_our_cancellation
 from dfm_async.runtime.job_streams import FAIR, PULL, JobStreams, as_it_is
+from dfm_async.runtime.objects import JobObjects
 from dfm_async.runtime.operations import is_iterator
 from dfm_async.runtime.outbox import Outbox, States, error_data
 from dfm_async.runtime.speech import Speech
@@ -59,9 +60,9 @@ class SiteJob:
         "at",
         "busy_threads",
         "game",
-        "instances",
         "job_id",
         "number",
+        "objects",
         "outbox",
         "program",
         "runtime",
@@ -81,8 +82,8 @@ class SiteJob:
         self.busy_threads = 0
         """How many threads run an operation of this job."""
         self.threads_idle: asyncio.Future[None] | None = None
-        self.instances: dict[int, Any] = {}
-        """The objects of classes, built once per job."""
+        self.objects: JobObjects | None = None
+        """The objects of classes. Most jobs have none, so this is made with the first."""
         self._streams: JobStreams | None = None
         self._blocked: deque[fx.EmitValue] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -231,7 +232,10 @@ class SiteJob:
         if done:
             if self._streams is not None:
                 self._streams.close_all()
-            self.runtime.forget(self)
+            if self.objects is not None and self.objects.held:
+                self.runtime.end(self, self.objects)
+            else:
+                self.runtime.forget(self)
 
     def spawn(self, work: Coroutine[Any, Any, None], context: contextvars.Context | None = None) -> asyncio.Task[None]:
         """Starts a task of this job."""
@@ -471,9 +475,12 @@ class SiteJob:
 
     async def close(self) -> None:
         """After :meth:`cancel`: waits for the tasks, and frees what the job holds."""
+        await self._wait_for_tasks()
+        await self.release()
+
+    async def _wait_for_tasks(self) -> None:
         while self._tasks:
             await asyncio.wait(set(self._tasks))
-        await self.release()
 
     async def release(self) -> None:
         """After :meth:`cancel`: ends the generators of the job, and gives back its rights."""
@@ -494,7 +501,12 @@ class SiteJob:
         """After :meth:`close`: waits until no thread runs anything of the job."""
         if self._streams is not None:
             await self._streams.stopped()
-        await calls.stopped(self)
+        await job_threads.stopped(self)
+
+    async def finished(self) -> None:
+        """After the last parameter set: waits for what is left, such as generators that nobody reads to their ends."""
+        await self._wait_for_tasks()
+        await job_threads.stopped(self)
 
 
 _HANDLERS: Final[dict[type, Callable[[SiteJob, Any], None]]] = {

@@ -22,6 +22,8 @@ _FOR_COORDINATOR = frozenset(
         msg.JobBroken,
         msg.JobStopped,
         msg.MetricsMade,
+        msg.ObjectsBuilt,
+        msg.ObjectsClosed,
         msg.OperationError,
         msg.ProgressMade,
         msg.Results,

@@ -29,6 +29,8 @@ __all__ = [
     "Memory",
     "Message",
     "MetricsMade",
+    "ObjectsBuilt",
+    "ObjectsClosed",
     "OpenFrames",
     "OperationError",
     "PlaceTaken",
@@ -294,6 +296,20 @@ class MetricsMade(_Message, frozen=True, tag=33):
     reports: list[tuple[str, Frame, dict[str, Scalar], int | None]]
 
 
+class ObjectsBuilt(_Message, frozen=True, tag=34):
+    """The location has objects that live as long as the job: it has ended there with :class:`ObjectsClosed`."""
+
+    job: int
+    at: int
+
+
+class ObjectsClosed(_Message, frozen=True, tag=35):
+    """The location is done with the job, and its objects are closed."""
+
+    job: int
+    at: int
+
+
 # Between channels, about shared memory. Those who use a channel do not see them.
 
 
@@ -337,6 +353,8 @@ Message: TypeAlias = (
     | PlaceTaken
     | ProgressMade
     | MetricsMade
+    | ObjectsBuilt
+    | ObjectsClosed
     | SendToPlace
     | Memory
     | Release
