@@ -36,7 +36,18 @@ T = TypeVar("T")
 class _Call:
     """One call: what is called, with what, and how often it may be tried."""
 
-    __slots__ = ("activity", "args", "attempt", "callee", "deadline", "opened", "operation", "retry", "streams")
+    __slots__ = (
+        "activity",
+        "args",
+        "attempt",
+        "callee",
+        "deadline",
+        "opened",
+        "operation",
+        "reads_whole",
+        "retry",
+        "streams",
+    )
 
     def __init__(self, effect: fx.Invoke, callee: Callee) -> None:
         action = effect.action
@@ -45,6 +56,7 @@ class _Call:
         self.callee = callee
         self.args = effect.args
         self.streams = effect.streams
+        self.reads_whole = effect.streams and (callee.external or bool(callee.whole))
         self.retry: RetryPolicy | None = action.retry or callee.retry
         self.deadline: float | None = action.deadline or callee.deadline
         self.attempt = 1
@@ -53,7 +65,7 @@ class _Call:
     @property
     def simple(self) -> bool:
         """Whether one try is all there is, and nothing has to be awaited before it."""
-        return self.retry is None and self.deadline is None and not (self.streams and self.callee.whole)
+        return self.retry is None and self.deadline is None and not self.reads_whole
 
     def close(self) -> None:
         """The call has ended: it reads no stream any more."""
@@ -102,6 +114,8 @@ def _work(job: SiteJob, call: _Call) -> Callable[[], Any]:
     function = callee.bound(_instance(job, callee))
     if call.streams:
         args = _with_readers(job, call)
+    if callee.defaults:  # a program does not know them
+        args = {**callee.defaults, **args}
     if callee.wants_context:
         args = {**args, "context": context_of(job, call.activity, call.operation, call.attempt)}
     if callee.plain:
@@ -167,8 +181,8 @@ async def _try(job: SiteJob, call: _Call) -> None:
 
 
 async def _attempt(job: SiteJob, call: _Call) -> Any:
-    if call.streams and call.callee.whole:
-        await _read_whole(job, call)
+    if call.reads_whole:
+        await _read_whole(call)
     if call.attempt > 1:
         _context.enter(context_of(job, call.activity, call.operation, call.attempt))
     work = _work(job, call)
@@ -228,16 +242,26 @@ def _with_readers(job: SiteJob, call: _Call) -> dict[str, Any]:
     return {name: _replace_streams(value, read) for name, value in call.args.items()}
 
 
-async def _read_whole(job: SiteJob, call: _Call) -> None:
-    """Reads streams to their end for parameters that are declared as lists."""
-    args = call.args
-    names = [name for name in args if name in call.callee.whole and isinstance(args[name], Stream)]
-    for index, name in enumerate(names):
-        args[name].consumers += sum(args[other] is args[name] for other in names[:index])
-    opened = {name: args[name].subscribe() for name in names}  # all of them, before the first is read
+async def _read_whole(call: _Call) -> None:
+    """Reads streams to their end: for parameters that are declared as lists; for a program, wherever they stand."""
+    args, callee = call.args, call.callee
+    names = [name for name in args if callee.external or (name in callee.whole and isinstance(args[name], Stream))]
+    opened: dict[Stream, Subscription] = {}
+
+    def begin(stream: Any) -> None:
+        if stream not in opened:  # twice in one call: each gets a list of its own
+            opened[stream] = stream.subscribe()
+
+    for name in names:  # all of them, before the first is read
+        _replace_streams(args[name], begin)
     call.opened.extend(opened.values())
-    read = {name: await subscription.rest() for name, subscription in opened.items()}
-    call.args = {**args, **read}
+    later: set[Stream] = set()
+    for name in args.keys() - set(names):
+        _replace_streams(args[name], later.add)
+    for stream in later & opened.keys():
+        stream.consumers += 1  # its elements are kept for the parameter that reads it as a stream
+    read = {stream: await subscription.rest() for stream, subscription in opened.items()}
+    call.args = {**args, **{name: _replace_streams(args[name], lambda s: list(read[s])) for name in names}}
 
 
 def _blocking(job: SiteJob, subscription: Subscription, loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
