@@ -114,11 +114,17 @@ class FlareAgent:
 
     @classmethod
     def from_environment(cls, options: AgentOptions | None = None, **rest: Any) -> FlareAgent:
-        """An agent for a program that a site has launched, ours or one of NVFLARE 2.5 to 2.8 (with a ``FilePipe``).
+        """An agent for a program that a site has launched, ours or one of NVFLARE.
+
+        NVFLARE 2.5 to 2.8 must use a ``FilePipe``; 2.9 needs the extra ``flare``.
 
         Raises:
             HandshakeRefused: it has not.
         """
+        if VARIABLE not in os.environ and "NVFLARE_CLIENT_API_BOOTSTRAP" in os.environ:
+            from dfm_async.exchange.cell.agent import agent_of_cell_api
+
+            return agent_of_cell_api(cls, options, **rest)
         if VARIABLE not in os.environ and "CLIENT_API_TYPE" in os.environ:
             from dfm_async.exchange.filepipe.agent import agent_of_client_api
 
