@@ -74,6 +74,11 @@ class Sent:
         self._path = path
         self._taken: bool | None = None
 
+    @property
+    def settled(self) -> bool:
+        """Whether it is known what became of the message."""
+        return self._look() is not None
+
     async def gone(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - a message is taken back at its end
         """Waits until the peer has taken the message, and tells whether it has.
 
