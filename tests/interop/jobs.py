@@ -29,7 +29,8 @@ class MetricSink(AnalyticsReceiver):
     def save(self, fl_ctx, shareable, record_origin):
         data = from_shareable(shareable).data
         with open(self.path, "a") as file:
-            file.write(json.dumps([record_origin, data["track_key"], data["track_value"], data.get("global_step")]) + "\\n")
+            record = [record_origin, data["track_key"], data["track_value"], data.get("global_step")]
+            file.write(json.dumps(record) + "\\n")
 '''
 
 
