@@ -98,11 +98,17 @@ class SubprocessLauncher:
         Raises:
             OSError: it cannot be started.
             RuntimeError: it still runs.
+            ValueError: the transport needs another folder than ``cwd``.
         """
         if self._process is not None:
             if self._process.exit_code is None:
                 raise RuntimeError(f"{self._argv[0]} still runs (process {self._process.pid})")
             await self.stop()
+        if invitation.cwd is not None and self._cwd not in (None, invitation.cwd):
+            raise ValueError(
+                f"the program must be started in {invitation.cwd}, where it finds its configuration, but cwd is "
+                f"{self._cwd}: give that folder to the transport, as FilePipeGate(folder=...)"
+            )
         environment = {**os.environ, **self._environment, **invitation.environment}
         _log.debug("launching %s for task %s", self._argv[0], task)
         self._process = Process(
