@@ -149,7 +149,7 @@ async def test_a_script_of_2_8_is_an_operation_of_a_pipeline(nvflare_2_8: Path) 
     program = Program(argv=[str(nvflare_2_8), STOCK], transport="nvflare-2.8")
 
     @site.operation(program=program)
-    def train(model: Model, round: int, total_rounds: int = 2) -> Model:
+    def train(model: Model, round: int, total_rounds: int = 2) -> Model:  # noqa: A002 - what NVFLARE calls it
         raise NotImplementedError
 
     with Pipeline("rounds") as rounds:
