@@ -134,11 +134,17 @@ class FlareAgent:
         """
         if self._link is not None or self._closed is not None:
             raise CallStateError("start", "the agent was started already")
-        pipe = self._make_pipe() if self._make_pipe is not None else await self._greet()
+        if self._make_pipe is not None:
+            pipe, early = self._make_pipe(), list[msg.Message]()
+        else:
+            pipe, early = await self._greet()
         self._link = Link(pipe, self.options, self._received, self._gone)
+        for message in early:
+            self._link.received(message, 0)
         self._link.open()
 
-    async def _greet(self) -> Pipe:
+    async def _greet(self) -> tuple[Pipe, list[msg.Message]]:
+        """Says hello; gives the connection, and what the site said before anybody could take it."""
         found = self._bootstrap
         bootstrap = found if isinstance(found, Bootstrap) else read_bootstrap(found)
         limit = self.options.connect_timeout
@@ -161,7 +167,7 @@ class FlareAgent:
             raise
         self.site, self.job = welcome.site, welcome.job
         self._launch_once = bootstrap.launch_once
-        return pipe
+        return pipe, greeter.early
 
     @property
     def launch_once(self) -> bool:
@@ -537,10 +543,11 @@ class FlareAgent:
 
 
 class _Greeter:
-    """Waits for the answer to a hello."""
+    """Waits for the answer to a hello. The first task may come with it, in the same breath: it is kept."""
 
     def __init__(self) -> None:
         self.welcome: asyncio.Future[msg.Welcome] = asyncio.get_running_loop().create_future()
+        self.early: list[msg.Message] = []
 
     def room(self, chunk: msg.Chunk, size: int) -> memoryview | None:
         del chunk, size
@@ -549,8 +556,8 @@ class _Greeter:
     def received(self, message: msg.Message, size: int) -> None:
         del size
         if self.welcome.done():
-            return
-        if isinstance(message, msg.Welcome):
+            self.early.append(message)
+        elif isinstance(message, msg.Welcome):
             self.welcome.set_result(message)
         else:
             reason = message.reason if isinstance(message, msg.Refused) else "it answered with something else"
