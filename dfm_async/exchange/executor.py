@@ -38,6 +38,8 @@ T = TypeVar("T")
 
 _EXIT_NEWS: Final = 1.0
 """When a connection has ended, how long the news of the process's end may take, in seconds."""
+_LAST_WORD: Final = 0.25
+"""How long a program that is about to be stopped may take to hear why, in seconds: it may not be listening."""
 
 
 def _no_metrics(values: Mapping[str, Any], step: int | None) -> None:
@@ -376,11 +378,11 @@ class LauncherExecutor:
 
     async def _explained(self, task: Task, error: ExchangeError) -> ExchangeError:
         """What really happened, if the connection has ended because the process has."""
-        exit_, launcher = self._exit, self._launcher
+        exit_, launcher, end = self._exit, self._launcher, self._end
         if exit_ is None or launcher is None or isinstance(error, ProgramExited):
             return error
         if not exit_.done():
-            if self._end is None or self._end.link.gone is None:
+            if end is None or not end.leaving:
                 return error
             await asyncio.wait({exit_}, timeout=_EXIT_NEWS)
         if exit_.done():
@@ -451,7 +453,7 @@ class LauncherExecutor:
             if end is not None:
                 if reason and end.up:
                     end.abort(reason)
-                await end.aclose()
+                await end.aclose(_LAST_WORD if kill else None)
         finally:
             exit_, self._exit = self._exit, None
             if self._launcher is not None:
