@@ -45,6 +45,7 @@ for line in sys.stdin:
             os.close(handle)
 if groups:
     kill(signal.SIGTERM)
+    kill(signal.SIGCONT)
     leaders = {{handle for handle in groups.values() if handle is not None}}
     end = time.monotonic() + {_GRACE}
     poll = select.poll()

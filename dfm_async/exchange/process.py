@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -16,6 +17,8 @@ from dfm_async.exchange.keeper import keeper
 from dfm_async.wire.output import LogRecord, Output, OutputSplitter
 
 __all__ = ["LINES_KEPT", "Process"]
+
+_log = logging.getLogger(__name__)
 
 LINES_KEPT: Final = 50
 """How many of its last lines are kept."""
@@ -86,7 +89,10 @@ class Process:
             self._lines.append(item)
         elif isinstance(item, LogRecord):
             self._lines.append(item.message)
-        self._on_output(item, origin)
+        try:
+            self._on_output(item, origin)
+        except Exception:  # noqa: BLE001 - what the user's function raises must not hide the rest, or the end
+            _log.exception("output of process %d was not taken", self.pid)
 
     async def ended(self) -> int:
         """Waits for its end, and for the rest of its output."""
