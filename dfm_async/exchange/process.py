@@ -54,7 +54,12 @@ class Process:
             start_new_session=True,
             bufsize=0,
         )
-        keeper.watch(self._popen.pid)  # in the same breath: there is no moment in which it could be orphaned
+        try:
+            keeper.watch(self._popen.pid)  # in the same breath, so that nothing can orphan it
+        except BaseException:
+            self._popen.kill()
+            self._popen.communicate()
+            raise
         self._released = False
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._on_output = on_output

@@ -16,6 +16,7 @@ from dfm_async.exchange.keeper import keeper
 from dfm_async.exchange.launcher import Invitation, ProgramState, ProgramStatus
 from dfm_async.exchange.process import Process
 from dfm_async.exchange.task import Task
+from dfm_async.exchange.tasks import OwnedTasks
 from dfm_async.wire.output import LogRecord, Output
 
 __all__ = ["SubprocessLauncher", "log_output"]
@@ -76,6 +77,7 @@ class SubprocessLauncher:
         self._stopping: asyncio.Task[None] | None = None
         self._hurry: asyncio.Event | None = None
         self._ready = False
+        self._tasks = OwnedTasks()
 
     @property
     def launch_once(self) -> bool:
@@ -90,8 +92,9 @@ class SubprocessLauncher:
     async def initialize(self) -> None:
         """Makes ready to launch."""
         if not self._ready:
-            self._ready = True
             keeper.acquire()
+            self._ready = True
+            self._tasks.start(keeper.guard(), "guard of the keeper")
 
     async def launch(self, task: Task, invitation: Invitation) -> None:
         """Starts the program.
@@ -183,6 +186,7 @@ class SubprocessLauncher:
         await self.stop()
         if self._ready:
             self._ready = False
+            await self._tasks.close()
             await keeper.release()
 
     def __repr__(self) -> str:
