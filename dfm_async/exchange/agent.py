@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import uuid
 from collections import OrderedDict, deque
@@ -33,6 +34,8 @@ from dfm_async.exchange.task import OK, Task
 from dfm_async.exchange.values import Encoded, PlainCodec, ValueCodec
 
 __all__ = ["FAILED", "FlareAgent"]
+
+_log = logging.getLogger(__name__)
 
 FAILED: Final = "EXECUTION_EXCEPTION"
 """The return code of a task whose handler raised."""
@@ -248,7 +251,8 @@ class FlareAgent:
         """Calls a handler for every task, and submits what it returns, until the site ends it.
 
         A handler that is not async runs in a thread, so that signs of life go on. What it raises is told to the site
-        as the result of the task, with the return code ``EXECUTION_EXCEPTION``, and the next task is waited for.
+        as the result of the task, with the return code ``EXECUTION_EXCEPTION``, and the next task is waited for. So it
+        is after a result that the site did not want, or that could not be sent: the site knows, and may have more.
         """
         async for task in self:
             try:
@@ -259,9 +263,13 @@ class FlareAgent:
                     if inspect.isawaitable(result):
                         result = await result
             except Exception as error:  # noqa: BLE001 - it is told to the site
-                await self.submit_result(None, rc=FAILED, reason=f"{type(error).__name__}: {error}")
+                answer = self.submit_result(None, rc=FAILED, reason=f"{type(error).__name__}: {error}")
             else:
-                await self.submit_result(result)
+                answer = self.submit_result(result)
+            try:
+                await answer
+            except (ConversionError, ResultNotDelivered) as error:
+                _log.warning("%s", error)
 
     # results
 
