@@ -342,12 +342,14 @@ class LauncherExecutor:
         if up.done() and up.result().up:
             return up.result()
         if up.done():
-            raise LaunchFailed(task.name, f"it came and went: {up.result().fate.result().detail}")
-        if exit_.done():
-            status = exit_.result()
-            problem = f"it ended {_how(status)} before it said hello"
-            raise LaunchFailed(task.name, problem, status.exit_code, status.lines)
-        raise LaunchFailed(task.name, f"it did not say hello within {limit:g} s", None, launcher.status().lines)
+            problem = f"it came and went: {up.result().fate.result().detail}"
+            await asyncio.wait({exit_}, timeout=_EXIT_NEWS)
+        elif exit_.done():
+            problem = f"it ended {_how(exit_.result())} before it said hello"
+        else:
+            problem = f"it did not say hello within {limit:g} s"
+        status = exit_.result() if exit_.done() else launcher.status()
+        raise LaunchFailed(task.name, problem, status.exit_code, status.lines)
 
     def _program_ended(self, exit_: asyncio.Task[ProgramStatus]) -> None:
         """The process has ended: what it was doing will not be done."""
