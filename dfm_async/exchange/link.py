@@ -291,8 +291,8 @@ class Link:
             self._timer.cancel()
             self.pipe.close()
 
-    async def aclose(self) -> None:
-        """Ends the connection, and everything that was started for it."""
+    async def aclose(self, flush: float | None = None) -> None:
+        """Ends the connection, and everything that was started for it; the last word may take so long, in seconds."""
         self.close()
         await self.tasks.close()
         for tx in list(self._sources):
@@ -300,7 +300,7 @@ class Link:
         for pull in list(self._pulls.values()):
             pull.fail("the connection was closed here", "aborted")
         try:
-            async with asyncio.timeout(_FLUSH):
+            async with asyncio.timeout(_FLUSH if flush is None else flush):
                 await self.pipe.wait_closed()
         except TimeoutError:
             self.pipe.abort()
