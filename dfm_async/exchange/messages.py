@@ -46,6 +46,10 @@ class Hello(_Message, frozen=True, tag=1):
     session: str
     pid: int
 
+    def __repr__(self) -> str:
+        # The token must not end up in logs.
+        return f"Hello(version={self.version}, session={self.session!r}, pid={self.pid})"
+
 
 class Welcome(_Message, frozen=True, tag=2):
     """From the site: the program is up."""
