@@ -26,6 +26,7 @@ __all__ = [
     "TaskAnswer",
     "TaskOffer",
     "Welcome",
+    "Withdrawn",
     "decode",
     "encode",
 ]
@@ -176,6 +177,13 @@ class Abort(_Message, frozen=True, tag=16):
     reason: str = ""
 
 
+class Withdrawn(_Message, frozen=True, tag=17):
+    """From the side that offered large parts: they are not there any more, for whoever still wants them."""
+
+    tx: str
+    reason: str = ""
+
+
 Answer: TypeAlias = TaskAnswer | ResultAnswer
 
 Message: TypeAlias = (
@@ -195,6 +203,7 @@ Message: TypeAlias = (
     | Progress
     | End
     | Abort
+    | Withdrawn
 )
 
 _encoder = msgspec.msgpack.Encoder()
