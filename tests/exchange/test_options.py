@@ -101,8 +101,8 @@ def test_the_heartbeat_timeout_must_be_larger_than_the_interval(kind: type) -> N
 def test_the_number_of_resends_is_checked(kind: type) -> None:
     for value in (-1, 1.5, "3", True):
         refused(kind, "max_resends", value)
-    for value in (0, 1, None):
-        assert kind(max_resends=value).max_resends == value
+    for allowed in (0, 1, None):
+        assert kind(max_resends=allowed).max_resends == allowed
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "3", None, True])
@@ -121,7 +121,8 @@ def test_what_must_be_a_boolean_is_checked(value: Any) -> None:
 def test_names_of_tasks_are_checked(name: str) -> None:
     for value in ("", None, 3):
         refused(ExecutorOptions, name, value)
-    assert ExecutorOptions(**{name: "fit"}).allows("fit")
+    changed: dict[str, Any] = {name: "fit"}
+    assert ExecutorOptions(**changed).allows("fit")
 
 
 def test_names_of_tasks_must_be_different() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
+import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -255,7 +257,7 @@ Refusal = End("the only message that may come so early")
 
 
 async def test_what_is_sent_after_the_end_is_ignored(ends: Pair) -> None:
-    left, right = ends
+    right = ends[1]
     taker = Taker()
     right.open(taker)
     right.abort()
@@ -348,7 +350,7 @@ async def test_any_split_of_the_stream_gives_the_same_messages(messages: list[An
     places = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
     pipe, taker = SocketPipe(STAMP), Taker()
     pipe.open(taker)
-    for begin, end in zip(places, places[1:], strict=False):
+    for begin, end in itertools.pairwise(places):
         rest = stream[begin:end]
         while rest:  # as a transport does
             buffer = pipe.get_buffer(-1)
@@ -520,7 +522,12 @@ async def test_a_message_that_is_written_in_one_turn_is_one_write(ends: Pair) ->
     transport = left._transport
     assert transport is not None
     write_really = transport.write
-    transport.write = lambda data: (writes.append(len(data)), write_really(data))[1]  # type: ignore[method-assign]
+
+    def count(data: bytes) -> None:
+        writes.append(len(data))
+        write_really(data)
+
+    transport.write = count  # type: ignore[method-assign, assignment]
     taker = Taker()
     right.open(taker)
     for _ in range(5):
@@ -550,8 +557,6 @@ async def test_a_pipe_that_is_closed_before_its_connection_is_made_closes_it_the
 
 
 async def test_the_user_of_a_peer_is_known_on_unix_sockets() -> None:
-    import os
-
     async with raw() as (_, pipe, _taker):
         assert pipe.peer_user == os.getuid()
     assert SocketPipe().peer_user is None

@@ -244,7 +244,13 @@ async def test_what_is_freed_is_not_served_and_not_held() -> None:
     data = bytearray(content(100))
     rig = Rig({1: bytes(1)})
     rig.source = Source(
-        "tx2", {1: memoryview(data)}, ("site",), out=rig.out, tasks=rig.tasks, tracker=rig.tracker, on_change=id
+        "tx2",
+        {1: memoryview(data)},
+        ("site",),
+        out=rig.out,
+        tasks=rig.tasks,
+        tracker=rig.tracker,
+        on_change=rig._changed,
     )
     rig.out.open.clear()
     rig.source.report(Report("tx2", 1, "site", 0, 0, limit=100))
@@ -572,7 +578,7 @@ def test_a_full_disk_ends_the_transfer_with_its_reason(tmp_path: Path, monkeypat
         pull.begin()
         monkeypatch.setattr(os, "pwrite", full)
         await serve(rig, pull)
-        with pytest.raises(TransferFailed, match="cannot be kept: .*No space left"):
+        with pytest.raises(TransferFailed, match=r"cannot be kept: .*No space left"):
             await pull.wait(IDLE)
         assert rig.reports[-1].state == "failed"
 
