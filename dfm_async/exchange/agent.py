@@ -114,11 +114,17 @@ class FlareAgent:
 
     @classmethod
     def from_environment(cls, options: AgentOptions | None = None, **rest: Any) -> FlareAgent:
-        """An agent for a program that a site has launched, ours or one of NVFLARE 2.5 to 2.8 (with a ``FilePipe``).
+        """An agent for a program that a site has launched, ours or one of NVFLARE.
+
+        NVFLARE 2.5 to 2.8 must use a ``FilePipe``; 2.9 needs the extra ``flare``.
 
         Raises:
             HandshakeRefused: it has not.
         """
+        if VARIABLE not in os.environ and "NVFLARE_CLIENT_API_BOOTSTRAP" in os.environ:
+            from dfm_async.exchange.cell.agent import agent_of_cell_api
+
+            return agent_of_cell_api(cls, options, **rest)
         if VARIABLE not in os.environ and "CLIENT_API_TYPE" in os.environ:
             from dfm_async.exchange.filepipe.agent import agent_of_client_api
 
@@ -147,11 +153,17 @@ class FlareAgent:
         """
         if self._link is not None or self._closed is not None:
             raise CallStateError("start", "the agent was started already")
-        pipe = self._make_pipe() if self._make_pipe is not None else await self._greet()
+        if self._make_pipe is not None:
+            pipe, early = self._make_pipe(), list[msg.Message]()
+        else:
+            pipe, early = await self._greet()
         self._link = Link(pipe, self.options, self._received, self._gone)
+        for message in early:
+            self._link.received(message, 0)
         self._link.open()
 
-    async def _greet(self) -> Pipe:
+    async def _greet(self) -> tuple[Pipe, list[msg.Message]]:
+        """Says hello; gives the connection, and what the site said before anybody could take it."""
         found = self._bootstrap
         bootstrap = found if isinstance(found, Bootstrap) else read_bootstrap(found)
         limit = self.options.connect_timeout
@@ -174,7 +186,7 @@ class FlareAgent:
             raise
         self.site, self.job = welcome.site, welcome.job
         self._launch_once = bootstrap.launch_once
-        return pipe
+        return pipe, greeter.early
 
     @property
     def launch_once(self) -> bool:
@@ -255,7 +267,8 @@ class FlareAgent:
         """Calls a handler for every task, and submits what it returns, until the site ends it.
 
         A handler that is not async runs in a thread, so that signs of life go on. What it raises is told to the site
-        as the result of the task, with the return code ``EXECUTION_EXCEPTION``, and the next task is waited for.
+        as the result of the task, with the return code ``EXECUTION_EXCEPTION``, and the next task is waited for. So it
+        is after a result that the site did not want, or that could not be sent: the site knows, and may have more.
         """
         async for task in self:
             try:
@@ -266,9 +279,13 @@ class FlareAgent:
                     if inspect.isawaitable(result):
                         result = await result
             except Exception as error:  # noqa: BLE001 - it is told to the site
-                await self.submit_result(None, rc=FAILED, reason=f"{type(error).__name__}: {error}")
+                answer = self.submit_result(None, rc=FAILED, reason=f"{type(error).__name__}: {error}")
             else:
-                await self.submit_result(result)
+                answer = self.submit_result(result)
+            try:
+                await answer
+            except (ConversionError, ResultNotDelivered) as error:
+                _log.warning("%s", error)
 
     # results
 
@@ -562,10 +579,11 @@ class FlareAgent:
 
 
 class _Greeter:
-    """Waits for the answer to a hello."""
+    """Waits for the answer to a hello. The first task may come with it, in the same breath: it is kept."""
 
     def __init__(self) -> None:
         self.welcome: asyncio.Future[msg.Welcome] = asyncio.get_running_loop().create_future()
+        self.early: list[msg.Message] = []
 
     def room(self, chunk: msg.Chunk, size: int) -> memoryview | None:
         del chunk, size
@@ -574,8 +592,8 @@ class _Greeter:
     def received(self, message: msg.Message, size: int) -> None:
         del size
         if self.welcome.done():
-            return
-        if isinstance(message, msg.Welcome):
+            self.early.append(message)
+        elif isinstance(message, msg.Welcome):
             self.welcome.set_result(message)
         else:
             reason = message.reason if isinstance(message, msg.Refused) else "it answered with something else"

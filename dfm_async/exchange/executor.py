@@ -38,6 +38,8 @@ T = TypeVar("T")
 
 _EXIT_NEWS: Final = 1.0
 """When a connection has ended, how long the news of the process's end may take, in seconds."""
+_LAST_WORD: Final = 0.25
+"""How long a program that is about to be stopped may take to hear why, in seconds: it may not be listening."""
 
 
 def _no_metrics(values: Mapping[str, Any], step: int | None) -> None:
@@ -340,12 +342,14 @@ class LauncherExecutor:
         if up.done() and up.result().up:
             return up.result()
         if up.done():
-            raise LaunchFailed(task.name, f"it came and went: {up.result().fate.result().detail}")
-        if exit_.done():
-            status = exit_.result()
-            problem = f"it ended {_how(status)} before it said hello"
-            raise LaunchFailed(task.name, problem, status.exit_code, status.lines)
-        raise LaunchFailed(task.name, f"it did not say hello within {limit:g} s", None, launcher.status().lines)
+            problem = f"it came and went: {up.result().fate.result().detail}"
+            await asyncio.wait({exit_}, timeout=_EXIT_NEWS)
+        elif exit_.done():
+            problem = f"it ended {_how(exit_.result())} before it said hello"
+        else:
+            problem = f"it did not say hello within {limit:g} s"
+        status = exit_.result() if exit_.done() else launcher.status()
+        raise LaunchFailed(task.name, problem, status.exit_code, status.lines)
 
     def _program_ended(self, exit_: asyncio.Task[ProgramStatus]) -> None:
         """The process has ended: what it was doing will not be done."""
@@ -376,11 +380,11 @@ class LauncherExecutor:
 
     async def _explained(self, task: Task, error: ExchangeError) -> ExchangeError:
         """What really happened, if the connection has ended because the process has."""
-        exit_, launcher = self._exit, self._launcher
+        exit_, launcher, end = self._exit, self._launcher, self._end
         if exit_ is None or launcher is None or isinstance(error, ProgramExited):
             return error
         if not exit_.done():
-            if self._end is None or self._end.link.gone is None:
+            if end is None or not end.leaving:
                 return error
             await asyncio.wait({exit_}, timeout=_EXIT_NEWS)
         if exit_.done():
@@ -451,7 +455,7 @@ class LauncherExecutor:
             if end is not None:
                 if reason and end.up:
                     end.abort(reason)
-                await end.aclose()
+                await end.aclose(_LAST_WORD if kill else None)
         finally:
             exit_, self._exit = self._exit, None
             if self._launcher is not None:

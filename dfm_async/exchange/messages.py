@@ -26,6 +26,7 @@ __all__ = [
     "TaskAnswer",
     "TaskOffer",
     "Welcome",
+    "Withdrawn",
     "decode",
     "encode",
 ]
@@ -45,6 +46,10 @@ class Hello(_Message, frozen=True, tag=1):
     token: str
     session: str
     pid: int
+
+    def __repr__(self) -> str:
+        # The token must not end up in logs.
+        return f"Hello(version={self.version}, session={self.session!r}, pid={self.pid})"
 
 
 class Welcome(_Message, frozen=True, tag=2):
@@ -172,6 +177,13 @@ class Abort(_Message, frozen=True, tag=16):
     reason: str = ""
 
 
+class Withdrawn(_Message, frozen=True, tag=17):
+    """From the side that offered large parts: they are not there any more, for whoever still wants them."""
+
+    tx: str
+    reason: str = ""
+
+
 Answer: TypeAlias = TaskAnswer | ResultAnswer
 
 Message: TypeAlias = (
@@ -191,6 +203,7 @@ Message: TypeAlias = (
     | Progress
     | End
     | Abort
+    | Withdrawn
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -16,6 +17,8 @@ from dfm_async.exchange.keeper import keeper
 from dfm_async.wire.output import LogRecord, Output, OutputSplitter
 
 __all__ = ["LINES_KEPT", "Process"]
+
+_log = logging.getLogger(__name__)
 
 LINES_KEPT: Final = 50
 """How many of its last lines are kept."""
@@ -51,7 +54,12 @@ class Process:
             start_new_session=True,
             bufsize=0,
         )
-        keeper.watch(self._popen.pid)  # in the same breath: there is no moment in which it could be orphaned
+        try:
+            keeper.watch(self._popen.pid)  # in the same breath, so that nothing can orphan it
+        except BaseException:
+            self._popen.kill()
+            self._popen.communicate()
+            raise
         self._released = False
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._on_output = on_output
@@ -86,7 +94,10 @@ class Process:
             self._lines.append(item)
         elif isinstance(item, LogRecord):
             self._lines.append(item.message)
-        self._on_output(item, origin)
+        try:
+            self._on_output(item, origin)
+        except Exception:  # noqa: BLE001 - what the user's function raises must not hide the rest, or the end
+            _log.exception("output of process %d was not taken", self.pid)
 
     async def ended(self) -> int:
         """Waits for its end, and for the rest of its output."""

@@ -182,6 +182,11 @@ class SiteEnd:
         return not self.fate.done()
 
     @property
+    def leaving(self) -> bool:
+        """Whether the process can be expected to end: one that ends in order says so first, others just vanish."""
+        return self.fate.done() and self.fate.result().kind != "aborted"
+
+    @property
     def state(self) -> ExchangeState | None:
         """How far the current exchange is."""
         return self._exchange.state if self._exchange is not None else None
@@ -378,8 +383,8 @@ class SiteEnd:
         """Tells the program to stop now."""
         self.link.send(msg.Abort(reason))
 
-    async def aclose(self) -> None:
-        """Ends the connection."""
-        await self.link.aclose()
+    async def aclose(self, flush: float | None = None) -> None:
+        """Ends the connection; what was said last may take so long, in seconds."""
+        await self.link.aclose(flush)
         if not self.fate.done():
             self.fate.set_result(Fate("peer gone", "the connection was closed here"))
