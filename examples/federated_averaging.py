@@ -22,7 +22,7 @@ fed = Federation("clinics")
 hub = fed.site("hub")
 clinics = [fed.site(name) for name in ("north", "south", "west")]
 
-program = Program(argv=[sys.executable, str(TRAINER)], launch_once=True)
+program = Program(argv=[sys.executable, TRAINER], launch_once=True)
 
 
 # What a program takes and returns is declared by a function. It is never run.

@@ -48,7 +48,7 @@ class Program:
         options: how long to wait for what; by default all names of tasks are allowed.
     """
 
-    argv: Sequence[str] | str
+    argv: Sequence[str | os.PathLike[str]] | str
     launch_once: bool = True
     processes: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)

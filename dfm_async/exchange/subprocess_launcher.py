@@ -54,7 +54,7 @@ class SubprocessLauncher:
 
     def __init__(
         self,
-        argv: Sequence[str] | str,
+        argv: Sequence[str | os.PathLike[str]] | str,
         *,
         cwd: str | os.PathLike[str] | None = None,
         environment: Mapping[str, str] | None = None,
