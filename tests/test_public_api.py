@@ -87,6 +87,12 @@ def test_a_program_does_not_load_what_only_a_site_needs() -> None:
     assert not loaded & {"dfm_async.exchange.executor", "dfm_async.session.session", "pydantic", "numpy"}
 
 
+def test_an_extra_that_is_missing_is_named() -> None:
+    code = "import sys; sys.modules['msgpack'] = None; import dfm_async.exchange.filepipe.gate"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].endswith("need an extra here: pip install 'dfm-async[filepipe]'")
+
+
 def test_every_error_is_public() -> None:
     defined = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
     assert defined <= set(dfm_async.__all__)
