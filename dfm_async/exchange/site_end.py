@@ -184,7 +184,7 @@ class SiteEnd:
     @property
     def leaving(self) -> bool:
         """Whether the process can be expected to end: one that ends in order says so first, others just vanish."""
-        return self.fate.done() and self.fate.result().kind != "aborted"
+        return self.fate.done() and self.fate.result().kind != "aborted" and not self.link.silent
 
     @property
     def state(self) -> ExchangeState | None:
