@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -40,7 +39,7 @@ from dfm_async.exchange import messages as msg
 from dfm_async.exchange.bootstrap import Address, Bootstrap, new_token
 from dfm_async.exchange.pipes.base import Receiver
 from dfm_async.exchange.pipes.socket import SocketPipe
-from tests.exchange.processes import Heard, family, program
+from tests.exchange.processes import Heard, family, program, seen_by_witness
 from tests.exchange.processes import nothing_remains as nothing_remains
 
 
@@ -435,7 +434,7 @@ async def test_cancelling_a_task_ends_its_program_at_once(moment: str, tmp_path:
             await running
         assert time.monotonic() - begun < 1
         assert len(family(nothing_remains)) == 1  # the keeper
-        seen = json.loads((tmp_path / f"{moment}.json").read_text())
+        seen = seen_by_witness(tmp_path, moment)
         assert seen["SIGTERM"]
         assert seen.get("closed") == (None if moment == "before hello" else "aborted")
 

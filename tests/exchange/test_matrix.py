@@ -44,7 +44,7 @@ ERRORS: dict[str, type[ExchangeError]] = {
 }
 DATA = bytes(range(256)) * (6 * 4096)
 """More than a transfer may be ahead of its receiver, so that none is complete before it is answered."""
-SILENCE = 1.0
+SILENCE = 0.8
 """How long a program may be silent before it counts as gone, where that is what a cell is about, in seconds."""
 GRACE = 0.3
 BOUNDS = {"SIGSTOP": SILENCE + GRACE + 2.5, "ignores SIGTERM": GRACE + 2.5}
