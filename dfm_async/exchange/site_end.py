@@ -165,6 +165,7 @@ class SiteEnd:
         self.codec = codec
         self.fate: asyncio.Future[Fate] = asyncio.get_running_loop().create_future()
         """Set when there is nothing more to expect from the program."""
+        self._dismissed = False
         self._options = options
         self._on_metrics = on_metrics
         self._on_progress = on_progress
@@ -179,7 +180,7 @@ class SiteEnd:
     @property
     def up(self) -> bool:
         """Whether the program can be given a task."""
-        return not self.fate.done()
+        return not self.fate.done() and not self._dismissed
 
     @property
     def leaving(self) -> bool:
@@ -377,10 +378,12 @@ class SiteEnd:
 
     def end(self, reason: str) -> None:
         """Asks the program to finish what it has, and then to stop."""
+        self._dismissed = True
         self.link.send(msg.End(reason))
 
     def abort(self, reason: str) -> None:
         """Tells the program to stop now."""
+        self._dismissed = True
         self.link.send(msg.Abort(reason))
 
     async def aclose(self, flush: float | None = None) -> None:
