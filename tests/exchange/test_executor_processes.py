@@ -479,6 +479,15 @@ async def test_an_abort_tells_the_program_why(tmp_path: Path) -> None:
         assert await found.run({"answer": 1}) == 1
 
 
+async def test_after_an_abort_between_two_tasks_the_next_one_gets_another_program() -> None:
+    async with site() as found:
+        pids = set()
+        for _ in range(3):
+            pids.add(await found.run())
+            found.executor.abort()
+        assert len(pids) == 3
+
+
 # the welcome
 
 
