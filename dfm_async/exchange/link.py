@@ -130,7 +130,8 @@ class Link:
         try:
             self.send(message)
             waiting.arm()
-            return await answer
+            with self.payload():  # the other side may be busy with decoding it; the limit says for how long
+                return await answer
         finally:
             waiting.close()
             self._waiting.discard(answer)
