@@ -383,9 +383,7 @@ class LauncherExecutor:
         exit_, launcher, end = self._exit, self._launcher, self._end
         if exit_ is None or launcher is None or isinstance(error, ProgramExited):
             return error
-        if not exit_.done():
-            if end is None or not end.leaving:
-                return error
+        if not exit_.done() and end is not None and end.leaving:
             await asyncio.wait({exit_}, timeout=_EXIT_NEWS)
         if exit_.done():
             status = exit_.result()

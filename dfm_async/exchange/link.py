@@ -77,6 +77,8 @@ class Link:
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
         self._gone: str | None = None
+        self.silent = False
+        """Whether the other side is gone because it gave no sign of life: its process may still be there."""
         self._closing = False
         self._sources: dict[str, Source] = {}
         self._pulls: dict[tuple[str, int, str], Pull] = {}
@@ -128,7 +130,8 @@ class Link:
         try:
             self.send(message)
             waiting.arm()
-            return await answer
+            with self.payload():  # the other side may be busy with decoding it; the limit says for how long
+                return await answer
         finally:
             waiting.close()
             self._waiting.discard(answer)
@@ -276,6 +279,7 @@ class Link:
         now = self._loop.time()
         found = self._liveness.check(now)
         if found.gone:
+            self.silent = True
             self._set_gone(f"it gave no sign of life for {self._liveness.silence(now):.1f} s")
             self.pipe.abort()
             return

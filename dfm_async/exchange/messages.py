@@ -209,8 +209,16 @@ Message: TypeAlias = (
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
-encode = _encoder.encode
-"""Turns a message into bytes."""
+
+def encode(message: Message) -> bytes:
+    """Turns a message into bytes."""
+    try:
+        return _encoder.encode(message)
+    except UnicodeEncodeError:
+        # Texts about errors may hold parts of file names that are no text. They must arrive all the same.
+        texts = {name: getattr(message, name, None) for name in ("reason", "note")}
+        plain = {name: text.encode(errors="replace").decode() for name, text in texts.items() if text}
+        return _encoder.encode(msgspec.structs.replace(message, **plain))
 
 
 def decode(data: bytes | memoryview) -> Message:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from dfm_async.exchange.exits import process_exit
+from dfm_async.exchange.groups import kill_group
 from dfm_async.exchange.keeper import keeper
 from dfm_async.wire.output import LogRecord, Output, OutputSplitter
 
@@ -22,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 LINES_KEPT: Final = 50
 """How many of its last lines are kept."""
+_KILLED: Final = 10.0
+"""How long the kernel may take to end processes that were killed, in seconds."""
 _DRAIN: Final = 0.25
 """How long output is read after the process has ended, if something that it started keeps the pipe open, in seconds."""
 
@@ -112,10 +115,15 @@ class Process:
                 os.killpg(self.pid, number)
 
     async def release(self) -> None:
-        """After its end: ends what is left of its group, and lets go of it."""
+        """After its end: ends what is left of its group, and lets go of it when all of it is gone."""
         await self.ended()
         if not self._released:
             self.signal(signal.SIGKILL)
+            try:
+                async with asyncio.timeout(_KILLED):
+                    await kill_group(self.pid, signal.SIGKILL)
+            except TimeoutError:
+                _log.warning("what process %d started does not end although it was killed; it is left alone", self.pid)
             self._released = True
             keeper.forget(self.pid)
             self._popen.wait()

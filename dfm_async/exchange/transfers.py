@@ -169,7 +169,10 @@ class MemorySink:
 
     def __init__(self, size: int) -> None:
         # Not a bytearray: that would write zeros to all of it first.
-        self._all = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        room: mmap.mmap | bytearray = bytearray()
+        if size:  # no system maps nothing
+            room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._all = memoryview(room)
 
     def room(self, offset: int, size: int) -> memoryview:
         """Gives the place for a chunk."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from dfm_async.wire.output import LogRecord
 
-__all__ = ["Heard", "family", "gone", "nothing_remains", "program"]
+__all__ = ["Heard", "family", "gone", "nothing_remains", "program", "seen_by_witness"]
 
 PROGRAMS = Path(__file__).parent / "programs"
 MARK = "DFM_ASYNC_TEST_FAMILY"
@@ -50,6 +52,14 @@ class Heard:
                 if len(found) >= times:
                     return found[times - 1]
                 await asyncio.shield(self._changed)
+
+
+def seen_by_witness(folder: Path, moment: str) -> dict[str, Any]:
+    """What the program ``witness`` has written down."""
+    found: dict[str, Any] = {}
+    for line in (folder / f"{moment}.seen").read_text().splitlines():
+        found |= json.loads(line)
+    return found
 
 
 async def gone(pid: int, limit: float = 10.0) -> None:
@@ -92,10 +102,15 @@ def _files() -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-async def nothing_remains(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
-    """No process, no zombie, no open file and no bootstrap file outlives a test."""
+async def nothing_remains(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[str]:
+    """No process, no zombie and no open file outlives a test."""
     mark = uuid.uuid4().hex
     monkeypatch.setenv(MARK, mark)
+    # Hundreds of programs start here, and compiling is half of what that takes.
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.getbasetemp() / "bytecode"))
     children, files = set(psutil.Process().children()), _files()
     yield mark
     left = family(mark)

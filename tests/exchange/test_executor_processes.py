@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -40,7 +39,7 @@ from dfm_async.exchange import messages as msg
 from dfm_async.exchange.bootstrap import Address, Bootstrap, new_token
 from dfm_async.exchange.pipes.base import Receiver
 from dfm_async.exchange.pipes.socket import SocketPipe
-from tests.exchange.processes import Heard, family, program
+from tests.exchange.processes import Heard, family, program, seen_by_witness
 from tests.exchange.processes import nothing_remains as nothing_remains
 
 
@@ -435,7 +434,7 @@ async def test_cancelling_a_task_ends_its_program_at_once(moment: str, tmp_path:
             await running
         assert time.monotonic() - begun < 1
         assert len(family(nothing_remains)) == 1  # the keeper
-        seen = json.loads((tmp_path / f"{moment}.json").read_text())
+        seen = seen_by_witness(tmp_path, moment)
         assert seen["SIGTERM"]
         assert seen.get("closed") == (None if moment == "before hello" else "aborted")
 
@@ -478,6 +477,15 @@ async def test_an_abort_tells_the_program_why(tmp_path: Path) -> None:
         with pytest.raises(TaskAborted, match="enough"):
             await running
         assert await found.run({"answer": 1}) == 1
+
+
+async def test_after_an_abort_between_two_tasks_the_next_one_gets_another_program() -> None:
+    async with site() as found:
+        pids = set()
+        for _ in range(3):
+            pids.add(await found.run())
+            found.executor.abort()
+        assert len(pids) == 3
 
 
 # the welcome

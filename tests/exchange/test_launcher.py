@@ -87,8 +87,16 @@ async def test_the_folder_is_the_one_that_was_named(tmp_path: Path) -> None:
     assert await lines_of(python("import os; print(os.getcwd())"), cwd=tmp_path) == [str(tmp_path)]
 
 
-async def test_the_folder_of_the_invitation_comes_first(tmp_path: Path) -> None:
-    found = Launched(python("import os; print(os.getcwd())"), cwd="/")
+async def test_a_folder_that_the_transport_needs_cannot_be_another(tmp_path: Path) -> None:
+    found = Launched(python("pass"), cwd="/")
+    await found.launcher.initialize()
+    with pytest.raises(ValueError, match=r"must be started in .*, but cwd is /: give that folder to the transport"):
+        await found.launcher.launch(TASK, Invitation(cwd=str(tmp_path)))
+    await found.launcher.finalize()
+
+
+async def test_a_program_is_started_in_the_folder_of_the_invitation(tmp_path: Path) -> None:
+    found = Launched(python("import os; print(os.getcwd())"))
     await found.launcher.initialize()
     await found.launcher.launch(TASK, Invitation(cwd=str(tmp_path)))
     await found.end()

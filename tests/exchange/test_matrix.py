@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +45,11 @@ DATA = bytes(range(256)) * (6 * 4096)
 """More than a transfer may be ahead of its receiver, so that none is complete before it is answered."""
 SILENCE = 1.0
 """How long a program may be silent before it counts as gone, where that is what a cell is about, in seconds."""
+HELLO = 3.0
+"""How long it may take to say hello there, in seconds; the next one, which is well, must also make it."""
 GRACE = 0.3
-BOUNDS = {"SIGSTOP": SILENCE + GRACE + 2.5, "ignores SIGTERM": GRACE + 2.5}
-"""How long an end may take where it is not noticed at once; a connection gets 2 s to say the last word."""
+NOTICED = 1.0
+"""How long it may take until an end is noticed and cleaned up on a machine that is busy, in seconds."""
 
 
 def _cells() -> list[Any]:
@@ -76,7 +77,7 @@ class Cell:
             heartbeat_interval=0.2,
             heartbeat_timeout=SILENCE if impatient else 60,
             streaming_idle_timeout=SILENCE if impatient else 600,
-            external_pre_init_timeout=SILENCE if impatient and moment == "before hello" else 60,
+            external_pre_init_timeout=HELLO if impatient else 60,
         )
         self.executor = LauncherExecutor(self.launcher, options)
         self.abort = asyncio.Event()
@@ -101,19 +102,19 @@ def _task() -> Task:
 
 @pytest.mark.parametrize(("moment", "way", "outcome"), _cells())
 async def test_a_program_that_misbehaves_costs_its_task_at_most(
-    moment: str, way: str, outcome: str, tmp_path: Path, record_property: Callable[[str, object], None]
+    moment: str, way: str, outcome: str, tmp_path: Path
 ) -> None:
     cell = Cell(moment, way, tmp_path)
     async with cell.executor, asyncio.TaskGroup() as tasks:
         if way == "ignores SIGTERM" and moment != "settled":
             tasks.create_task(_abort_when_ignoring(cell))
         error, took = await cell.first_task()
-        record_property("took", took)
-        _check(error, outcome, f"at {moment} ", way)
+        print(f"{moment}, {way}: the task ended {took * 1000:.1f} ms later")
+        _check(error, outcome, f"at {moment} ")
         if moment == "settled":
             await _after_settling(cell, way)
         elif error is not None:
-            assert took < BOUNDS.get(way, 1.0)
+            assert took < _bound(moment, way)
         assert (await cell.executor.execute(_task())).data == DATA
     if way == "invalid UTF-8":
         assert "caf\ufffd \ufffd\ufffd" in cell.heard.lines
@@ -121,12 +122,18 @@ async def test_a_program_that_misbehaves_costs_its_task_at_most(
         assert any(line.startswith("xxx") and "cut" in line for line in cell.heard.lines)
 
 
+def _bound(moment: str, way: str) -> float:
+    if way == "SIGSTOP":
+        return (HELLO if moment == "before hello" else SILENCE) + GRACE + NOTICED
+    return NOTICED + (GRACE if way == "ignores SIGTERM" else 0)
+
+
 async def _abort_when_ignoring(cell: Cell) -> None:
     await cell.heard.said("ignoring SIGTERM")
     cell.abort.set()
 
 
-def _check(error: ExchangeError | None, outcome: str, line: str, way: str) -> None:
+def _check(error: ExchangeError | None, outcome: str, line: str) -> None:
     kind, _, code = outcome.partition(" ")
     if kind == "fine":
         assert error is None, repr(error)

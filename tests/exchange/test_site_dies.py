@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import time
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.exchange.processes import family, gone, program
+from tests.exchange.processes import family, gone, program, seen_by_witness
 from tests.exchange.processes import nothing_remains as nothing_remains
 
 MOMENTS = ("before hello", "after hello", "receiving", "computing", "offering", "transferring", "settled")
@@ -46,7 +45,7 @@ async def die(
 
 
 def reports(folder: Path) -> dict[str, dict[str, Any]]:
-    return {moment: json.loads((folder / f"{moment}.json").read_text()) for moment in MOMENTS}
+    return {moment: seen_by_witness(folder, moment) for moment in MOMENTS}
 
 
 def left_in(folder: Path) -> list[str]:

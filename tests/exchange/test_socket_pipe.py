@@ -398,6 +398,14 @@ async def test_what_is_not_even_a_message_is_ignored_if_it_is_of_another_launch(
         assert pipe.ignored == 1
 
 
+async def test_a_refusal_by_one_that_has_no_stamp_yet_is_heard_but_nothing_after_the_handshake() -> None:
+    """A gate that has no room says so before it has heard who is there."""
+    async with raw() as (near, pipe, taker):
+        await write(near, frame(End("no room"), stamp=0) + frame(Beat()) + frame(Abort(), stamp=0) + frame(End()))
+        assert await taker.until(3) == [End("no room"), Beat(), End()]
+        assert pipe.ignored == 1
+
+
 def test_stamps_depend_on_the_session_and_on_the_token() -> None:
     stamps = {stamp_of(session, token) for session in ("a", "b", "ab") for token in ("c", "bc", "")}
     assert len(stamps) == 9

@@ -47,6 +47,7 @@ class SocketPipe(asyncio.BufferedProtocol):
         self._early: list[Message] = []
         self._transport: asyncio.Transport | None = None
         self._seen = 0
+        self._met = False
         self._out = bytearray()
         self._scheduled = False
         self._writable: asyncio.Future[None] | None = None
@@ -209,7 +210,11 @@ class SocketPipe(asyncio.BufferedProtocol):
 
     def _is_ours(self, stamp: int) -> bool:
         self._seen = stamp
-        return self.stamp is None or stamp == self.stamp
+        if self.stamp is None or stamp == self.stamp:
+            self._met = True
+            return True
+        # One that has heard nothing from us has no stamp yet: so it is when it refuses us at once.
+        return stamp == 0 and not self._met
 
     def _deliver(self, message: Message) -> None:
         if self._receiver is None:

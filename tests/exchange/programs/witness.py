@@ -10,26 +10,27 @@ from pathlib import Path
 from typing import Any
 
 moment, manner, folder = sys.argv[1:4]
-seen: dict[str, object] = {"moment": moment}
+seen: dict[str, object] = {}
 
 
-def write() -> None:
-    temporary = Path(folder, f"{moment}.{os.getpid()}")
-    temporary.write_text(json.dumps(seen))
-    temporary.rename(Path(folder, f"{moment}.json"))
+def saw(**what: object) -> None:
+    """Writes it down, in one step: signals interrupt this too."""
+    seen.update(what)
+    handle = os.open(Path(folder, f"{moment}.seen"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(handle, json.dumps(what).encode() + b"\n")
+    os.close(handle)
 
 
 def reached() -> None:
     """Tells the site, whose turn it is to die."""
     if manner != "natural":
         subprocess.Popen(["sh", "-c", 'trap "" TERM; sleep 600'])
-    write()
+    saw(moment=moment)
     print("at", moment, flush=True)
 
 
 def sigterm(*_: object) -> None:
-    seen["SIGTERM"] = True
-    write()
+    saw(SIGTERM=True)
     if manner == "polite" and ("closed" in seen or moment == "before hello"):
         os._exit(0)
 
@@ -60,8 +61,7 @@ def at(where: str) -> bool:
 
 def on_stop(agent: FlareAgent, reason: str, detail: str) -> None:
     stop(agent, reason, detail)
-    seen["closed"] = reason
-    write()
+    saw(closed=reason)
     if manner == "polite" and "SIGTERM" in seen:
         os._exit(0)
 
@@ -102,8 +102,7 @@ async def main() -> None:
 try:
     asyncio.run(main())
 except Exception as error:
-    seen["raised"] = type(error).__name__
-    write()
+    saw(raised=type(error).__name__)
     if manner == "natural":
         raise
 while True:  # politeness is shown in the handlers: both the signal and the end of the connection must have been seen
