@@ -345,7 +345,7 @@ class FlareAgent:
                     result = self._convert_result(result, current.task)
                 encoded = self._encode(result)
         except Exception as error:  # noqa: BLE001 - raised again, when the site has been told
-            encoded, rc = Encoded(b""), FAILED
+            encoded, rc = self._nothing(), FAILED
             reason = f"the result could not be converted: {type(error).__name__}: {error}"
             problem = ConversionError("result", str(current.task), f"{type(error).__name__}: {error}")
             problem.__cause__ = error
@@ -356,6 +356,13 @@ class FlareAgent:
                 raise
         if problem is not None:
             raise problem
+
+    def _nothing(self) -> Encoded:
+        """What stands for a result that cannot be sent: the site reads the reason, not this."""
+        try:
+            return self._codec.encode(None)
+        except Exception:  # noqa: BLE001 - a codec that cannot even do this; then the site says that it got nothing
+            return Encoded(b"")
 
     def _encode(self, result: Any) -> Encoded:
         encoded = self._codec.encode(result)
