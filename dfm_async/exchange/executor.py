@@ -95,6 +95,7 @@ class LauncherExecutor:
         self._exit: asyncio.Task[ProgramStatus] | None = None
         self._last_result: asyncio.TimerHandle | None = None
         self._abort_reason: str | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._phase: Literal["new", "open", "ending", "closed"] = "new"
 
     async def __aenter__(self) -> LauncherExecutor:
@@ -474,32 +475,43 @@ class LauncherExecutor:
 
     async def end(self) -> None:
         """The job is ending: finishes the current task, asks the program to end, and waits for that."""
-        await self._finish("ending")
+        if self._phase in ("open", "ending"):
+            self._phase = "ending"
+            async with self._turn:
+                await self._let_go()
 
     async def finalize(self) -> None:
-        """Ends everything: waits for a stop that is under way, ends the program, removes what was made. Idempotent."""
-        await self._finish("closed")
+        """Ends everything: waits for a stop that is under way, ends the program, removes what was made. Idempotent.
 
-    async def _finish(self, phase: Literal["ending", "closed"]) -> None:
+        If it is cancelled, it goes on, and the next call waits for it.
+        """
         if self._phase == "new":
             self._phase = "closed"
-            return
-        if self._phase == "closed":
-            return
-        self._phase = phase
-        if self._work is not None and phase == "closed" and not self._work.done():
-            self.abort("the executor is being closed")
+        elif self._phase != "closed":
+            self._phase = "closed"
+            if self._work is not None:
+                self.abort("the executor is being closed")
+            self._closing = asyncio.get_running_loop().create_task(self._close(), name="end of an executor")
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         async with self._turn:
-            await self._wait_for_deferred_stop()
-            if self._end is not None and self._end.up:
-                self._end.end("the job is ending")
-            if self._launcher is not None:
-                await self._launcher.stop()
-            if phase == "closed":
+            try:
+                await self._let_go()
                 await self._drop("")
+            finally:
                 await self._gate.close()
                 if self._launcher is not None:
                     await self._launcher.finalize()
+
+    async def _let_go(self) -> None:
+        """Lets the program end by itself, and stops it if it does not."""
+        await self._wait_for_deferred_stop()
+        if self._end is not None and self._end.up:
+            self._end.end("the job is ending")
+        if self._launcher is not None:
+            await self._launcher.stop()
 
     def __repr__(self) -> str:
         state = self.state

@@ -8,15 +8,17 @@ import os
 import sys
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from dfm_async.exchange.keeper import keeper
 from dfm_async.wire.output import LogRecord
 
-__all__ = ["Heard", "family", "gone", "nothing_remains", "program", "seen_by_witness"]
+__all__ = ["Heard", "family", "gone", "nothing_remains", "program", "seen_by_witness", "survivors"]
 
 PROGRAMS = Path(__file__).parent / "programs"
 MARK = "DFM_ASYNC_TEST_FAMILY"
@@ -91,6 +93,19 @@ def family(mark: str) -> list[psutil.Process]:
     return found
 
 
+async def survivors(mark: str) -> list[psutil.Process]:
+    """Those of them that are not about to end: a process that was killed takes a moment to vanish."""
+    for process in _without_keeper(mark):
+        with suppress(TimeoutError):
+            await gone(process.pid, 1.0)
+    return _without_keeper(mark)
+
+
+def _without_keeper(mark: str) -> list[psutil.Process]:
+    kept = keeper._process.pid if keeper._process is not None else None
+    return [process for process in family(mark) if process.pid != kept]
+
+
 def _files() -> list[str]:
     found = []
     for name in os.listdir("/proc/self/fd"):
@@ -113,10 +128,11 @@ async def nothing_remains(
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.getbasetemp() / "bytecode"))
     children, files = set(psutil.Process().children()), _files()
     yield mark
-    left = family(mark)
+    left = await survivors(mark)
     zombies = [child for child in psutil.Process().children() if child not in children]
     for process in left:
         process.kill()  # the next test must not suffer from this one
     assert not left, f"processes left behind: {left}"
     assert not zombies, f"children left behind: {zombies}"
+    assert keeper._process is None
     assert _files() == files

@@ -39,7 +39,7 @@ from dfm_async.exchange import messages as msg
 from dfm_async.exchange.bootstrap import Address, Bootstrap, new_token
 from dfm_async.exchange.pipes.base import Receiver
 from dfm_async.exchange.pipes.socket import SocketPipe
-from tests.exchange.processes import Heard, family, program, seen_by_witness
+from tests.exchange.processes import Heard, program, seen_by_witness, survivors
 from tests.exchange.processes import nothing_remains as nothing_remains
 
 
@@ -433,7 +433,7 @@ async def test_cancelling_a_task_ends_its_program_at_once(moment: str, tmp_path:
         with pytest.raises(asyncio.CancelledError):
             await running
         assert time.monotonic() - begun < 1
-        assert len(family(nothing_remains)) == 1  # the keeper
+        assert await survivors(nothing_remains) == []
         seen = seen_by_witness(tmp_path, moment)
         assert seen["SIGTERM"]
         assert seen.get("closed") == (None if moment == "before hello" else "aborted")
@@ -466,6 +466,21 @@ async def test_a_task_that_is_cancelled_again_while_it_is_cleaned_up_leaves_that
             await asyncio.sleep(0)
             running.cancel()
         assert running.cancelled()
+    assert found.launcher.status().exit_code == -signal.SIGKILL
+
+
+async def test_finalizing_that_was_cancelled_goes_on_and_the_next_call_waits_for_it(tmp_path: Path) -> None:
+    found = Site(program("witness", "settled", "stubborn", tmp_path), True, "unix", {})
+    found.launcher._grace = 0.3
+    await found.executor.initialize()
+    await found.run()
+    await found.heard.said("at settled")
+    first, second = (asyncio.create_task(found.executor.finalize()) for _ in range(2))
+    await asyncio.sleep(0)  # they have begun
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    await second
     assert found.launcher.status().exit_code == -signal.SIGKILL
 
 

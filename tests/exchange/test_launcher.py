@@ -18,7 +18,7 @@ import pytest
 
 from dfm_async.exchange import Invitation, ProgramState, ProgramStatus, SubprocessLauncher, Task
 from dfm_async.wire.output import LogRecord, encode_output
-from tests.exchange.processes import Heard, family, gone
+from tests.exchange.processes import Heard, gone, survivors
 from tests.exchange.processes import nothing_remains as nothing_remains
 
 TASK = Task("train", round=1, total_rounds=1)
@@ -374,7 +374,7 @@ async def test_stopping_is_idempotent_and_many_may_wait_for_it(nothing_remains: 
         await found.heard.said("here")
         await asyncio.gather(*(found.launcher.stop(asked=False) for _ in range(5)))
         assert found.launcher.status().exit_code == -signal.SIGTERM
-        assert len(family(nothing_remains)) == 1  # only the keeper
+        assert await survivors(nothing_remains) == []
         await found.launcher.stop()
         await found.launcher.finalize()
         await found.launcher.finalize()
