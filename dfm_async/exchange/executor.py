@@ -83,8 +83,10 @@ class LauncherExecutor:
         if not isinstance(self.options, ExecutorOptions):
             raise TypeError(f"options must be ExecutorOptions, not {options!r}")
         self._launcher = launcher
-        self._gate: Gate = SocketGate(transport, site=site, job=job) if isinstance(transport, str) else transport
+        self._gate: Gate = SocketGate(transport) if isinstance(transport, str) else transport
         self._codec: ValueCodec = codec or getattr(self._gate, "codec", None) or PlainCodec()
+        self._site = site
+        self._job = job
         self._on_metrics = on_metrics
         self._on_progress = on_progress
         self._turn = asyncio.Lock()
@@ -114,7 +116,7 @@ class LauncherExecutor:
         if self._phase != "new":
             raise RuntimeError(f"this executor is {self._phase}: make a new one")
         self._phase = "open"
-        await self._gate.open()
+        await self._gate.open(self.options, self._site, self._job)
         if self._launcher is not None:
             await self._launcher.initialize()
 

@@ -64,9 +64,10 @@ class SyncAgent:
         future: concurrent.futures.Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
-        except BaseException:
+        except BaseException as error:  # noqa: BLE001 - it is raised again
             future.cancel()  # an interrupt of the main thread must not leave a call behind
-            raise
+            # Where it came from on the other thread says nothing about the program, and would fill its last lines.
+            raise error.with_traceback(None) from error.__cause__
 
     @property
     def agent(self) -> FlareAgent:
