@@ -504,7 +504,7 @@ class FlareAgent:
         elif self._closed is None:
             self._closed = closed
             self._queue.clear()
-        if self._settling is not None:
+        if reason != "ended" and self._settling is not None:
             self._settling.abandon(str(closed))
         if reason != "ended" and self._result is not None and not self._result.done():
             self._result.set_exception(closed)
