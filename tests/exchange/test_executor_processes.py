@@ -338,6 +338,18 @@ async def test_a_program_lives_until_every_receiver_has_its_result() -> None:
         assert found.heard.lines[0] == "ended"
 
 
+async def test_a_program_that_was_asked_to_end_serves_its_result_first() -> None:
+    array = np.arange(1 << 20, dtype=np.float32)
+    async with site("impatient") as found:
+        offered = await found.executor.offer(task({"do": "double", "array": array}), ["one", "two"])
+        await offered.pull("one")
+        ending = asyncio.create_task(found.executor.end())
+        await found.heard.said("told: ended")
+        np.testing.assert_array_equal((await offered.pull("two")).data, array * 2)
+        await ending
+        assert found.launcher.status().exit_code == 0
+
+
 # exits and results that cross
 
 
