@@ -154,7 +154,7 @@ class LauncherExecutor:
             The result with the program's own return code.
 
         Raises:
-            BadTask: the task has a name that is not taken.
+            BadTask: the task has a name that is not taken, or the program was given the same task before.
             LaunchFailed: the program did not start, or did not come up.
             ProgramExited: it ended before the result was there.
             PeerGone: it vanished in another way.
@@ -434,7 +434,7 @@ class LauncherExecutor:
 
     async def _after_failure(self, task: Task, end: SiteEnd, error: BaseException) -> None:
         """A program that is well goes on; one that is not is ended."""
-        if isinstance(error, (BadResult, TaskRejected)) and end.up:
+        if isinstance(error, (BadResult, BadTask, TaskRejected)) and end.up:
             await self._after(task, end, None)
             return
         why = await self._explained(task, error) if isinstance(error, ExchangeError) else error

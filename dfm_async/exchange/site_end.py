@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from dfm_async.errors import BadResult, ExchangeError, PeerGone, TaskAborted, TaskRejected, TransferFailed
+from dfm_async.errors import BadResult, BadTask, ExchangeError, PeerGone, TaskAborted, TaskRejected, TransferFailed
 from dfm_async.exchange import messages as msg
 from dfm_async.exchange.link import Link
 from dfm_async.exchange.options import ExecutorOptions
@@ -25,6 +26,8 @@ _log = logging.getLogger(__name__)
 SITE: Final = "site"
 """The receiver that is the executor itself."""
 _PROGRAM: Final = "program"
+_REMEMBERED: Final = 64
+"""How many tasks an agent remembers, to tell whether one has come twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,7 @@ class SiteEnd:
         self._options = options
         self._on_metrics = on_metrics
         self._on_progress = on_progress
+        self._given: deque[str] = deque(maxlen=_REMEMBERED)
         self._exchange: Exchange | None = None
         self._task: Task | None = None
         self._answer: asyncio.Future[msg.TaskAnswer] | None = None
@@ -206,9 +210,14 @@ class SiteEnd:
             The result, whose large parts can be pulled.
 
         Raises:
+            BadTask: the program was given a task of this id before.
             ExchangeError: it failed, in one of many ways.
             TimeoutError: the program took too long.
         """
+        if task.id in self._given:
+            # The program would take it for a message that came twice, and never answer.
+            raise BadTask(task.name, f"the program was given a task with the id {task.id} before: make a new one")
+        self._given.append(task.id)
         loop = asyncio.get_running_loop()
         exchange = self._exchange = Exchange(task.id)
         self._task = task
