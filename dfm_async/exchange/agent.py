@@ -6,12 +6,13 @@ import asyncio
 import functools
 import inspect
 import logging
+import operator
 import os
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, SupportsFloat, SupportsIndex
 
 from dfm_async.errors import (
     AgentClosed,
@@ -99,7 +100,10 @@ class FlareAgent:
         self._queue: deque[_Current] = deque()
         self._answers: OrderedDict[str, msg.TaskAnswer | None] = OrderedDict()
         self._current: _Current | None = None
+        self._submitted: Task | None = None
+        self._taking = 0
         self._result: asyncio.Future[msg.ResultAnswer] | None = None
+        self._result_id = ""
         self._settling: Settling | None = None
         self._closed: AgentClosed | None = None
         self._ending: AgentClosed | None = None
@@ -153,15 +157,17 @@ class FlareAgent:
         """
         if self._link is not None or self._closed is not None:
             raise CallStateError("start", "the agent was started already")
-        pipe = self._make_pipe() if self._make_pipe is not None else await self._greet()
+        greeter = _Greeter()
+        pipe = self._make_pipe() if self._make_pipe is not None else await self._greet(greeter)
         self._link = Link(pipe, self.options, self._received, self._gone)
+        for message in greeter.early:
+            self._link.received(message, 0)
         self._link.open()
 
-    async def _greet(self) -> Pipe:
+    async def _greet(self, greeter: _Greeter) -> Pipe:
         found = self._bootstrap
         bootstrap = found if isinstance(found, Bootstrap) else read_bootstrap(found)
         limit = self.options.connect_timeout
-        greeter = _Greeter()
         pipe: Pipe | None = None
         try:
             async with asyncio.timeout(limit) as scope:
@@ -193,7 +199,12 @@ class FlareAgent:
         """Why there are no more tasks; None while there may be. Tasks that are queued come before the end."""
         if self._closed is not None:
             return self._closed
-        return self._ending if not self._queue and self._current is None else None
+        return None if self._has_work else self._ending
+
+    @property
+    def _has_work(self) -> bool:
+        """Whether there are tasks that were given to the program before an end."""
+        return bool(self._queue or self._taking) or self._current is not None or self._submitted is not None
 
     # tasks
 
@@ -214,13 +225,15 @@ class FlareAgent:
         due = None if timeout is None else loop.time() + timeout
         while True:
             if self._closed is not None:
-                raise self._closed
+                raise _anew(self._closed)
             if self._current is not None:
                 raise CallStateError("get_task", f"task {self._current.task} is not answered: call submit_result first")
+            if self._submitted is not None:
+                raise CallStateError("get_task", f"the result of task {self._submitted} is still on its way")
             if self._queue:
                 self._current = self._queue.popleft()
                 return self._current.task
-            if self._ending is not None:
+            if self._ending is not None and not self._taking:
                 self._closed = self._ending
                 continue
             if due is not None and loop.time() >= due:
@@ -262,6 +275,7 @@ class FlareAgent:
 
         A handler that is not async runs in a thread, so that signs of life go on. What it raises is told to the site
         as the result of the task, with the return code ``EXECUTION_EXCEPTION``, and the next task is waited for.
+        So it is when a result could not be delivered, which is logged: the site knows, and decides.
         """
         async for task in self:
             try:
@@ -272,9 +286,15 @@ class FlareAgent:
                     if inspect.isawaitable(result):
                         result = await result
             except Exception as error:  # noqa: BLE001 - it is told to the site
-                await self.submit_result(None, rc=FAILED, reason=f"{type(error).__name__}: {error}")
+                await self._submit_and_go_on(None, FAILED, f"{type(error).__name__}: {error}")
             else:
-                await self.submit_result(result)
+                await self._submit_and_go_on(result, OK, "")
+
+    async def _submit_and_go_on(self, result: Any, rc: str, reason: str) -> None:
+        try:
+            await self.submit_result(result, rc, reason=reason)
+        except (ExchangeError, TimeoutError):
+            _log.exception("a result was not delivered")
 
     # results
 
@@ -293,22 +313,20 @@ class FlareAgent:
             CallStateError: there is no task to answer.
             ConversionError: the result could not be converted or encoded; the site was told.
             ResultNotDelivered: it did not arrive, or was refused; says how far it came, and why no further.
-            AgentClosed: the connection has ended.
+            AgentClosed: the connection had ended before.
             TimeoutError: the site did not accept it in time.
         """
         self._opened("submit_result")
         current, self._current = self._current, None
         if current is None:
             if self._closed is not None:
-                raise self._closed
+                raise _anew(self._closed)
             raise CallStateError("submit_result", "there is no task: call get_task first")
-        if not isinstance(rc, str) or not rc:
-            self._current = current
-            raise TypeError(f"rc must be a return code, not {rc!r}")
+        self._submitted = current.task
         try:
-            await self._answer(current, result, rc, reason)
+            await self._answer(current, result, rc, str(reason))
         finally:
-            self._result = None
+            self._submitted = self._result = None
             if not self.launch_once and self._closed is None:
                 self._ending = AgentClosed("ended", "the program serves one task")
             self._wake()
@@ -317,16 +335,17 @@ class FlareAgent:
         link = self._link
         assert link is not None  # noqa: S101 - there was a task
         if self._closed is not None:
-            raise self._closed
+            raise _anew(self._closed)
         encoded = Encoded(b"")
         problem: ConversionError | None = None
         try:
+            _check_code(rc)
             with link.payload():
                 if self._convert_result is not None:
                     result = self._convert_result(result, current.task)
                 encoded = self._encode(result)
         except Exception as error:  # noqa: BLE001 - raised again, when the site has been told
-            encoded, rc = Encoded(b""), FAILED
+            encoded, rc = self._nothing(), FAILED
             reason = f"the result could not be converted: {type(error).__name__}: {error}"
             problem = ConversionError("result", str(current.task), f"{type(error).__name__}: {error}")
             problem.__cause__ = error
@@ -338,6 +357,13 @@ class FlareAgent:
         if problem is not None:
             raise problem
 
+    def _nothing(self) -> Encoded:
+        """What stands for a result that cannot be sent: the site reads the reason, not this."""
+        try:
+            return self._codec.encode(None)
+        except Exception:  # noqa: BLE001 - a codec that cannot even do this; then the site says that it got nothing
+            return Encoded(b"")
+
     def _encode(self, result: Any) -> Encoded:
         encoded = self._codec.encode(result)
         if encoded.parts and self.options.max_resends is None:
@@ -346,7 +372,7 @@ class FlareAgent:
 
     async def _deliver(self, link: Link, current: _Current, encoded: Encoded, rc: str, reason: str) -> None:
         exchange = current.exchange
-        tx = uuid.uuid4().hex
+        tx = self._result_id = uuid.uuid4().hex
         parts = [(number, len(data)) for number, data in encoded.parts.items()]
         settling = None
         if parts:
@@ -368,11 +394,15 @@ class FlareAgent:
             exchange.advance(ExchangeState.RESULT_ACCEPTED)
             if settling is not None:
                 exchange.advance(ExchangeState.TRANSFERRING)
-                problem = await settling.wait()
+                with link.payload():  # the site may be busy with rebuilding it
+                    problem = await settling.wait()
                 if problem:
                     exchange.advance(ExchangeState.FAILED, problem)
                     raise ResultNotDelivered(current.task.id, exchange.state.value, problem)
             exchange.advance(ExchangeState.SETTLED)
+        except AgentClosed as error:
+            exchange.advance(ExchangeState.ABORTED, str(error))
+            raise ResultNotDelivered(current.task.id, exchange.state.value, str(error)) from error
         except PeerGone as error:
             exchange.advance(ExchangeState.FAILED, error.detail)
             raise ResultNotDelivered(current.task.id, exchange.state.value, error.detail) from error
@@ -388,7 +418,7 @@ class FlareAgent:
 
     # metrics and progress
 
-    async def log(self, record: Mapping[str, Any], *, step: int | None = None) -> None:
+    async def log(self, record: Mapping[str, Any], *, step: SupportsIndex | None = None) -> None:
         """Sends metrics to the site. May be called at any time, by any number of tasks.
 
         Returns as soon as the record is queued; waits only if more than ``metric_queue`` of them are on their way.
@@ -409,19 +439,20 @@ class FlareAgent:
             raise CallStateError("log", "this connection has no channel for metrics")
         if not isinstance(record, Mapping):
             raise TypeError(f"metrics must be names and numbers, not {record!r}")
+        number = None if step is None else operator.index(step)
         data = self._codec.encode_metrics(record)
         while self._metrics_sent - self._metrics_taken >= self.options.metric_queue:
             if self._closed is not None:
-                raise self._closed
+                raise _anew(self._closed)
             if self._metric_room is None or self._metric_room.done():
                 self._metric_room = loop.create_future()
             await asyncio.wait({self._metric_room})
         if self._closed is not None:
-            raise self._closed
+            raise _anew(self._closed)
         self._metrics_sent += 1
-        link.send(msg.Metrics(self._metrics_sent, data, step))
+        link.send(msg.Metrics(self._metrics_sent, data, number))
 
-    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+    def progress(self, done: SupportsFloat, total: SupportsFloat | None = None, note: str = "") -> None:
         """Tells the site how far the program is with its task."""
         self._opened("progress")
         if self._link is not None:
@@ -433,8 +464,7 @@ class FlareAgent:
         if isinstance(message, msg.TaskOffer):
             self._task_offered(message)
         elif isinstance(message, msg.ResultAnswer):
-            if self._result is not None and not self._result.done():
-                self._result.set_result(message)
+            self._result_answered(message)
         elif isinstance(message, msg.Settled):
             if self._settling is not None:
                 self._settling.settled(message)
@@ -445,6 +475,14 @@ class FlareAgent:
             self._stop("ended", message.reason)
         elif isinstance(message, msg.Abort):
             self._stop("aborted", message.reason)
+
+    def _result_answered(self, answer: msg.ResultAnswer) -> None:
+        # Nothing about this task is on its way any more: it may be given again.
+        self._answers.pop(answer.task, None)
+        waiting = self._result
+        # An answer that comes twice must not be taken for that of the next result.
+        if waiting is not None and not waiting.done() and answer.result == self._result_id:
+            waiting.set_result(answer)
 
     def _task_offered(self, offer: msg.TaskOffer) -> None:
         link = self._link
@@ -457,11 +495,12 @@ class FlareAgent:
         self._answers[offer.task] = None
         while len(self._answers) > _REMEMBERED:
             self._answers.popitem(last=False)
-        if self.closed is not None or self._ending is not None:
+        if self._closed is not None or self._ending is not None:
             self._reply(offer, "the program takes no more tasks")
         elif len(self._queue) >= _QUEUED:
             self._reply(offer, f"{_QUEUED} tasks are waiting already")
         elif offer.parts:
+            self._taking += 1
             link.tasks.start(self._take_large(link, offer), f"task {offer.task}")
         else:
             self._take(link, offer, {})
@@ -473,6 +512,9 @@ class FlareAgent:
             self._reply(offer, str(error))
         else:
             self._take(link, offer, parts)
+        finally:
+            self._taking -= 1
+            self._wake()
 
     def _take(self, link: Link, offer: msg.TaskOffer, parts: Mapping[int, memoryview]) -> None:
         try:
@@ -501,16 +543,20 @@ class FlareAgent:
 
     def _stop(self, reason: str, detail: str) -> None:
         """The other side has ended, gave up, or is gone; or this one was closed."""
-        closed = AgentClosed(reason, detail)
         if reason == "ended":
-            self._ending = self._ending or closed  # what is queued comes first
-        elif self._closed is None:
+            self._ending = self._ending or AgentClosed(reason, detail)  # what is queued comes first
+            self._wake()
+            return
+        closed = AgentClosed(reason, detail)
+        if reason == "peer gone" and self._ending is not None and not self._has_work:
+            closed = self._ending  # it said so before
+        if self._closed is None:
             self._closed = closed
             self._queue.clear()
         if self._settling is not None:
             self._settling.abandon(str(closed))
-        if reason != "ended" and self._result is not None and not self._result.done():
-            self._result.set_exception(closed)
+        if self._result is not None and not self._result.done():
+            self._result.set_exception(_anew(closed))
         self._make_metric_room()
         self._wake()
 
@@ -521,7 +567,7 @@ class FlareAgent:
     def _opened(self, call: str) -> asyncio.AbstractEventLoop:
         if self._link is None:
             if self._closed is not None:
-                raise self._closed
+                raise _anew(self._closed)
             raise CallStateError(call, "the agent is not started: use 'async with'")
         return asyncio.get_running_loop()
 
@@ -567,10 +613,22 @@ class FlareAgent:
         return f"<FlareAgent of {self.site or 'a site'}: {state}{task}>"
 
 
+def _check_code(rc: object) -> None:
+    if not isinstance(rc, str) or not rc:
+        raise TypeError(f"rc must be a return code, not {rc!r}")
+
+
+def _anew(closed: AgentClosed) -> AgentClosed:
+    """The same for another caller: an exception that is raised twice would keep the frames of both."""
+    return AgentClosed(closed.reason, closed.detail)
+
+
 class _Greeter:
-    """Waits for the answer to a hello."""
+    """Waits for the answer to a hello. The first task may come with it, in the same breath: it is kept."""
 
     def __init__(self) -> None:
+        self.early: list[msg.Message] = []
+        """What came right behind the answer."""
         self.welcome: asyncio.Future[msg.Welcome] = asyncio.get_running_loop().create_future()
 
     def room(self, chunk: msg.Chunk, size: int) -> memoryview | None:
@@ -580,8 +638,8 @@ class _Greeter:
     def received(self, message: msg.Message, size: int) -> None:
         del size
         if self.welcome.done():
-            return
-        if isinstance(message, msg.Welcome):
+            self.early.append(message)
+        elif isinstance(message, msg.Welcome):
             self.welcome.set_result(message)
         else:
             reason = message.reason if isinstance(message, msg.Refused) else "it answered with something else"

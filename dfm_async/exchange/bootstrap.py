@@ -85,7 +85,7 @@ def write_bootstrap(bootstrap: Bootstrap, path: str | os.PathLike[str] | None = 
         if path is None:
             return Path(temporary)
         os.replace(temporary, path)
-        return Path(path)
+        return Path(path).absolute()  # it is removed later, wherever the process is then
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
@@ -120,7 +120,7 @@ def read_bootstrap(
         if isinstance(version, int) and version != VERSION:
             raise HandshakeRefused(f"the site speaks version {version} of the protocol, this program {VERSION}")
         return msgspec.convert(plain, Bootstrap)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise HandshakeRefused(f"{os.fspath(path)} is not a bootstrap file: {error}") from error
 
 

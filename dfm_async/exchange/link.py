@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from dfm_async.errors import PeerGone, TransferFailed
 from dfm_async.exchange.liveness import Liveness
-from dfm_async.exchange.messages import Beat, Chunk, Message, Report
+from dfm_async.exchange.messages import Beat, Chunk, Message, Report, Withdrawn
 from dfm_async.exchange.pipes.base import Pipe
-from dfm_async.exchange.progress import ProgressTracker
+from dfm_async.exchange.progress import ProgressTracker, TransferState
 from dfm_async.exchange.tasks import OwnedTasks
 from dfm_async.exchange.transfers import MemorySink, Pull, Sink, Source
 
@@ -76,6 +77,8 @@ class Link:
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
         self._gone: str | None = None
+        self.silent = False
+        """Whether the other side is gone because it gave no sign of life: its process may still be there."""
         self._closing = False
         self._sources: dict[str, Source] = {}
         self._pulls: dict[tuple[str, int, str], Pull] = {}
@@ -127,7 +130,10 @@ class Link:
         try:
             self.send(message)
             waiting.arm()
-            return await answer
+            if limit is None:
+                return await answer
+            with self.payload():  # the other side may be busy with decoding it; the limit says for how long
+                return await answer
         finally:
             waiting.close()
             self._waiting.discard(answer)
@@ -170,10 +176,10 @@ class Link:
         return source
 
     def withdraw(self, tx: str) -> None:
-        """Frees what was offered."""
+        """Frees what was offered. Whoever still wants it is told, and need not wait for what will never come."""
         source = self._sources.pop(tx, None)
-        if source is not None:
-            source.free()
+        if source is not None and source.free():
+            self.send(Withdrawn(tx))
         self._moved.pop(tx, None)
 
     def pulls(
@@ -220,7 +226,9 @@ class Link:
                         pull.fail(self._gone)
                     self._pulls[pull.key] = pull
                     pull.begin()
-                return {pull.transfer: await pull.wait(self._options.streaming_idle_timeout) for pull in pulls}
+                idle = self._options.streaming_idle_timeout
+                again = self.resend_interval if self.pipe.can_resend else math.inf
+                return {pull.transfer: await pull.wait(idle, again) for pull in pulls}
             except TransferFailed:
                 for pull in pulls:
                     pull.fail("another part of the same value failed", "aborted")
@@ -253,6 +261,13 @@ class Link:
             if source is not None:
                 self._moved[report.tx] = now
                 source.report(report)
+            elif TransferState.of(report.state) is TransferState.ACTIVE:
+                self.send(Withdrawn(report.tx))
+        elif kind is Withdrawn:
+            withdrawn: Any = message
+            for pull in list(self._pulls.values()):
+                if pull.tx == withdrawn.tx:
+                    pull.fail(withdrawn.reason or "it is not offered any more", "aborted")
         elif kind is not Beat:
             self._on_message(message)
 
@@ -266,6 +281,7 @@ class Link:
         now = self._loop.time()
         found = self._liveness.check(now)
         if found.gone:
+            self.silent = True
             self._set_gone(f"it gave no sign of life for {self._liveness.silence(now):.1f} s")
             self.pipe.abort()
             return
@@ -291,8 +307,8 @@ class Link:
             self._timer.cancel()
             self.pipe.close()
 
-    async def aclose(self) -> None:
-        """Ends the connection, and everything that was started for it."""
+    async def aclose(self, flush: float | None = None) -> None:
+        """Ends the connection, and everything that was started for it; the last word may take so long, in seconds."""
         self.close()
         await self.tasks.close()
         for tx in list(self._sources):
@@ -300,7 +316,7 @@ class Link:
         for pull in list(self._pulls.values()):
             pull.fail("the connection was closed here", "aborted")
         try:
-            async with asyncio.timeout(_FLUSH):
+            async with asyncio.timeout(_FLUSH if flush is None else flush):
                 await self.pipe.wait_closed()
         except TimeoutError:
             self.pipe.abort()

@@ -26,6 +26,7 @@ __all__ = [
     "TaskAnswer",
     "TaskOffer",
     "Welcome",
+    "Withdrawn",
     "decode",
     "encode",
 ]
@@ -45,6 +46,10 @@ class Hello(_Message, frozen=True, tag=1):
     token: str
     session: str
     pid: int
+
+    def __repr__(self) -> str:
+        # The token must not end up in logs.
+        return f"Hello(version={self.version}, session={self.session!r}, pid={self.pid})"
 
 
 class Welcome(_Message, frozen=True, tag=2):
@@ -172,6 +177,13 @@ class Abort(_Message, frozen=True, tag=16):
     reason: str = ""
 
 
+class Withdrawn(_Message, frozen=True, tag=17):
+    """From the side that offered large parts: they are not there any more, for whoever still wants them."""
+
+    tx: str
+    reason: str = ""
+
+
 Answer: TypeAlias = TaskAnswer | ResultAnswer
 
 Message: TypeAlias = (
@@ -191,13 +203,22 @@ Message: TypeAlias = (
     | Progress
     | End
     | Abort
+    | Withdrawn
 )
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
-encode = _encoder.encode
-"""Turns a message into bytes."""
+
+def encode(message: Message) -> bytes:
+    """Turns a message into bytes."""
+    try:
+        return _encoder.encode(message)
+    except UnicodeEncodeError:
+        # Texts about errors may hold parts of file names that are no text. They must arrive all the same.
+        texts = {name: getattr(message, name, None) for name in ("reason", "note")}
+        plain = {name: text.encode(errors="replace").decode() for name, text in texts.items() if text}
+        return _encoder.encode(msgspec.structs.replace(message, **plain))
 
 
 def decode(data: bytes | memoryview) -> Message:

@@ -39,9 +39,9 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_times(self, ("heartbeat_interval", "resend_interval", "submit_result_timeout"), positive=True)
         _check_times(self, ("streaming_idle_timeout", "download_complete_timeout", "connect_timeout"), positive=True)
         _check_exchange(self)
-        if self.launch_once not in (None, True, False):
-            raise TypeError(f"launch_once must be a boolean or None, not {self.launch_once!r}")
-        if not isinstance(self.metric_queue, int) or self.metric_queue < 1:
+        if self.launch_once is not None:
+            _check_booleans(self, ("launch_once",))
+        if not _is_whole(self.metric_queue) or self.metric_queue < 1:
             raise ValueError(f"metric_queue must be a positive whole number, not {self.metric_queue!r}")
 
 
@@ -92,11 +92,10 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             if getattr(self, name) is not None:
                 _check_times(self, (name,), positive=True)
         _check_exchange(self)
-        names = (self.train_task_name, self.evaluate_task_name, self.submit_model_task_name)
-        if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
-            raise ValueError(f"the names of tasks must be different, and not empty: {names}")
+        _check_booleans(self, ("train_with_evaluation", "end_with_metrics"))
+        _check_names(self, ("train_task_name", "evaluate_task_name", "submit_model_task_name"))
         others: object = self.other_tasks
-        if not isinstance(others, tuple) or not all(isinstance(name, str) for name in others):
+        if not isinstance(others, tuple) or not all(isinstance(name, str) and name for name in others):
             raise TypeError(f"other_tasks must be a tuple of names, not {self.other_tasks!r}")
 
     def allows(self, name: str) -> bool:
@@ -118,6 +117,27 @@ def _check_times(options: Any, names: Iterable[str], *, positive: bool) -> None:
             raise ValueError(f"{name} must be {kind} of seconds, not {value!r}")
 
 
+def _check_booleans(options: Any, names: Iterable[str]) -> None:
+    for name in names:
+        if not isinstance(getattr(options, name), bool):
+            raise TypeError(f"{name} must be True or False, not {getattr(options, name)!r}")
+
+
+def _check_names(options: Any, names: Iterable[str]) -> None:
+    seen: dict[str, str] = {}
+    for name in names:
+        value = getattr(options, name)
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"{name} must be a name that is not empty, not {value!r}")
+        if value in seen:
+            raise ValueError(f"{name} must be another name than {seen[value]}, and both are {value!r}")
+        seen[value] = name
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _check_exchange(options: AgentOptions | ExecutorOptions) -> None:
     _check_times(options, ("heartbeat_timeout",), positive=False)
     if 0 < options.heartbeat_timeout <= options.heartbeat_interval:
@@ -126,5 +146,5 @@ def _check_exchange(options: AgentOptions | ExecutorOptions) -> None:
             f"({options.heartbeat_interval:g} s), or 0 for none"
         )
     resends = options.max_resends
-    if resends is not None and (not isinstance(resends, int) or isinstance(resends, bool) or resends < 0):
+    if resends is not None and (not _is_whole(resends) or resends < 0):
         raise ValueError(f"max_resends must be zero, a positive whole number or None, not {resends!r}")

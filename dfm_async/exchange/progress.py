@@ -116,7 +116,8 @@ class ProgressTracker:
         now = self._clock() if created is None else created
         for transfer, receiver in pairs:
             self._expected.setdefault(Pair(tx, transfer, receiver), now)
-        self._complete_since = None
+        if not self.complete:
+            self._complete_since = None
 
     @property
     def expected(self) -> list[Pair]:
@@ -127,6 +128,11 @@ class ProgressTracker:
         """What is known of a pair; None if it has not begun."""
         record = self._records.get(pair)
         return record.state if record is not None else None
+
+    def task(self, pair: Pair) -> str | None:
+        """The task that a pair belongs to, as its first report named it; None if it has not begun."""
+        record = self._records.get(pair)
+        return record.task if record is not None else None
 
     def update(
         self,
@@ -192,15 +198,20 @@ class ProgressTracker:
 
     def _decide_by_time(self, now: float) -> Decision:
         until: float | None = None
+        late: Pair | None = None
         for pair, created in self._expected.items():
             record = self._records.get(pair)
             if record is not None and record.state is not TransferState.ACTIVE:
                 continue
             due = (created if record is None else record.progressed) + self._idle
-            if now >= due:
-                how = "did not start" if record is None else "stalled"
-                return Decision(Verdict.FAILURE, f"{_name(pair)} {how} within {self._idle:g} s")
-            until = due if until is None else min(until, due)
+            if now < due:
+                until = due if until is None else min(until, due)
+            elif record is not None:
+                return Decision(Verdict.FAILURE, f"{_name(pair)} stalled: no progress for {self._idle:g} s")
+            elif late is None:
+                late = pair  # one that has stalled, further on, says more
+        if late is not None:
+            return Decision(Verdict.FAILURE, f"{_name(late)} did not start within {self._idle:g} s")
         return Decision(Verdict.WAIT, "transfers are under way", until)
 
     @property

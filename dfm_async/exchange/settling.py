@@ -76,8 +76,11 @@ class Settling:
         tracker = self._source.tracker
         if tracker.complete or tracker.grace_running:
             return ""
-        self._changed.clear()
-        await _wait(self._changed, _LAST_WORD)
+        loop = asyncio.get_running_loop()
+        due = loop.time() + _LAST_WORD
+        while loop.time() < due and self._decide().verdict is Verdict.WAIT and not tracker.grace_running:
+            self._changed.clear()
+            await _wait(self._changed, due - loop.time())
         if self._decide().verdict is Verdict.SUCCESS or tracker.abandon():
             return ""
         return f"it was given up: {why}"

@@ -165,6 +165,7 @@ class SiteEnd:
         self.codec = codec
         self.fate: asyncio.Future[Fate] = asyncio.get_running_loop().create_future()
         """Set when there is nothing more to expect from the program."""
+        self._dismissed = False
         self._options = options
         self._on_metrics = on_metrics
         self._on_progress = on_progress
@@ -179,7 +180,12 @@ class SiteEnd:
     @property
     def up(self) -> bool:
         """Whether the program can be given a task."""
-        return not self.fate.done()
+        return not self.fate.done() and not self._dismissed
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the process can be expected to end: one that ends in order says so first, others just vanish."""
+        return self.fate.done() and self.fate.result().kind != "aborted" and not self.link.silent
 
     @property
     def state(self) -> ExchangeState | None:
@@ -372,14 +378,16 @@ class SiteEnd:
 
     def end(self, reason: str) -> None:
         """Asks the program to finish what it has, and then to stop."""
+        self._dismissed = True
         self.link.send(msg.End(reason))
 
     def abort(self, reason: str) -> None:
         """Tells the program to stop now."""
+        self._dismissed = True
         self.link.send(msg.Abort(reason))
 
-    async def aclose(self) -> None:
-        """Ends the connection."""
-        await self.link.aclose()
+    async def aclose(self, flush: float | None = None) -> None:
+        """Ends the connection; what was said last may take so long, in seconds."""
+        await self.link.aclose(flush)
         if not self.fate.done():
             self.fate.set_result(Fate("peer gone", "the connection was closed here"))

@@ -40,6 +40,10 @@ class Task:
             raise TypeError(f"a task's name must be a string that is not empty, not {self.name!r}")
         if not isinstance(self.id, str) or not self.id or "." in self.id or "/" in self.id:
             raise ValueError(f"a task's id must be a string without dots and slashes, not {self.id!r}")
+        for name in ("round", "total_rounds"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise TypeError(f"a task's {name} must be a whole number or None, not {value!r}")
 
     def __str__(self) -> str:
         return f"{self.name} {self.id}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -127,11 +128,17 @@ class Source:
         finally:
             stream.busy = False
 
-    def free(self) -> None:
-        """Lets go of the bytes. What is asked for later is not there."""
+    def free(self) -> bool:
+        """Lets go of the bytes. What is asked for later is not there.
+
+        Returns:
+            Whether somebody had not got everything.
+        """
+        wanted = bool(self._streams)
         for stream in self._streams.values():
             stream.limit = 0
         self._streams.clear()
+        return wanted
 
 
 # The receiver's side.
@@ -162,7 +169,10 @@ class MemorySink:
 
     def __init__(self, size: int) -> None:
         # Not a bytearray: that would write zeros to all of it first.
-        self._all = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        room: mmap.mmap | bytearray = bytearray()
+        if size:  # no system maps nothing
+            room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._all = memoryview(room)
 
     def room(self, offset: int, size: int) -> memoryview:
         """Gives the place for a chunk."""
@@ -211,6 +221,8 @@ class FileSink:
     def finish(self) -> memoryview:
         """Maps the file. Changes to what is mapped stay in memory."""
         try:
+            if not self._size:  # no system maps that
+                return memoryview(b"")
             return memoryview(mmap.mmap(self._file, self._size, flags=mmap.MAP_PRIVATE))
         finally:
             self._close()
@@ -236,7 +248,7 @@ class Pull:
         size: how many bytes it has.
         sink: where they go.
         send: sends a message to the other side.
-        retries: how many damaged chunks are asked for again.
+        retries: how many chunks that were damaged or lost are asked for again, and how often in silence.
     """
 
     def __init__(
@@ -259,6 +271,10 @@ class Pull:
         self._sink = sink
         self._send = send
         self._retries = retries
+        self._asks = self._patience = retries
+        self._asked = False
+        """Whether the chunk at ``done`` was asked for again: what comes meanwhile was sent before."""
+        self._asked_at = 0.0
         self._begun = False
         self._reported = 0
         self._sequence = itertools.count()
@@ -273,9 +289,13 @@ class Pull:
     def begin(self) -> None:
         """Asks for the first chunks, or goes on after an interruption where it was."""
         self._moved = asyncio.get_running_loop().time()
-        if not self._ended.done():
-            self._report(restart=self._begun)
-            self._begun = True
+        if self._ended.done():
+            return
+        self._report(restart=self._begun)
+        self._asked = self._begun
+        self._begun = True
+        if not self.size:  # there is nothing to wait for
+            self._finish()
 
     def room(self, chunk: Chunk, size: int) -> memoryview | None:
         """The place for a chunk, if it is the next one."""
@@ -284,15 +304,16 @@ class Pull:
         return self._sink.room(chunk.offset, size)
 
     def arrived(self, chunk: Chunk, size: int) -> None:
-        """A chunk has come, to the place that was given for it."""
-        if self._ended.done() or chunk.offset != self.done or not 0 < size <= self.size - self.done:
+        """A chunk has come, to the place that was given for it; of size 0 if there was none."""
+        if self._ended.done():
+            return
+        if chunk.offset > self.done and not self._asked:
+            self._again("lost")
+            return
+        if chunk.offset != self.done or not 0 < size <= self.size - self.done:
             return  # sent before the sender knew that it must go back
         if _checksum(self._sink.room(chunk.offset, size)) != chunk.checksum:
-            self._retries -= 1
-            if self._retries < 0:
-                self.fail(f"chunks at byte {chunk.offset} were damaged too often")
-            else:
-                self._report(restart=True)
+            self._again("damaged")
             return
         try:
             self._sink.keep(chunk.offset, size)
@@ -300,11 +321,25 @@ class Pull:
             self.fail(f"it cannot be kept: {error}")
             return
         self.done += size
+        self._asked = False
+        self._asks = self._patience
         self._moved = asyncio.get_running_loop().time()
         if self.done < self.size:
             if self.done - self._reported >= WINDOW // 4:
                 self._report()
             return
+        self._finish()
+
+    def _again(self, what: str) -> None:
+        """Asks for the next chunk once more."""
+        self._retries -= 1
+        if self._retries < 0:
+            self.fail(f"chunks at byte {self.done} were {what} too often")
+        else:
+            self._asked = True
+            self._report(restart=True)
+
+    def _finish(self) -> None:
         try:
             found = self._sink.finish()
         except (OSError, ValueError) as error:
@@ -321,19 +356,30 @@ class Pull:
             self._ended.set_exception(TransferFailed(str(self.transfer), self.receiver, reason))
             self._ended.exception()  # whoever waits gets it; nobody has to
 
-    async def wait(self, idle_timeout: float) -> memoryview:
+    async def wait(self, idle_timeout: float, resend_interval: float = math.inf) -> memoryview:
         """Waits until everything is there. One whose wait was cancelled can go on by :meth:`begin`.
+
+        Args:
+            idle_timeout: how long it may stand still, in seconds.
+            resend_interval: how long it may stand still before it is asked for again, in seconds.
 
         Raises:
             TransferFailed: it stood still for too long, chunks were damaged too often, or the other side is gone.
         """
         loop = asyncio.get_running_loop()
         while not self._ended.done():
+            now = loop.time()
             due = self._moved + idle_timeout
-            if loop.time() >= due:
+            if now >= due:
                 self.fail(f"nothing has come for {idle_timeout:g} s, {self.done:,} of {self.size:,} bytes are there")
                 break
-            await asyncio.wait({self._ended}, timeout=due - loop.time())
+            again = max(self._moved, self._asked_at) + resend_interval if self._asks else due
+            if now >= again:
+                self._asks -= 1
+                self._asked, self._asked_at = True, now
+                self._report(restart=True)
+            else:
+                await asyncio.wait({self._ended}, timeout=min(due, again) - now)
         return self._ended.result()
 
     def _report(self, state: str = "active", *, restart: bool = False) -> None:

@@ -29,9 +29,13 @@ async def in_thread(call: Callable[[], T], name: str) -> T:
                 future.set_result(result)  # type: ignore[arg-type] # of the type that the call returns
 
     def run() -> None:
-        result, error = None, None
+        result: T | None = None
+        error: BaseException | None = None
         try:
             result = call()
+        except StopIteration as caught:  # no future takes one: the wait would never end
+            error = RuntimeError("the call raised StopIteration")
+            error.__cause__ = caught
         except BaseException as caught:  # noqa: BLE001 - raised again where it is waited for
             error = caught
         if not loop.is_closed():

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dfm_async import Federation, Metrics, Pipeline, PlaceParam, Result, Session, Yield
 from dfm_async.errors import ProgramExited, TaskAborted
-from dfm_async.exchange import ExecutorOptions, LauncherExecutor, Model, SubprocessLauncher, Task
+from dfm_async.exchange import ExecutorOptions, LauncherExecutor, Model, Program, SubprocessLauncher, Task
 from dfm_async.exchange.filepipe.gate import FilePipeGate
 from dfm_async.exchange.launcher import ProgramState
 from tests.interop.conftest import PROGRAMS
@@ -38,7 +39,9 @@ class Stock:
         self.executor = LauncherExecutor(
             self.launcher,
             options,
-            transport=FilePipeGate(options, site="north", job="j1"),
+            transport=FilePipeGate(),
+            site="north",
+            job="j1",
             on_metrics=lambda values, step: self.metrics.append((dict(values), step)),
         )
 
@@ -90,7 +93,7 @@ async def test_a_script_of_2_8_for_one_task_is_launched_for_each(nvflare_2_8: Pa
             result = await executor.execute(train({"w": np.full(3, float(number))}, number))
             assert result.data.params["w"].tolist() == [number + 1.0] * 3
     assert stock.lines.count("the loop has ended") == 2
-    assert stock.launcher.status().state is ProgramState.NOT_RUNNING
+    assert stock.launcher.status().state is ProgramState.SUCCESS
 
 
 async def test_a_script_of_2_8_is_ended_by_an_abort(nvflare_2_8: Path) -> None:
@@ -103,7 +106,7 @@ async def test_a_script_of_2_8_is_ended_by_an_abort(nvflare_2_8: Path) -> None:
         abort.set()
         with pytest.raises(TaskAborted):
             await execution
-        assert executor.status().state is ProgramState.NOT_RUNNING
+        assert executor.status().state is not ProgramState.RUNNING
 
 
 @pytest.mark.timeout(180)
@@ -140,3 +143,24 @@ def test_our_agent_trains_in_a_job_of_2_9(nvflare_2_9: Path, tmp_path: Path) -> 
     assert "Finished FedAvg." in found["log"], found["log"][-5000:]
     assert np.array_equal(found["model"], INITIAL + 2)
     assert sorted(found["metrics"]) == METRICS
+
+
+async def test_a_script_of_2_8_is_an_operation_of_a_pipeline(nvflare_2_8: Path) -> None:
+    federation = Federation("training")
+    site = federation.site("north")
+    program = Program(argv=[str(nvflare_2_8), STOCK], transport="nvflare-2.8")
+
+    @site.operation(program=program)
+    def train(model: Model, round: int, total_rounds: int = 2) -> Model:  # noqa: A002 - what NVFLARE calls it
+        raise NotImplementedError
+
+    with Pipeline("rounds") as rounds:
+        first = train(PlaceParam("model"), 0)
+        Yield(train(first, 1), "trained")
+    async with Session(federation) as session:
+        job = await session.execute(rounds, {"model": Model(params={"w": np.zeros(3)})})
+        events = [event async for event in job.events()]
+    [result] = [event for event in events if isinstance(event, Result)]
+    assert result.value.params["w"].tolist() == [2.0, 2.0, 2.0]
+    found = [event for event in events if isinstance(event, Metrics)]
+    assert [(event.values, event.step) for event in found] == [({"loss": 1.0}, 0), ({"loss": 0.5}, 1)]

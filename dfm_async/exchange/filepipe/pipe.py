@@ -11,13 +11,17 @@ from typing import Final
 
 from dfm_async.errors import FobsError
 from dfm_async.exchange import messages as msg
-from dfm_async.exchange.filepipe import fobs
 from dfm_async.exchange.filepipe.queue import DirectoryQueue, Received, Sent, Side
 from dfm_async.exchange.filepipe.sections import Dialect
 from dfm_async.exchange.filepipe.translate import BEAT, Channel, Outgoing, ProgramSide, SiteSide, Translator
 from dfm_async.exchange.pipes.base import Receiver
 from dfm_async.exchange.tasks import OwnedTasks
 from dfm_async.runtime.once import in_thread
+
+try:
+    from dfm_async.exchange.filepipe import fobs
+except ImportError as error:
+    raise ImportError("programs of NVFLARE 2.5 to 2.8 need an extra here: pip install 'dfm-async[filepipe]'") from error
 
 __all__ = ["FilePipe"]
 
@@ -36,6 +40,7 @@ class FilePipe:
         root: the folder of both channels.
         side: which end this is.
         metrics: whether there is a channel for metrics.
+        metrics_matter: whether the loss of that channel ends the connection.
         beat_interval: how often a sign of life is given while nothing else is said, in seconds; None leaves that to
             whoever uses the pipe. A stock executor waits for a fresh one before each task.
     """
@@ -49,9 +54,11 @@ class FilePipe:
         side: Side,
         *,
         metrics: bool = True,
+        metrics_matter: bool = False,
         beat_interval: float | None = None,
     ) -> None:
         self.has_metrics = metrics
+        self._metrics_matter = metrics_matter
         self._translator: Translator = SiteSide() if side is Side.PASSIVE else ProgramSide()
         self._side = side
         self._root = Path(root)
@@ -151,6 +158,8 @@ class FilePipe:
         except ConnectionResetError as error:
             if channel == "metric":
                 _log.warning("the channel for metrics is gone: %s", error)
+                if self._metrics_matter:
+                    self._set_lost(f"the channel for metrics is gone: {error}")
             elif self._side is Side.ACTIVE and not self._open_tasks:
                 # A stock executor says END for a tenth of a second, then removes the folder.
                 self._deliver(msg.End("the site has removed the folder"))

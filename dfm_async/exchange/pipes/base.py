@@ -18,7 +18,7 @@ class Receiver(Protocol):
         ...
 
     def received(self, message: Message, size: int) -> None:
-        """A message has come, with so many bytes behind it, which are where :meth:`room` said."""
+        """A message has come, with so many bytes behind it, which are where :meth:`room` said; 0 if it wanted none."""
         ...
 
     def lost(self, reason: str) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import Final
 
 from dfm_async.exchange.messages import Chunk, Message, decode, encode
 from dfm_async.exchange.pipes.base import Receiver
 
 __all__ = ["MemoryPipe", "memory_pair"]
+
+_CLOSED: Final = "the connection was closed"
 
 
 class _Way:
@@ -30,10 +33,14 @@ class _Way:
     def wake(self) -> None:
         if not self._scheduled and self.receiver is not None:
             self._scheduled = True
-            self._loop.call_soon(self._deliver)
+            self._loop.call_soon(self._deliver_later)
 
-    def _deliver(self) -> None:
+    def _deliver_later(self) -> None:
         self._scheduled = False
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Hands over what was put."""
         receiver = self.receiver
         while self._queue and receiver is not None and receiver is self.receiver:
             body, data = self._queue.popleft()
@@ -42,10 +49,21 @@ class _Way:
                 room = receiver.room(message, len(data))
                 if room is not None:
                     room[: len(data)] = data
-            receiver.received(message, len(data or b""))
+                receiver.received(message, len(data) if room is not None else 0)
+            else:
+                receiver.received(message, 0)
         if self._queue:
             self.wake()  # somebody else takes the rest
-        elif self._taken is not None:
+        else:
+            self._all_taken()
+
+    def end(self) -> None:
+        """Nothing more can be put; what was put before is delivered, if somebody takes it."""
+        self.ended = True
+        self._all_taken()
+
+    def _all_taken(self) -> None:
+        if self._taken is not None:
             self._taken.set_result(None)
             self._taken = None
 
@@ -75,9 +93,11 @@ class MemoryPipe:
     def open(self, receiver: Receiver) -> None:
         """Names who takes what comes."""
         self._in.receiver = receiver
-        self._in.wake()
         if self._told:
-            receiver.lost("the connection was closed")
+            self._in.deliver()
+            receiver.lost(_CLOSED)
+        else:
+            self._in.wake()
 
     def send(self, message: Message, data: memoryview | None = None) -> None:
         """Queues a message; the other end gets it in a later turn of the loop."""
@@ -105,9 +125,13 @@ class MemoryPipe:
         asyncio.get_running_loop().call_soon(self._tell)
 
     def _tell(self) -> None:
-        self._told = self._in.ended = True
-        if self._in.receiver is not None:
-            self._in.receiver.lost("the connection was closed")
+        self._told = True
+        self._in.end()
+        receiver = self._in.receiver
+        if receiver is not None:
+            self._in.deliver()
+            if self._in.receiver is receiver:  # else the one that took its place was told when it did
+                receiver.lost(_CLOSED)
 
 
 def memory_pair() -> tuple[MemoryPipe, MemoryPipe]:

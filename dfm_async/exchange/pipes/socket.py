@@ -53,12 +53,14 @@ class SocketPipe(asyncio.BufferedProtocol):
         self._early: list[Message] = []
         self._transport: asyncio.Transport | None = None
         self._seen = 0
+        self._met = False
         self._out = bytearray()
         self._file = -1
         self._scheduled = False
         self._writable: asyncio.Future[None] | None = None
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._lost: str | None = None
+        self._closing = False
         self._in = bytearray(_BUFFER)
         self._begin = self._end = 0
         self._chunk: Chunk | None = None
@@ -75,7 +77,7 @@ class SocketPipe(asyncio.BufferedProtocol):
         early, self._early = self._early, []
         for message in early:
             receiver.received(message, 0)
-        if self._lost is not None:
+        if self._lost is not None and self._ended.done():  # else it is told when the connection has ended
             receiver.lost(self._lost)
 
     def send(self, message: Message, data: memoryview | None = None) -> None:
@@ -134,11 +136,13 @@ class SocketPipe(asyncio.BufferedProtocol):
     def close(self) -> None:
         """Sends what is queued, and ends the connection."""
         self._flush()
+        self._closing = True
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
         """Ends the connection at once."""
+        self._closing = True
         if self._transport is not None:
             self._transport.abort()
 
@@ -161,11 +165,14 @@ class SocketPipe(asyncio.BufferedProtocol):
         if found.family == socket.AF_UNIX:  # TCP finds a size by itself, unless it is told one
             found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL)
         self._flush()
+        if self._closing:  # it was refused before it was made
+            self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
         self._lost = self._lost or (f"the connection broke: {exc}" if exc is not None else "the connection was closed")
         self._out.clear()
         self._room = None
+        self._transport = None  # it may not be closed again: some raise then
         self.resume_writing()
         if not self._ended.done():
             self._ended.set_result(None)
@@ -183,14 +190,14 @@ class SocketPipe(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: D102
         del sizehint
-        if self._chunk is not None:
+        if self._size:
             return self._target()[self._filled : self._size]
         if self._after_chunk:
             return memoryview(self._in)[self._end : self._end + _HEADS]
         return memoryview(self._in)[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:  # noqa: D102
-        if self._chunk is not None:
+        if self._size:
             self._filled += nbytes
             if self._filled == self._size:
                 self._chunk_done()
@@ -217,8 +224,8 @@ class SocketPipe(asyncio.BufferedProtocol):
             self._begin = start + body
             if not self._is_ours(stamp):
                 self.ignored += 1
-                if behind:
-                    raise ValueError("a chunk of another launch came")
+                if behind and not self._begin_chunk(None, behind):
+                    break
                 continue
             with data[start : start + body] as part:
                 message = decode(part)
@@ -239,7 +246,11 @@ class SocketPipe(asyncio.BufferedProtocol):
 
     def _is_ours(self, stamp: int) -> bool:
         self._seen = stamp
-        return self.stamp is None or stamp == self.stamp
+        if self.stamp is None or stamp == self.stamp:
+            self._met = True
+            return True
+        # One that has heard nothing from us has no stamp yet: so it is when it refuses us at once.
+        return stamp == 0 and not self._met
 
     def _deliver(self, message: Message) -> None:
         if self._receiver is None:
@@ -249,10 +260,11 @@ class SocketPipe(asyncio.BufferedProtocol):
         else:
             self._receiver.received(message, 0)
 
-    def _begin_chunk(self, chunk: Chunk, size: int) -> bool:
-        """Takes what is there of a chunk; tells whether that was all of it."""
+    def _begin_chunk(self, chunk: Chunk | None, size: int) -> bool:
+        """Takes what is there of a chunk, None if it is not for us; tells whether that was all of it."""
         self._chunk, self._size, self._filled = chunk, size, 0
-        self._room = self._receiver.room(chunk, size) if self._receiver is not None else None
+        receiver = self._receiver
+        self._room = receiver.room(chunk, size) if receiver is not None and chunk is not None else None
         there = min(size, self._end - self._begin)
         self._target()[:there] = memoryview(self._in)[self._begin : self._begin + there]
         self._begin += there
@@ -270,9 +282,10 @@ class SocketPipe(asyncio.BufferedProtocol):
         return memoryview(self._scratch)
 
     def _chunk_done(self) -> None:
-        chunk, size = self._chunk, self._size
+        chunk, size = self._chunk, self._size if self._room is not None else 0
         self._chunk = self._room = None
         self._after_chunk = True
+        self._size = 0
         if chunk is not None and self._receiver is not None:
             self._receiver.received(chunk, size)
 
@@ -280,7 +293,7 @@ class SocketPipe(asyncio.BufferedProtocol):
         """Moves the rest to the front; grows the buffer if the next message is larger than it."""
         rest = self._end - self._begin
         need = _BUFFER
-        if rest >= _HEAD.size and self._chunk is None:
+        if rest >= _HEAD.size and not self._size:
             body, _, _ = _HEAD.unpack_from(self._in, self._begin)
             need = max(need, _HEAD.size + body)
         if len(self._in) < need or (len(self._in) > need and not rest):
