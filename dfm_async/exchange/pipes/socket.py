@@ -8,13 +8,16 @@ import socket
 import struct
 from typing import Final, cast
 
-from dfm_async.exchange.messages import Chunk, Message, ResultOffer, TaskOffer, decode, encode
+from dfm_async.exchange.messages import Chunk, Message, ResultOffer, TaskAnswer, TaskOffer, decode, encode
 from dfm_async.exchange.pipes.base import Receiver
 
 __all__ = ["SocketPipe"]
 
-_AWAITED: Final = frozenset({TaskOffer, ResultOffer})
-"""Messages that the other side waits for: they are written at once, with what is queued before them."""
+_AWAITED: Final = frozenset({TaskOffer, TaskAnswer, ResultOffer})
+"""Messages that the other side waits for: they are written at once, with what is queued before them.
+
+That a task was accepted is among them because the program may compute on its loop from then on.
+"""
 _HEAD: Final = struct.Struct("<IIQ")
 """The sizes of the message and of what is behind it, and the stamp."""
 _BUFFER: Final = 64 * 1024

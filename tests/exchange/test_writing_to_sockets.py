@@ -1,4 +1,4 @@
-"""Chunks over real sockets: they come whole and in order among other messages, whatever the kernel takes at a time."""
+"""Writing to real sockets: in order, whatever the kernel takes at a time, and at once what somebody waits for."""
 
 import asyncio
 import socket
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from dfm_async.exchange.messages import Chunk, Message, Progress, ResultOffer
+from dfm_async.exchange.messages import Chunk, Message, Progress, ResultOffer, TaskAnswer
 from dfm_async.exchange.pipes.socket import SocketPipe
 
 STAMP = 7
@@ -95,4 +95,15 @@ async def test_chunks_for_a_peer_that_is_gone_are_dropped_and_its_loss_is_told()
     assert taker.reason is not None
     sender.send(Chunk("tx", 1, "r", 0, 0), data)
     await sender.drain()
+    await sender.wait_closed()
+
+
+async def test_that_a_task_is_accepted_is_said_before_the_program_can_keep_its_loop_busy() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    _, sender = await asyncio.get_running_loop().create_connection(lambda: SocketPipe(STAMP), sock=ours)
+    sender.send(TaskAnswer("task", True))
+    assert theirs.recv(1000)
+    theirs.close()
+    sender.abort()
     await sender.wait_closed()
