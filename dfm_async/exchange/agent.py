@@ -30,7 +30,7 @@ from dfm_async.exchange.gate import connect
 from dfm_async.exchange.link import Link
 from dfm_async.exchange.options import AgentOptions
 from dfm_async.exchange.pipes.base import Pipe, stamp_of
-from dfm_async.exchange.settling import Settling
+from dfm_async.exchange.settling import LAST_WORD, Settling
 from dfm_async.exchange.states import Exchange, ExchangeState
 from dfm_async.exchange.task import OK, Task
 from dfm_async.exchange.values import Encoded, PlainCodec, ValueCodec
@@ -587,6 +587,8 @@ class FlareAgent:
             return
         if self._closed is None or self._closed.reason == "ended":
             await self._last_metrics(link)
+        if self._closed is None and self._result is not None:
+            await asyncio.wait({self._result}, timeout=LAST_WORD)
         if self._closed is None:
             link.send(msg.End("the program is done"))
             self._stop("closed here", "")

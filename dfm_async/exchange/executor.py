@@ -40,6 +40,7 @@ _EXIT_NEWS: Final = 1.0
 """When a connection has ended, how long the news of the process's end may take, in seconds."""
 _LAST_WORD: Final = 0.25
 """How long a program that is about to be stopped may take to hear why, in seconds: it may not be listening."""
+_ABORTED: Final = "the site aborted it"
 
 
 def _no_metrics(values: Mapping[str, Any], step: int | None) -> None:
@@ -91,6 +92,7 @@ class LauncherExecutor:
         self._on_progress = on_progress
         self._turn = asyncio.Lock()
         self._end: SiteEnd | None = None
+        self._replaced: list[SiteEnd] = []
         self._up: asyncio.Future[SiteEnd] | None = None
         self._deferred: asyncio.Task[None] | None = None
         self._work: asyncio.Task[Any] | None = None
@@ -130,6 +132,8 @@ class LauncherExecutor:
             raise RuntimeError("programs can attach only to an open executor with a socket")
         if self._launcher is not None:
             raise RuntimeError("this executor launches its program itself: make one with launcher=None")
+        if self._end is not None and self._end.up:
+            raise RuntimeError("a program is attached: another one can attach when it has ended")
         return self._gate.invite(self._expect_up(), launch_once=True, path=path)
 
     @property
@@ -178,7 +182,8 @@ class LauncherExecutor:
             receivers: who will call ``pull`` of what this returns.
             abort: when it is set, the task is aborted and the program stopped.
         """
-        if not receivers or isinstance(receivers, str) or len(set(receivers)) < len(receivers):
+        named = not isinstance(receivers, str) and all(isinstance(name, str) and name for name in receivers)
+        if not receivers or not named or len(set(receivers)) < len(receivers):
             raise ValueError(f"receivers must be different names, not {receivers!r}")
         found: OfferedResult = await self._one_at_a_time(task, abort, self._offer(task, receivers))
         return found
@@ -186,16 +191,40 @@ class LauncherExecutor:
     async def _one_at_a_time(self, task: Task, abort: asyncio.Event | None, work: Coroutine[Any, Any, T]) -> T:
         try:
             self._check(task)
-            async with self._turn:
+            await self._take_turn(task, abort)
+            try:
                 return await self._until_aborted(task, abort, work)
+            finally:
+                self._turn.release()
         finally:
             work.close()
 
+    async def _take_turn(self, task: Task, abort: asyncio.Event | None) -> None:
+        """Waits for the end of the task before; an abort ends the wait."""
+        if abort is None or not self._turn.locked():
+            await self._turn.acquire()
+            return
+        loop = asyncio.get_running_loop()
+        turn = loop.create_task(self._turn.acquire(), name=f"turn of task {task}")
+        aborted = loop.create_task(abort.wait(), name=f"abort of task {task}")
+        taken = False
+        try:
+            await asyncio.wait({turn, aborted}, return_when=asyncio.FIRST_COMPLETED)
+            taken = turn.done()
+        finally:
+            await _end(aborted)
+            if not taken:
+                await _end(turn)
+                if not turn.cancelled():
+                    self._turn.release()
+        if not taken:
+            raise TaskAborted(task.name, _ABORTED)
+
     def _check(self, task: Task) -> None:
-        if self._phase != "open":
-            raise BadTask(task.name, f"the executor is {self._phase}")
         if not isinstance(task, Task):
             raise TypeError(f"execute() takes a Task, not {task!r}")
+        if self._phase != "open":
+            raise BadTask(task.name, f"the executor is {self._phase}")
         options = self.options
         if not options.allows(task.name):
             names = ", ".join(options.task_names)
@@ -259,9 +288,8 @@ class LauncherExecutor:
         return found
 
     async def _whole(self, end: SiteEnd, task: Task) -> TaskResult:
-        check = self._checker(task)
-        found = await end.exchange(task, (SITE,), check)
-        return found.value or await found.pull(SITE, check=check)
+        found = await end.exchange(task, (SITE,), self._checker(task))
+        return found.value or await found.pull(SITE)
 
     def _checker(self, task: Task) -> Callable[[Any], str]:
         options = self.options
@@ -286,9 +314,9 @@ class LauncherExecutor:
         end = self._end
         if end is not None and end.up and self._can_go_on():
             return end
-        await self._drop("the program did not go on")
         if self._launcher is None:
             return await self._attached(task)
+        await self._drop("the program did not go on")
         try:
             await self._launch(task, self._launcher)
             return await self._come_up(task, self._launcher)
@@ -313,10 +341,14 @@ class LauncherExecutor:
             await asyncio.wait({deferred})
 
     def _expect_up(self) -> Callable[[Pipe], None]:
-        up = self._up = asyncio.get_running_loop().create_future()
+        up = self._up
+        if up is None or up.done():  # else somebody may be waiting for it
+            up = self._up = asyncio.get_running_loop().create_future()
 
         def on_up(pipe: Pipe) -> None:
             end = SiteEnd(pipe, self.options, self._codec, on_metrics=self._on_metrics, on_progress=self._on_progress)
+            if self._end is not None:
+                self._replaced.append(self._end)
             self._end = end
             if not up.done():
                 up.set_result(end)
@@ -368,14 +400,16 @@ class LauncherExecutor:
             end.fail(error)
 
     async def _attached(self, task: Task) -> SiteEnd:
-        if self._up is None:
+        up = self._up
+        if up is None:
             raise LaunchFailed(task.name, "no program can attach: executor.bootstrap() makes the file that it needs")
         limit = self.options.external_pre_init_timeout
-        await asyncio.wait({self._up}, timeout=limit or None)
-        if not self._up.done():
+        await asyncio.wait({up}, timeout=limit or None)
+        if not up.done():
             raise LaunchFailed(task.name, f"no program has attached within {limit:g} s")
-        end = self._up.result()
+        end = up.result()
         if not end.up:
+            await self._drop("")
             raise PeerGone(end.fate.result().detail)
         return end
 
@@ -447,12 +481,15 @@ class LauncherExecutor:
     async def _drop(self, reason: str, *, kill: bool = False) -> None:
         """Ends the connection, and the program with it."""
         end, self._end = self._end, None
-        if self._launcher is not None:
+        replaced, self._replaced = self._replaced, []
+        if self._launcher is not None or (self._up is not None and self._up.done()):
             self._up = None
         if self._last_result is not None:
             self._last_result.cancel()
             self._last_result = None
         try:
+            for other in replaced:
+                await other.aclose()
             if end is not None:
                 if reason and end.up:
                     end.abort(reason)
@@ -466,7 +503,7 @@ class LauncherExecutor:
 
     # the end
 
-    def abort(self, reason: str = "the site aborted it") -> None:
+    def abort(self, reason: str = _ABORTED) -> None:
         """Aborts the current task, and stops the program. Can be called at any moment."""
         if self._work is not None:
             if self._abort_reason is None:

@@ -208,6 +208,7 @@ class Link:
             except (OSError, MemoryError, OverflowError, ValueError) as error:
                 for pull in found:
                     pull.fail("there is no room for another part", "aborted")
+                self.send(Report(tx, number, receiver, 0, 0, "failed"))
                 raise TransferFailed(str(number), receiver, f"no room for {size:,} bytes: {error}") from error
             retries = 3 if resends is None else resends
             found.append(Pull(tx, number, receiver, size, place, send=self.send, retries=retries))

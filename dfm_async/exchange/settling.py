@@ -11,9 +11,9 @@ from dfm_async.exchange.link import Link
 from dfm_async.exchange.messages import Settled
 from dfm_async.exchange.progress import Decision, Verdict
 
-__all__ = ["Settling"]
+__all__ = ["LAST_WORD", "Settling"]
 
-_LAST_WORD: Final = 0.2
+LAST_WORD: Final = 0.2
 """When a wait is given up, how long the receiver's word is still waited for, in seconds."""
 
 
@@ -77,7 +77,7 @@ class Settling:
         if tracker.complete or tracker.grace_running:
             return ""
         loop = asyncio.get_running_loop()
-        due = loop.time() + _LAST_WORD
+        due = loop.time() + LAST_WORD
         while loop.time() < due and self._decide().verdict is Verdict.WAIT and not tracker.grace_running:
             self._changed.clear()
             await _wait(self._changed, due - loop.time())

@@ -35,7 +35,7 @@ class Fate:
     """How the connection ended.
 
     Attributes:
-        kind: the program said that it ends, gave up, or vanished.
+        kind: the program said that it ends; it gave up, or was told to stop; it vanished.
         detail: what is known beyond that.
     """
 
@@ -53,7 +53,13 @@ class OfferedResult:
     """
 
     def __init__(
-        self, end: SiteEnd, exchange: Exchange, task: Task, offer: msg.ResultOffer, receivers: Sequence[str]
+        self,
+        end: SiteEnd,
+        exchange: Exchange,
+        task: Task,
+        offer: msg.ResultOffer,
+        receivers: Sequence[str],
+        check: Callable[[Any], str] | None,
     ) -> None:
         self.task = task
         self.rc = offer.rc
@@ -61,6 +67,7 @@ class OfferedResult:
         self._end = end
         self._exchange = exchange
         self._offer = offer
+        self._check = check
         self.value: TaskResult | None = None
         """The result, if it has no large parts."""
         self._open = set(receivers)
@@ -81,16 +88,13 @@ class OfferedResult:
         """How many bytes the large parts have."""
         return sum(size for _, size in self._offer.parts)
 
-    async def pull(
-        self, receiver: str, *, folder: str | None = None, check: Callable[[Any], str] | None = None
-    ) -> TaskResult:
+    async def pull(self, receiver: str, *, folder: str | None = None) -> TaskResult:
         """Pulls everything for one receiver. If it is cancelled, it can be called again, and goes on where it was.
 
         Args:
             receiver: for whom; one of those that the task named.
             folder: write large parts to files there, and map them, instead of keeping them in memory. The caller
                 removes the files.
-            check: tells what is wrong with the data, or "".
 
         Raises:
             TransferFailed: a large part did not come.
@@ -110,24 +114,26 @@ class OfferedResult:
         try:
             if receiver not in self._pulls:
                 self._pulls[receiver] = link.pulls(self._offer.result, self._offer.parts, receiver, sink)
-            data = self._decode(await link.pull(self._pulls[receiver]), check)
+            data = self._decode(await link.pull(self._pulls[receiver]))
         except (TransferFailed, BadResult) as error:
             self._done(receiver, str(error))
             raise
         self._done(receiver, "")
         return TaskResult(data, rc=self.rc, task=self.task.id, reason=self.reason)
 
-    def decode(self, check: Callable[[Any], str] | None) -> None:
+    def decode(self) -> None:
         """Rebuilds a result without large parts."""
-        self.value = TaskResult(self._decode({}, check), rc=self.rc, task=self.task.id, reason=self.reason)
+        self.value = TaskResult(self._decode({}), rc=self.rc, task=self.task.id, reason=self.reason)
 
-    def _decode(self, parts: Mapping[int, memoryview], check: Callable[[Any], str] | None) -> Any:
+    def _decode(self, parts: Mapping[int, memoryview]) -> Any:
+        if self._offer.data == b"":  # the program had none to send, and says why by its return code
+            return None
         try:
             with self._end.link.payload():
                 data = self._end.codec.decode(Encoded(self._offer.data, parts))
         except Exception as error:
             raise BadResult(self.task.name, f"it cannot be rebuilt here: {error}") from error
-        if check is not None and self.rc == OK and (problem := check(data)):
+        if self._check is not None and self.rc == OK and (problem := self._check(data)):
             raise BadResult(self.task.name, problem)
         return data
 
@@ -232,7 +238,7 @@ class SiteEnd:
         except asyncio.CancelledError:
             exchange.advance(ExchangeState.ABORTED, "it was cancelled")
             raise
-        except (TaskRejected, BadResult) as error:
+        except (BadTask, TaskRejected, BadResult) as error:
             exchange.advance(ExchangeState.REJECTED, str(error))
             raise
         except TaskAborted as error:
@@ -249,10 +255,13 @@ class SiteEnd:
 
     async def _offer(self, task: Task, receivers: Sequence[str], answer: asyncio.Future[msg.TaskAnswer]) -> None:
         link, options = self.link, self._options
-        with link.payload():
-            encoded = self.codec.encode(task.data)
+        try:
+            with link.payload():
+                encoded = self.codec.encode(task.data)
+        except Exception as error:
+            raise BadTask(task.name, f"its data cannot be encoded: {error}") from error
         if encoded.parts and options.max_resends is None:
-            raise ValueError("max_resends=None is not allowed for tasks with large parts: they could be sent for ever")
+            raise BadTask(task.name, "it has large parts, and for those max_resends=None is not allowed")
         parts = [(number, len(data)) for number, data in encoded.parts.items()]
         if parts:
             link.offer(task.id, encoded.parts, (_PROGRAM,), lambda: None)
@@ -287,14 +296,14 @@ class SiteEnd:
         receivers: Sequence[str],
         check: Callable[[Any], str] | None,
     ) -> OfferedResult:
-        found = OfferedResult(self, exchange, task, offer, receivers)
+        found = OfferedResult(self, exchange, task, offer, receivers, check)
         if offer.parts:
             exchange.advance(ExchangeState.RESULT_ACCEPTED)
             exchange.advance(ExchangeState.TRANSFERRING)
             self._reply(msg.ResultAnswer(offer.task, offer.result, True))
             return found
         try:
-            found.decode(check)
+            found.decode()
         except BadResult as error:
             self._reply(msg.ResultAnswer(offer.task, offer.result, False, error.problem))
             raise
@@ -391,9 +400,10 @@ class SiteEnd:
         self.link.send(msg.End(reason))
 
     def abort(self, reason: str) -> None:
-        """Tells the program to stop now."""
+        """Tells the program to stop now. It is not up any more."""
         self._dismissed = True
         self.link.send(msg.Abort(reason))
+        self._ended(Fate("aborted", reason))
 
     async def aclose(self, flush: float | None = None) -> None:
         """Ends the connection; what was said last may take so long, in seconds."""

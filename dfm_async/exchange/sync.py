@@ -19,7 +19,7 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import Any, SupportsFloat, SupportsIndex, TypeVar
 
 from dfm_async.errors import AgentClosed, CallStateError
 from dfm_async.exchange.agent import FlareAgent
@@ -41,7 +41,9 @@ class SyncAgent:
 
     def __init__(self, make: Callable[[], FlareAgent]) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._live, name="dfm_async agent", daemon=True)
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._live, name="dfm-agent", daemon=True)
         self._thread.start()
         try:
             self._agent = self._wait(_made(make))
@@ -54,16 +56,24 @@ class SyncAgent:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
+            left = asyncio.all_tasks(self._loop)
+            for task in left:  # calls of other threads, which wait for them
+                task.cancel()
+            if left:
+                self._loop.run_until_complete(asyncio.wait(left))
         finally:
             self._loop.close()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        if not self._thread.is_alive():
-            work.close()
-            raise AgentClosed("closed here")
-        future: concurrent.futures.Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._lock:  # what is given to a loop that has stopped would wait for ever
+            if self._stopped:
+                work.close()
+                raise AgentClosed("closed here")
+            future: concurrent.futures.Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            raise AgentClosed("closed here") from None
         except BaseException as error:  # noqa: BLE001 - it is raised again
             future.cancel()  # an interrupt of the main thread must not leave a call behind
             # Where it came from on the other thread says nothing about the program, and would fill its last lines.
@@ -104,26 +114,33 @@ class SyncAgent:
 
     def is_running(self) -> bool:
         """Whether there may be more tasks. Neither waits nor takes a task."""
-        return self._thread.is_alive() and self._agent.closed is None
+        return not self._stopped and self._agent.closed is None
 
-    def log(self, record: Mapping[str, Any], *, step: int | None = None) -> None:
+    def log(self, record: Mapping[str, Any], *, step: SupportsIndex | None = None) -> None:
         """Sends metrics to the site."""
         self._wait(self._agent.log(record, step=step))
 
-    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+    def progress(self, done: SupportsFloat, total: SupportsFloat | None = None, note: str = "") -> None:
         """Tells the site how far the program is with its task."""
-        self._loop.call_soon_threadsafe(self._agent.progress, done, total, note)
+        what = (float(done), None if total is None else float(total), str(note))
+        with self._lock:
+            if not self._stopped:
+                self._loop.call_soon_threadsafe(self._agent.progress, *what)
 
     def shutdown(self) -> None:
-        """Ends the connection and the thread."""
-        if self._thread.is_alive():
-            try:
-                self._wait(self._agent.close())
-            finally:
-                self._stop()
+        """Ends the connection and the thread. Calls that still wait are ended; a second one changes nothing."""
+        try:
+            self._wait(self._agent.close())
+        except AgentClosed:
+            self._thread.join()  # another thread is doing it, or has done it
+        finally:
+            self._stop()
 
     def _stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        with self._lock:
+            if not self._stopped:
+                self._stopped = True
+                self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
 
@@ -185,12 +202,12 @@ def is_running() -> bool:
     return _current is not None and _current.is_running()
 
 
-def log(record: Mapping[str, Any], *, step: int | None = None) -> None:
+def log(record: Mapping[str, Any], *, step: SupportsIndex | None = None) -> None:
     """Sends metrics to the site."""
     _agent("log").log(record, step=step)
 
 
-def progress(done: float, total: float | None = None, note: str = "") -> None:
+def progress(done: SupportsFloat, total: SupportsFloat | None = None, note: str = "") -> None:
     """Tells the site how far the program is with its task."""
     _agent("progress").progress(done, total, note)
 

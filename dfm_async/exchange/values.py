@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -71,7 +72,7 @@ class PlainCodec:
             EncodingError: the bytes are no value, or a part of it is of a class that is not loaded here.
         """
         parts = [_Part(number, buffer) for number, buffer in encoded.parts.items()]
-        return _decoder.loads(Payload(encoded.data, parts) if parts else encoded.data)
+        return _decoders.codec.loads(Payload(encoded.data, parts) if parts else encoded.data)
 
     def encode_metrics(self, record: Mapping[str, Any]) -> bytes:
         """Turns metrics into bytes.
@@ -130,4 +131,13 @@ class _Parts:
 
 
 _encoder = Codec(trusted=False, arena=_Parts())
-_decoder = Codec(trusted=False, writable=True)
+
+
+class _Decoders(threading.local):
+    """One per thread: a codec knows the parts of the value that it is rebuilding."""
+
+    def __init__(self) -> None:
+        self.codec = Codec(trusted=False, writable=True)
+
+
+_decoders = _Decoders()

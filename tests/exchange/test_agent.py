@@ -849,6 +849,20 @@ async def test_a_result_that_is_not_accepted_before_the_end_is_not_delivered(how
 
 
 @on_virtual_time
+async def test_a_result_that_is_accepted_while_the_agent_closes_is_delivered() -> None:
+    async with agent_by_hand() as (agent, hand):
+        hand.say(offer())
+        await agent.get_task()
+        answering = asyncio.ensure_future(agent.submit_result(1))
+        await hand.next(msg.ResultOffer)
+        closing = asyncio.ensure_future(agent.close())
+        await asyncio.sleep(0.1)
+        await accepting(hand)
+        await answering
+        await closing
+
+
+@on_virtual_time
 async def test_a_result_after_the_end_is_not_even_sent() -> None:
     async with agent_by_hand() as (agent, hand):
         hand.say(offer(), msg.Abort("stop"))
