@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -68,9 +69,13 @@ class _Ours:
         self._gate = _Gate()
         self.executor = LauncherExecutor(launcher, ANY, transport=self._gate)
         self.modules: list[str] = []
+        self.first: list[float] = []
+        """How long each took until its result was there."""
 
     async def once(self) -> float:
+        start = time.perf_counter()
         self.modules = (await self.executor.execute(Task("modules"))).data
+        self.first.append(time.perf_counter() - start)
         await self.executor._wait_for_deferred_stop()  # nothing of it runs while the other one is measured
         return self._gate.seconds
 
@@ -104,8 +109,11 @@ async def run(options: Options) -> list[Figure]:
 
             found = await interleave({"ours": ours.once, "bare": bare}, 3 * options.repeats)
     found = scaled(found, 1e3)
+    peers = {"bare": found["bare"]}
+    first = statistics.median(ours.first[2:]) * 1e3  # without those that fill the cache
     return [
-        Figure("launch until the program is up", "ms", found["ours"], {"bare": found["bare"]}, Target(1.5, "bare")),
+        Figure("launch until the program is up", "ms", found["ours"], peers, Target(1.5, "bare")),
+        Figure("launch until the result of its first task", "ms", first, peers),
     ]
 
 
