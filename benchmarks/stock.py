@@ -147,7 +147,7 @@ async def with_script_of_2_8(python: str, n: int) -> float:
     from dfm_async.exchange.filepipe.gate import FilePipeGate
 
     launcher = SubprocessLauncher([python, SCRIPT, "script"], on_output=lambda _: None)
-    async with LauncherExecutor(launcher, transport=FilePipeGate(site="site", job="job")) as executor:
+    async with LauncherExecutor(launcher, transport=FilePipeGate()) as executor:
         return statistics.median(await ours(executor, n))
 
 
@@ -156,7 +156,7 @@ async def _site_2_9(n: int) -> list[float]:
     from dfm_async.exchange.cell.gate import CellGate
 
     launcher = SubprocessLauncher([sys.executable, SCRIPT, "script"], on_output=lambda _: None)
-    async with LauncherExecutor(launcher, transport=CellGate(site="site", job="job")) as executor:
+    async with LauncherExecutor(launcher, transport=CellGate()) as executor:
         return await ours(executor, n)
 
 

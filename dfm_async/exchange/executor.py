@@ -158,7 +158,7 @@ class LauncherExecutor:
             The result with the program's own return code.
 
         Raises:
-            BadTask: the task has a name that is not taken, or the program was given the same task before.
+            BadTask: the task has a name that is not taken.
             LaunchFailed: the program did not start, or did not come up.
             ProgramExited: it ended before the result was there.
             PeerGone: it vanished in another way.
