@@ -8,7 +8,6 @@ import inspect
 import logging
 import operator
 import os
-import uuid
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
@@ -32,7 +31,7 @@ from dfm_async.exchange.options import AgentOptions
 from dfm_async.exchange.pipes.base import Pipe, stamp_of
 from dfm_async.exchange.settling import LAST_WORD, Settling
 from dfm_async.exchange.states import Exchange, ExchangeState
-from dfm_async.exchange.task import OK, Task
+from dfm_async.exchange.task import OK, Task, new_id
 from dfm_async.exchange.values import Encoded, PlainCodec, ValueCodec
 from dfm_async.runtime.once import in_thread
 
@@ -372,7 +371,7 @@ class FlareAgent:
 
     async def _deliver(self, link: Link, current: _Current, encoded: Encoded, rc: str, reason: str) -> None:
         exchange = current.exchange
-        tx = self._result_id = uuid.uuid4().hex
+        tx = self._result_id = new_id()
         parts = [(number, len(data)) for number, data in encoded.parts.items()]
         settling = None
         if parts:

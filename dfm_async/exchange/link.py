@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, TypeVar
 
 from dfm_async.errors import PeerGone, TransferFailed
@@ -85,6 +85,7 @@ class Link:
         self._moved: dict[str, float] = {}
         self._waiting: set[asyncio.Future[Any]] = set()
         self._liveness = Liveness(options.heartbeat_interval, options.heartbeat_timeout, self._loop.time())
+        self._payload = _Payload(self._liveness, self._loop.time)
         self._timer = self._loop.call_later(options.heartbeat_interval, self._look)
 
     def open(self) -> None:
@@ -157,14 +158,9 @@ class Link:
 
     # large parts
 
-    @contextlib.contextmanager
-    def payload(self) -> Iterator[None]:
+    def payload(self) -> AbstractContextManager[None]:
         """While a payload moves or is decoded: silence of the other side means nothing."""
-        self._liveness.payload_begins()
-        try:
-            yield
-        finally:
-            self._liveness.payload_ends(self._loop.time())
+        return self._payload
 
     def offer(
         self, tx: str, parts: Mapping[int, memoryview], receivers: Sequence[str], on_change: Callable[[], None]
@@ -322,6 +318,22 @@ class Link:
         except TimeoutError:
             self.pipe.abort()
             await self.pipe.wait_closed()
+
+
+class _Payload(AbstractContextManager[None]):
+    """Counts what moves; one for all, because every task enters it several times."""
+
+    __slots__ = ("_clock", "_liveness")
+
+    def __init__(self, liveness: Liveness, clock: Callable[[], float]) -> None:
+        self._liveness = liveness
+        self._clock = clock
+
+    def __enter__(self) -> None:
+        self._liveness.payload_begins()
+
+    def __exit__(self, *_: object) -> None:
+        self._liveness.payload_ends(self._clock())
 
 
 class _Waiting:

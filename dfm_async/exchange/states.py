@@ -30,6 +30,10 @@ class ExchangeState(Enum):
     ABORTED = "aborted"
     """One side gave up."""
 
+    # There is one object per state. The hash of Enum is that of the name, by a function that is called for every look
+    # into a table: a dozen times per task and side.
+    __hash__ = object.__hash__
+
 
 _S = ExchangeState
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import uuid
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-__all__ = ["OK", "Model", "Task", "TaskResult", "metrics_of", "params_of"]
+__all__ = ["OK", "Model", "Task", "TaskResult", "metrics_of", "new_id", "params_of"]
 
 OK: Final = "OK"
 """The return code of a task that was done."""
 
 
-def _new_id() -> str:
-    return uuid.uuid4().hex
+def new_id() -> str:
+    """An id that nothing else has."""
+    return os.urandom(16).hex()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Task:
 
     name: str
     data: Any = None
-    id: str = field(default_factory=_new_id, kw_only=True)
+    id: str = field(default_factory=new_id, kw_only=True)
     round: int | None = field(default=None, kw_only=True)
     total_rounds: int | None = field(default=None, kw_only=True)
 
