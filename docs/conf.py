@@ -21,6 +21,7 @@ myst_heading_anchors = 3
 
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
+autodoc_mock_imports = ["dfm_async.exchange.filepipe.fobs"]  # needs an extra, and nothing of it is shown
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True

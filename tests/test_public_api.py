@@ -7,6 +7,7 @@ import inspect
 import pickle
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -14,41 +15,82 @@ import cloudpickle
 import pytest
 
 import dfm_async
-from dfm_async import errors
+from dfm_async import errors, exchange
 from dfm_async.errors import Problem
+from dfm_async.exchange import sync
+from dfm_async.exchange.filepipe.gate import FilePipeGate
 
 REQUIRED = {
     "Federation", "Site", "Pipeline", "PlaceParam", "Yield", "ForEach", "Repeat", "If", "TryFromCache", "BestOf",
     "collect", "Session", "Job", "JobStatus", "Plan", "Result", "RetryPolicy", "ResultLimits", "LocalOptions",
     "DfmError", "PipelineError", "ParameterError", "JobFailed", "JobAborted", "JobNotFound", "OperationFailed",
-    "WorkerLost", "EncodingError", "ResultsExpired", "SessionClosed",
+    "WorkerLost", "EncodingError", "ResultsExpired", "SessionClosed", "FlareAgent", "LauncherExecutor", "Program",
+    "SubprocessLauncher",
 }  # fmt: skip
+PACKAGES = [dfm_async, exchange]
+EVERYTHING = {
+    **{name: getattr(dfm_async, name) for name in dfm_async.__all__},
+    **{f"exchange.{name}": getattr(exchange, name) for name in exchange.__all__},
+    **{f"sync.{name}": getattr(sync, name) for name in sync.__all__},
+    "FilePipeGate": FilePipeGate,
+}
 
 
 # names
 
 
-def test_all_is_sorted_without_repetition_and_complete() -> None:
-    assert dfm_async.__all__ == sorted(set(dfm_async.__all__))
+_of_each_package = pytest.mark.parametrize("package", PACKAGES, ids=lambda found: found.__name__)
+
+
+def test_all_has_what_is_required() -> None:
     assert set(dfm_async.__all__) >= REQUIRED
 
 
-def test_every_public_name_can_be_imported() -> None:
+@_of_each_package
+def test_all_is_sorted_without_repetition(package: types.ModuleType) -> None:
+    assert package.__all__ == sorted(set(package.__all__))
+
+
+@_of_each_package
+def test_every_public_name_can_be_imported(package: types.ModuleType) -> None:
     names: dict[str, Any] = {}
-    exec("from dfm_async import *", names)
-    assert set(dfm_async.__all__) <= names.keys()
+    exec(f"from {package.__name__} import *", names)
+    assert set(package.__all__) <= names.keys()
 
 
-def test_the_package_shows_what_it_lists_and_nothing_else() -> None:
+@_of_each_package
+def test_the_package_shows_what_it_lists_and_nothing_else(package: types.ModuleType) -> None:
     """Also before a name was used for the first time: names are loaded lazily."""
-    code = "import dfm_async; print(*[name for name in dir(dfm_async) if not name.startswith('_')])"
+    code = f"import {package.__name__} as it; print(*[name for name in dir(it) if not name.startswith('_')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert sorted(done.stdout.split()) == dfm_async.__all__
+    assert sorted(done.stdout.split()) == package.__all__
 
 
-def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+@_of_each_package
+def test_a_name_that_does_not_exist_is_an_attribute_error(package: types.ModuleType) -> None:
     with pytest.raises(AttributeError, match="Nothing"):
-        dfm_async.Nothing  # noqa: B018 - the access is the test
+        package.Nothing  # noqa: B018 - the access is the test
+
+
+def test_a_name_in_both_packages_is_the_same_thing() -> None:
+    both = set(dfm_async.__all__) & set(exchange.__all__)
+    assert both == {"FlareAgent", "LauncherExecutor", "Program", "SubprocessLauncher"}
+    assert all(getattr(dfm_async, name) is getattr(exchange, name) for name in both)
+
+
+def test_a_program_does_not_load_what_only_a_site_needs() -> None:
+    """It waits for its imports before it says hello."""
+    code = "import sys; from dfm_async.exchange import Model, sync; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "dfm_async.exchange.agent" in loaded
+    assert not loaded & {"dfm_async.exchange.executor", "dfm_async.session.session", "pydantic", "numpy"}
+
+
+def test_an_extra_that_is_missing_is_named() -> None:
+    code = "import sys; sys.modules['msgpack'] = None; import dfm_async.exchange.filepipe.gate"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].endswith("need an extra here: pip install 'dfm-async[filepipe]'")
 
 
 def test_every_error_is_public() -> None:
@@ -84,14 +126,13 @@ def _undocumented(value: Any, name: str) -> list[str]:
 
 
 def test_every_public_name_and_method_is_documented() -> None:
-    missing = [found for name in dfm_async.__all__ for found in _undocumented(getattr(dfm_async, name), name)]
+    missing = [found for name, value in EVERYTHING.items() for found in _undocumented(value, name)]
     assert not missing
 
 
 def test_docstrings_begin_with_a_sentence() -> None:
     wrong = []
-    for name in dfm_async.__all__:
-        value = getattr(dfm_async, name)
+    for name, value in EVERYTHING.items():
         if not isinstance(value, type) and not inspect.isroutine(value):
             continue
         first = (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ")
@@ -131,6 +172,26 @@ ERRORS: list[errors.DfmError] = [
     errors.ResultsUnread("j", 1000),
     errors.SessionClosed("closed"),
     errors.StoreError("jobs.db", "the disk is full", "Make room"),
+    errors.ExchangeError("plain"),
+    errors.HandshakeRefused("its token was used already"),
+    errors.AgentClosed("ended"),
+    errors.AgentClosed("peer gone", "the connection was closed"),
+    errors.CallStateError("get_task", "the last task is not answered"),
+    errors.ConversionError("result", "train 1", "ValueError: no"),
+    errors.ResultNotDelivered("1", "failed", "the receiver has gone"),
+    errors.TransferFailed("1", "site", "it stalled"),
+    errors.BadTask("tran", "it is unknown"),
+    errors.BadResult("validate", "it has no metrics"),
+    errors.TaskRejected("train", "16 tasks are waiting already"),
+    errors.TaskAborted("train", "the site stops"),
+    errors.PeerGone("the connection was closed"),
+    errors.PeerGone("the connection was closed", ["one", "two"]),
+    errors.LaunchFailed("train", "there is no such file"),
+    errors.LaunchFailed("train", "it ended with exit code 3", 3, ["one", "two"]),
+    errors.ProgramExited("train", -9, ["one", "two"]),
+    errors.ProgramExited("train", 3),
+    errors.ProgramFailed("train", "EXECUTION_EXCEPTION", "ValueError: no", ["one"]),
+    errors.ProgramFailed("train", "BAD_TASK_DATA", ""),
 ]
 
 

@@ -80,3 +80,7 @@ def __getattr__(name: str) -> Any:
     found = getattr(importlib.import_module(f"{__name__}.{home}"), name)
     globals()[name] = found
     return found
+
+
+def __dir__() -> list[str]:
+    return __all__

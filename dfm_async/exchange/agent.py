@@ -118,11 +118,17 @@ class FlareAgent:
 
     @classmethod
     def from_environment(cls, options: AgentOptions | None = None, **rest: Any) -> FlareAgent:
-        """An agent for a program that a site has launched, ours or one of NVFLARE 2.5 to 2.8 (with a ``FilePipe``).
+        """An agent for a program that a site has launched, ours or one of NVFLARE.
+
+        NVFLARE 2.5 to 2.8 must use a ``FilePipe``; 2.9 needs the extra ``flare``.
 
         Raises:
             HandshakeRefused: it has not.
         """
+        if VARIABLE not in os.environ and "NVFLARE_CLIENT_API_BOOTSTRAP" in os.environ:
+            from dfm_async.exchange.cell.agent import agent_of_cell_api
+
+            return agent_of_cell_api(cls, options, **rest)
         if VARIABLE not in os.environ and "CLIENT_API_TYPE" in os.environ:
             from dfm_async.exchange.filepipe.agent import agent_of_client_api
 
@@ -339,7 +345,7 @@ class FlareAgent:
                     result = self._convert_result(result, current.task)
                 encoded = self._encode(result)
         except Exception as error:  # noqa: BLE001 - raised again, when the site has been told
-            encoded, rc = Encoded(b""), FAILED
+            encoded, rc = self._nothing(), FAILED
             reason = f"the result could not be converted: {type(error).__name__}: {error}"
             problem = ConversionError("result", str(current.task), f"{type(error).__name__}: {error}")
             problem.__cause__ = error
@@ -350,6 +356,13 @@ class FlareAgent:
                 raise
         if problem is not None:
             raise problem
+
+    def _nothing(self) -> Encoded:
+        """What stands for a result that cannot be sent: the site reads the reason, not this."""
+        try:
+            return self._codec.encode(None)
+        except Exception:  # noqa: BLE001 - a codec that cannot even do this; then the site says that it got nothing
+            return Encoded(b"")
 
     def _encode(self, result: Any) -> Encoded:
         encoded = self._codec.encode(result)
@@ -613,7 +626,7 @@ def _anew(closed: AgentClosed) -> AgentClosed:
 
 
 class _Greeter:
-    """Waits for the answer to a hello."""
+    """Waits for the answer to a hello. The first task may come with it, in the same breath: it is kept."""
 
     def __init__(self) -> None:
         self.early: list[msg.Message] = []

@@ -38,6 +38,8 @@ T = TypeVar("T")
 
 _EXIT_NEWS: Final = 1.0
 """When a connection has ended, how long the news of the process's end may take, in seconds."""
+_LAST_WORD: Final = 0.25
+"""How long a program that is about to be stopped may take to hear why, in seconds: it may not be listening."""
 _ABORTED: Final = "the site aborted it"
 
 
@@ -95,6 +97,7 @@ class LauncherExecutor:
         self._exit: asyncio.Task[ProgramStatus] | None = None
         self._last_result: asyncio.TimerHandle | None = None
         self._abort_reason: str | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._phase: Literal["new", "open", "ending", "closed"] = "new"
 
     async def __aenter__(self) -> LauncherExecutor:
@@ -372,12 +375,14 @@ class LauncherExecutor:
         if up.done() and up.result().up:
             return up.result()
         if up.done():
-            raise LaunchFailed(task.name, f"it came and went: {up.result().fate.result().detail}")
-        if exit_.done():
-            status = exit_.result()
-            problem = f"it ended {_how(status)} before it said hello"
-            raise LaunchFailed(task.name, problem, status.exit_code, status.lines)
-        raise LaunchFailed(task.name, f"it did not say hello within {limit:g} s", None, launcher.status().lines)
+            problem = f"it came and went: {up.result().why_not_up}"
+            await asyncio.wait({exit_}, timeout=_EXIT_NEWS)
+        elif exit_.done():
+            problem = f"it ended {_how(exit_.result())} before it said hello"
+        else:
+            problem = f"it did not say hello within {limit:g} s"
+        status = exit_.result() if exit_.done() else launcher.status()
+        raise LaunchFailed(task.name, problem, status.exit_code, status.lines)
 
     def _program_ended(self, exit_: asyncio.Task[ProgramStatus]) -> None:
         """The process has ended: what it was doing will not be done."""
@@ -403,19 +408,17 @@ class LauncherExecutor:
         end = up.result()
         if not end.up:
             await self._drop("")
-            raise PeerGone(end.fate.result().detail)
+            raise PeerGone(end.why_not_up)
         return end
 
     # during a task
 
     async def _explained(self, task: Task, error: ExchangeError) -> ExchangeError:
         """What really happened, if the connection has ended because the process has."""
-        exit_, launcher = self._exit, self._launcher
+        exit_, launcher, end = self._exit, self._launcher, self._end
         if exit_ is None or launcher is None or isinstance(error, ProgramExited):
             return error
-        if not exit_.done():
-            if self._end is None or self._end.link.gone is None:
-                return error
+        if not exit_.done() and end is not None and end.leaving:
             await asyncio.wait({exit_}, timeout=_EXIT_NEWS)
         if exit_.done():
             status = exit_.result()
@@ -488,7 +491,7 @@ class LauncherExecutor:
             if end is not None:
                 if reason and end.up:
                     end.abort(reason)
-                await end.aclose()
+                await end.aclose(_LAST_WORD if kill else None)
         finally:
             exit_, self._exit = self._exit, None
             if self._launcher is not None:
@@ -509,32 +512,43 @@ class LauncherExecutor:
 
     async def end(self) -> None:
         """The job is ending: finishes the current task, asks the program to end, and waits for that."""
-        await self._finish("ending")
+        if self._phase in ("open", "ending"):
+            self._phase = "ending"
+            async with self._turn:
+                await self._let_go()
 
     async def finalize(self) -> None:
-        """Ends everything: waits for a stop that is under way, ends the program, removes what was made. Idempotent."""
-        await self._finish("closed")
+        """Ends everything: waits for a stop that is under way, ends the program, removes what was made. Idempotent.
 
-    async def _finish(self, phase: Literal["ending", "closed"]) -> None:
+        If it is cancelled, it goes on, and the next call waits for it.
+        """
         if self._phase == "new":
             self._phase = "closed"
-            return
-        if self._phase == "closed":
-            return
-        self._phase = phase
-        if self._work is not None and phase == "closed" and not self._work.done():
-            self.abort("the executor is being closed")
+        elif self._phase != "closed":
+            self._phase = "closed"
+            if self._work is not None:
+                self.abort("the executor is being closed")
+            self._closing = asyncio.get_running_loop().create_task(self._close(), name="end of an executor")
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         async with self._turn:
-            await self._wait_for_deferred_stop()
-            if self._end is not None and self._end.up:
-                self._end.end("the job is ending")
-            if self._launcher is not None:
-                await self._launcher.stop()
-            if phase == "closed":
+            try:
+                await self._let_go()
                 await self._drop("")
+            finally:
                 await self._gate.close()
                 if self._launcher is not None:
                     await self._launcher.finalize()
+
+    async def _let_go(self) -> None:
+        """Lets the program end by itself, and stops it if it does not."""
+        await self._wait_for_deferred_stop()
+        if self._end is not None and self._end.up:
+            self._end.end("the job is ending")
+        if self._launcher is not None:
+            await self._launcher.stop()
 
     def __repr__(self) -> str:
         state = self.state

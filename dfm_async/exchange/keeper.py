@@ -2,6 +2,10 @@
 
 One keeper per process that launches. It reads process groups from a pipe; when the pipe ends, it ends those that are
 left: by SIGTERM, and after a while by SIGKILL.
+
+A keeper that is killed is replaced at once. So what can outlive us is: a program that was started in the same instant
+in which we were killed, before its keeper knew it; programs whose keeper was killed together with us, unless they end
+by themselves because their connection has ended; and what has left the group of its program, by a session of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from typing import Final
 
 from dfm_async.exchange.exits import process_exit
@@ -18,6 +23,10 @@ __all__ = ["Keeper", "keeper"]
 
 _GRACE: Final = 2.0
 """How long programs get between SIGTERM and SIGKILL when their launcher has died, in seconds."""
+_SHORT_LIFE: Final = 1.0
+"""A keeper that ends sooner than that may be one that cannot live here, in seconds."""
+_SHORT_LIVES: Final = 5
+"""So many of them in a row, and it is certain."""
 
 # Only what every interpreter has, and nothing that would have to be found: it must start fast, and run anywhere.
 _SCRIPT: Final = f"""
@@ -45,6 +54,7 @@ for line in sys.stdin:
             os.close(handle)
 if groups:
     kill(signal.SIGTERM)
+    kill(signal.SIGCONT)
     leaders = {{handle for handle in groups.values() if handle is not None}}
     end = time.monotonic() + {_GRACE}
     poll = select.poll()
@@ -63,6 +73,8 @@ class Keeper:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._started = 0.0
+        self._short_lives = 0
         self._groups: set[int] = set()
         self._users = 0
         self._lock = threading.Lock()
@@ -86,6 +98,14 @@ class Keeper:
         await process_exit(process.pid)
         process.wait()
 
+    async def guard(self) -> None:
+        """Replaces the keeper whenever somebody kills it. Whoever has acquired it runs this, and cancels it."""
+        while (process := self._process) is not None:
+            await process_exit(process.pid)
+            with self._lock:
+                if self._process is process:
+                    self._replace(process)
+
     def watch(self, group: int) -> None:
         """From now on, this group ends when this process does."""
         with self._lock:
@@ -102,6 +122,7 @@ class Keeper:
 
     def _start(self) -> None:
         if self._process is None:
+            self._started = time.monotonic()
             # -I and -S: nothing of the environment, no site-packages; it starts in a few milliseconds.
             self._process = subprocess.Popen(  # noqa: S603 - our own script
                 [sys.executable, "-I", "-S", "-c", _SCRIPT],
@@ -120,13 +141,20 @@ class Keeper:
         try:
             os.write(process.stdin.fileno(), line.encode())
         except OSError:
-            # Somebody killed the keeper. A new one takes over.
-            process.stdin.close()
-            process.wait()
-            self._process = None
-            self._start()
-            for group in self._groups:
-                self._tell(f"+{group}\n")
+            self._replace(process)
+
+    def _replace(self, process: subprocess.Popen[bytes]) -> None:
+        """Somebody killed the keeper. A new one takes over."""
+        assert process.stdin is not None  # noqa: S101 - it was made with one
+        process.stdin.close()
+        process.wait()
+        self._process = None
+        self._short_lives = self._short_lives + 1 if time.monotonic() - self._started < _SHORT_LIFE else 0
+        if self._short_lives >= _SHORT_LIVES:
+            raise RuntimeError(f"the process that ends programs after us cannot run: {sys.executable} ended at once")
+        self._start()
+        for group in self._groups:
+            self._tell(f"+{group}\n")
 
     def after_fork(self) -> None:
         """In a child that was forked: the keeper belongs to the parent, and must see its end."""

@@ -77,6 +77,8 @@ class Link:
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
         self._gone: str | None = None
+        self.silent = False
+        """Whether the other side is gone because it gave no sign of life: its process may still be there."""
         self._closing = False
         self._sources: dict[str, Source] = {}
         self._pulls: dict[tuple[str, int, str], Pull] = {}
@@ -278,6 +280,7 @@ class Link:
         now = self._loop.time()
         found = self._liveness.check(now)
         if found.gone:
+            self.silent = True
             self._set_gone(f"it gave no sign of life for {self._liveness.silence(now):.1f} s")
             self.pipe.abort()
             return
@@ -303,8 +306,8 @@ class Link:
             self._timer.cancel()
             self.pipe.close()
 
-    async def aclose(self) -> None:
-        """Ends the connection, and everything that was started for it."""
+    async def aclose(self, flush: float | None = None) -> None:
+        """Ends the connection, and everything that was started for it; the last word may take so long, in seconds."""
         self.close()
         await self.tasks.close()
         for tx in list(self._sources):
@@ -312,7 +315,7 @@ class Link:
         for pull in list(self._pulls.values()):
             pull.fail("the connection was closed here", "aborted")
         try:
-            async with asyncio.timeout(_FLUSH):
+            async with asyncio.timeout(_FLUSH if flush is None else flush):
                 await self.pipe.wait_closed()
         except TimeoutError:
             self.pipe.abort()

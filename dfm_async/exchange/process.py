@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -12,13 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from dfm_async.exchange.exits import process_exit
+from dfm_async.exchange.groups import kill_group
 from dfm_async.exchange.keeper import keeper
 from dfm_async.wire.output import LogRecord, Output, OutputSplitter
 
 __all__ = ["LINES_KEPT", "Process"]
 
+_log = logging.getLogger(__name__)
+
 LINES_KEPT: Final = 50
 """How many of its last lines are kept."""
+_KILLED: Final = 10.0
+"""How long the kernel may take to end processes that were killed, in seconds."""
 _DRAIN: Final = 0.25
 """How long output is read after the process has ended, if something that it started keeps the pipe open, in seconds."""
 
@@ -51,7 +57,12 @@ class Process:
             start_new_session=True,
             bufsize=0,
         )
-        keeper.watch(self._popen.pid)  # in the same breath: there is no moment in which it could be orphaned
+        try:
+            keeper.watch(self._popen.pid)  # in the same breath, so that nothing can orphan it
+        except BaseException:
+            self._popen.kill()
+            self._popen.communicate()
+            raise
         self._released = False
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._on_output = on_output
@@ -86,7 +97,10 @@ class Process:
             self._lines.append(item)
         elif isinstance(item, LogRecord):
             self._lines.append(item.message)
-        self._on_output(item, origin)
+        try:
+            self._on_output(item, origin)
+        except Exception:  # noqa: BLE001 - what the user's function raises must not hide the rest, or the end
+            _log.exception("output of process %d was not taken", self.pid)
 
     async def ended(self) -> int:
         """Waits for its end, and for the rest of its output."""
@@ -101,10 +115,15 @@ class Process:
                 os.killpg(self.pid, number)
 
     async def release(self) -> None:
-        """After its end: ends what is left of its group, and lets go of it."""
+        """After its end: ends what is left of its group, and lets go of it when all of it is gone."""
         await self.ended()
         if not self._released:
             self.signal(signal.SIGKILL)
+            try:
+                async with asyncio.timeout(_KILLED):
+                    await kill_group(self.pid, signal.SIGKILL)
+            except TimeoutError:
+                _log.warning("what process %d started does not end although it was killed; it is left alone", self.pid)
             self._released = True
             keeper.forget(self.pid)
             self._popen.wait()

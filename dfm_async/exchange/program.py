@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from dfm_async.errors import ProgramFailed
 from dfm_async.exchange.executor import LauncherExecutor
+from dfm_async.exchange.gate import Gate
 from dfm_async.exchange.options import ExecutorOptions
 from dfm_async.exchange.subprocess_launcher import SubprocessLauncher
 from dfm_async.exchange.task import Task
@@ -19,6 +20,9 @@ from dfm_async.wire.output import LogRecord
 __all__ = ["Program"]
 
 _ANY: Final = ExecutorOptions(other_tasks=("*",))
+_ROUNDS: Final = ("round", "total_rounds")
+_NVFLARE: Final = ("nvflare-2.8", "nvflare-2.9")
+_TRANSPORTS: Final = ("unix", "tcp", *_NVFLARE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +41,21 @@ class Program:
         cwd: the folder to start it in.
         shutdown_timeout: how long it gets to end when it was asked to, and once more after SIGTERM, in seconds.
         task: the name of its tasks; by default the name of the operation.
-        transport: how the two talk.
+        transport: how the two talk. ``nvflare-2.8`` and ``nvflare-2.9`` are for unmodified scripts that use
+            ``nvflare.client`` of that version (2.5 to 2.8 by files, in the folder ``cwd``; 2.9 needs the extra
+            ``flare``). Such a program takes one argument, a ``Model`` or a mapping of parameters, besides ``round`` and
+            ``total_rounds``, and its value is a ``Model``.
         options: how long to wait for what; by default all names of tasks are allowed.
     """
 
-    argv: Sequence[str] | str
+    argv: Sequence[str | os.PathLike[str]] | str
     launch_once: bool = True
     processes: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     cwd: str | os.PathLike[str] | None = None
     shutdown_timeout: float = 5.0
     task: str | None = None
-    transport: Literal["unix", "tcp"] = "unix"
+    transport: Literal["unix", "tcp", "nvflare-2.8", "nvflare-2.9"] = "unix"
     options: ExecutorOptions = _ANY
 
     def __post_init__(self) -> None:
@@ -56,8 +63,8 @@ class Program:
             raise ValueError("argv is empty: name the program to run")
         if not isinstance(self.processes, int) or self.processes < 1:
             raise ValueError(f"processes must be a positive whole number, not {self.processes!r}")
-        if self.transport not in ("unix", "tcp"):
-            raise ValueError(f"transport must be 'unix' or 'tcp', not {self.transport!r}")
+        if self.transport not in _TRANSPORTS:
+            raise ValueError(f"transport must be one of {', '.join(_TRANSPORTS)}, not {self.transport!r}")
         if not isinstance(self.options, ExecutorOptions):
             raise TypeError(f"options must be ExecutorOptions, not {self.options!r}")
 
@@ -86,7 +93,8 @@ class ProgramBody:
         """One call."""
         program = self._program
         name = program.task or self._operation
-        task = Task(name, arguments, round=_number(arguments, "round"), total_rounds=_number(arguments, "total_rounds"))
+        data = _only(arguments) if program.transport in _NVFLARE else arguments
+        task = Task(name, data, round=_number(arguments, "round"), total_rounds=_number(arguments, "total_rounds"))
         async with self._free:
             runner = self._idle.pop() if self._idle else await self._new(context)
             try:
@@ -114,7 +122,7 @@ class _Runner:
         self._context = context
         launcher = SubprocessLauncher(
             program.argv,
-            cwd=program.cwd,
+            cwd=None if program.transport == "nvflare-2.8" else program.cwd,
             environment=program.environment,
             launch_once=program.launch_once,
             shutdown_timeout=program.shutdown_timeout,
@@ -123,7 +131,7 @@ class _Runner:
         self.executor = LauncherExecutor(
             launcher,
             program.options,
-            transport=program.transport,
+            transport=_transport(program, context),
             site=context.site,
             job=context.job_id,
             on_metrics=self._metrics,
@@ -147,6 +155,28 @@ class _Runner:
 
     def _progress(self, done: float, total: float | None, note: str) -> None:
         self._context.progress(done, total, note)
+
+
+def _transport(program: Program, context: OperationContext) -> Literal["unix", "tcp"] | Gate:
+    if program.transport == "nvflare-2.8":
+        from dfm_async.exchange.filepipe.gate import FilePipeGate
+
+        return FilePipeGate(program.options, site=context.site, job=context.job_id, folder=program.cwd)
+    if program.transport == "nvflare-2.9":
+        from dfm_async.exchange.cell.gate import CellGate
+
+        return CellGate(program.options, site=context.site, job=context.job_id)
+    return program.transport
+
+
+def _only(arguments: Mapping[str, Any]) -> Any:
+    found = [value for name, value in arguments.items() if name not in _ROUNDS]
+    if len(found) != 1:
+        names = ", ".join(name for name in arguments if name not in _ROUNDS) or "none"
+        raise TypeError(
+            f"a program of NVFLARE takes one model besides round and total_rounds, but the call has {names}"
+        )
+    return found[0]
 
 
 def _number(arguments: Mapping[str, Any], name: str) -> int | None:

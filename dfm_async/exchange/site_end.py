@@ -32,7 +32,7 @@ class Fate:
     """How the connection ended.
 
     Attributes:
-        kind: the program said that it ends; it gave up, or was told to stop; it vanished.
+        kind: the program said that it ends, gave up, or vanished.
         detail: what is known beyond that.
     """
 
@@ -123,8 +123,6 @@ class OfferedResult:
         self.value = TaskResult(self._decode({}), rc=self.rc, task=self.task.id, reason=self.reason)
 
     def _decode(self, parts: Mapping[int, memoryview]) -> Any:
-        if self._offer.data == b"":  # the program had none to send, and says why by its return code
-            return None
         try:
             with self._end.link.payload():
                 data = self._end.codec.decode(Encoded(self._offer.data, parts))
@@ -171,6 +169,7 @@ class SiteEnd:
         self.codec = codec
         self.fate: asyncio.Future[Fate] = asyncio.get_running_loop().create_future()
         """Set when there is nothing more to expect from the program."""
+        self._dismissed: str | None = None
         self._options = options
         self._on_metrics = on_metrics
         self._on_progress = on_progress
@@ -185,7 +184,19 @@ class SiteEnd:
     @property
     def up(self) -> bool:
         """Whether the program can be given a task."""
-        return not self.fate.done()
+        return not self.fate.done() and self._dismissed is None
+
+    @property
+    def why_not_up(self) -> str:
+        """What the site said last to the program that it sent away, or how the program has ended."""
+        if self._dismissed is not None:
+            return f"it was told to stop: {self._dismissed}"
+        return self.fate.result().detail if self.fate.done() else ""
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the process can be expected to end: one that ends in order says so first, others just vanish."""
+        return self.fate.done() and self.fate.result().kind != "aborted" and not self.link.silent
 
     @property
     def state(self) -> ExchangeState | None:
@@ -381,15 +392,16 @@ class SiteEnd:
 
     def end(self, reason: str) -> None:
         """Asks the program to finish what it has, and then to stop."""
+        self._dismissed = reason
         self.link.send(msg.End(reason))
 
     def abort(self, reason: str) -> None:
-        """Tells the program to stop now. It is not up any more."""
+        """Tells the program to stop now."""
+        self._dismissed = reason
         self.link.send(msg.Abort(reason))
-        self._ended(Fate("aborted", reason))
 
-    async def aclose(self) -> None:
-        """Ends the connection."""
-        await self.link.aclose()
+    async def aclose(self, flush: float | None = None) -> None:
+        """Ends the connection; what was said last may take so long, in seconds."""
+        await self.link.aclose(flush)
         if not self.fate.done():
             self.fate.set_result(Fate("peer gone", "the connection was closed here"))

@@ -16,6 +16,7 @@ from dfm_async.exchange.keeper import keeper
 from dfm_async.exchange.launcher import Invitation, ProgramState, ProgramStatus
 from dfm_async.exchange.process import Process
 from dfm_async.exchange.task import Task
+from dfm_async.exchange.tasks import OwnedTasks
 from dfm_async.wire.output import LogRecord, Output
 
 __all__ = ["SubprocessLauncher", "log_output"]
@@ -53,7 +54,7 @@ class SubprocessLauncher:
 
     def __init__(
         self,
-        argv: Sequence[str] | str,
+        argv: Sequence[str | os.PathLike[str]] | str,
         *,
         cwd: str | os.PathLike[str] | None = None,
         environment: Mapping[str, str] | None = None,
@@ -72,9 +73,11 @@ class SubprocessLauncher:
         self._grace = shutdown_timeout
         self._on_output = on_output
         self._process: Process | None = None
+        self._last = ProgramStatus(ProgramState.NOT_RUNNING)
         self._stopping: asyncio.Task[None] | None = None
         self._hurry: asyncio.Event | None = None
         self._ready = False
+        self._tasks = OwnedTasks()
 
     @property
     def launch_once(self) -> bool:
@@ -89,8 +92,9 @@ class SubprocessLauncher:
     async def initialize(self) -> None:
         """Makes ready to launch."""
         if not self._ready:
-            self._ready = True
             keeper.acquire()
+            self._ready = True
+            self._tasks.start(keeper.guard(), "guard of the keeper")
 
     async def launch(self, task: Task, invitation: Invitation) -> None:
         """Starts the program.
@@ -98,11 +102,17 @@ class SubprocessLauncher:
         Raises:
             OSError: it cannot be started.
             RuntimeError: it still runs.
+            ValueError: the transport needs another folder than ``cwd``.
         """
         if self._process is not None:
             if self._process.exit_code is None:
                 raise RuntimeError(f"{self._argv[0]} still runs (process {self._process.pid})")
             await self.stop()
+        if invitation.cwd is not None and self._cwd not in (None, invitation.cwd):
+            raise ValueError(
+                f"the program must be started in {invitation.cwd}, where it finds its configuration, but cwd is "
+                f"{self._cwd}: give that folder to the transport, as FilePipeGate(folder=...)"
+            )
         environment = {**os.environ, **self._environment, **invitation.environment}
         _log.debug("launching %s for task %s", self._argv[0], task)
         self._process = Process(
@@ -118,22 +128,16 @@ class SubprocessLauncher:
             self._on_output(LogRecord(level, item, origin, time.time()))
 
     def status(self) -> ProgramStatus:
-        """Tells what the program does."""
-        process = self._process
-        if process is None:
-            return ProgramStatus(ProgramState.NOT_RUNNING)
-        code = process.exit_code
-        if code is None:
-            return ProgramStatus(ProgramState.RUNNING, None, process.lines)
-        return ProgramStatus(ProgramState.FAILED if code else ProgramState.SUCCESS, code, process.lines)
+        """Tells what the program does; when it was stopped, how it ended."""
+        return self._last if self._process is None else _status_of(self._process)
 
     async def ended(self) -> ProgramStatus:
         """Waits until the program that was launched last has ended."""
-        if self._process is not None:
-            process = self._process
-            code = await process.ended()
-            return ProgramStatus(ProgramState.FAILED if code else ProgramState.SUCCESS, code, process.lines)
-        return self.status()
+        process = self._process
+        if process is None:
+            return self._last
+        await process.ended()
+        return _status_of(process)
 
     async def stop(self, *, asked: bool = True) -> None:
         """Stops the program and its group. Any number of callers may wait for it; the most impatient one counts.
@@ -155,6 +159,7 @@ class SubprocessLauncher:
         try:
             if not await self._ends(process, hurry):
                 process.signal(signal.SIGTERM)
+                process.signal(signal.SIGCONT)  # a program that is suspended could not take the other one
                 if not await self._ends(process, None):
                     process.signal(signal.SIGKILL)
                     if not await self._ends(process, None, _KILL_WAIT):
@@ -162,6 +167,7 @@ class SubprocessLauncher:
                         return
             await process.release()
         finally:
+            self._last = _status_of(process)
             self._process = None
             self._stopping = None
 
@@ -186,7 +192,15 @@ class SubprocessLauncher:
         await self.stop()
         if self._ready:
             self._ready = False
+            await self._tasks.close()
             await keeper.release()
 
     def __repr__(self) -> str:
         return f"<SubprocessLauncher {shlex.join(self._argv)!r}: {self.status().state.value}>"
+
+
+def _status_of(process: Process) -> ProgramStatus:
+    code = process.exit_code
+    if code is None:
+        return ProgramStatus(ProgramState.RUNNING, None, process.lines)
+    return ProgramStatus(ProgramState.FAILED if code else ProgramState.SUCCESS, code, process.lines)

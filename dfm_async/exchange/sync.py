@@ -83,6 +83,16 @@ class SyncAgent:
         """The agent itself. Its coroutines belong to another loop."""
         return self._agent
 
+    @property
+    def site(self) -> str:
+        """The name of the site."""
+        return self._agent.site
+
+    @property
+    def job(self) -> str:
+        """The job that the program works for."""
+        return self._agent.job
+
     def receive(self, timeout: float | None = None) -> Task | None:
         """Waits for a task; None after the timeout, or when the site has ended the exchange.
 
@@ -133,6 +143,14 @@ class SyncAgent:
         self._thread.join()
 
 
+def _new_agent(
+    bootstrap: Bootstrap | str | os.PathLike[str] | None, options: AgentOptions | None, **rest: Any
+) -> FlareAgent:
+    if bootstrap is None:
+        return FlareAgent.from_environment(options, **rest)
+    return FlareAgent(bootstrap, options, **rest)
+
+
 async def _made(make: Callable[[], FlareAgent]) -> FlareAgent:
     return make()
 
@@ -144,10 +162,10 @@ _lock = threading.Lock()
 def init(
     bootstrap: Bootstrap | str | os.PathLike[str] | None = None, options: AgentOptions | None = None, **rest: Any
 ) -> SyncAgent:
-    """Connects to the site that launched this program. Further calls give the same agent.
+    """Connects to the site that launched this program, ours or one of NVFLARE. Further calls give the same agent.
 
     Args:
-        bootstrap: how to find the site; by default as the environment says.
+        bootstrap: how to find the site; by default as :meth:`FlareAgent.from_environment` does.
         options: how long to wait for what.
         rest: further arguments of :class:`~dfm_async.exchange.FlareAgent`.
 
@@ -157,7 +175,7 @@ def init(
     global _current
     with _lock:
         if _current is None:
-            _current = SyncAgent(lambda: FlareAgent(bootstrap, options, **rest))
+            _current = SyncAgent(lambda: _new_agent(bootstrap, options, **rest))
             atexit.register(shutdown)
         return _current
 

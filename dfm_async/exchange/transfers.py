@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
@@ -22,9 +23,9 @@ from dfm_async.exchange.tasks import OwnedTasks
 
 __all__ = ["CHUNK", "WINDOW", "FileSink", "MemorySink", "Outlet", "Pull", "Sink", "Source"]
 
-CHUNK: Final = 1024 * 1024
-"""How many bytes are sent at a time."""
-WINDOW: Final = 4 * CHUNK
+CHUNK: Final = 256 * 1024
+"""How many bytes are sent at a time: about what the kernel takes at once, so that little has to be kept."""
+WINDOW: Final = 16 * CHUNK
 """How far a sender may be ahead of what the receiver has."""
 
 _checksum: Final = xxhash.xxh64_intdigest
@@ -167,7 +168,11 @@ class MemorySink:
     """Keeps a transfer in memory."""
 
     def __init__(self, size: int) -> None:
-        self._all = memoryview(bytearray(size))
+        # Not a bytearray: that would write zeros to all of it first.
+        room: mmap.mmap | bytearray = bytearray()
+        if size:  # no system maps nothing
+            room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._all = memoryview(room)
 
     def room(self, offset: int, size: int) -> memoryview:
         """Gives the place for a chunk."""
@@ -215,8 +220,6 @@ class FileSink:
 
     def finish(self) -> memoryview:
         """Maps the file. Changes to what is mapped stay in memory."""
-        import mmap
-
         try:
             if not self._size:  # no system maps that
                 return memoryview(b"")
@@ -273,6 +276,7 @@ class Pull:
         """Whether the chunk at ``done`` was asked for again: what comes meanwhile was sent before."""
         self._asked_at = 0.0
         self._begun = False
+        self._reported = 0
         self._sequence = itertools.count()
         self._moved = 0.0
         self._ended: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
@@ -321,7 +325,8 @@ class Pull:
         self._asks = self._patience
         self._moved = asyncio.get_running_loop().time()
         if self.done < self.size:
-            self._report()
+            if self.done - self._reported >= WINDOW // 4:
+                self._report()
             return
         self._finish()
 
@@ -379,5 +384,6 @@ class Pull:
 
     def _report(self, state: str = "active", *, restart: bool = False) -> None:
         limit = self.done + WINDOW
+        self._reported = self.done
         report = Report(self.tx, self.transfer, self.receiver, next(self._sequence), self.done, state, limit, restart)
         self._send(report)

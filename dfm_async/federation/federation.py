@@ -7,7 +7,8 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
-from dfm_async.federation.operation import GENERATORS, RESERVED, Adapter, Operation, Signature
+from dfm_async.federation.external import body_of, declared_by, stand_in
+from dfm_async.federation.operation import GENERATORS, RESERVED, Adapter, ExternalCode, Operation, Signature
 from dfm_async.model.policies import Cost, RetryPolicy
 
 __all__ = ["Federation", "Site"]
@@ -99,6 +100,7 @@ class Site:
         cost: Cost | None = None,
         in_process: bool = False,
         args: Mapping[str, Any] | None = None,
+        program: ExternalCode | None = None,
     ) -> Operation[..., Any]: ...
     @overload
     def operation(
@@ -112,6 +114,7 @@ class Site:
         cost: Cost | None = None,
         in_process: bool = False,
         args: Mapping[str, Any] | None = None,
+        program: ExternalCode | None = None,
     ) -> _Decorator: ...
     def operation(self, code: Any = None, /, **options: Any) -> Any:  # noqa: D417 - the options are described
         """Offers a function, a class or object with a ``body`` method, or another site's operation, at this site.
@@ -127,40 +130,44 @@ class Site:
             cost: what the planner should reckon with.
             in_process: run it in a process of its own, away from the site's event loop.
             args: constructor arguments, if the code is a class.
+            program: an external program that does the work. The function only declares what it takes and returns, and
+                is never run; streams come to the program as lists, and defaults are passed to it.
         """
         if code is None:
             return lambda found: self.operation(found, **options)
         name = options.pop("name", None)
+        program = options.get("program")
         if isinstance(code, Operation):
-            self._offer(code.name if name is None else name, code, code.code, **options)
+            if program is None and code.program is not None:
+                options["program"] = code.program
+            self._offer(code.name if name is None else name, code, code.code, code.signature, **options)
             return code
-        function = code if inspect.isroutine(code) or not hasattr(code, "body") else code.body
-        signature = Signature.of(function, bound=isinstance(code, type))
+        signature = _signature(code, program)
         chosen = name or getattr(code, "__name__", None)
         if chosen is None:
             raise TypeError(f"{code!r} has no name of its own: pass name=")
         self._check(chosen, signature)
-        operation: Operation[..., Any] = Operation(chosen, _plain(code, options.get("args")), signature)
-        self._offer(chosen, operation, code, **options)
+        plain = _plain(code, options.get("args")) if program is None else stand_in(chosen, code)
+        operation: Operation[..., Any] = Operation(chosen, plain, signature, program)
+        self._offer(chosen, operation, code, signature, **options)
         return operation
 
     def implements(
         self, operation: Operation[..., Any], /, **options: Any
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Offers an operation that another site defined, with other code."""
+        """Offers an operation that another site defined, with other code. Takes the options of :meth:`operation`."""
         if not isinstance(operation, Operation):
             raise TypeError(f"implements() takes an operation, not {operation!r}")
 
         def register(code: Callable[P, R]) -> Callable[P, R]:
-            function = code if inspect.isroutine(code) or not hasattr(code, "body") else code.body
-            signature = Signature.of(function, bound=isinstance(code, type))
+            signature = _signature(code, options.get("program"))
             theirs, ours = operation.signature.parameters.parameters, signature.parameters.parameters
             if list(theirs) != list(ours):
                 raise TypeError(
                     f"{getattr(code, '__name__', code)}{signature.parameters} does not implement "
                     f"{operation.name}{operation.signature.parameters}: the parameters differ"
                 )
-            self._offer(operation.name, operation, code, **options)
+            self._offer(operation.name, operation, code, signature, **options)
             return code
 
         return register
@@ -178,6 +185,7 @@ class Site:
         name: str,
         operation: Operation[..., Any],
         code: Any,
+        signature: Signature,
         *,
         provider: str | None = None,
         retry: RetryPolicy | None = None,
@@ -185,6 +193,7 @@ class Site:
         cost: Cost | None = None,
         in_process: bool = False,
         args: Mapping[str, Any] | None = None,
+        program: ExternalCode | None = None,
     ) -> None:
         known = self.federation.operations.get(name)
         if known is not None and known is not operation and not _same_source(known, operation):
@@ -194,6 +203,11 @@ class Site:
             )
         if deadline is not None and deadline <= 0:
             raise ValueError(f"the deadline of operation {name!r} must be positive, not {deadline}")
+        if program is not None:
+            if in_process or args is not None:
+                what = "in_process=True, because it has a process of its own" if in_process else "args="
+                raise TypeError(f"operation {name!r} is an external program: it does not take {what}")
+            code, args = body_of(program, signature), {"program": program, "operation": name}
         adapter = Adapter(
             operation=name,
             code=code,
@@ -203,6 +217,7 @@ class Site:
             deadline=deadline,
             cost=cost,
             in_process=in_process,
+            declared=None if program is None else signature,
         )
         if ((retry is not None and retry.tries_again) or deadline is not None) and adapter.kind in GENERATORS:
             raise TypeError(
@@ -222,6 +237,13 @@ class Site:
 
     def __repr__(self) -> str:
         return f"<Site {self.name!r} of {self.federation.name!r}: {', '.join(sorted(n for n, _ in self.adapters))}>"
+
+
+def _signature(code: Any, program: ExternalCode | None) -> Signature:
+    if program is not None:
+        return declared_by(code)
+    function = code if inspect.isroutine(code) or not hasattr(code, "body") else code.body
+    return Signature.of(function, bound=isinstance(code, type))
 
 
 def _plain(code: Any, args: Mapping[str, Any] | None) -> Callable[..., Any]:

@@ -6,9 +6,9 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from dfm_async.model.policies import Cost, RetryPolicy
 from dfm_async.pipeline.current import current_builder
@@ -16,7 +16,7 @@ from dfm_async.pipeline.current import current_builder
 if TYPE_CHECKING:
     from dfm_async.pipeline.statements import BestOf
 
-__all__ = ["GENERATORS", "RESERVED", "Adapter", "CodeKind", "Operation", "Signature"]
+__all__ = ["GENERATORS", "RESERVED", "Adapter", "CodeKind", "ExternalCode", "Operation", "Signature", "kind_of"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,7 +40,22 @@ GENERATORS = frozenset({CodeKind.GENERATOR, CodeKind.ASYNC_GENERATOR})
 """Kinds of code that yield."""
 
 
-def _kind(code: Callable[..., Any]) -> CodeKind:
+class ExternalCode(Protocol):
+    """A program that does the work of an operation: what ``program=`` takes.
+
+    Its ``body_class`` is built once per job at a site, as ``body_class(program=..., operation=...)`` with this object
+    and the operation's name. It has ``async def body(self, context, **arguments)``, which gets every declared argument
+    by its name, streams as lists; and ``async def aclose(self)``, called when the job has ended there.
+    """
+
+    @property
+    def body_class(self) -> type[Any]:
+        """The class that runs the program."""
+        ...
+
+
+def kind_of(code: Any) -> CodeKind:
+    """Tells how a function is called."""
     function = inspect.unwrap(code)
     if isinstance(function, functools.partial):
         function = function.func
@@ -85,6 +100,13 @@ class Signature:
             wants_context=wants_context,
         )
 
+    @property
+    def untyped(self) -> Signature:
+        """The same without types, which may not be able to travel: names and defaults."""
+        empty = inspect.Parameter.empty
+        listed = [parameter.replace(annotation=empty) for parameter in self.parameters.parameters.values()]
+        return Signature(inspect.Signature(listed), {}, Any, self.wants_context)
+
 
 class Operation(Generic[P, R]):
     """A public signature that sites offer. Made by ``@site.operation``.
@@ -94,10 +116,13 @@ class Operation(Generic[P, R]):
 
     __name__: str
 
-    def __init__(self, name: str, code: Callable[P, R], signature: Signature) -> None:
+    def __init__(
+        self, name: str, code: Callable[P, R], signature: Signature, program: ExternalCode | None = None
+    ) -> None:
         self.name = name
         self.code = code
         self.signature = signature
+        self.program = program
         functools.update_wrapper(self, code)
 
     @overload
@@ -152,7 +177,7 @@ class Adapter:
     """The code that implements an operation at one site.
 
     ``code`` is a function, an object with a ``body`` method, or a class with one, which is then built once per job
-    with ``args``.
+    with ``args``. For an external program it is the program's class, and the signature is ``declared`` elsewhere.
     """
 
     operation: str
@@ -163,6 +188,7 @@ class Adapter:
     deadline: float | None = None
     cost: Cost | None = None
     in_process: bool = False
+    declared: Signature | None = None
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -178,12 +204,13 @@ class Adapter:
     def kind(self) -> CodeKind:
         """How the code is called."""
         function = self.function
-        return _kind(function if inspect.isroutine(function) or not callable(function) else _called(function))
+        return kind_of(function if inspect.isroutine(function) or not callable(function) else _called(function))
 
     @property
     def signature(self) -> Signature:
         """The signature that the code has; the same as its operation's, or compatible."""
-        return Signature.of(self.function, bound=self.per_job)
+        own = Signature.of(self.function, bound=self.per_job)
+        return own if self.declared is None else replace(self.declared, wants_context=own.wants_context)
 
 
 def _called(code: Any) -> Callable[..., Any]:

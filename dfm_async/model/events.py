@@ -10,7 +10,20 @@ from dfm_async.errors import DfmError
 from dfm_async.model.ids import Frame
 from dfm_async.model.status import JobStatus
 
-__all__ = ["Event", "Failure", "FrameCompleted", "Progress", "Result", "StatusChanged", "WorkerNotice"]
+__all__ = [
+    "Event",
+    "Failure",
+    "FrameCompleted",
+    "Metrics",
+    "Progress",
+    "Result",
+    "Scalar",
+    "StatusChanged",
+    "WorkerNotice",
+]
+
+Scalar: TypeAlias = bool | int | float | str
+"""What a metric can be."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -92,6 +105,29 @@ class Progress(msgspec.Struct, frozen=True):
     note: str = ""
 
 
+class Metrics(msgspec.Struct, frozen=True):
+    """An operation reported metrics. Every report is one event, in the order that its call made them.
+
+    All reports of a parameter set stand before its ``FrameCompleted``. A set that runs again after a lost worker
+    reports again: what it had reported before stays in the log.
+
+    Attributes:
+        offset: its position in the job's log.
+        frame: the execution that the call belongs to.
+        site: the site that the operation runs at.
+        node: the label of its node.
+        values: the metrics by their names.
+        step: the step that they belong to, if the operation counts steps.
+    """
+
+    offset: int
+    frame: Frame
+    site: str
+    node: str
+    values: dict[str, Scalar]
+    step: int | None = None
+
+
 class WorkerNotice(msgspec.Struct, frozen=True):
     """Something happened to a worker process that the job runs on.
 
@@ -110,4 +146,4 @@ class WorkerNotice(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-Event: TypeAlias = Result | Failure | FrameCompleted | StatusChanged | Progress | WorkerNotice
+Event: TypeAlias = Result | Failure | FrameCompleted | StatusChanged | Progress | Metrics | WorkerNotice

@@ -148,6 +148,11 @@ class Game:
         """Whether there is something to take."""
         return bool(self._ready or self._effects)
 
+    @property
+    def over(self) -> bool:
+        """Whether no parameter set is under way here, and nothing is left to take."""
+        return not self._roots and not self._effects
+
     def take(self, limit: int = 1000) -> list[fx.Effect]:
         """Fires what is ready, up to a limit, and gives the effects of it, in order."""
         ready = self._ready

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from dfm_async.errors import ResultsExpired
-from dfm_async.model.events import Event, FrameCompleted, Progress, StatusChanged, WorkerNotice
+from dfm_async.model.events import Event, FrameCompleted, Metrics, Progress, StatusChanged, WorkerNotice
 from dfm_async.model.limits import ResultLimits
 
 __all__ = ["Backing", "LogReader", "ResultLog"]
 
 _COMPACT = 4096
-_BARE = frozenset({FrameCompleted, Progress, StatusChanged, WorkerNotice})
-"""Events that carry no data: with nobody reading, they make room also unseen."""
+_BARE = frozenset({FrameCompleted, Metrics, Progress, StatusChanged, WorkerNotice})
+"""Events that carry no results: with nobody reading, they make room also unseen."""
 _GONE = FrameCompleted(-1, ())
 """Stands where an event was dropped, until the list is made shorter: the event itself must not be kept till then."""
 

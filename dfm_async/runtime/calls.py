@@ -19,6 +19,8 @@ from dfm_async.net.tokens import StreamValue
 from dfm_async.runtime import context as _context
 from dfm_async.runtime.context import OperationContext
 from dfm_async.runtime.faults import cause_of, is_our_cancellation
+from dfm_async.runtime.job_threads import in_background, in_thread
+from dfm_async.runtime.objects import JobObjects
 from dfm_async.runtime.operations import Callee, is_iterator
 from dfm_async.runtime.streams import Stream, StreamFailed, Subscription
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from dfm_async.model.policies import RetryPolicy
     from dfm_async.runtime.job import SiteJob
 
-__all__ = ["context_of", "invoke", "stopped", "wait"]
+__all__ = ["context_of", "invoke", "wait"]
 
 T = TypeVar("T")
 
@@ -34,7 +36,18 @@ T = TypeVar("T")
 class _Call:
     """One call: what is called, with what, and how often it may be tried."""
 
-    __slots__ = ("activity", "args", "attempt", "callee", "deadline", "opened", "operation", "retry", "streams")
+    __slots__ = (
+        "activity",
+        "args",
+        "attempt",
+        "callee",
+        "deadline",
+        "opened",
+        "operation",
+        "reads_whole",
+        "retry",
+        "streams",
+    )
 
     def __init__(self, effect: fx.Invoke, callee: Callee) -> None:
         action = effect.action
@@ -43,6 +56,7 @@ class _Call:
         self.callee = callee
         self.args = effect.args
         self.streams = effect.streams
+        self.reads_whole = effect.streams and (callee.external or bool(callee.whole))
         self.retry: RetryPolicy | None = action.retry or callee.retry
         self.deadline: float | None = action.deadline or callee.deadline
         self.attempt = 1
@@ -51,7 +65,7 @@ class _Call:
     @property
     def simple(self) -> bool:
         """Whether one try is all there is, and nothing has to be awaited before it."""
-        return self.retry is None and self.deadline is None and not (self.streams and self.callee.whole)
+        return self.retry is None and self.deadline is None and not self.reads_whole
 
     def close(self) -> None:
         """The call has ended: it reads no stream any more."""
@@ -92,13 +106,6 @@ def context_of(job: SiteJob, activity: Activity, operation: str, attempt: int) -
     return OperationContext(job.job_id, site, operation, activity.label, activity.frame, attempt, job)
 
 
-async def stopped(job: SiteJob) -> None:
-    """Waits until no thread runs an operation of the job."""
-    if job.busy_threads:
-        job.threads_idle = asyncio.get_running_loop().create_future()
-        await job.threads_idle
-
-
 # one try
 
 
@@ -107,6 +114,8 @@ def _work(job: SiteJob, call: _Call) -> Callable[[], Any]:
     function = callee.bound(_instance(job, callee))
     if call.streams:
         args = _with_readers(job, call)
+    if callee.defaults:  # a program does not know them
+        args = {**callee.defaults, **args}
     if callee.wants_context:
         args = {**args, "context": context_of(job, call.activity, call.operation, call.attempt)}
     if callee.plain:
@@ -119,15 +128,13 @@ def _instance(job: SiteJob, callee: Callee) -> Any:
     """The object of a class, built once per job."""
     if not callee.adapter.per_job:
         return None
-    key = id(callee)
-    if key not in job.instances:
-        job.instances[key] = callee.build()
-    return job.instances[key]
+    if job.objects is None:
+        job.objects = JobObjects(job)
+    return job.objects.get(callee)
 
 
 def _in_background(job: SiteJob, call: _Call, work: Callable[[], Any], context: contextvars.Context) -> None:
     def done(value: Any, error: BaseException | None) -> None:
-        _thread_left(job)
         if job.stopping:
             return
         if error is None:
@@ -136,31 +143,7 @@ def _in_background(job: SiteJob, call: _Call, work: Callable[[], Any], context: 
             _raised(job, call, error)
         job.advance()
 
-    job.busy_threads += 1
-    job.runtime.threads.run(context, work, done)
-
-
-def _thread_left(job: SiteJob) -> None:
-    job.busy_threads -= 1
-    if not job.busy_threads and job.threads_idle is not None and not job.threads_idle.done():
-        job.threads_idle.set_result(None)
-
-
-async def _in_thread(job: SiteJob, work: Callable[[], Any]) -> Any:
-    """Runs synchronous code and waits for it; when cancelled, it is left alone but still counted."""
-    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-    def done(value: Any, error: BaseException | None) -> None:
-        _thread_left(job)
-        if not future.done():
-            future.set_result((value, error))
-
-    job.busy_threads += 1
-    job.runtime.threads.run(contextvars.copy_context(), work, done)
-    value, error = await future
-    if error is not None:
-        raise error
-    return value
+    in_background(job, work, context, done)
 
 
 async def _await(job: SiteJob, call: _Call, work: Callable[[], Any]) -> None:
@@ -198,8 +181,8 @@ async def _try(job: SiteJob, call: _Call) -> None:
 
 
 async def _attempt(job: SiteJob, call: _Call) -> Any:
-    if call.streams and call.callee.whole:
-        await _read_whole(job, call)
+    if call.reads_whole:
+        await _read_whole(call)
     if call.attempt > 1:
         _context.enter(context_of(job, call.activity, call.operation, call.attempt))
     work = _work(job, call)
@@ -210,7 +193,7 @@ async def _attempt(job: SiteJob, call: _Call) -> Any:
         async with scope:
             if call.callee.kind is CodeKind.ASYNC:
                 return await work()
-            found = await _in_thread(job, work)
+            found = await in_thread(job, work)
             return await found if inspect.iscoroutine(found) else found
     except TimeoutError as error:
         if scope.expired():
@@ -259,16 +242,26 @@ def _with_readers(job: SiteJob, call: _Call) -> dict[str, Any]:
     return {name: _replace_streams(value, read) for name, value in call.args.items()}
 
 
-async def _read_whole(job: SiteJob, call: _Call) -> None:
-    """Reads streams to their end for parameters that are declared as lists."""
-    args = call.args
-    names = [name for name in args if name in call.callee.whole and isinstance(args[name], Stream)]
-    for index, name in enumerate(names):
-        args[name].consumers += sum(args[other] is args[name] for other in names[:index])
-    opened = {name: args[name].subscribe() for name in names}  # all of them, before the first is read
+async def _read_whole(call: _Call) -> None:
+    """Reads streams to their end: for parameters that are declared as lists; for a program, wherever they stand."""
+    args, callee = call.args, call.callee
+    names = [name for name in args if callee.external or (name in callee.whole and isinstance(args[name], Stream))]
+    opened: dict[Stream, Subscription] = {}
+
+    def begin(stream: Any) -> None:
+        if stream not in opened:  # twice in one call: each gets a list of its own
+            opened[stream] = stream.subscribe()
+
+    for name in names:  # all of them, before the first is read
+        _replace_streams(args[name], begin)
     call.opened.extend(opened.values())
-    read = {name: await subscription.rest() for name, subscription in opened.items()}
-    call.args = {**args, **read}
+    later: set[Stream] = set()
+    for name in args.keys() - set(names):
+        _replace_streams(args[name], later.add)
+    for stream in later & opened.keys():
+        stream.consumers += 1  # its elements are kept for the parameter that reads it as a stream
+    read = {stream: await subscription.rest() for stream, subscription in opened.items()}
+    call.args = {**args, **{name: _replace_streams(args[name], lambda s: list(read[s])) for name in names}}
 
 
 def _blocking(job: SiteJob, subscription: Subscription, loop: asyncio.AbstractEventLoop) -> Iterator[Any]:

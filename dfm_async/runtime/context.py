@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, SupportsIndex, TypeVar
 
+from dfm_async.model.events import Scalar
 from dfm_async.model.ids import Frame
+from dfm_async.runtime.scalars import plain_step, plain_text, plain_values
 
 __all__ = ["Caller", "OperationContext", "current_context", "enter"]
 
@@ -26,6 +28,10 @@ class Caller(Protocol):
 
     def progress(self, node: str, frame: Frame, done: float, total: float | None, note: str) -> None:
         """Tells how far a call is."""
+        ...
+
+    def metrics(self, node: str, frame: Frame, values: dict[str, Scalar], step: int | None) -> None:
+        """Sends metrics of a call."""
         ...
 
     async def send_to_place(self, target: str, place: str, key: str, value: Any) -> None:
@@ -79,8 +85,23 @@ class OperationContext:
         """
         amount = float(done)  # in the operation's own thread: what is wrong with it is raised there
         whole = None if total is None else float(total)
-        text = str(note).encode("utf-8", "backslashreplace").decode()
-        self._caller.progress(self.node, self.frame, amount, whole, text)
+        self._caller.progress(self.node, self.frame, amount, whole, plain_text(str(note)))
+
+    def metrics(self, values: Mapping[str, Any], step: SupportsIndex | None = None) -> None:
+        """Reports metrics; ``job.events()`` shows each report as ``Metrics``. Never waits; any thread may call it.
+
+        Unlike progress, reports are never joined: each is one event, in the order that they were made. If the worker
+        is lost and the parameter set runs again, its reports come again, too.
+
+        Args:
+            values: numbers, strings and truth values by their names; scalars of numpy become those of Python.
+            step: the step that they belong to, if the operation counts steps.
+
+        Raises:
+            TypeError: a name is no string, a value is none of these, or the step is no whole number.
+            ValueError: a whole number needs more than 64 bits.
+        """
+        self._caller.metrics(self.node, self.frame, plain_values(values), plain_step(step))
 
     async def send_to_place(self, place: str, value: Any, *, job: str, key: str | None = None) -> None:
         """Sends a value to a parameter of another job that is open for more; returns when that job has taken it.

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from dfm_async.errors import EncodingError
 from dfm_async.model.error_record import ErrorRecord
+from dfm_async.model.events import Scalar
 from dfm_async.model.ids import Frame
 from dfm_async.net import effects as fx
 from dfm_async.net.game import Activity, Game
 from dfm_async.net.program import Program
 from dfm_async.net.tokens import OPEN, SKIPPED, Failed
-from dfm_async.runtime import calls
+from dfm_async.runtime import calls, job_threads
 from dfm_async.runtime.cache import Ticket
 from dfm_async.runtime.faults import broken_record, cause_of, is_our_cancellation
 from dfm_async.runtime.job_streams import FAIR, PULL, JobStreams, as_it_is
+from dfm_async.runtime.objects import JobObjects
 from dfm_async.runtime.operations import is_iterator
 from dfm_async.runtime.outbox import Outbox, States, error_data
 from dfm_async.runtime.speech import Speech
@@ -58,9 +60,9 @@ class SiteJob:
         "at",
         "busy_threads",
         "game",
-        "instances",
         "job_id",
         "number",
+        "objects",
         "outbox",
         "program",
         "runtime",
@@ -80,8 +82,8 @@ class SiteJob:
         self.busy_threads = 0
         """How many threads run an operation of this job."""
         self.threads_idle: asyncio.Future[None] | None = None
-        self.instances: dict[int, Any] = {}
-        """The objects of classes, built once per job."""
+        self.objects: JobObjects | None = None
+        """The objects of classes. Most jobs have none, so this is made with the first."""
         self._streams: JobStreams | None = None
         self._blocked: deque[fx.EmitValue] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -198,7 +200,7 @@ class SiteJob:
                 break
         else:
             asyncio.get_running_loop().call_soon(self._advance_later)
-        if self._last and not self.game.live:
+        if self._last and self.game.over:
             self.runtime.flush_now(self)  # this was all: nothing of this turn can join it
         else:
             self.runtime.touch(self)
@@ -220,7 +222,7 @@ class SiteJob:
         """Sends what has gathered in this turn of the loop, and ends the job if that was all."""
         if self.stopping:
             return
-        done = self._last and not self.game.live
+        done = self._last and self.game.over
         if self._speech is not None and (done or self.outbox.has_frames_done):
             self._speech.flush()
         held_up = not self.outbox.open
@@ -230,7 +232,10 @@ class SiteJob:
         if done:
             if self._streams is not None:
                 self._streams.close_all()
-            self.runtime.forget(self)
+            if self.objects is not None and self.objects.held:
+                self.runtime.end(self, self.objects)
+            else:
+                self.runtime.forget(self)
 
     def spawn(self, work: Coroutine[Any, Any, None], context: contextvars.Context | None = None) -> asyncio.Task[None]:
         """Starts a task of this job."""
@@ -414,9 +419,20 @@ class SiteJob:
         if not runtime.on_loop():
             runtime.threads.post(functools.partial(self.progress, node, frame, done, total, note))
         elif not self.stopping:
-            if self._speech is None:
-                self._speech = Speech(self)
-            self._speech.add(node, frame, done, total, note)
+            self._speak().progress(node, frame, done, total, note)
+
+    def metrics(self, node: str, frame: Frame, values: dict[str, Scalar], step: int | None) -> None:
+        """Sends metrics of a call to the application. May be called from any thread."""
+        runtime = self.runtime
+        if not runtime.on_loop():
+            runtime.threads.post(functools.partial(self.metrics, node, frame, values, step))
+        else:
+            self._speak().metrics(node, frame, values, step)
+
+    def _speak(self) -> Speech:
+        if self._speech is None:
+            self._speech = Speech(self)
+        return self._speech
 
     async def send_to_place(self, target: str, place: str, key: str, value: Any) -> None:
         """Sends a value to a parameter of another job, and waits until it was taken."""
@@ -453,15 +469,18 @@ class SiteJob:
         """Stops everything that can be stopped; :meth:`stopped` waits for the rest."""
         self.stopping = True
         if self._speech is not None:
-            self._speech.close()
+            self._speech.flush()
         for task in self._tasks:
             task.cancel()
 
     async def close(self) -> None:
         """After :meth:`cancel`: waits for the tasks, and frees what the job holds."""
+        await self._wait_for_tasks()
+        await self.release()
+
+    async def _wait_for_tasks(self) -> None:
         while self._tasks:
             await asyncio.wait(set(self._tasks))
-        await self.release()
 
     async def release(self) -> None:
         """After :meth:`cancel`: ends the generators of the job, and gives back its rights."""
@@ -472,6 +491,8 @@ class SiteJob:
 
     def let_go(self) -> None:
         """After :meth:`stopped`: drops what the job holds, and does not wait for the garbage collector to find it."""
+        if self._speech is not None:
+            self._speech.flush()
         self._blocked.clear()
         self._streams = None
         self.outbox.clear()
@@ -480,7 +501,12 @@ class SiteJob:
         """After :meth:`close`: waits until no thread runs anything of the job."""
         if self._streams is not None:
             await self._streams.stopped()
-        await calls.stopped(self)
+        await job_threads.stopped(self)
+
+    async def finished(self) -> None:
+        """After the last parameter set: waits for what is left, such as generators that nobody reads to their ends."""
+        await self._wait_for_tasks()
+        await job_threads.stopped(self)
 
 
 _HANDLERS: Final[dict[type, Callable[[SiteJob, Any], None]]] = {

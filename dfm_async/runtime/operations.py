@@ -22,6 +22,8 @@ class Callee:
     __slots__ = (
         "adapter",
         "deadline",
+        "defaults",
+        "external",
         "function",
         "kind",
         "plain",
@@ -45,6 +47,12 @@ class Callee:
         self.rest = next((p.name for p in listed if p.kind is p.VAR_POSITIONAL), None)
         if self.rest is not None:
             self.positional = [p.name for p in listed if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        self.external = adapter.declared is not None
+        """Whether an external program does the work: it gets all arguments by name, and streams as lists."""
+        self.defaults: dict[str, Any] = {}
+        if self.external:
+            self.positional = []
+            self.defaults = {p.name: p.default for p in listed if p.default is not p.empty}
         self.plain = not self.positional and self.rest is None
         # A parameter declared as a list gets a list, also where a stream comes.
         self.whole = frozenset(

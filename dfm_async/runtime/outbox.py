@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from dfm_async.model.error_record import ErrorRecord
+from dfm_async.model.events import Scalar
 from dfm_async.model.ids import Frame
 from dfm_async.net.tokens import SKIPPED, Failed
 from dfm_async.wire import messages as msg
@@ -38,8 +39,8 @@ def error_data(error: ErrorRecord) -> list[Any]:
 class Outbox:
     """Gathers what is to be sent, and counts what the application still takes.
 
-    Results need credit: the application grants it as its log has room. Failures use it up, too, but do not wait for it;
-    when they have used too much in advance, the job is :attr:`stalled`. Nothing else is held back.
+    Results need credit: the application grants it as its log has room. Failures and metrics use it up, too, but do not
+    wait for it; when they have used too much in advance, the job is :attr:`stalled`. Nothing else is held back.
     """
 
     __slots__ = (
@@ -49,6 +50,7 @@ class Outbox:
         "_credits",
         "_elements_done",
         "_frames_done",
+        "_metrics",
         "_number",
         "_reported",
         "_routes",
@@ -71,6 +73,7 @@ class Outbox:
         self._runs: list[tuple[int, Frame, int, int]] = []
         self._values: list[Any] = []
         self._frames_done: list[int] = []
+        self._metrics: list[tuple[str, Frame, dict[str, Scalar], int | None]] = []
         self._tokens: dict[int, tuple[list[tuple[int, Frame, int]], list[Any]]] = {}
         self._elements_done: dict[tuple[int, int], list[Frame]] = {}
         self._reported: dict[int, set[str]] = {}
@@ -80,7 +83,7 @@ class Outbox:
 
     @property
     def stalled(self) -> bool:
-        """Whether so many failures were told that nothing shall go on before the application has taken them."""
+        """Whether so much was told without credit that nothing shall go on before the application has taken it."""
         return self._credits <= -self._window
 
     @property
@@ -144,10 +147,28 @@ class Outbox:
         if self._reported:
             self._reported.pop(index, None)
 
+    # metrics
+
+    def add_metrics(self, node: str, frame: Frame, values: dict[str, Scalar], step: int | None) -> int:
+        """Adds a report of metrics; tells how many wait to be sent."""
+        self._metrics.append((node, frame, values, step))
+        return len(self._metrics)
+
+    def send_metrics(self) -> bool:
+        """Sends the metrics that wait, before anything that comes of the calls behind them; tells if there were any."""
+        if not self._metrics:
+            return False
+        reports, self._metrics = self._metrics, []
+        self._credits -= len(reports)
+        self._runtime.report(msg.MetricsMade(self._number, self._at, reports))
+        return True
+
     # errors
 
     def report(self, message: msg.Message) -> None:
         """Tells the application something, after everything that was added before."""
+        if self._metrics:
+            self.send_metrics()
         if self._values:
             self._send_results([])
         self._runtime.report(message)
@@ -208,6 +229,8 @@ class Outbox:
             self.send(route, msg.ElementDone(number, route, loop, frames))
         self._elements_done.clear()
         done, self._frames_done = self._frames_done, []
+        if self._metrics and (done or self._values):
+            self.send_metrics()
         if self._values:
             self._send_results(done)
         elif done:

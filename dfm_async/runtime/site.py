@@ -18,6 +18,7 @@ from dfm_async.net.program import Program
 from dfm_async.runtime.cache import SiteCache
 from dfm_async.runtime.faults import broken_record
 from dfm_async.runtime.job import SiteJob
+from dfm_async.runtime.objects import JobObjects
 from dfm_async.runtime.operations import OperationTable
 from dfm_async.runtime.threads import Threads
 from dfm_async.wire import messages as msg
@@ -92,6 +93,7 @@ class SiteRuntime:
         self._tasks: set[asyncio.Task[None]] = set()
         self._programs: OrderedDict[tuple[str, int], Program | Exception] = OrderedDict()
         self._jobs: dict[tuple[int, int], SiteJob] = {}
+        self._holding: dict[SiteJob, JobObjects] = {}
         self._early: dict[tuple[int, int], list[msg.Message]] = {}
         self._latest = -1
         self._ended: OrderedDict[tuple[int, int], None] = OrderedDict()
@@ -124,16 +126,28 @@ class SiteRuntime:
         self._jobs.clear()
         for job in jobs:
             job.cancel()
-        for task in self._tasks:
-            task.cancel()
-        # Threads that are inside an operation, and tasks that do not heed their cancellation, cannot be stopped.
-        if self._tasks:
-            _, stubborn = await asyncio.wait(self._tasks, timeout=self._grace)
-            for task in stubborn:
-                _log.warning("%s at site %s ignores its cancellation and is left alone", task.get_name(), self.site)
+        await self._stop_tasks(self._tasks)
         for job in jobs:
             await job.release()
+        if self._holding:
+            await self._close_objects()
         self.threads.close()
+
+    async def _stop_tasks(self, tasks: set[asyncio.Task[None]]) -> None:
+        for task in tasks:
+            task.cancel()
+        # Threads that are inside an operation, and tasks that do not heed their cancellation, cannot be stopped.
+        if tasks:
+            _, stubborn = await asyncio.wait(tasks, timeout=self._grace)
+            for task in stubborn:
+                _log.warning("%s at site %s ignores its cancellation and is left alone", task.get_name(), self.site)
+
+    async def _close_objects(self) -> None:
+        """The last chance to close objects of jobs that have not ended, whether their calls have returned or not."""
+        closing = {objects.close() for objects in self._holding.values() if not objects.closing}
+        if closing:
+            _, late = await asyncio.wait(closing, timeout=self._grace)
+            await self._stop_tasks(late)
 
     def on_loop(self) -> bool:
         """Whether this is the thread of the loop."""
@@ -228,8 +242,39 @@ class SiteRuntime:
         began = loop.time()
         await job.close()
         await job.stopped()
+        if job in self._holding:
+            await asyncio.wait([self._holding[job].close()])
         job.let_go()
         self.report(msg.JobStopped(message.job, message.at, loop.time() - began))
+
+    # objects of jobs
+
+    def hold(self, job: SiteJob, objects: JobObjects) -> None:
+        """A job has objects that must be closed before it has ended: the application waits for that."""
+        self._holding[job] = objects
+        self.report(msg.ObjectsBuilt(job.number, job.at))
+
+    def released(self, job: SiteJob) -> None:
+        """The objects of a job are closed."""
+        self._holding.pop(job, None)
+
+    def end(self, job: SiteJob, objects: JobObjects) -> None:
+        """A job is done, but its objects are not closed: drops it when they are."""
+        if not objects.ending:
+            objects.ending = True
+            self.spawn(self._end(job, objects), None, f"the end of job {job.job_id}")
+
+    async def _end(self, job: SiteJob, objects: JobObjects) -> None:
+        try:
+            async with asyncio.timeout(self._grace):
+                await job.finished()
+        except TimeoutError:  # a call whose deadline is over must not keep the job for ever
+            _log.warning("a call of job %s at site %s does not return; its objects are closed", job.job_id, self.site)
+        await asyncio.wait([objects.close()])
+        if not job.stopping:  # else it was cancelled in the meantime, and its stop is told
+            job.let_go()
+            self.report(msg.ObjectsClosed(job.number, job.at))
+            self.forget(job)
 
     def forget(self, job: SiteJob) -> None:
         """Drops a job that is done."""

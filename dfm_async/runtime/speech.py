@@ -1,10 +1,11 @@
-"""How far the calls of a job are, told to the application a few times per second."""
+"""What the calls of a job say while they run, told to the application a few times per second."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from dfm_async.model.events import Scalar
 from dfm_async.model.ids import Frame
 from dfm_async.wire import messages as msg
 
@@ -15,10 +16,12 @@ __all__ = ["Speech"]
 
 _PAUSE: Final = 0.05
 """How many seconds lie between reports."""
+_BATCH: Final = 1_000
+"""So many reports of metrics do not wait for the pause."""
 
 
 class Speech:
-    """Gathers reports of one job at one location. Of each call only the last report counts."""
+    """Gathers reports of one job at one location. Of each call's progress only the last counts; of metrics, all do."""
 
     __slots__ = ("_due", "_job", "_reports", "_timer")
 
@@ -28,23 +31,34 @@ class Speech:
         self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, node: str, frame: Frame, done: float, total: float | None, note: str) -> None:
+    def progress(self, node: str, frame: Frame, done: float, total: float | None, note: str) -> None:
         """Takes a report, and sends it at the end of this turn of the loop, or when the pause is over."""
         self._reports[node, frame] = (node, frame, done, total, note)
+        self._wait()
+
+    def metrics(self, node: str, frame: Frame, values: dict[str, Scalar], step: int | None) -> None:
+        """The same for metrics; many of them are sent at once."""
+        outbox = self._job.outbox
+        if outbox.add_metrics(node, frame, values, step) >= _BATCH:
+            outbox.send_metrics()
+        else:
+            self._wait()
+
+    def _wait(self) -> None:
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(max(self._due, loop.time()), self.flush)
 
     def flush(self) -> None:
         """Sends what there is, without regard to the pause: something ends that the reports must not come after."""
-        self.close()
-        if self._reports and not self._job.stopping:
-            self._due = asyncio.get_running_loop().time() + _PAUSE
-            reports, self._reports = list(self._reports.values()), {}
-            self._job.runtime.report(msg.ProgressMade(self._job.number, self._job.at, reports))
-
-    def close(self) -> None:
-        """Forgets the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        job = self._job
+        sent = job.outbox.send_metrics()
+        if self._reports and not job.stopping:
+            reports, self._reports = list(self._reports.values()), {}
+            job.runtime.report(msg.ProgressMade(job.number, job.at, reports))
+            sent = True
+        if sent:
+            self._due = asyncio.get_running_loop().time() + _PAUSE

@@ -14,9 +14,10 @@ from typing import Any, Final, TypeAlias
 
 from dfm_async.wire.codec import Packed
 
-__all__ = ["ThreadSource", "Threads"]
+__all__ = ["Done", "ThreadSource", "Threads"]
 
 Done: TypeAlias = Callable[[Any, BaseException | None], None]
+"""Takes a result, or the error that came instead."""
 _Work: TypeAlias = tuple[contextvars.Context, Callable[[], Any], Done]
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,16 @@ import msgspec
 
 from dfm_async import errors
 from dfm_async.errors import DfmError, EncodingError
-from dfm_async.model.events import Event, Failure, FrameCompleted, Progress, StatusChanged, WorkerNotice
+from dfm_async.model.events import (
+    Event,
+    Failure,
+    FrameCompleted,
+    Metrics,
+    Progress,
+    Scalar,
+    StatusChanged,
+    WorkerNotice,
+)
 from dfm_async.model.ids import Frame
 from dfm_async.model.limits import ResultLimits
 from dfm_async.model.status import JobStatus
@@ -49,7 +58,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
 class _Head(msgspec.Struct, frozen=True, array_like=True):
     """One event that is no result. ``error``: its position in the payload, or -1."""
 
-    kind: Literal["failure", "frame", "progress", "status", "worker"]
+    kind: Literal["failure", "frame", "metrics", "progress", "status", "worker"]
     frame: Frame = ()
     site: str = ""
     node: str = ""
@@ -60,6 +69,8 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     status: str = ""
     done: float = 0.0
     total: float | None = None
+    values: dict[str, Scalar] | None = None
+    step: int | None = None
 
 
 _ResultsHead = tuple[int, list[Run]]
@@ -215,6 +226,8 @@ def _head_of(event: Event, point: int, error: int) -> _Head:
                 done=event.done,
                 total=event.total,
             )
+        case Metrics():
+            return _Head("metrics", event.frame, event.site, event.node, values=event.values, step=event.step)
         case WorkerNotice():
             return _Head("worker", site=event.site, node=event.kind, text=event.detail, done=event.seconds)
         case _:
@@ -239,6 +252,7 @@ _EVENT_OF: Final[dict[str, Callable[[int, _Head, list[Any]], Event]]] = {
     "progress": lambda offset, head, _: Progress(
         offset, head.frame, head.site, head.node, head.done, head.total, head.text or ""
     ),
+    "metrics": lambda offset, head, _: Metrics(offset, head.frame, head.site, head.node, head.values or {}, head.step),
     "worker": lambda offset, head, _: WorkerNotice(offset, head.site, head.node, head.done, head.text or ""),  # type: ignore[arg-type] # written by us
 }
 

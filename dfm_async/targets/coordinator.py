@@ -97,6 +97,7 @@ class Coordinator:
         self._owed = [[0, 0] for _ in self.plan.locations]
         self._stopping: frozenset[int] = frozenset()
         self._acknowledged: frozenset[int] = frozenset()
+        self._holding: frozenset[int] = frozenset()
         self._losses = 0
         self._final = (JobStatus.ABORTED, "cancelled")
         self._deadline: asyncio.TimerHandle | None = None
@@ -245,6 +246,7 @@ class Coordinator:
         record.number = number
         self._send = send
         self._kill = kill
+        self._holding = frozenset()
         self.phase = Phase.RUNNING
         if record.decided is JobStatus.SUBMITTED:
             record.change(JobStatus.RUNNING)
@@ -367,7 +369,11 @@ class Coordinator:
 
     def lost(self, at: int, error: WorkerLost) -> None:
         """The worker of a location has ended."""
-        if self.phase is Phase.RUNNING:
+        if self.phase is Phase.RUNNING and self.frames.finished:
+            # Only objects were left to be closed: those of this worker are gone with it.
+            self._stopping |= {at}
+            self._release(at)
+        elif self.phase is Phase.RUNNING:
             self._stopping = frozenset({at})  # it needs no telling
             self._lost(error)
         else:
@@ -439,7 +445,7 @@ class Coordinator:
             self.resubmit(self)
 
     def _check_end(self) -> None:
-        if self.frames.finished and self.phase is Phase.RUNNING:
+        if self.frames.finished and self.phase is Phase.RUNNING and not self._holding:
             failed = self.record.error_count > 0
             self._end(JobStatus.FAILED if failed else JobStatus.FINISHED, None)
 
@@ -505,7 +511,8 @@ class Coordinator:
             return False  # it waits for the store, if for anything
         window, window_bytes = log.limits.window, log.limits.window_bytes
         blocked = self.frames.waiting or any(items >= window or size >= window_bytes for items, size in self._owed)
-        return bool(log.full and not log.readers and blocked and self.phase is Phase.RUNNING)
+        running = self.phase is Phase.RUNNING and not self.frames.finished
+        return bool(log.full and not log.readers and blocked and running)
 
     def _is_waiting(self) -> bool:
         return self.waiting_for_reader
@@ -534,6 +541,20 @@ class Coordinator:
     def _progress_made(self, message: msg.ProgressMade) -> None:
         self._intake.progress(message)
 
+    def _metrics_made(self, message: msg.MetricsMade) -> None:
+        self._intake.metrics(message)
+        self._owe(message.at, len(message.reports), 0)
+
+    def _objects_built(self, message: msg.ObjectsBuilt) -> None:
+        self._holding |= {message.at}
+
+    def _objects_closed(self, message: msg.ObjectsClosed) -> None:
+        self._release(message.at)
+
+    def _release(self, at: int) -> None:
+        self._holding -= {at}
+        self._check_end()
+
     def _frames_done(self, message: msg.FramesDone) -> None:
         self._close_frames(message.frames)
 
@@ -558,6 +579,9 @@ _HANDLERS: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
     msg.OperationError: Coordinator._operation_error,  # noqa: SLF001
     msg.YieldFailed: Coordinator._yield_failed,  # noqa: SLF001
     msg.ProgressMade: Coordinator._progress_made,  # noqa: SLF001
+    msg.MetricsMade: Coordinator._metrics_made,  # noqa: SLF001
+    msg.ObjectsBuilt: Coordinator._objects_built,  # noqa: SLF001
+    msg.ObjectsClosed: Coordinator._objects_closed,  # noqa: SLF001
     msg.FramesDone: Coordinator._frames_done,  # noqa: SLF001
     msg.CancelSeen: Coordinator._cancel_seen,  # noqa: SLF001
     msg.JobStopped: Coordinator._job_stopped,  # noqa: SLF001

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from dfm_async.errors import DfmError
 from dfm_async.model.error_record import ErrorRecord
-from dfm_async.model.events import Failure, FrameCompleted, Progress
+from dfm_async.model.events import Failure, FrameCompleted, Metrics, Progress
 from dfm_async.model.ids import Frame
 from dfm_async.results.decode import Run, result_events
 from dfm_async.results.record import JobRecord
@@ -118,6 +118,15 @@ class Intake:
         for found in held.values():
             offset = self._record.log.end
             self._record.add(Progress(offset, found.frame, found.site, found.node, found.done, found.total, found.note))
+
+    def metrics(self, message: msg.MetricsMade) -> None:
+        """Adds metrics, also while the log is full: like errors they use up credit, so that their site holds back."""
+        record, log = self._record, self._record.log
+        site = record.plan.sites_at[message.at]
+        for node, frame, values, step in message.reports:
+            text = sum(len(value) for value in values.values() if type(value) is str)
+            record.add(Metrics(log.end, frame, site, node, values, step), text)
+        log.wake()
 
     def frame_done(self, index: int) -> None:
         """Adds that a parameter set is done: nothing of it will come again."""

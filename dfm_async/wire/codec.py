@@ -627,11 +627,19 @@ def _pack_numpy_scalar(codec: Codec, value: Any) -> Any:
     return Ext(_Code.NUMPY_SCALAR, codec.dumps([codec._pack(description), value.tobytes()]))  # noqa: SLF001
 
 
+def _is_data(kind: type) -> bool:
+    """Tells whether a class would be sent field by field, if another process could find it by its name."""
+    plain = dataclasses.is_dataclass(kind) or hasattr(kind, "_fields") or hasattr(kind, "__pydantic_fields__")
+    return plain or issubclass(kind, (enum.Enum, msgspec.Struct))
+
+
 def _pickled(codec: Codec, value: Any) -> Any:
+    kind = type(value)
     if not codec.trusted:
         where = "in what is written to a store" if codec.stored else "here"
+        if _is_data(kind) and not _importable(kind):
+            raise TypeError(f"only this process knows its class, and pickle is not allowed {where}; put it in a module")
         raise TypeError(f"no codec knows this type, and pickle is not allowed {where}")
-    kind = type(value)
     # cloudpickle only where a class lives in __main__, in a notebook, or in a function: it travels with its value.
     by_value = kind.__module__ != "builtins" and not _importable(kind)
     dumps = cloudpickle.dumps if by_value else pickle.dumps

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from dfm_async.model.error_record import ErrorRecord
+from dfm_async.model.events import Scalar
 from dfm_async.model.ids import Frame
 from dfm_async.wire.memory import Block, Payload
 
@@ -27,6 +28,9 @@ __all__ = [
     "LoopEnded",
     "Memory",
     "Message",
+    "MetricsMade",
+    "ObjectsBuilt",
+    "ObjectsClosed",
     "OpenFrames",
     "OperationError",
     "PlaceTaken",
@@ -284,6 +288,28 @@ class SendToPlace(_Message, frozen=True, tag=30):
     payload: bytes
 
 
+class MetricsMade(_Message, frozen=True, tag=33):
+    """Metrics of calls, in the order they were reported. ``reports``: node, frame, values, step."""
+
+    job: int
+    at: int
+    reports: list[tuple[str, Frame, dict[str, Scalar], int | None]]
+
+
+class ObjectsBuilt(_Message, frozen=True, tag=34):
+    """The location has objects that live as long as the job: it has ended there with :class:`ObjectsClosed`."""
+
+    job: int
+    at: int
+
+
+class ObjectsClosed(_Message, frozen=True, tag=35):
+    """The location is done with the job, and its objects are closed."""
+
+    job: int
+    at: int
+
+
 # Between channels, about shared memory. Those who use a channel do not see them.
 
 
@@ -326,6 +352,9 @@ Message: TypeAlias = (
     | CancelSeen
     | PlaceTaken
     | ProgressMade
+    | MetricsMade
+    | ObjectsBuilt
+    | ObjectsClosed
     | SendToPlace
     | Memory
     | Release

@@ -118,6 +118,11 @@ def lists(x: list[int], y: list[int]) -> list[list[int]]:
     return [x, y]
 
 
+@b.operation
+def list_and_stream(a: list[int], b: Iterator[int]) -> list[list[int]]:
+    return [a, list(b)]
+
+
 @a.operation
 async def echo(x: Any) -> Any:
     return x
@@ -247,7 +252,7 @@ async def test_a_stream_whose_only_reader_is_in_a_branch_that_does_not_run_is_re
         assert await values(session, pipeline) == []
 
 
-@pytest.mark.parametrize("reader", [both, both_at_once, lists])
+@pytest.mark.parametrize("reader", [both, both_at_once, lists, list_and_stream])
 async def test_one_stream_twice_in_one_call_is_read_twice(connect: Connect, reader: Any) -> None:
     with Pipeline("p") as pipeline:
         stream = agen(4)

@@ -1,6 +1,7 @@
 """Runs every Python block of the documentation, and compares what it prints with the text block behind it.
 
-All blocks of one page run one after the other in one namespace, as the cells of a notebook do.
+All blocks of one page run one after the other in one namespace, as the cells of a notebook do. A block whose first line
+is a comment that names a file, such as ``# square.py``, is that file: it is written to the folder of the page's run.
 """
 
 from __future__ import annotations
@@ -11,25 +12,31 @@ import contextlib
 import difflib
 import inspect
 import io
+import os
 import re
 import subprocess
 import sys
 import types
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 import dfm_async
-from dfm_async import LocalOptions, ResultLimits, RetryPolicy, errors
+from dfm_async import LocalOptions, ResultLimits, RetryPolicy, errors, exchange
+from dfm_async.exchange import AgentOptions, ExecutorOptions, sync
+from dfm_async.exchange.filepipe import gate
 from dfm_async.targets import local
 
 ROOT = Path(__file__).resolve().parents[2]
 EXCLUDED = {"api.md"}
 
+_FILE = re.compile(r"^# (?P<name>[\w-]+\.py)\n")
 _OPEN = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<language>[^`\s]*)[^`]*$")
 
 
@@ -88,7 +95,11 @@ def examples(text: str) -> Iterator[tuple[Block, Block | None]]:
 
 
 async def run_block(block: Block, page: Path, namespace: dict[str, Any]) -> str:
-    """Runs a block, which may use ``await`` on its top level, and gives what it printed."""
+    """Runs a block, which may use ``await`` on its top level, and gives what it printed; or writes the file it is."""
+    file = _FILE.match(block.text)
+    if file is not None:
+        Path(file["name"]).write_text(block.text, encoding="utf-8")  # noqa: ASYNC240 - a small local file
+        return ""
     text = block.text.replace("asyncio.run(main())", "await main()")  # a loop runs already
     source = "\n" * (block.line - 1) + text  # so that tracebacks name the page's own lines
     code = compile(source, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
@@ -152,6 +163,14 @@ def test_a_text_block_belongs_to_the_python_block_directly_before_it() -> None:
     assert found == [("a\n", 2, "b\n"), ("c\n", 10, None)]
 
 
+async def test_a_block_that_names_a_file_is_that_file(main_module: types.ModuleType) -> None:
+    shown, hidden = (Block("python", 1, text, False) for text in ("# made.py\nx = 1\n", "# made.py is a file\ny = 2\n"))
+    assert await run_block(shown, ROOT, main_module.__dict__) == ""
+    await run_block(hidden, ROOT, main_module.__dict__)
+    assert Path("made.py").read_text() == "# made.py\nx = 1\n"  # noqa: ASYNC240 - a small local file
+    assert ("x" in main_module.__dict__, main_module.__dict__["y"]) == (False, 2)
+
+
 def test_a_block_without_an_end_is_refused() -> None:
     with pytest.raises(ValueError, match="line 2 never ends"):
         list(blocks("words\n```python\na\n"))
@@ -173,14 +192,54 @@ def test_an_example_runs_as_it_stands(name: str) -> None:
     assert "JobStatus.FINISHED" in done.stdout
 
 
+def test_federated_averaging_learns_and_leaves_no_process() -> None:
+    mark = uuid.uuid4().hex  # every process inherits it, also those that belong to nobody any more
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "federated_averaging.py")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "DFM_TEST_MARK": mark},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    rounds = [float(found) for found in re.findall(r"after round \d +([\d.]+)%", done.stdout)]
+    assert len(rounds) == 6
+    assert rounds == sorted(rounds)
+    assert rounds[0] < 60 < 80 < rounds[-1]
+    assert f"JobStatus.FINISHED: final accuracy {rounds[-1]}%" in done.stdout
+    drawn = re.findall(r"^(north|south|west) +([▁▂▃▄▅▆▇█]+) ", done.stdout, re.MULTILINE)
+    assert [(site, len(marks)) for site, marks in drawn] == [("north", 20), ("south", 20), ("west", 20)]
+    _, alive = psutil.wait_procs(marked(mark), 10)
+    assert alive == []
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("DFM_TEST_MARK") == mark:
+                found.append(process)
+    return found
+
+
 def test_the_api_page_has_every_public_name() -> None:
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    homes = {"dfm_async": dfm_async.__all__, "dfm_async.targets.local": local.__all__}
+    homes = {
+        "dfm_async": dfm_async.__all__,
+        "dfm_async.exchange": [name for name in exchange.__all__ if name not in dfm_async.__all__],
+        "dfm_async.exchange.sync": sync.__all__,
+        "dfm_async.exchange.filepipe.gate": gate.__all__,
+        "dfm_async.targets.local": local.__all__,
+    }
     names = [f"{home}.{name}" for home, found in homes.items() for name in found]
     assert [name for name in names if not re.search(rf":: {re.escape(name)}\b", page)] == []
 
 
-@pytest.mark.parametrize("options", [LocalOptions, ResultLimits, RetryPolicy], ids=lambda found: found.__name__)
+OPTIONS = [AgentOptions, ExecutorOptions, LocalOptions, ResultLimits, RetryPolicy]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda found: found.__name__)
 def test_the_guide_tells_of_every_option(options: type[msgspec.Struct]) -> None:
     guide = "".join(page.read_text(encoding="utf-8") for page in pages())
     rows = "".join(line for line in guide.splitlines() if line.startswith("|"))

@@ -19,7 +19,7 @@ from dfm_async.errors import (
     HandshakeRefused,
     ResultNotDelivered,
 )
-from dfm_async.exchange import AgentOptions, FlareAgent, PlainCodec, Task
+from dfm_async.exchange import AgentOptions, Encoded, FlareAgent, PlainCodec, Task
 from dfm_async.exchange import messages as msg
 from dfm_async.exchange.agent import FAILED
 from dfm_async.exchange.bootstrap import VARIABLE
@@ -502,6 +502,7 @@ async def test_a_conversion_of_a_result_that_raises_is_told_to_the_site_and_clea
         found = await accepting(hand)
         assert found.rc == FAILED
         assert "could not be converted: KeyError: 'weights'" in found.reason
+        assert PlainCodec().decode(Encoded(found.data)) is None  # the site can read it, so the reason is what it sees
         with pytest.raises(ConversionError) as caught:
             await answering
         assert isinstance(caught.value.__cause__, KeyError)
@@ -1303,8 +1304,8 @@ def test_options_of_the_wrong_kind_are_refused() -> None:
 
 
 def test_a_program_that_was_not_launched_has_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.delenv("CLIENT_API_TYPE", raising=False)
+    for name in (VARIABLE, "CLIENT_API_TYPE", "NVFLARE_CLIENT_API_BOOTSTRAP"):
+        monkeypatch.delenv(name, raising=False)
     with pytest.raises(HandshakeRefused, match=VARIABLE):
         FlareAgent.from_environment()
 

@@ -338,6 +338,17 @@ async def test_jobs_that_the_full_queue_refuses_neither_count_as_ended_nor_push_
 # errors
 
 
+async def test_calls_that_fail_all_at_once_and_whose_results_nobody_wants_end_the_job(connect: Connect) -> None:
+    """More failures than may be told without credit: the last calls end while nothing goes on before it comes."""
+    with Pipeline("unwanted") as unwanted:
+        fail(PlaceParam("n"))
+    async with asyncio.timeout(LIMIT), connect(fed, options=SHORT) as session:
+        job = await session.execute(unwanted, [{"n": n} for n in range(200)], options=ResultLimits(window=10))
+        failures = [event async for event in job.events() if isinstance(event, Failure)]
+        assert len(failures) == 200
+        assert job.status is JobStatus.FAILED
+
+
 @pytest.mark.parametrize("reruns", [0, 1])
 async def test_each_value_that_a_cache_cannot_keep_is_an_error_of_its_parameter_set(
     connect: Connect, reruns: int

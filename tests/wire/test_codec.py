@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime as dt
 import os
 import pickle
@@ -262,6 +263,17 @@ def test_what_cannot_travel_is_named_with_its_type_and_the_path_to_it(make: Call
             assert caught.value.path in str(caught.value)
             assert caught.value.type_name in str(caught.value)
     assert told == {}
+
+
+def test_a_class_that_others_cannot_find_is_told_to_be_put_in_a_module() -> None:
+    @dataclasses.dataclass
+    class Local:
+        x: int
+
+    with pytest.raises(EncodingError, match=r"only this process knows its class.*put it in a module"):
+        untrusted.pack(Local(1))
+    with pytest.raises(EncodingError, match="no codec knows this type"):
+        untrusted.pack(object())
 
 
 def test_a_member_of_a_set_that_cannot_travel_is_named() -> None:

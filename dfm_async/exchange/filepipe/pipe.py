@@ -11,13 +11,17 @@ from typing import Final
 
 from dfm_async.errors import FobsError
 from dfm_async.exchange import messages as msg
-from dfm_async.exchange.filepipe import fobs
 from dfm_async.exchange.filepipe.queue import DirectoryQueue, Received, Sent, Side
 from dfm_async.exchange.filepipe.sections import Dialect
 from dfm_async.exchange.filepipe.translate import BEAT, Channel, Outgoing, ProgramSide, SiteSide, Translator
 from dfm_async.exchange.pipes.base import Receiver
 from dfm_async.exchange.tasks import OwnedTasks
 from dfm_async.runtime.once import in_thread
+
+try:
+    from dfm_async.exchange.filepipe import fobs
+except ImportError as error:
+    raise ImportError("programs of NVFLARE 2.5 to 2.8 need an extra here: pip install 'dfm-async[filepipe]'") from error
 
 __all__ = ["FilePipe"]
 

@@ -20,7 +20,7 @@ _LARGEST_MESSAGE: Final = 1 << 30
 _LARGEST_STRANGER: Final = 16 * 1024
 """What a peer may say before it is known."""
 _LARGEST_CHUNK: Final = 16 * 1024 * 1024
-_HIGH: Final = 1024 * 1024
+_HIGH: Final = 128 * 1024
 """From how many unsent bytes on :meth:`SocketPipe.drain` waits."""
 
 

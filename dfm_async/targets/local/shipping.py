@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import pickle
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cloudpickle
@@ -76,17 +76,9 @@ def ship_site(site: Site) -> bytes:
         try:
             if code is None:
                 code = _ByValue(cloudpickle.dumps(adapter.code, protocol=5))
-            bare = Adapter(
-                operation=adapter.operation,
-                code=None,
-                args=adapter.args,
-                provider=adapter.provider,
-                retry=adapter.retry,
-                deadline=adapter.deadline,
-                cost=adapter.cost,
-                in_process=adapter.in_process,
-            )
-            cloudpickle.dumps(adapter.args)
+            # Of a declared signature names and defaults are enough: what types mean was checked before.
+            bare = replace(adapter, code=None, declared=adapter.declared and adapter.declared.untyped)
+            cloudpickle.dumps((bare.args, bare.declared))
         except Exception as error:
             raise ShippingError(adapter.operation, site.name, str(error) or type(error).__name__) from error
         shipped.append(_Shipped(bare, code))
@@ -103,17 +95,5 @@ def load_adapters(data: bytes) -> list[Adapter]:
                 code = _code_of(code)
         else:
             code = pickle.loads(shipped.code.data)  # noqa: S301 - from the process that started us
-        bare = shipped.adapter
-        adapters.append(
-            Adapter(
-                operation=bare.operation,
-                code=code,
-                args=bare.args,
-                provider=bare.provider,
-                retry=bare.retry,
-                deadline=bare.deadline,
-                cost=bare.cost,
-                in_process=bare.in_process,
-            )
-        )
+        adapters.append(replace(shipped.adapter, code=code))
     return adapters

@@ -1,0 +1,330 @@
+"""A cell of NVFLARE 2.9 that plays the part of a client's job for programs that use ``nvflare.client``.
+
+NVFLARE calls back in its own threads; everything is handed over to the event loop. What blocks runs in threads of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.apis.utils.decomposers import flare_decomposers
+from nvflare.apis.utils.task_utils import materialize_lazy_download_refs
+from nvflare.app_common.decomposers import common_decomposers
+from nvflare.client.cell.bootstrap import (
+    BOOTSTRAP_FILE_ENV_VAR,
+    BOOTSTRAP_SCHEMA_VERSION,
+    EXTERNAL_PROCESS_EXECUTION_MODE,
+    BootstrapKey,
+    write_bootstrap_config,
+)
+from nvflare.client.cell.defs import CHANNEL, PROTOCOL_VERSION, MsgKey, Topic
+from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellReturnCode
+from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
+from nvflare.fuel.f3.streaming.download_service import DownloadService
+from nvflare.fuel.utils.fobs import FOBSContextKey
+
+from dfm_async.errors import TaskRejected
+from dfm_async.runtime.once import in_thread
+
+__all__ = ["BOOTSTRAP_VARIABLE", "CellHost", "CellLaunch"]
+
+BOOTSTRAP_VARIABLE: Final = BOOTSTRAP_FILE_ENV_VAR
+"""The environment variable by which a program finds its site."""
+
+_SHUTDOWN: Final = 5.0
+"""How long a program may take to answer that it will end, in seconds."""
+
+
+def _reply(topic: str, **fields: Any) -> Any:
+    return make_reply(CellReturnCode.OK, body={MsgKey.REPLY_TOPIC: topic, **fields})
+
+
+class CellLaunch:
+    """One launch of a program: what it may say, and who listens. Attributes are set on the event loop.
+
+    Args:
+        name: the name of its cell.
+        on_up: the program is there.
+        on_alive: it gave a sign of life.
+        on_result: it has answered a task, by id and shareable.
+        on_settled: it has handed over everything that belongs to its answer.
+        on_metric: it measured something: name, value, step.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        on_up: Callable[[], None],
+        on_alive: Callable[[], None],
+        on_result: Callable[[str, Any], None],
+        on_settled: Callable[[], None],
+        on_metric: Callable[[str, Any, int | None], None],
+    ) -> None:
+        self.name = name
+        self.token = secrets.token_urlsafe(32)
+        self.session: str | None = None
+        self.task: str | None = None
+        self.signal = Signal()
+        self.on_up = on_up
+        self.on_alive = on_alive
+        self.on_result = on_result
+        self.on_settled = on_settled
+        self.on_metric = on_metric
+
+
+class CellHost:
+    """One cell, for one program at a time.
+
+    Args:
+        site: the name of the site.
+        job: the job.
+        heartbeat_interval: how often the program shall give a sign of life, in seconds.
+        heartbeat_timeout: how long it waits for our answers to them, in seconds; 0 means for ever.
+    """
+
+    def __init__(self, site: str, job: str, heartbeat_interval: float, heartbeat_timeout: float) -> None:
+        self._site = site or "site"
+        self._job = job or "job"
+        self._beat = (heartbeat_interval, heartbeat_timeout)
+        self._loop = asyncio.get_running_loop()
+        # Three parts, on the side of clients: such a cell never tries to reach a server.
+        self._name = f"{_plain(self._site)}.{_plain(self._job)}.dfm_{uuid.uuid4().hex[:8]}"
+        self._launch: CellLaunch | None = None
+        self._cell: Any = None
+        self._url = ""
+
+    async def open(self) -> None:
+        """Starts the cell, and listens on this machine."""
+        await in_thread(self._open, "cell-open")
+
+    def _open(self) -> None:
+        flare_decomposers.register()
+        common_decomposers.register()
+        cell = self._cell = Cell(
+            fqcn=self._name,
+            root_url="tcp://127.0.0.1:1",  # never used, but asked for
+            secure=False,
+            credentials={},
+            create_internal_listener=False,
+        )
+        for topic, handler in (
+            (Topic.HELLO, self._hello),
+            (Topic.SESSION_READY, self._ready),
+            (Topic.HEARTBEAT, self._heartbeat),
+            (Topic.RESULT_READY, self._result),
+            (Topic.RESULT_SOURCE_SETTLED, self._settled),
+            (Topic.LOG, self._log),
+        ):
+            cell.register_request_cb(channel=CHANNEL, topic=topic, cb=handler)
+        cell.start()
+        DownloadService.initialize(cell)
+        resources = {"host": "localhost", "listen_host": "127.0.0.1", "connection_security": "clear"}
+        cell.make_internal_listener(scheme="tcp", resources=resources)
+        self._url = cell.get_internal_listener_url()
+
+    async def close(self) -> None:
+        """Stops the cell, and closes what NVFLARE leaves open."""
+        self.expect(None)
+        if self._cell is not None:
+            await in_thread(self._close, "cell-close")
+            self._cell = None
+
+    def _close(self) -> None:
+        cell = self._cell
+        cell.stop()  # else the interpreter would wait for its threads for ever
+        for connector in cell.core_cell.communicator.conn_manager.connectors.values():
+            server = getattr(connector.driver, "server", None)
+            if server is not None:
+                server.server_close()
+        cell.core_cell.ALL_CELLS.pop(self._name, None)
+
+    def expect(self, launch: CellLaunch | None) -> None:
+        """From now on, only this launch is listened to."""
+        old, self._launch = self._launch, launch
+        if old is not None and old is not launch:
+            old.signal.trigger("another program was launched, or none")
+
+    def new_name(self) -> str:
+        """A name for the cell of a program."""
+        return f"{self._name}.program_{uuid.uuid4().hex[:8]}"
+
+    def write_bootstrap(self, launch: CellLaunch, path: str, task_exchange: dict[str, Any]) -> None:
+        """Writes the file that tells a program where we are."""
+        write_bootstrap_config(
+            path,
+            {
+                BootstrapKey.SCHEMA_VERSION: BOOTSTRAP_SCHEMA_VERSION,
+                BootstrapKey.EXECUTION_MODE: EXTERNAL_PROCESS_EXECUTION_MODE,
+                BootstrapKey.CONNECT_URL: self._url,
+                BootstrapKey.CJ_FQCN: self._name,
+                BootstrapKey.CJ_PID: os.getpid(),  # the program ends when this process does
+                BootstrapKey.TRAINER_FQCN: launch.name,
+                BootstrapKey.LAUNCH_TOKEN: launch.token,
+                BootstrapKey.JOB_ID: self._job,
+                BootstrapKey.SITE_NAME: self._site,
+                BootstrapKey.SECURE_MODE: False,
+                BootstrapKey.TASK_EXCHANGE: task_exchange,
+                BootstrapKey.MEMORY_GC_ROUNDS: 0,
+                BootstrapKey.CUDA_EMPTY_CACHE: False,
+            },
+        )
+
+    # what programs say: in NVFLARE's threads
+
+    def _hello(self, request: Any) -> Any:
+        said, launch = request.payload, self._launch
+        good = (
+            launch is not None
+            and isinstance(said, dict)
+            and request.get_header(MessageHeaderKey.ORIGIN) == launch.name == said.get(MsgKey.TRAINER_FQCN)
+            and isinstance(said.get(MsgKey.PROOF), str)
+            and secrets.compare_digest(said[MsgKey.PROOF].encode(), launch.token.encode())
+            and said.get(MsgKey.PROTOCOL_VERSION) == PROTOCOL_VERSION
+        )
+        if not good or launch is None:
+            return _reply(Topic.HELLO_REJECTED, **{MsgKey.REASON: "the site does not expect this program"})
+        if launch.session is None:  # a hello can come twice, and gets the same answer
+            launch.session = uuid.uuid4().hex
+        return _reply(
+            Topic.HELLO_ACCEPTED,
+            **{
+                MsgKey.SESSION_ID: launch.session,
+                MsgKey.JOB_ID: self._job,
+                MsgKey.SITE_NAME: self._site,
+                MsgKey.HEARTBEAT_INTERVAL: self._beat[0],
+                MsgKey.HEARTBEAT_TIMEOUT: self._beat[1],
+                MsgKey.SECURE_MODE: False,
+            },
+        )
+
+    def _known(self, request: Any) -> tuple[CellLaunch, dict[str, Any]] | None:
+        """Who says it, and what; None if it is not the program that is expected."""
+        launch, said = self._launch, request.payload
+        if (
+            launch is None
+            or launch.session is None
+            or not isinstance(said, dict)
+            or request.get_header(MessageHeaderKey.ORIGIN) != launch.name
+            or said.get(MsgKey.SESSION_ID) != launch.session
+        ):
+            return None
+        self._post(launch.on_alive)
+        return launch, said
+
+    def _post(self, call: Callable[..., None], *args: Any) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call, *args)
+
+    def _ready(self, request: Any) -> Any:
+        known = self._known(request)
+        if known is None:
+            return _stranger()
+        self._post(known[0].on_up)
+        return _reply(Topic.SESSION_READY, **{MsgKey.SESSION_ID: known[0].session})
+
+    def _heartbeat(self, request: Any) -> Any:
+        known = self._known(request)
+        return _stranger() if known is None else _reply(Topic.HEARTBEAT, **{MsgKey.SESSION_ID: known[0].session})
+
+    def _result(self, request: Any) -> Any:
+        known = self._known(request)
+        if known is None:
+            return _stranger()
+        launch, said = known
+        task, result = said.get(MsgKey.TASK_ID), said.get(MsgKey.RESULT)
+        if task is None or task != launch.task or not isinstance(result, Shareable):
+            return _reply(Topic.RESULT_REJECTED, **{MsgKey.REASON: "nobody waits for this task's result"})
+        launch.task = None
+        self._post(launch.on_result, task, result)
+        return _reply(Topic.RESULT_ACCEPTED)
+
+    def _settled(self, request: Any) -> Any:
+        known = self._known(request)
+        if known is None:
+            return _stranger()
+        self._post(known[0].on_settled)
+        return _reply(Topic.RESULT_SOURCE_SETTLED, **{MsgKey.TASK_ID: known[1].get(MsgKey.TASK_ID)})
+
+    def _log(self, request: Any) -> None:
+        known = self._known(request)
+        if known is not None:
+            launch, said = known
+            step = said.get("global_step")
+            self._post(
+                launch.on_metric, str(said.get("key")), said.get("value"), step if isinstance(step, int) else None
+            )
+
+    # what we say
+
+    def _ask(self, launch: CellLaunch, topic: str, said: dict[str, Any], limit: float | None, **more: Any) -> Any:
+        return self._cell.send_request(
+            channel=CHANNEL,
+            topic=topic,
+            target=launch.name,
+            timeout=limit,
+            request=new_cell_message({}, {MsgKey.SESSION_ID: launch.session, **said}),
+            **more,
+        )
+
+    async def give_task(self, launch: CellLaunch, task: str, name: str, shareable: Any) -> None:
+        """Gives a task; returns when the program has all of it.
+
+        Raises:
+            TaskRejected: the program does not take it.
+        """
+        shareable.set_header("job_id", self._job)
+        shareable.set_header("site_name", self._site)
+        shareable.set_header(FOBSContextKey.RECEIVER_IDS, [self._name])  # who will fetch the arrays of the result
+        launch.task = task
+        said = {MsgKey.TASK_ID: task, MsgKey.TASK_NAME: name, MsgKey.MODEL: shareable}
+
+        def ask() -> Any:
+            return self._ask(
+                launch, Topic.TASK_READY, said, None, abort_signal=launch.signal, receiver_ids=(launch.name,)
+            )
+
+        answer = await in_thread(ask, "cell-task")
+        code = None if answer is None else answer.get_header(MessageHeaderKey.RETURN_CODE)
+        body = answer.payload if code == CellReturnCode.OK and isinstance(answer.payload, dict) else {}
+        if body.get(MsgKey.REPLY_TOPIC) != Topic.TASK_ACCEPTED:
+            raise TaskRejected(name, str(body.get(MsgKey.REASON) or f"it did not answer ({code})"))
+
+    async def fetch(self, launch: CellLaunch, result: Any) -> Any:
+        """Fetches the arrays of a result."""
+        cell = self._cell
+        return await in_thread(lambda: materialize_lazy_download_refs(result, cell, launch.signal), "cell-result")
+
+    async def shut_down(self, launch: CellLaunch, reason: str) -> None:
+        """Asks the program to end."""
+        said = {MsgKey.REASON: reason}
+        await in_thread(lambda: self._ask(launch, Topic.SHUTDOWN, said, _SHUTDOWN, optional=True), "cell-end")
+
+    async def abort(self, launch: CellLaunch, reason: str) -> None:
+        """Tells the program to stop now."""
+        message = new_cell_message({}, {MsgKey.SESSION_ID: launch.session, MsgKey.REASON: reason})
+
+        def tell() -> None:
+            self._cell.fire_and_forget(
+                channel=CHANNEL, topic=Topic.ABORT, targets=[launch.name], message=message, optional=True
+            )
+
+        await in_thread(tell, "cell-abort")
+
+
+def _stranger() -> Any:
+    return _reply(Topic.ERROR, **{MsgKey.REASON: "the site does not know this session"})
+
+
+def _plain(name: str) -> str:
+    """A name without the dots that separate the parts of a cell's name."""
+    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)

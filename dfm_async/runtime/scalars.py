@@ -1,0 +1,68 @@
+"""Metrics as operations pass them, made plain: what can be sent, stored and read by anybody."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any, SupportsIndex
+
+from dfm_async.model.events import Scalar
+
+__all__ = ["plain_step", "plain_text", "plain_values"]
+
+
+def plain_values(values: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Checks and copies metrics.
+
+    Raises:
+        TypeError: a name is no string, or a value no number, string or truth value.
+        ValueError: a whole number needs more than 64 bits.
+    """
+    if not isinstance(values, Mapping):
+        raise TypeError(f"metrics must be a mapping of names to values, not {values!r}")
+    found: dict[str, Scalar] = {}
+    for name, value in values.items():
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a metric must be a string, not {name!r}")
+        found[plain_text(name)] = _plain(name, value)
+    return found
+
+
+def plain_step(step: SupportsIndex | None) -> int | None:
+    """Checks the step that metrics belong to.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it needs more than 64 bits.
+    """
+    if step is None:
+        return None
+    try:
+        return _sendable("step", operator.index(step))
+    except TypeError:
+        raise TypeError(f"step must be a whole number or None, not {step!r}") from None
+
+
+def plain_text(text: str) -> str:
+    """Text that can be encoded: halves of surrogate pairs are written out."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _plain(name: str, value: Any) -> Scalar:
+    if getattr(value, "shape", None) == ():  # a scalar of numpy, or of a library that follows it
+        value = value.item()
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return _sendable(f"metric {name!r}", int(value))
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return plain_text(value)
+    raise TypeError(f"metric {name!r} must be a number, a string or a truth value, not {value!r}")
+
+
+def _sendable(what: str, value: int) -> int:
+    if not -(2**63) <= value < 2**64:
+        raise ValueError(f"{what} does not fit into 64 bits: {value}")
+    return value

@@ -1,0 +1,85 @@
+"""A program that does what its tasks say, and ends with the exit code that it was given."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dfm_async.exchange import messages
+from dfm_async.exchange.agent import FlareAgent
+from dfm_async.exchange.pipes.socket import SocketPipe
+from dfm_async.exchange.task import Task
+from dfm_async.exchange.transfers import Pull
+
+manner, code = [*sys.argv[1:], "", "0"][:2]
+send, arrived = SocketPipe.send, Pull.arrived
+
+
+def say_more_than_hello(last: messages.Message) -> Any:
+    def say(pipe: SocketPipe, message: messages.Message, data: memoryview | None = None) -> None:
+        send(pipe, message, data)
+        if isinstance(message, messages.Hello):
+            send(pipe, last)
+
+    return say
+
+
+def take_slowly(pull: Pull, chunk: messages.Chunk, size: int) -> None:
+    time.sleep(0.1)
+    arrived(pull, chunk, size)
+
+
+changed: Any = FlareAgent, SocketPipe, Pull
+if manner == "deaf":
+    changed[0]._task_offered = lambda agent, offer: print("not listening", flush=True)
+elif manner == "slow":
+    changed[2].arrived = take_slowly
+elif manner == "ends":
+    changed[1].send = say_more_than_hello(messages.End("I am not in the mood"))
+elif manner == "aborts":
+    changed[1].send = say_more_than_hello(messages.Abort("I am not in the mood"))
+
+
+async def do(agent: FlareAgent, task: Task) -> Any:
+    order = task.data if isinstance(task.data, dict) else {}
+    match order.get("do"):
+        case "measure":
+            for step in range(3):
+                await agent.log({"loss": step / 2}, step=step)
+                agent.progress(step + 1, 3, "going on")
+        case "double":
+            return order["array"] * 2
+        case "wait":
+            print("waiting", flush=True)
+            await asyncio.get_running_loop().create_future()
+        case "leave the connection to a child":
+            if os.fork():
+                os._exit(order["code"])
+            signal.pause()
+        case "raise":
+            raise ValueError("no such data")
+    return order.get("answer", os.getpid())
+
+
+async def main() -> None:
+    async with FlareAgent() as agent:
+        if manner == "leaves":
+            return
+        if manner == "runs":
+            await agent.run(partial(do, agent))
+        async for task in agent:
+            rc = "SOMETHING_ELSE" if manner == "fails" else "OK"
+            await agent.submit_result(await do(agent, task), rc=rc, reason="because" if rc != "OK" else "")
+    print("ended", flush=True)
+
+
+asyncio.run(main())
+if manner == "lingers":
+    print("lingering", flush=True)
+    Path(code).read_text()
+    code = "0"
+sys.exit(int(code))

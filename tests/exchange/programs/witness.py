@@ -1,0 +1,109 @@
+"""A program that stops at a moment of an exchange, and writes down what it sees of the end of its site."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+moment, manner, folder = sys.argv[1:4]
+seen: dict[str, object] = {}
+
+
+def saw(**what: object) -> None:
+    """Writes it down, in one step: signals interrupt this too."""
+    seen.update(what)
+    handle = os.open(Path(folder, f"{moment}.seen"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(handle, json.dumps(what).encode() + b"\n")
+    os.close(handle)
+
+
+def reached() -> None:
+    """Tells the site, whose turn it is to die."""
+    if manner != "natural":
+        subprocess.Popen(["sh", "-c", 'trap "" TERM; sleep 600'])
+    saw(moment=moment)
+    print("at", moment, flush=True)
+
+
+def sigterm(*_: object) -> None:
+    saw(SIGTERM=True)
+    if manner == "polite" and ("closed" in seen or moment == "before hello"):
+        os._exit(0)
+
+
+signal.signal(signal.SIGTERM, sigterm)
+if moment == "before hello":
+    reached()
+    while True:
+        signal.pause()
+
+from dfm_async.exchange import messages  # noqa: E402
+from dfm_async.exchange.agent import FlareAgent  # noqa: E402
+from dfm_async.exchange.pipes.socket import SocketPipe  # noqa: E402
+from dfm_async.exchange.transfers import Pull  # noqa: E402
+
+stop, arrived, send = FlareAgent._stop, Pull.arrived, SocketPipe.send
+done: set[str] = set()
+
+
+def at(where: str) -> bool:
+    """Whether this is the moment, for the first time."""
+    if where != moment or where in done:
+        return False
+    done.add(where)
+    reached()
+    return True
+
+
+def on_stop(agent: FlareAgent, reason: str, detail: str) -> None:
+    stop(agent, reason, detail)
+    saw(closed=reason)
+    if manner == "polite" and "SIGTERM" in seen:
+        os._exit(0)
+
+
+def after_a_chunk(pull: Pull, chunk: messages.Chunk, size: int) -> None:
+    if moment == "receiving" and pull.done:
+        at("receiving")
+        return  # it never gets any further
+    arrived(pull, chunk, size)
+
+
+def instead_of_sending(pipe: SocketPipe, message: messages.Message, data: memoryview | None = None) -> None:
+    if isinstance(message, messages.ResultOffer) and moment == "offering":
+        at("offering")
+    elif isinstance(message, messages.Chunk) and message.offset and moment == "transferring":
+        at("transferring")
+    else:
+        send(pipe, message, data)
+
+
+changed: Any = FlareAgent, Pull, SocketPipe
+changed[0]._stop, changed[1].arrived, changed[2].send = on_stop, after_a_chunk, instead_of_sending
+if moment == "after hello":
+    changed[0]._task_offered = lambda agent, offer: None
+
+
+async def main() -> None:
+    async with FlareAgent() as agent:
+        at("after hello")
+        task = await agent.get_task()
+        assert task is not None
+        if not at("computing"):
+            await agent.submit_result(task.data)
+            at("settled")
+        await asyncio.get_running_loop().create_future()
+
+
+try:
+    asyncio.run(main())
+except Exception as error:
+    saw(raised=type(error).__name__)
+    if manner == "natural":
+        raise
+while True:  # politeness is shown in the handlers: both the signal and the end of the connection must have been seen
+    signal.pause()
