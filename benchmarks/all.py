@@ -25,6 +25,10 @@ NAMES = (
     "worker_lost",
     "worker_memory",
     "durable_store",
+    "program_round_trip",
+    "program_transfer",
+    "program_start",
+    "program_lost",
 )
 LIMIT = 900
 

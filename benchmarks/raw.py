@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from benchmarks import operations
 
@@ -47,12 +47,14 @@ def _echo_process(path: str) -> None:
 class SocketEcho:
     """A process that sends back what it gets over a Unix socket; asyncio streams on both sides."""
 
-    async def __aenter__(self) -> SocketEcho:
+    _echo = staticmethod(_echo_process)
+
+    async def __aenter__(self) -> Self:
         self._directory = tempfile.TemporaryDirectory()
         path = str(Path(self._directory.name) / "echo")
         connected: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._server = await asyncio.start_unix_server(lambda r, w: connected.set_result((r, w)), path)
-        self._process = _spawn.Process(target=_echo_process, args=(path,), daemon=True)
+        self._process = _spawn.Process(target=self._echo, args=(path,), daemon=True)
         self._process.start()
         self._reader, self._writer = await connected
         return self
@@ -67,6 +69,35 @@ class SocketEcho:
         """Sends a small value there and back."""
         await _send(self._writer, operations.echo(x))
         return await _receive(self._reader)
+
+
+async def _receive_bytes(reader: asyncio.StreamReader) -> bytes:
+    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    return await reader.readexactly(length)
+
+
+async def _serve_bytes(path: str) -> None:
+    reader, writer = await asyncio.open_unix_connection(path)
+    with contextlib.suppress(asyncio.IncompleteReadError):
+        while True:
+            data = await _receive_bytes(reader)
+            writer.write(_LENGTH.pack(len(data)) + data)
+    writer.close()
+
+
+def _echo_bytes_process(path: str) -> None:
+    asyncio.run(_serve_bytes(path))
+
+
+class BytesEcho(SocketEcho):
+    """The same for bytes as they are, behind their length."""
+
+    _echo = staticmethod(_echo_bytes_process)
+
+    async def round_trip(self, data: Any) -> Any:
+        """Sends bytes there and back."""
+        self._writer.write(_LENGTH.pack(len(data)) + data)
+        return await _receive_bytes(self._reader)
 
 
 def _produce(commands: Any, values: Any) -> None:

@@ -553,7 +553,7 @@ class FlareAgent:
         if self._closed is None:
             self._closed = closed
             self._queue.clear()
-        if self._settling is not None:
+        if reason != "ended" and self._settling is not None:
             self._settling.abandon(str(closed))
         if self._result is not None and not self._result.done():
             self._result.set_exception(_anew(closed))

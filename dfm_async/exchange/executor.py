@@ -84,8 +84,10 @@ class LauncherExecutor:
         if not isinstance(self.options, ExecutorOptions):
             raise TypeError(f"options must be ExecutorOptions, not {options!r}")
         self._launcher = launcher
-        self._gate: Gate = SocketGate(transport, site=site, job=job) if isinstance(transport, str) else transport
+        self._gate: Gate = SocketGate(transport) if isinstance(transport, str) else transport
         self._codec: ValueCodec = codec or getattr(self._gate, "codec", None) or PlainCodec()
+        self._site = site
+        self._job = job
         self._on_metrics = on_metrics
         self._on_progress = on_progress
         self._turn = asyncio.Lock()
@@ -116,7 +118,7 @@ class LauncherExecutor:
         if self._phase != "new":
             raise RuntimeError(f"this executor is {self._phase}: make a new one")
         self._phase = "open"
-        await self._gate.open()
+        await self._gate.open(self.options, self._site, self._job)
         if self._launcher is not None:
             await self._launcher.initialize()
 
@@ -156,7 +158,7 @@ class LauncherExecutor:
             The result with the program's own return code.
 
         Raises:
-            BadTask: the task has a name that is not taken.
+            BadTask: the task has a name that is not taken, or the program was given the same task before.
             LaunchFailed: the program did not start, or did not come up.
             ProgramExited: it ended before the result was there.
             PeerGone: it vanished in another way.
@@ -375,7 +377,7 @@ class LauncherExecutor:
         if up.done() and up.result().up:
             return up.result()
         if up.done():
-            problem = f"it came and went: {up.result().why_not_up}"
+            problem = f"it came and went: {up.result().fate.result().detail}"
             await asyncio.wait({exit_}, timeout=_EXIT_NEWS)
         elif exit_.done():
             problem = f"it ended {_how(exit_.result())} before it said hello"
@@ -408,7 +410,7 @@ class LauncherExecutor:
         end = up.result()
         if not end.up:
             await self._drop("")
-            raise PeerGone(end.why_not_up)
+            raise PeerGone(end.fate.result().detail)
         return end
 
     # during a task

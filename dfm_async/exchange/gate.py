@@ -17,6 +17,7 @@ from typing import Final, Literal, Protocol
 from dfm_async.exchange.bootstrap import VARIABLE, Address, Bootstrap, new_token, write_bootstrap
 from dfm_async.exchange.launcher import Invitation
 from dfm_async.exchange.messages import VERSION, Chunk, Hello, Message, Refused, Welcome
+from dfm_async.exchange.options import ExecutorOptions
 from dfm_async.exchange.pipes.base import Pipe, stamp_of
 from dfm_async.exchange.pipes.memory import MemoryPipe, memory_pair
 from dfm_async.exchange.pipes.socket import SocketPipe
@@ -32,8 +33,8 @@ _STRANGERS: Final = 64
 class Gate(Protocol):
     """Lets programs in. Every launch is expected once."""
 
-    async def open(self) -> None:
-        """Makes ready to be knocked at."""
+    async def open(self, options: ExecutorOptions, site: str, job: str) -> None:
+        """Makes ready to be knocked at. The executor says how it waits, and what the program may know."""
         ...
 
     def expect(self, on_up: Callable[[Pipe], None], *, launch_once: bool) -> Invitation:
@@ -54,17 +55,15 @@ class SocketGate:
 
     Args:
         kind: which of them.
-        site: the name of the site, for the program to know.
-        job: the job that the program works for.
     """
 
-    def __init__(self, kind: Literal["unix", "tcp", "memory"] = "unix", *, site: str = "", job: str = "") -> None:
+    def __init__(self, kind: Literal["unix", "tcp", "memory"] = "unix") -> None:
         if kind not in ("unix", "tcp", "memory"):
             raise ValueError(f"the transport must be 'unix', 'tcp' or 'memory', not {kind!r}")
         self.session = secrets.token_hex(8)
         self._kind = kind
-        self._site = site
-        self._job = job
+        self._site = ""
+        self._job = ""
         self._server: asyncio.Server | None = None
         self._address: Address | None = None
         self._folder: str | None = None
@@ -73,10 +72,12 @@ class SocketGate:
         self._file: Path | None = None
         self._strangers: set[_Stranger] = set()
 
-    async def open(self) -> None:
+    async def open(self, options: ExecutorOptions, site: str, job: str) -> None:
         """Begins to listen."""
+        del options
         if self._address is not None:
             return
+        self._site, self._job = site, job
         loop = asyncio.get_running_loop()
         if self._kind == "memory":
             self._address = Address(kind="memory", name=self.session)

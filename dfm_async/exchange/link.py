@@ -130,6 +130,8 @@ class Link:
         try:
             self.send(message)
             waiting.arm()
+            if limit is None:
+                return await answer
             with self.payload():  # the other side may be busy with decoding it; the limit says for how long
                 return await answer
         finally:

@@ -97,6 +97,7 @@ class ResultOffer(_Message, frozen=True, tag=7):
     result: str
     rc: str
     data: bytes
+    """Empty if there is nothing to send, not even None."""
     parts: list[tuple[int, int]]
     reason: str = ""
 

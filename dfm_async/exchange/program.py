@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+import msgspec
+
 from dfm_async.errors import ProgramFailed
 from dfm_async.exchange.executor import LauncherExecutor
 from dfm_async.exchange.gate import Gate
@@ -19,7 +21,6 @@ from dfm_async.wire.output import LogRecord
 
 __all__ = ["Program"]
 
-_ANY: Final = ExecutorOptions(other_tasks=("*",))
 _ROUNDS: Final = ("round", "total_rounds")
 _NVFLARE: Final = ("nvflare-2.8", "nvflare-2.9")
 _TRANSPORTS: Final = ("unix", "tcp", *_NVFLARE)
@@ -45,7 +46,7 @@ class Program:
             ``nvflare.client`` of that version (2.5 to 2.8 by files, in the folder ``cwd``; 2.9 needs the extra
             ``flare``). Such a program takes one argument, a ``Model`` or a mapping of parameters, besides ``round`` and
             ``total_rounds``, and its value is a ``Model``.
-        options: how long to wait for what; by default all names of tasks are allowed.
+        options: how long to wait for what. All names of tasks are allowed.
     """
 
     argv: Sequence[str | os.PathLike[str]] | str
@@ -56,7 +57,7 @@ class Program:
     shutdown_timeout: float = 5.0
     task: str | None = None
     transport: Literal["unix", "tcp", "nvflare-2.8", "nvflare-2.9"] = "unix"
-    options: ExecutorOptions = _ANY
+    options: ExecutorOptions = field(default_factory=ExecutorOptions)
 
     def __post_init__(self) -> None:
         if not self.argv:
@@ -130,8 +131,8 @@ class _Runner:
         )
         self.executor = LauncherExecutor(
             launcher,
-            program.options,
-            transport=_transport(program, context),
+            msgspec.structs.replace(program.options, other_tasks=("*",)),  # the operation's name is the task's
+            transport=_transport(program),
             site=context.site,
             job=context.job_id,
             on_metrics=self._metrics,
@@ -157,15 +158,15 @@ class _Runner:
         self._context.progress(done, total, note)
 
 
-def _transport(program: Program, context: OperationContext) -> Literal["unix", "tcp"] | Gate:
+def _transport(program: Program) -> Literal["unix", "tcp"] | Gate:
     if program.transport == "nvflare-2.8":
         from dfm_async.exchange.filepipe.gate import FilePipeGate
 
-        return FilePipeGate(program.options, site=context.site, job=context.job_id, folder=program.cwd)
+        return FilePipeGate(folder=program.cwd)
     if program.transport == "nvflare-2.9":
         from dfm_async.exchange.cell.gate import CellGate
 
-        return CellGate(program.options, site=context.site, job=context.job_id)
+        return CellGate()
     return program.transport
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -25,6 +26,8 @@ _log = logging.getLogger(__name__)
 SITE: Final = "site"
 """The receiver that is the executor itself."""
 _PROGRAM: Final = "program"
+_REMEMBERED: Final = 64
+"""How many tasks an agent remembers, to tell whether one has come twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Fate:
     """How the connection ended.
 
     Attributes:
-        kind: the program said that it ends, gave up, or vanished.
+        kind: the program said that it ends; it gave up, or was told to stop; it vanished.
         detail: what is known beyond that.
     """
 
@@ -123,6 +126,8 @@ class OfferedResult:
         self.value = TaskResult(self._decode({}), rc=self.rc, task=self.task.id, reason=self.reason)
 
     def _decode(self, parts: Mapping[int, memoryview]) -> Any:
+        if self._offer.data == b"":  # the program had none to send, and says why by its return code
+            return None
         try:
             with self._end.link.payload():
                 data = self._end.codec.decode(Encoded(self._offer.data, parts))
@@ -169,10 +174,11 @@ class SiteEnd:
         self.codec = codec
         self.fate: asyncio.Future[Fate] = asyncio.get_running_loop().create_future()
         """Set when there is nothing more to expect from the program."""
-        self._dismissed: str | None = None
+        self._dismissed = False
         self._options = options
         self._on_metrics = on_metrics
         self._on_progress = on_progress
+        self._given: deque[str] = deque(maxlen=_REMEMBERED)
         self._exchange: Exchange | None = None
         self._task: Task | None = None
         self._answer: asyncio.Future[msg.TaskAnswer] | None = None
@@ -184,14 +190,7 @@ class SiteEnd:
     @property
     def up(self) -> bool:
         """Whether the program can be given a task."""
-        return not self.fate.done() and self._dismissed is None
-
-    @property
-    def why_not_up(self) -> str:
-        """What the site said last to the program that it sent away, or how the program has ended."""
-        if self._dismissed is not None:
-            return f"it was told to stop: {self._dismissed}"
-        return self.fate.result().detail if self.fate.done() else ""
+        return not self.fate.done() and not self._dismissed
 
     @property
     def leaving(self) -> bool:
@@ -217,9 +216,14 @@ class SiteEnd:
             The result, whose large parts can be pulled.
 
         Raises:
+            BadTask: the program was given a task of this id before.
             ExchangeError: it failed, in one of many ways.
             TimeoutError: the program took too long.
         """
+        if task.id in self._given:
+            # The program would take it for a message that came twice, and never answer.
+            raise BadTask(task.name, f"the program was given a task with the id {task.id} before: make a new one")
+        self._given.append(task.id)
         loop = asyncio.get_running_loop()
         exchange = self._exchange = Exchange(task.id)
         self._task = task
@@ -392,13 +396,14 @@ class SiteEnd:
 
     def end(self, reason: str) -> None:
         """Asks the program to finish what it has, and then to stop."""
-        self._dismissed = reason
+        self._dismissed = True
         self.link.send(msg.End(reason))
 
     def abort(self, reason: str) -> None:
-        """Tells the program to stop now."""
-        self._dismissed = reason
+        """Tells the program to stop now. It is not up any more."""
+        self._dismissed = True
         self.link.send(msg.Abort(reason))
+        self._ended(Fate("aborted", reason))
 
     async def aclose(self, flush: float | None = None) -> None:
         """Ends the connection; what was said last may take so long, in seconds."""

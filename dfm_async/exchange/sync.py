@@ -74,9 +74,10 @@ class SyncAgent:
             return future.result()
         except concurrent.futures.CancelledError:
             raise AgentClosed("closed here") from None
-        except BaseException:
+        except BaseException as error:  # noqa: BLE001 - it is raised again
             future.cancel()  # an interrupt of the main thread must not leave a call behind
-            raise
+            # Where it came from on the other thread says nothing about the program, and would fill its last lines.
+            raise error.with_traceback(None) from error.__cause__
 
     @property
     def agent(self) -> FlareAgent:

@@ -28,7 +28,7 @@ CHUNK: Final = 256 * 1024
 WINDOW: Final = 16 * CHUNK
 """How far a sender may be ahead of what the receiver has."""
 
-_checksum: Final = xxhash.xxh64_intdigest
+_checksum: Final = xxhash.xxh3_64_intdigest
 
 
 class Outlet(Protocol):

@@ -295,6 +295,17 @@ async def test_results_must_be_what_their_task_asks_for_and_the_program_goes_on(
         assert "ended" not in found.heard.lines
 
 
+async def test_the_same_task_is_not_given_twice_to_one_program_but_to_the_next_one() -> None:
+    async with site() as found:
+        same = task({"answer": 1})
+        assert (await found.executor.execute(same)).data == 1
+        with pytest.raises(BadTask, match=same.id):
+            await found.executor.execute(same)
+        assert await found.run({"answer": 2}) == 2
+        found.executor.abort()
+        assert (await found.executor.execute(same)).data == 1
+
+
 async def test_the_programs_own_return_code_is_kept() -> None:
     async with site("fails") as found:
         result = await found.executor.execute(task({"answer": None}, "validate"))
@@ -325,6 +336,18 @@ async def test_a_program_lives_until_every_receiver_has_its_result() -> None:
         np.testing.assert_array_equal(first.data, second.data)
         assert await following == "next"
         assert found.heard.lines[0] == "ended"
+
+
+async def test_a_program_that_was_asked_to_end_serves_its_result_first() -> None:
+    array = np.arange(1 << 20, dtype=np.float32)
+    async with site("impatient") as found:
+        offered = await found.executor.offer(task({"do": "double", "array": array}), ["one", "two"])
+        await offered.pull("one")
+        ending = asyncio.create_task(found.executor.end())
+        await found.heard.said("told: ended")
+        np.testing.assert_array_equal((await offered.pull("two")).data, array * 2)
+        await ending
+        assert found.launcher.status().exit_code == 0
 
 
 # exits and results that cross

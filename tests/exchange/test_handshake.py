@@ -29,7 +29,7 @@ from dfm_async.exchange.messages import (
     TaskOffer,
     Welcome,
 )
-from dfm_async.exchange.options import AgentOptions
+from dfm_async.exchange.options import AgentOptions, ExecutorOptions
 from dfm_async.exchange.pipes.base import Pipe, stamp_of
 
 Kind = Literal["unix", "tcp", "memory"]
@@ -114,8 +114,8 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 @pytest.fixture
 async def doors(kind: Kind) -> AsyncIterator[Doors]:
-    found = Doors(SocketGate(kind, site="berlin", job="j1"))
-    await found.gate.open()
+    found = Doors(SocketGate(kind))
+    await found.gate.open(ExecutorOptions(), "berlin", "j1")
     yield found
     await found.close()
 
@@ -262,7 +262,7 @@ async def test_closing_leaves_nothing(kind: Kind, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = len(os.listdir("/proc/self/fd"))
     doors = Doors(SocketGate(kind))
-    await doors.gate.open()
+    await doors.gate.open(ExecutorOptions(), "berlin", "j1")
     bootstrap = doors.invite()
     _, stranger = await doors.knock(bootstrap)
     await asyncio.sleep(0)
@@ -280,7 +280,7 @@ async def test_closing_leaves_nothing(kind: Kind, tmp_path: Path, monkeypatch: p
 
 async def test_opening_twice_is_opening_once(doors: Doors) -> None:
     first = doors.invite().address
-    await doors.gate.open()
+    await doors.gate.open(ExecutorOptions(), "berlin", "j1")
     assert doors.invite().address == first
 
 
@@ -313,7 +313,7 @@ async def test_an_agent_that_is_refused_says_why_and_leaves_nothing(doors: Doors
 
 async def test_an_agent_finds_nobody_where_the_site_was(kind: Kind) -> None:
     doors = Doors(SocketGate(kind))
-    await doors.gate.open()
+    await doors.gate.open(ExecutorOptions(), "berlin", "j1")
     bootstrap = doors.invite()
     await doors.close()
     with pytest.raises(HandshakeRefused, match="nobody listens where the site was") as caught:

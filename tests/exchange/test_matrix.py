@@ -18,7 +18,7 @@ TABLE = """
                              | before hello | after hello | receiving | computing | offering | transferring | settled
 SIGTERM                      | launch -15   | exited -15  | exited -15| exited -15| exited -15| exited -15  | fine
 SIGKILL                      | launch -9    | exited -9   | exited -9 | exited -9 | exited -9| exited -9    | fine
-SIGSTOP                      | launch       | gone        | gone      | gone      | transfer | transfer     | fine
+SIGSTOP                      | launch       | unread      | unread    | gone      | transfer | transfer     | fine
 exit 0                       | launch 0     | exited 0    | exited 0  | exited 0  | exited 0 | exited 0     | fine
 exit 3                       | launch 3     | exited 3    | exited 3  | exited 3  | exited 3 | exited 3     | fine
 sys.exit 0                   | launch 0     | exited 0    | -         | exited 0  | -        | -            | fine
@@ -34,8 +34,9 @@ invalid UTF-8                | fine         | fine        | fine      | fine    
 There is no orderly exit (sys.exit) in the middle of the agent's own work: no code of a program runs there.
 """
 
-ERRORS: dict[str, type[ExchangeError]] = {
+ERRORS: dict[str, type[Exception]] = {
     "launch": LaunchFailed,
+    "unread": TimeoutError,
     "exited": ProgramExited,
     "gone": PeerGone,
     "transfer": TransferFailed,
@@ -78,16 +79,17 @@ class Cell:
             heartbeat_timeout=SILENCE if impatient else 60,
             streaming_idle_timeout=SILENCE if impatient else 600,
             external_pre_init_timeout=HELLO if impatient else 60,
+            peer_read_timeout=SILENCE if impatient else 60,
         )
         self.executor = LauncherExecutor(self.launcher, options)
         self.abort = asyncio.Event()
         self._line = f"at {moment} "
 
-    async def first_task(self) -> tuple[ExchangeError | None, float]:
+    async def first_task(self) -> tuple[Exception | None, float]:
         """Runs the task; tells how it ended, and how long after the deed."""
         try:
             found = await self.executor.execute(_task(), abort=self.abort)
-        except ExchangeError as error:
+        except (ExchangeError, TimeoutError) as error:
             return error, time.monotonic() - await self.time_of_deed()
         assert found.data == DATA
         return None, time.monotonic() - await self.time_of_deed()
@@ -133,7 +135,7 @@ async def _abort_when_ignoring(cell: Cell) -> None:
     cell.abort.set()
 
 
-def _check(error: ExchangeError | None, outcome: str, line: str) -> None:
+def _check(error: Exception | None, outcome: str, line: str) -> None:
     kind, _, code = outcome.partition(" ")
     if kind == "fine":
         assert error is None, repr(error)
@@ -149,7 +151,7 @@ async def _after_settling(cell: Cell, way: str) -> None:
     """The task was done. What the program does then must not harm the next one, once it is known."""
     await cell.time_of_deed()
     if way == "SIGSTOP":
-        with pytest.raises(PeerGone):
+        with pytest.raises(TimeoutError, match="did not accept task"):
             await cell.executor.execute(_task())
     elif way == "ignores SIGTERM":
         cell.abort.set()

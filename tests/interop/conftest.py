@@ -1,39 +1,27 @@
-"""Environments with the real NVFLARE in them. They are made when they are first needed, and kept beside nox's own."""
+"""Interpreters with the real NVFLARE."""
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-HOME = ROOT / ".nox" / "interop"
+from tests.interop.environments import NVFLARE_2_8, NVFLARE_2_9, environment
+
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-def environment(name: str, *packages: str) -> Path:
-    """Makes a virtual environment, unless it is there; gives its interpreter."""
-    home = HOME / f"{name}-{sys.version_info.major}.{sys.version_info.minor}"
-    python = home / "bin" / "python"
-    ready = home / "ready"
-    wanted = "\n".join(packages)
-    if not ready.exists() or ready.read_text() != wanted:
-        shutil.rmtree(home, ignore_errors=True)
-        uv = [sys.executable, "-m", "uv", "--quiet"]
-        subprocess.run([*uv, "venv", "--python", sys.executable, str(home)], check=True)
-        subprocess.run([*uv, "pip", "install", "--python", str(python), *packages], check=True, cwd=ROOT)
-        ready.write_text(wanted)
-    return python
+def _python(wanted: tuple[str, ...]) -> Path:
+    found = environment(*wanted)
+    assert found is not None
+    return found
 
 
 @pytest.fixture(scope="session")
 def nvflare_2_8() -> Path:
     """The interpreter of an environment with NVFLARE 2.8.3, and without us."""
-    return environment("nvflare-2.8.3", "nvflare==2.8.3", "numpy")
+    return _python(NVFLARE_2_8)
 
 
 @pytest.fixture(scope="session")
 def nvflare_2_9() -> Path:
     """The interpreter of an environment with NVFLARE 2.9, and us with the extra ``flare``."""
-    return environment("nvflare-2.9", "-e", ".[flare]")
+    return _python(NVFLARE_2_9)

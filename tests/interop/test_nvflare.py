@@ -39,7 +39,9 @@ class Stock:
         self.executor = LauncherExecutor(
             self.launcher,
             options,
-            transport=FilePipeGate(options, site="north", job="j1"),
+            transport=FilePipeGate(),
+            site="north",
+            job="j1",
             on_metrics=lambda values, step: self.metrics.append((dict(values), step)),
         )
 
@@ -91,7 +93,7 @@ async def test_a_script_of_2_8_for_one_task_is_launched_for_each(nvflare_2_8: Pa
             result = await executor.execute(train({"w": np.full(3, float(number))}, number))
             assert result.data.params["w"].tolist() == [number + 1.0] * 3
     assert stock.lines.count("the loop has ended") == 2
-    assert stock.launcher.status().state is ProgramState.NOT_RUNNING
+    assert stock.launcher.status().state is ProgramState.SUCCESS
 
 
 async def test_a_script_of_2_8_is_ended_by_an_abort(nvflare_2_8: Path) -> None:
@@ -104,7 +106,7 @@ async def test_a_script_of_2_8_is_ended_by_an_abort(nvflare_2_8: Path) -> None:
         abort.set()
         with pytest.raises(TaskAborted):
             await execution
-        assert executor.status().state is ProgramState.NOT_RUNNING
+        assert executor.status().state is not ProgramState.RUNNING
 
 
 @pytest.mark.timeout(180)

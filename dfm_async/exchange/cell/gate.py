@@ -34,29 +34,22 @@ class CellGate:
 
     Needs the extra ``flare``. NVFLARE runs threads of its own in this process; they end when the executor does.
     Tasks and results are a ``Model``, or a mapping of parameter names and arrays.
-
-    Args:
-        options: those of the executor; the program is told the names of tasks and the times.
-        site: the name of the site.
-        job: the job.
     """
 
     codec = CellCodec()
 
-    def __init__(self, options: ExecutorOptions | None = None, *, site: str = "", job: str = "") -> None:
-        self._options = options or ExecutorOptions()
-        self._site = site
-        self._job = job
+    def __init__(self) -> None:
+        self._options = ExecutorOptions()
         self._host: CellHost | None = None
         self._folder: str | None = None
         self._launches = itertools.count(1)
         self._pipe: CellPipe | None = None
 
-    async def open(self) -> None:
+    async def open(self, options: ExecutorOptions, site: str, job: str) -> None:
         """Starts the cell."""
         if self._host is None:
-            options = self._options
-            host = CellHost(self._site, self._job, options.heartbeat_interval, options.heartbeat_timeout)
+            self._options = options
+            host = CellHost(site, job, options.heartbeat_interval, options.heartbeat_timeout)
             await host.open()
             self._host = host
             self._folder = tempfile.mkdtemp(prefix="dfm-async-")

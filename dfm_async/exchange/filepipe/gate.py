@@ -27,9 +27,6 @@ class FilePipeGate:
     paths in its command line. Tasks and results are a ``Model``, or a mapping of parameter names and arrays.
 
     Args:
-        options: those of the executor; the program is told the names of tasks and the times.
-        site: the name of the site.
-        job: the job.
         metrics: whether there is a channel for metrics.
         folder: where the program is started; by default a new folder, which is removed at the end.
     """
@@ -38,24 +35,22 @@ class FilePipeGate:
 
     def __init__(
         self,
-        options: ExecutorOptions | None = None,
         *,
-        site: str = "",
-        job: str = "",
         metrics: bool = True,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._options = options or ExecutorOptions()
-        self._site = site
-        self._job = job
+        self._options = ExecutorOptions()
+        self._site = ""
+        self._job = ""
         self._metrics = metrics
         self._given = None if folder is None else Path(folder).absolute()
         self._folder: Path | None = None
         self._pipe: FilePipe | None = None
         self._launches = 0
 
-    async def open(self) -> None:
+    async def open(self, options: ExecutorOptions, site: str, job: str) -> None:
         """Makes the folder."""
+        self._options, self._site, self._job = options, site, job
         if self._folder is None:
             self._folder = self._given or Path(tempfile.mkdtemp(prefix="dfm-async-"))
 
@@ -84,7 +79,7 @@ class FilePipeGate:
             train_with_evaluation=options.train_with_evaluation,
         )
         _write(self._folder / CONFIG_FILE, text)
-        pipe = self._pipe = FilePipe(root, Side.PASSIVE, metrics=self._metrics)
+        pipe = self._pipe = FilePipe(root, Side.PASSIVE, metrics=self._metrics, metrics_matter=options.end_with_metrics)
         pipe.open(_Knocking(pipe, on_up, self))
         pipe.start()
         return Invitation({API_TYPE: EX_PROCESS, "RANK": "0"}, str(self._folder))

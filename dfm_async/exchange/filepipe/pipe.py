@@ -40,6 +40,7 @@ class FilePipe:
         root: the folder of both channels.
         side: which end this is.
         metrics: whether there is a channel for metrics.
+        metrics_matter: whether the loss of that channel ends the connection.
         beat_interval: how often a sign of life is given while nothing else is said, in seconds; None leaves that to
             whoever uses the pipe. A stock executor waits for a fresh one before each task.
     """
@@ -53,9 +54,11 @@ class FilePipe:
         side: Side,
         *,
         metrics: bool = True,
+        metrics_matter: bool = False,
         beat_interval: float | None = None,
     ) -> None:
         self.has_metrics = metrics
+        self._metrics_matter = metrics_matter
         self._translator: Translator = SiteSide() if side is Side.PASSIVE else ProgramSide()
         self._side = side
         self._root = Path(root)
@@ -155,6 +158,8 @@ class FilePipe:
         except ConnectionResetError as error:
             if channel == "metric":
                 _log.warning("the channel for metrics is gone: %s", error)
+                if self._metrics_matter:
+                    self._set_lost(f"the channel for metrics is gone: {error}")
             elif self._side is Side.ACTIVE and not self._open_tasks:
                 # A stock executor says END for a tenth of a second, then removes the folder.
                 self._deliver(msg.End("the site has removed the folder"))

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import struct
 from typing import Final, cast
 
-from dfm_async.exchange.messages import Chunk, Message, ResultOffer, TaskOffer, decode, encode
+from dfm_async.exchange.messages import Chunk, Message, ResultOffer, TaskAnswer, TaskOffer, decode, encode
 from dfm_async.exchange.pipes.base import Receiver
 
 __all__ = ["SocketPipe"]
 
-_AWAITED: Final = frozenset({TaskOffer, ResultOffer})
-"""Messages that the other side waits for: they are written at once, with what is queued before them."""
+_AWAITED: Final = frozenset({TaskOffer, TaskAnswer, ResultOffer})
+"""Messages that the other side waits for: they are written at once, with what is queued before them.
+
+That a task was accepted is among them because the program may compute on its loop from then on.
+"""
 _HEAD: Final = struct.Struct("<IIQ")
 """The sizes of the message and of what is behind it, and the stamp."""
 _BUFFER: Final = 64 * 1024
@@ -20,8 +25,12 @@ _LARGEST_MESSAGE: Final = 1 << 30
 _LARGEST_STRANGER: Final = 16 * 1024
 """What a peer may say before it is known."""
 _LARGEST_CHUNK: Final = 16 * 1024 * 1024
-_HIGH: Final = 128 * 1024
-"""From how many unsent bytes on :meth:`SocketPipe.drain` waits."""
+_KERNEL: Final = 1024 * 1024
+"""How much a Unix socket may hold, as far as the system allows it: with less, both sides wait for each other."""
+_HEADS: Final = 1024
+"""How much is read behind a chunk: another one is likely to come, whose bytes would have to be copied."""
+_HIGH: Final = 0
+"""From how many unsent bytes on :meth:`SocketPipe.drain` waits: what the kernel does not take is copied."""
 
 
 class SocketPipe(asyncio.BufferedProtocol):
@@ -49,6 +58,7 @@ class SocketPipe(asyncio.BufferedProtocol):
         self._seen = 0
         self._met = False
         self._out = bytearray()
+        self._file = -1
         self._scheduled = False
         self._writable: asyncio.Future[None] | None = None
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -60,6 +70,7 @@ class SocketPipe(asyncio.BufferedProtocol):
         self._room: memoryview | None = None
         self._size = self._filled = 0
         self._scratch: bytearray | None = None
+        self._after_chunk = False
 
     # Pipe
 
@@ -81,9 +92,7 @@ class SocketPipe(asyncio.BufferedProtocol):
         self._out += _HEAD.pack(len(body), size, self._seen if self.stamp is None else self.stamp)
         self._out += body
         if data is not None:
-            self._flush()
-            if self._transport is not None:
-                self._transport.write(data)
+            self._flush_with(data)
         elif type(message) in _AWAITED:
             self._flush()
         elif not self._scheduled:
@@ -98,6 +107,29 @@ class SocketPipe(asyncio.BufferedProtocol):
         if self._out and self._transport is not None:
             out, self._out = self._out, bytearray()
             self._transport.write(out)
+
+    def _flush_with(self, data: memoryview) -> None:
+        """Writes what is queued, and a chunk behind it.
+
+        In one call if the kernel has room: the other side is woken once, and a transport would copy what is left over.
+        """
+        transport = self._transport
+        if transport is None:
+            return
+        if transport.is_closing() or transport.get_write_buffer_size():  # what was queued there comes first
+            self._flush()
+            transport.write(data)
+            return
+        out, self._out = self._out, bytearray()
+        try:
+            sent = os.writev(self._file, (out, data))
+        except OSError:
+            sent = 0  # there is no room; or the connection has ended: the transport will see that, and say so
+        if sent < len(out):
+            transport.write(out[sent:])
+            sent = len(out)
+        if sent < len(out) + len(data):
+            transport.write(data[sent - len(out) :])
 
     async def drain(self) -> None:
         """Waits until there is room for more."""
@@ -131,6 +163,10 @@ class SocketPipe(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=_HIGH)
+        found = transport.get_extra_info("socket")
+        self._file = found.fileno()
+        if found.family == socket.AF_UNIX:  # TCP finds a size by itself, unless it is told one
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL)
         self._flush()
         if self._closing:  # it was refused before it was made
             self._transport.close()
@@ -159,6 +195,8 @@ class SocketPipe(asyncio.BufferedProtocol):
         del sizehint
         if self._size:
             return self._target()[self._filled : self._size]
+        if self._after_chunk:
+            return memoryview(self._in)[self._end : self._end + _HEADS]
         return memoryview(self._in)[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:  # noqa: D102
@@ -168,6 +206,7 @@ class SocketPipe(asyncio.BufferedProtocol):
                 self._chunk_done()
             return
         self._end += nbytes
+        self._after_chunk = False
         try:
             self._parse()
         except ValueError as error:
@@ -248,6 +287,7 @@ class SocketPipe(asyncio.BufferedProtocol):
     def _chunk_done(self) -> None:
         chunk, size = self._chunk, self._size if self._room is not None else 0
         self._chunk = self._room = None
+        self._after_chunk = True
         self._size = 0
         if chunk is not None and self._receiver is not None:
             self._receiver.received(chunk, size)
@@ -274,8 +314,6 @@ class SocketPipe(asyncio.BufferedProtocol):
 
 
 def _user_of(transport: asyncio.Transport) -> int | None:
-    import socket
-
     found = transport.get_extra_info("socket")
     option = getattr(socket, "SO_PEERCRED", None)
     if found is None or option is None or found.family != socket.AF_UNIX:

@@ -9,14 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dfm_async.exchange import messages
+from dfm_async.exchange import messages, settling
 from dfm_async.exchange.agent import FlareAgent
 from dfm_async.exchange.pipes.socket import SocketPipe
 from dfm_async.exchange.task import Task
 from dfm_async.exchange.transfers import Pull
 
-manner, code = [*sys.argv[1:], "", "0"][:2]
-send, arrived = SocketPipe.send, Pull.arrived
+manner = sys.argv[1] if len(sys.argv) > 1 else ""
+code = sys.argv[2] if len(sys.argv) > 2 else "0"
+send, arrived, stop = SocketPipe.send, Pull.arrived, FlareAgent._stop
 
 
 def say_more_than_hello(last: messages.Message) -> Any:
@@ -33,13 +34,21 @@ def take_slowly(pull: Pull, chunk: messages.Chunk, size: int) -> None:
     arrived(pull, chunk, size)
 
 
-changed: Any = FlareAgent, SocketPipe, Pull
+def tell_and_stop(agent: FlareAgent, reason: str, detail: str) -> None:
+    stop(agent, reason, detail)
+    print("told:", reason, flush=True)
+
+
+changed: Any = FlareAgent, SocketPipe, Pull, settling
 if manner == "deaf":
     changed[0]._task_offered = lambda agent, offer: print("not listening", flush=True)
 elif manner == "slow":
     changed[2].arrived = take_slowly
 elif manner == "ends":
     changed[1].send = say_more_than_hello(messages.End("I am not in the mood"))
+elif manner == "impatient":
+    changed[3]._LAST_WORD = 0.0
+    changed[0]._stop = tell_and_stop
 elif manner == "aborts":
     changed[1].send = say_more_than_hello(messages.Abort("I am not in the mood"))
 

@@ -15,10 +15,10 @@ seen: dict[str, object] = {}
 
 def saw(**what: object) -> None:
     """Writes it down, in one step: signals interrupt this too."""
-    seen.update(what)
     handle = os.open(Path(folder, f"{moment}.seen"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(handle, json.dumps(what).encode() + b"\n")
     os.close(handle)
+    seen.update(what)
 
 
 def reached() -> None:
@@ -61,7 +61,8 @@ def at(where: str) -> bool:
 
 def on_stop(agent: FlareAgent, reason: str, detail: str) -> None:
     stop(agent, reason, detail)
-    saw(closed=reason)
+    if "closed" not in seen:  # the end of the connection follows whatever was said before
+        saw(closed=reason)
     if manner == "polite" and "SIGTERM" in seen:
         os._exit(0)
 

@@ -19,7 +19,9 @@ async def main(script: str) -> dict[str, object]:
     found: dict[str, object] = {}
     async with LauncherExecutor(
         launcher,
-        transport=CellGate(site="north", job="j1"),
+        transport=CellGate(),
+        site="north",
+        job="j1",
         on_metrics=lambda values, step: metrics.append((dict(values), step)),
     ) as executor:
         params = {"w": np.arange(6, dtype=np.float32).reshape(2, 3)}
