@@ -469,6 +469,8 @@ class LauncherExecutor:
     async def _after_failure(self, task: Task, end: SiteEnd, error: BaseException) -> None:
         """A program that is well goes on; one that is not is ended."""
         if isinstance(error, (BadResult, BadTask, TaskRejected)) and end.up:
+            if self._launcher is not None and not self._launcher.launch_once:
+                end.end("its task was not done, and there is no other")  # it may be waiting for one
             await self._after(task, end, None)
             return
         why = await self._explained(task, error) if isinstance(error, ExchangeError) else error

@@ -295,6 +295,15 @@ async def test_results_must_be_what_their_task_asks_for_and_the_program_goes_on(
         assert "ended" not in found.heard.lines
 
 
+async def test_a_program_for_one_task_that_cannot_be_given_it_is_asked_to_end() -> None:
+    async with site(launch_once=False) as found:
+        with pytest.raises(BadTask, match="cannot be encoded"):
+            await found.run({"answer": object()})
+        begun = time.monotonic()
+        assert await found.run({"answer": 1}) == 1
+        assert time.monotonic() - begun < 10, "nobody waited for a program that waits for a task"
+
+
 async def test_the_programs_own_return_code_is_kept() -> None:
     async with site("fails") as found:
         result = await found.executor.execute(task({"answer": None}, "validate"))
