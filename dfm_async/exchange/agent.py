@@ -86,9 +86,8 @@ class FlareAgent:
         convert_result: Callable[[Any, Task], Any] | None = None,
         pipe: Callable[[], Pipe] | None = None,
     ) -> None:
+        _check_options(options)
         self.options = options or AgentOptions()
-        if not isinstance(self.options, AgentOptions):
-            raise TypeError(f"options must be AgentOptions, not {options!r}")
         self._bootstrap = bootstrap
         self._make_pipe = pipe
         self._codec: ValueCodec = codec or PlainCodec()
@@ -124,6 +123,7 @@ class FlareAgent:
         Raises:
             HandshakeRefused: it has not.
         """
+        _check_options(options)
         if VARIABLE not in os.environ and "NVFLARE_CLIENT_API_BOOTSTRAP" in os.environ:
             from dfm_async.exchange.cell.agent import agent_of_cell_api
 
@@ -612,6 +612,11 @@ class FlareAgent:
         state = str(self._closed) if self._closed is not None else "up" if self._link is not None else "not started"
         task = f", working on {self._current.task}" if self._current is not None else ""
         return f"<FlareAgent of {self.site or 'a site'}: {state}{task}>"
+
+
+def _check_options(options: object) -> None:
+    if options is not None and not isinstance(options, AgentOptions):
+        raise TypeError(f"options must be AgentOptions, not {options!r}")
 
 
 def _check_code(rc: object) -> None:

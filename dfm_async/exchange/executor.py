@@ -158,7 +158,7 @@ class LauncherExecutor:
             The result with the program's own return code.
 
         Raises:
-            BadTask: the task has a name that is not taken, or the program was given the same task before.
+            BadTask: the task has a name that is not taken.
             LaunchFailed: the program did not start, or did not come up.
             ProgramExited: it ended before the result was there.
             PeerGone: it vanished in another way.
@@ -469,6 +469,8 @@ class LauncherExecutor:
     async def _after_failure(self, task: Task, end: SiteEnd, error: BaseException) -> None:
         """A program that is well goes on; one that is not is ended."""
         if isinstance(error, (BadResult, BadTask, TaskRejected)) and end.up:
+            if self._launcher is not None and not self._launcher.launch_once:
+                end.end("its task was not done, and there is no other")  # it may be waiting for one
             await self._after(task, end, None)
             return
         why = await self._explained(task, error) if isinstance(error, ExchangeError) else error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -26,8 +25,6 @@ _log = logging.getLogger(__name__)
 SITE: Final = "site"
 """The receiver that is the executor itself."""
 _PROGRAM: Final = "program"
-_REMEMBERED: Final = 64
-"""How many tasks an agent remembers, to tell whether one has come twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +175,6 @@ class SiteEnd:
         self._options = options
         self._on_metrics = on_metrics
         self._on_progress = on_progress
-        self._given: deque[str] = deque(maxlen=_REMEMBERED)
         self._exchange: Exchange | None = None
         self._task: Task | None = None
         self._answer: asyncio.Future[msg.TaskAnswer] | None = None
@@ -216,14 +212,9 @@ class SiteEnd:
             The result, whose large parts can be pulled.
 
         Raises:
-            BadTask: the program was given a task of this id before.
             ExchangeError: it failed, in one of many ways.
             TimeoutError: the program took too long.
         """
-        if task.id in self._given:
-            # The program would take it for a message that came twice, and never answer.
-            raise BadTask(task.name, f"the program was given a task with the id {task.id} before: make a new one")
-        self._given.append(task.id)
         loop = asyncio.get_running_loop()
         exchange = self._exchange = Exchange(task.id)
         self._task = task

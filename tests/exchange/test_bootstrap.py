@@ -70,7 +70,7 @@ def test_a_file_that_was_there_is_replaced_in_one_step(tmp_path: Path) -> None:
     reader = threading.Thread(target=read)
     reader.start()
     try:
-        for _ in range(100):
+        for _ in range(30):
             write_bootstrap(long, path)
             write_bootstrap(BOOTSTRAP, path)
     finally:

@@ -295,15 +295,13 @@ async def test_results_must_be_what_their_task_asks_for_and_the_program_goes_on(
         assert "ended" not in found.heard.lines
 
 
-async def test_the_same_task_is_not_given_twice_to_one_program_but_to_the_next_one() -> None:
-    async with site() as found:
-        same = task({"answer": 1})
-        assert (await found.executor.execute(same)).data == 1
-        with pytest.raises(BadTask, match=same.id):
-            await found.executor.execute(same)
-        assert await found.run({"answer": 2}) == 2
-        found.executor.abort()
-        assert (await found.executor.execute(same)).data == 1
+async def test_a_program_for_one_task_that_cannot_be_given_it_is_asked_to_end() -> None:
+    async with site(launch_once=False) as found:
+        with pytest.raises(BadTask, match="cannot be encoded"):
+            await found.run({"answer": object()})
+        begun = time.monotonic()
+        assert await found.run({"answer": 1}) == 1
+        assert time.monotonic() - begun < 10, "nobody waited for a program that waits for a task"
 
 
 async def test_the_programs_own_return_code_is_kept() -> None:

@@ -31,6 +31,7 @@ from dfm_async.exchange.messages import (
 )
 from dfm_async.exchange.options import AgentOptions, ExecutorOptions
 from dfm_async.exchange.pipes.base import Pipe, stamp_of
+from tests.exchange.rig import on_virtual_time
 
 Kind = Literal["unix", "tcp", "memory"]
 
@@ -176,14 +177,18 @@ async def test_who_says_nothing_is_sent_away_after_a_while(doors: Doors, monkeyp
     assert await doors.refused(doors.invite()) == "it said no hello"
 
 
-async def test_who_has_said_hello_in_time_is_not_sent_away(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "_HELLO_TIMEOUT", 0.02)
+@on_virtual_time
+async def test_who_has_said_hello_in_time_is_not_sent_away() -> None:
+    doors = Doors(SocketGate("memory"))
+    await doors.gate.open(ExecutorOptions(), "berlin", "j1")
     bootstrap = doors.invite()
-    _, peer = await doors.knock(bootstrap, hello(bootstrap))
-    await peer.answer()
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(peer.gone.wait(), 0.06)
+    _, peer = await doors.knock(bootstrap)
+    await asyncio.sleep(9)
+    assert peer.got == []
+    doors._pipes[0].send(hello(bootstrap))
+    await asyncio.sleep(100)
     assert peer.got == [Welcome("berlin", "j1")]
+    await doors.close()
 
 
 async def test_only_so_many_may_stand_at_the_door(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,12 +272,17 @@ async def test_100_mb_without_a_newline_neither_stall_the_program_nor_fill_the_m
         assert peak < 20_000_000
 
 
-async def test_a_receiver_of_output_that_raises_does_not_hide_the_end_of_the_program() -> None:
+async def test_a_receiver_of_output_that_raises_hides_neither_other_lines_nor_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def refuse(record: LogRecord) -> None:
         raise ValueError(f"I do not want {record.message}")
 
-    async with launched(python("import sys; print('one'); print('two', end=''); sys.exit(3)"), on_output=refuse) as it:
-        assert await it.end() == ProgramStatus(ProgramState.FAILED, 3, ("one", "two"))
+    code = "import sys; print('one'); print('two', end=''); sys.exit(3)"
+    async with launched(python(code), on_output=refuse) as found:
+        assert await found.end() == ProgramStatus(ProgramState.FAILED, 3, ("one", "two"))
+    # Both were told, and nothing of it fell through to the event loop.
+    assert [record.name for record in caplog.records] == ["dfm_async.exchange.process"] * 2
 
 
 async def test_a_program_that_closes_its_output_goes_on(tmp_path: Path) -> None:
@@ -315,20 +320,20 @@ async def test_a_program_that_was_asked_gets_its_time_to_end(tmp_path: Path) -> 
 
 
 HANDLES_SIGTERM = """
-import os, signal, sys
-def handle(number, frame):
-    os.write(1, b"asked to end\\n")
-    os._exit(0)
-signal.signal(signal.SIGTERM, handle)
-if sys.argv[1] == "2" and os.fork():
-    signal.pause()
-print("here", flush=True)
-while True: signal.pause()
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+child = os.fork()
+if not child:
+    print("here", flush=True)
+signal.sigwait({signal.SIGTERM})
+os.write(1, b"asked to end\\n")
+if child:
+    os.wait()
 """
 
 
 async def test_sigterm_reaches_the_whole_group() -> None:
-    async with launched(python(HANDLES_SIGTERM, "2")) as found:
+    async with launched(python(HANDLES_SIGTERM)) as found:
         await found.heard.said("here")
         await found.launcher.stop(asked=False)
         assert found.heard.lines.count("asked to end") == 2

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -544,3 +545,4 @@ class TrackerAgainstModel(RuleBasedStateMachine):
 
 
 TestTrackerAgainstModel = TrackerAgainstModel.TestCase
+TestTrackerAgainstModel.settings = settings(stateful_step_count=25)

@@ -35,7 +35,12 @@ async def die(
         stderr=PIPE,
         env={**os.environ, "TMPDIR": str(folder)},
     )
-    out, err = await site.communicate()
+    try:
+        async with asyncio.timeout(30):
+            out, err = await site.communicate()
+    except TimeoutError:
+        site.kill()
+        raise
     begun = time.monotonic()
     assert out == b"dying\n", err.decode()
     assert site.returncode is not None

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -55,7 +54,7 @@ from tests.exchange.rig import (
     on_virtual_time,
     program_by_hand,
 )
-from tests.exchange.virtual import idle
+from tests.exchange.virtual import VirtualLoop, idle
 
 LARGE = np.arange(300_000, dtype=np.int64)
 """An array of several chunks."""
@@ -157,7 +156,7 @@ async def test_the_original_return_code_is_kept_with_its_reason() -> None:
         assert not result.ok
 
 
-async def test_the_same_task_can_be_given_twice() -> None:
+async def test_the_same_task_can_be_given_again_when_it_was_answered() -> None:
     async with serving() as (executor, _, _):
         task = Task("any", 5)
         for _ in range(3):
@@ -622,21 +621,46 @@ async def test_a_program_that_vanishes_between_tasks_is_noticed_by_the_next_one(
         await hand.gone.wait()
 
 
+@on_virtual_time
+async def test_no_verdict_while_the_program_may_be_decoding_a_task() -> None:
+    async with by_hand(ExecutorOptions(other_tasks=("*",), peer_read_timeout=500)) as (executor, hand):
+        executing = asyncio.ensure_future(executor.execute(Task("any")))
+        task = await hand.next(msg.TaskOffer)
+        await asyncio.sleep(400)
+        hand.say(msg.TaskAnswer(task.task, True), msg.ResultOffer(task.task, "r1", "OK", NOTHING, []))
+        assert (await executing).ok
+
+
+@on_virtual_time
+async def test_a_program_that_has_no_limit_to_accept_a_task_must_give_signs_of_life() -> None:
+    async with by_hand(ExecutorOptions(other_tasks=("*",), peer_read_timeout=None)) as (executor, hand):
+        executing = asyncio.ensure_future(executor.execute(Task("any")))
+        for _ in range(20):
+            await asyncio.sleep(50)
+            hand.say(msg.Beat())
+        assert not executing.done()
+        with pytest.raises(PeerGone, match="no sign of life"):
+            await executing
+
+
 class Slow(PlainCodec):
-    """Blocks the loop while it decodes."""
+    """Blocks the loop for a long time while it decodes."""
 
     def decode(self, encoded: Any) -> Any:
-        time.sleep(0.15)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        loop.now += 100
         return super().decode(encoded)
 
 
-@pytest.mark.parametrize("transport", ["unix", "memory"])
 @pytest.mark.parametrize("data", [1, LARGE], ids=["small", "large"])
-async def test_no_verdict_while_a_payload_is_decoded(transport: Literal["unix", "memory"], data: Any) -> None:
-    quick: dict[str, Any] = {"heartbeat_interval": 0.03, "heartbeat_timeout": 0.1}
-    site, program = ExecutorOptions(other_tasks=("*",), **quick), AgentOptions(**quick)
-    async with serving(site, program=program, transport=transport, codec=Slow()) as (executor, agent, _):
-        np.testing.assert_equal((await executor.execute(Task("any", data))).data, data)
+@on_virtual_time
+async def test_no_verdict_while_a_payload_is_decoded(data: Any) -> None:
+    async with serving(codec=Slow()) as (executor, agent, _):
+        for _ in range(2):
+            begun = now()
+            np.testing.assert_equal((await executor.execute(Task("any", data))).data, data)
+            assert now() - begun >= 200, "both sides were busy for longer than they may be silent"
         assert agent.closed is None
 
 

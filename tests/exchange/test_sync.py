@@ -191,13 +191,14 @@ def test_before_init_every_call_says_what_is_missing() -> None:
 
 
 def test_an_init_that_fails_leaves_no_thread_and_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    for name in (VARIABLE, "CLIENT_API_TYPE", "NVFLARE_CLIENT_API_BOOTSTRAP"):
+        monkeypatch.delenv(name, raising=False)
     for _ in range(2):
         with pytest.raises(HandshakeRefused):
             sync.init()
         assert agents() == []
     with pytest.raises(TypeError):
-        sync.init(options="fast")  # type: ignore[arg-type]
+        sync.init("not looked at", options="fast")  # type: ignore[arg-type]
     assert agents() == []
 
 

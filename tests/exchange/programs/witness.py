@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ seen: dict[str, object] = {}
 
 
 def saw(**what: object) -> None:
-    """Writes it down, in one step: signals interrupt this too."""
+    """Writes it down, in one step: two threads do this."""
     handle = os.open(Path(folder, f"{moment}.seen"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(handle, json.dumps(what).encode() + b"\n")
     os.close(handle)
@@ -29,17 +30,20 @@ def reached() -> None:
     print("at", moment, flush=True)
 
 
-def sigterm(*_: object) -> None:
-    saw(SIGTERM=True)
-    if manner == "polite" and ("closed" in seen or moment == "before hello"):
-        os._exit(0)
+def listen() -> None:
+    """Waits for SIGTERM. Not by a handler: one that comes just before the main thread waits would not wake it."""
+    while True:
+        signal.sigwait({signal.SIGTERM})
+        saw(SIGTERM=True)
+        if manner == "polite" and ("closed" in seen or moment == "before hello"):
+            os._exit(0)
 
 
-signal.signal(signal.SIGTERM, sigterm)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+threading.Thread(target=listen, daemon=True).start()
 if moment == "before hello":
     reached()
-    while True:
-        signal.pause()
+    threading.Event().wait()
 
 from dfm_async.exchange import messages  # noqa: E402
 from dfm_async.exchange.agent import FlareAgent  # noqa: E402
@@ -106,5 +110,4 @@ except Exception as error:
     saw(raised=type(error).__name__)
     if manner == "natural":
         raise
-while True:  # politeness is shown in the handlers: both the signal and the end of the connection must have been seen
-    signal.pause()
+threading.Event().wait()  # a polite one ends when it has seen both, the signal and the end of the connection
