@@ -48,7 +48,7 @@ SILENCE = 1.0
 """How long a program may be silent before it counts as gone, where that is what a cell is about, in seconds."""
 HELLO = 3.0
 """How long it may take to say hello there, in seconds; the next one, which is well, must also make it."""
-GRACE = 0.3
+GRACE = 0.2
 NOTICED = 1.0
 """How long it may take until an end is noticed and cleaned up on a machine that is busy, in seconds."""
 
