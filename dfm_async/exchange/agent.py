@@ -18,17 +18,17 @@ from dfm_async.errors import (
     CallStateError,
     ConversionError,
     ExchangeError,
-    HandshakeRefused,
     PeerGone,
     ResultNotDelivered,
     TransferFailed,
 )
 from dfm_async.exchange import messages as msg
 from dfm_async.exchange.bootstrap import VARIABLE, Bootstrap, read_bootstrap
-from dfm_async.exchange.gate import connect
+from dfm_async.exchange.greeting import greet
 from dfm_async.exchange.link import Link
+from dfm_async.exchange.metrics import MetricQueue
 from dfm_async.exchange.options import AgentOptions
-from dfm_async.exchange.pipes.base import Pipe, stamp_of
+from dfm_async.exchange.pipes.base import Pipe
 from dfm_async.exchange.settling import LAST_WORD, Settling
 from dfm_async.exchange.states import Exchange, ExchangeState
 from dfm_async.exchange.task import OK, Task, new_id
@@ -106,9 +106,7 @@ class FlareAgent:
         self._closed: AgentClosed | None = None
         self._ending: AgentClosed | None = None
         self._changed: asyncio.Future[None] | None = None
-        self._metrics_sent = 0
-        self._metrics_taken = 0
-        self._metric_room: asyncio.Future[None] | None = None
+        self._metrics = MetricQueue(self.options.metric_queue)
         self.site = ""
         """The name of the site."""
         self.job = ""
@@ -156,36 +154,23 @@ class FlareAgent:
         """
         if self._link is not None or self._closed is not None:
             raise CallStateError("start", "the agent was started already")
-        greeter = _Greeter()
-        pipe = self._make_pipe() if self._make_pipe is not None else await self._greet(greeter)
+        early: list[msg.Message] = []
+        if self._make_pipe is not None:
+            pipe = self._make_pipe()
+        else:
+            pipe, early = await self._greet()
         self._link = Link(pipe, self.options, self._received, self._gone)
-        for message in greeter.early:
+        for message in early:
             self._link.received(message, 0)
         self._link.open()
 
-    async def _greet(self, greeter: _Greeter) -> Pipe:
+    async def _greet(self) -> tuple[Pipe, list[msg.Message]]:
         found = self._bootstrap
         bootstrap = found if isinstance(found, Bootstrap) else read_bootstrap(found)
-        limit = self.options.connect_timeout
-        pipe: Pipe | None = None
-        try:
-            async with asyncio.timeout(limit) as scope:
-                pipe = await connect(bootstrap.address, stamp_of(bootstrap.session, bootstrap.token))
-                pipe.open(greeter)
-                pipe.send(msg.Hello(msg.VERSION, bootstrap.token, bootstrap.session, os.getpid()))
-                welcome = await greeter.welcome
-        except BaseException as error:
-            if pipe is not None:
-                pipe.abort()
-                await pipe.wait_closed()
-            if isinstance(error, TimeoutError) and scope.expired():
-                raise TimeoutError(f"the site did not answer the hello within {limit:g} s") from error
-            if isinstance(error, OSError):
-                raise HandshakeRefused(f"nobody listens where the site was: {error}") from error
-            raise
+        pipe, welcome, early = await greet(bootstrap, self.options.connect_timeout)
         self.site, self.job = welcome.site, welcome.job
         self._launch_once = bootstrap.launch_once
-        return pipe
+        return pipe, early
 
     @property
     def launch_once(self) -> bool:
@@ -431,7 +416,7 @@ class FlareAgent:
             AgentClosed: the connection has ended.
             EncodingError: the record cannot be sent.
         """
-        loop = self._opened("log")
+        self._opened("log")
         link = self._link
         assert link is not None  # noqa: S101 - it is open
         if not link.pipe.has_metrics:
@@ -440,16 +425,11 @@ class FlareAgent:
             raise TypeError(f"metrics must be names and numbers, not {record!r}")
         number = None if step is None else operator.index(step)
         data = self._codec.encode_metrics(record)
-        while self._metrics_sent - self._metrics_taken >= self.options.metric_queue:
-            if self._closed is not None:
-                raise _anew(self._closed)
-            if self._metric_room is None or self._metric_room.done():
-                self._metric_room = loop.create_future()
-            await asyncio.wait({self._metric_room})
+        while self._metrics.full and self._closed is None:
+            await self._metrics.changed()
         if self._closed is not None:
             raise _anew(self._closed)
-        self._metrics_sent += 1
-        link.send(msg.Metrics(self._metrics_sent, data, number))
+        link.send(msg.Metrics(self._metrics.next(), data, number))
 
     def progress(self, done: SupportsFloat, total: SupportsFloat | None = None, note: str = "") -> None:
         """Tells the site how far the program is with its task."""
@@ -468,8 +448,7 @@ class FlareAgent:
             if self._settling is not None:
                 self._settling.settled(message)
         elif isinstance(message, msg.MetricTaken):
-            self._metrics_taken = max(self._metrics_taken, min(message.number, self._metrics_sent))
-            self._make_metric_room()
+            self._metrics.taken(message.number)
         elif isinstance(message, msg.End):
             self._stop("ended", message.reason)
         elif isinstance(message, msg.Abort):
@@ -556,12 +535,8 @@ class FlareAgent:
             self._settling.abandon(str(closed))
         if self._result is not None and not self._result.done():
             self._result.set_exception(_anew(closed))
-        self._make_metric_room()
+        self._metrics.wake()
         self._wake()
-
-    def _make_metric_room(self) -> None:
-        if self._metric_room is not None and not self._metric_room.done():
-            self._metric_room.set_result(None)
 
     def _opened(self, call: str) -> asyncio.AbstractEventLoop:
         if self._link is None:
@@ -600,13 +575,11 @@ class FlareAgent:
         """Waits until the site has taken all metrics, as far as it can be expected to."""
         loop = asyncio.get_running_loop()
         due = loop.time() + (_LAST_METRICS if self._ending is None else _LAST_METRICS_AFTER_END)
-        while (missing := self._metrics_sent - self._metrics_taken) and link.gone is None:
+        while self._metrics.missing and link.gone is None:
             if loop.time() >= due:
-                _log.warning("%d metrics were not taken by the site", missing)
+                _log.warning("%d metrics were not taken by the site", self._metrics.missing)
                 return
-            if self._metric_room is None or self._metric_room.done():
-                self._metric_room = loop.create_future()
-            await asyncio.wait({self._metric_room}, timeout=due - loop.time())
+            await self._metrics.changed(due)
 
     def __repr__(self) -> str:
         state = str(self._closed) if self._closed is not None else "up" if self._link is not None else "not started"
@@ -627,30 +600,3 @@ def _check_code(rc: object) -> None:
 def _anew(closed: AgentClosed) -> AgentClosed:
     """The same for another caller: an exception that is raised twice would keep the frames of both."""
     return AgentClosed(closed.reason, closed.detail)
-
-
-class _Greeter:
-    """Waits for the answer to a hello. The first task may come with it, in the same breath: it is kept."""
-
-    def __init__(self) -> None:
-        self.early: list[msg.Message] = []
-        """What came right behind the answer."""
-        self.welcome: asyncio.Future[msg.Welcome] = asyncio.get_running_loop().create_future()
-
-    def room(self, chunk: msg.Chunk, size: int) -> memoryview | None:
-        del chunk, size
-        return None
-
-    def received(self, message: msg.Message, size: int) -> None:
-        del size
-        if self.welcome.done():
-            self.early.append(message)
-        elif isinstance(message, msg.Welcome):
-            self.welcome.set_result(message)
-        else:
-            reason = message.reason if isinstance(message, msg.Refused) else "it answered with something else"
-            self.welcome.set_exception(HandshakeRefused(reason))
-
-    def lost(self, reason: str) -> None:
-        if not self.welcome.done():
-            self.welcome.set_exception(HandshakeRefused(reason))

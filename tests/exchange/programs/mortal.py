@@ -76,8 +76,8 @@ from dfm_async.exchange.transfers import Pull  # noqa: E402
 greet, arrived, send = FlareAgent._greet, Pull.arrived, SocketPipe.send
 
 
-async def after_greeting(agent: FlareAgent, *rest: Any) -> Pipe:
-    found = await greet(agent, *rest)
+async def after_greeting(agent: FlareAgent) -> tuple[Pipe, list[messages.Message]]:
+    found = await greet(agent)
     at("after hello")
     return found
 
