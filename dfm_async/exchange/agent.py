@@ -167,7 +167,7 @@ class FlareAgent:
     async def _greet(self) -> tuple[Pipe, list[msg.Message]]:
         found = self._bootstrap
         bootstrap = found if isinstance(found, Bootstrap) else read_bootstrap(found)
-        pipe, welcome, early = await greet(bootstrap, self.options.connect_timeout)
+        pipe, welcome, early = await greet(bootstrap, self.options.connect_timeout, self.options.heartbeat_timeout)
         self.site, self.job = welcome.site, welcome.job
         self._launch_once = bootstrap.launch_once
         return pipe, early

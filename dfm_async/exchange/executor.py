@@ -120,7 +120,12 @@ class LauncherExecutor:
         self._phase = "open"
         await self._gate.open(self.options, self._site, self._job)
         if self._launcher is not None:
-            await self._launcher.initialize()
+            try:
+                await self._launcher.initialize()
+            except BaseException:
+                self._phase = "closed"
+                await self._gate.close()
+                raise
 
     def bootstrap(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Writes the file by which a program that somebody else starts can attach, once.

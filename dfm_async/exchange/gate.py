@@ -64,6 +64,7 @@ class SocketGate:
         self._kind = kind
         self._site = ""
         self._job = ""
+        self._silence = 0.0
         self._server: asyncio.Server | None = None
         self._address: Address | None = None
         self._folder: str | None = None
@@ -74,7 +75,7 @@ class SocketGate:
 
     async def open(self, options: ExecutorOptions, site: str, job: str) -> None:
         """Begins to listen."""
-        del options
+        self._silence = options.heartbeat_timeout
         if self._address is not None:
             return
         self._site, self._job = site, job
@@ -169,8 +170,9 @@ class SocketGate:
         self._used = token
         self.forget()
         pipe.stamp = stamp_of(self.session, token)
+        pipe.silence = max(0.0, hello.silence)
         on_up(pipe)
-        pipe.send(Welcome(self._site, self._job))
+        pipe.send(Welcome(self._site, self._job, self._silence))
         return ""
 
     async def close(self) -> None:

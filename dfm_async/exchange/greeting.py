@@ -47,8 +47,13 @@ class Greeting:
             self.welcome.set_exception(HandshakeRefused(reason))
 
 
-async def greet(bootstrap: Bootstrap, limit: float) -> tuple[Pipe, msg.Welcome, list[msg.Message]]:
+async def greet(bootstrap: Bootstrap, limit: float, silence: float) -> tuple[Pipe, msg.Welcome, list[msg.Message]]:
     """Connects to a site, and says hello.
+
+    Args:
+        bootstrap: how to find it.
+        limit: how long it may take to answer, in seconds.
+        silence: how long we accept that it says nothing, in seconds; 0 means for ever.
 
     Returns:
         The connection, the answer, and what came right behind it.
@@ -63,7 +68,7 @@ async def greet(bootstrap: Bootstrap, limit: float) -> tuple[Pipe, msg.Welcome, 
         async with asyncio.timeout(limit) as scope:
             pipe = await connect(bootstrap.address, stamp_of(bootstrap.session, bootstrap.token))
             pipe.open(greeting)
-            pipe.send(msg.Hello(msg.VERSION, bootstrap.token, bootstrap.session, os.getpid()))
+            pipe.send(msg.Hello(msg.VERSION, bootstrap.token, bootstrap.session, os.getpid(), silence))
             welcome = await greeting.welcome
     except BaseException as error:
         if pipe is not None:
@@ -74,4 +79,5 @@ async def greet(bootstrap: Bootstrap, limit: float) -> tuple[Pipe, msg.Welcome, 
         if isinstance(error, OSError):
             raise HandshakeRefused(f"nobody listens where the site was: {error}") from error
         raise
+    pipe.silence = welcome.silence
     return pipe, welcome, greeting.early

@@ -20,6 +20,8 @@ __all__ = ["Link", "LinkOptions"]
 
 T = TypeVar("T")
 
+_BEATS: Final = 3
+"""How many signs of life are given in the time that the other side accepts silence: one or two may be late."""
 _FLUSH: Final = 2.0
 """How long a peer that does not read may keep what was said last, in seconds."""
 
@@ -84,9 +86,12 @@ class Link:
         self._pulls: dict[tuple[str, int, str], Pull] = {}
         self._moved: dict[str, float] = {}
         self._waiting: set[asyncio.Future[Any]] = set()
-        self._liveness = Liveness(options.heartbeat_interval, options.heartbeat_timeout, self._loop.time())
+        interval = options.heartbeat_interval
+        if pipe.silence:  # the other side is less patient than we would be
+            interval = min(interval, pipe.silence / _BEATS)
+        self._liveness = Liveness(interval, options.heartbeat_timeout, self._loop.time())
         self._payload = _Payload(self._liveness, self._loop.time)
-        self._timer = self._loop.call_later(options.heartbeat_interval, self._look)
+        self._timer = self._loop.call_later(interval, self._look)
 
     def open(self) -> None:
         """Begins to take what comes."""

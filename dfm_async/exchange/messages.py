@@ -46,6 +46,8 @@ class Hello(_Message, frozen=True, tag=1):
     token: str
     session: str
     pid: int
+    silence: float = 0.0
+    """How long the program accepts that the site says nothing, in seconds; 0 means for ever."""
 
     def __repr__(self) -> str:
         # The token must not end up in logs.
@@ -57,6 +59,8 @@ class Welcome(_Message, frozen=True, tag=2):
 
     site: str
     job: str
+    silence: float = 0.0
+    """How long the site accepts that the program says nothing, in seconds; 0 means for ever."""
 
 
 class Refused(_Message, frozen=True, tag=3):

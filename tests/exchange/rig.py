@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from unittest import mock
 
 from dfm_async.exchange import AgentOptions, ExecutorOptions, FlareAgent, LauncherExecutor, PlainCodec, Task
-from dfm_async.exchange import agent as agent_module
+from dfm_async.exchange import greeting
 from dfm_async.exchange import messages as msg
 from dfm_async.exchange.bootstrap import read_bootstrap
 from dfm_async.exchange.gate import connect
@@ -190,7 +190,7 @@ async def attach(
         return meddlers[-1]
 
     agent = FlareAgent(executor.bootstrap(), options, **rest)
-    with mock.patch.object(agent_module, "connect", meddled):
+    with mock.patch.object(greeting, "connect", meddled):
         await agent.start()
     return agent, meddlers[0]
 

@@ -129,7 +129,7 @@ def hello(bootstrap: Bootstrap, **changed: Any) -> Hello:
 async def test_the_right_token_is_let_in(doors: Doors) -> None:
     bootstrap = doors.invite()
     _, peer = await doors.knock(bootstrap, hello(bootstrap))
-    assert await peer.answer() == Welcome("berlin", "j1")
+    assert await peer.answer() == Welcome("berlin", "j1", 60.0)
     assert len(doors.up) == 1
 
 
@@ -146,7 +146,7 @@ async def test_a_wrong_hello_is_refused_with_a_reason(doors: Doors, changed: dic
     bootstrap = doors.invite()
     assert await doors.refused(bootstrap, hello(bootstrap, **changed)) == reason
     _, peer = await doors.knock(bootstrap, hello(bootstrap))
-    assert await peer.answer() == Welcome("berlin", "j1"), "the right one can still come"
+    assert await peer.answer() == Welcome("berlin", "j1", 60.0), "the right one can still come"
 
 
 async def test_a_token_is_good_for_one_hello(doors: Doors) -> None:
@@ -187,7 +187,7 @@ async def test_who_has_said_hello_in_time_is_not_sent_away() -> None:
     assert peer.got == []
     doors._pipes[0].send(hello(bootstrap))
     await asyncio.sleep(100)
-    assert peer.got == [Welcome("berlin", "j1")]
+    assert peer.got == [Welcome("berlin", "j1", 60.0)]
     await doors.close()
 
 
@@ -201,7 +201,7 @@ async def test_only_so_many_may_stand_at_the_door(doors: Doors, monkeypatch: pyt
     pipe.close()
     await doors.left.wait()
     pipe, peer = await doors.knock(bootstrap, hello(bootstrap))
-    assert await peer.answer() == Welcome("berlin", "j1"), "there is room again"
+    assert await peer.answer() == Welcome("berlin", "j1", 60.0), "there is room again"
 
 
 async def test_who_leaves_without_a_word_is_forgotten(doors: Doors) -> None:
@@ -224,7 +224,7 @@ async def test_garbage_at_the_door_harms_nobody(doors: Doors, kind: Kind) -> Non
     assert await loop.sock_recv(near, 100) == b""
     near.close()
     _, peer = await doors.knock(bootstrap, hello(bootstrap))
-    assert await peer.answer() == Welcome("berlin", "j1")
+    assert await peer.answer() == Welcome("berlin", "j1", 60.0)
 
 
 async def test_a_new_invitation_replaces_the_one_before(doors: Doors) -> None:
@@ -234,7 +234,7 @@ async def test_a_new_invitation_replaces_the_one_before(doors: Doors) -> None:
     assert not first.exists()
     assert await doors.refused(old, hello(old)) == "it is not expected"
     _, peer = await doors.knock(new, hello(new))
-    assert await peer.answer() == Welcome("berlin", "j1")
+    assert await peer.answer() == Welcome("berlin", "j1", 60.0)
 
 
 async def test_the_file_is_removed_when_it_was_used(doors: Doors, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from dfm_async.exchange import (
     Model,
     PlainCodec,
     ProgramState,
+    SubprocessLauncher,
     Task,
     TaskResult,
 )
@@ -1165,3 +1166,32 @@ async def test_an_agent_that_serves_one_task_ends_after_its_result_has_settled()
             await agent.get_task()
         with pytest.raises(TaskRejected, match="takes no more tasks"):
             await executor.execute(Task("any"))
+
+
+# signs of life
+
+
+@on_virtual_time
+async def test_both_sides_give_signs_of_life_as_often_as_the_other_needs_them() -> None:
+    async with LauncherExecutor(
+        None, ExecutorOptions(other_tasks=("*",), heartbeat_interval=0.1, heartbeat_timeout=1), transport="memory"
+    ) as executor:
+        agent = FlareAgent(executor.bootstrap(), AgentOptions(heartbeat_interval=5, heartbeat_timeout=60))
+        async with agent:
+            running = asyncio.create_task(executor.execute(Task("any", 1)))
+            assert await agent.get_task() is not None
+            await asyncio.sleep(30)  # the site would have given up after 1 s
+            await agent.submit_result(2)
+            assert (await running).data == 2
+
+
+async def test_a_launcher_that_cannot_be_made_ready_leaves_no_gate_open() -> None:
+    class Broken(SubprocessLauncher):
+        async def initialize(self) -> None:
+            raise OSError("no")
+
+    executor = LauncherExecutor(Broken(["true"]))
+    with pytest.raises(OSError, match="no"):
+        await executor.initialize()
+    await executor.finalize()
+    assert repr(executor) == "<LauncherExecutor closed, program not running>"

@@ -46,6 +46,7 @@ class ClientApiPipe:
 
     can_resend = False
     shows_progress = False
+    silence = 0.0
     has_metrics = True
 
     def __init__(self) -> None:

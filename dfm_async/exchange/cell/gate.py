@@ -109,6 +109,7 @@ class CellPipe:
 
     can_resend = False
     shows_progress = False
+    silence = 0.0
     has_metrics = True
 
     def __init__(self, host: CellHost, on_up: Callable[[Pipe], None]) -> None:

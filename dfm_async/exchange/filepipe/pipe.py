@@ -47,6 +47,7 @@ class FilePipe:
 
     can_resend = False
     shows_progress = False
+    silence = 0.0
 
     def __init__(
         self,

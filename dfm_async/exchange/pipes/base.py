@@ -36,6 +36,8 @@ class Pipe(Protocol):
 
     has_metrics: bool
     """Whether metrics can be sent."""
+    silence: float
+    """How long the other side accepts that nothing is said, in seconds, as far as it has told; 0 means for ever."""
 
     def open(self, receiver: Receiver) -> None:
         """Names who takes what comes. What came before is handed over at once."""

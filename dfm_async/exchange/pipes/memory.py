@@ -80,6 +80,7 @@ class MemoryPipe:
 
     can_resend = True
     shows_progress = True
+    silence = 0.0
     has_metrics = True
 
     def __init__(self, incoming: _Way, outgoing: _Way, connected: asyncio.Future[None]) -> None:

@@ -46,6 +46,7 @@ class SocketPipe(asyncio.BufferedProtocol):
 
     can_resend = True
     shows_progress = True
+    silence = 0.0
     has_metrics = True
 
     def __init__(self, stamp: int | None = None) -> None:
