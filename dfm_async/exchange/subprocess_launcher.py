@@ -48,7 +48,7 @@ def command_line(argv: Sequence[str | os.PathLike[str]] | str) -> list[str]:
             found = shlex.split(argv)
         except ValueError as error:
             raise ValueError(f"argv cannot be split: {error} in {argv!r}. A list need not be") from error
-    elif isinstance(argv, Sequence) and not isinstance(argv, (bytes, bytearray)):
+    elif isinstance(argv, Sequence):
         found = []
         for part in argv:
             path = os.fspath(part) if isinstance(part, (str, os.PathLike)) else None

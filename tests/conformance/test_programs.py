@@ -54,7 +54,7 @@ async def test_what_a_process_says_after_its_result_belongs_to_its_own_call(
         ({"argv": [""]}, "argv is empty"),
         ({"argv": ["python", 3]}, "argv must consist of strings and paths, unlike 3"),
         ({"argv": [b"python"]}, "argv must consist of strings"),
-        ({"argv": b"python"}, "argv must be a list"),
+        ({"argv": b"python"}, "argv must consist of strings"),
         ({"argv": {"python"}}, "argv must be a list"),
         ({"argv": None}, "argv must be a list"),
         ({"argv": "python 'x"}, "argv cannot be split: No closing quotation"),
@@ -71,7 +71,7 @@ async def test_what_a_process_says_after_its_result_belongs_to_its_own_call(
         ({"task": ""}, "task must be a name"),
         ({"transport": "udp"}, "transport must be one of"),
         ({"options": {}}, "options must be ExecutorOptions"),
-        ({"transport": "nvflare-2.8", "cwd": "/tmp", "processes": 2}, "only one of them at a time"),  # noqa: S108 - not used
+        ({"transport": "nvflare-2.8", "cwd": "/tmp", "processes": 2}, "only one of them at a time"),
     ],
 )
 def test_wrong_fields_of_a_program_are_named_when_it_is_made(fields: dict[str, Any], problem: str) -> None:
