@@ -118,14 +118,13 @@ class LauncherExecutor:
         if self._phase != "new":
             raise RuntimeError(f"this executor is {self._phase}: make a new one")
         self._phase = "open"
-        await self._gate.open(self.options, self._site, self._job)
-        if self._launcher is not None:
-            try:
+        try:
+            await self._gate.open(self.options, self._site, self._job)
+            if self._launcher is not None:
                 await self._launcher.initialize()
-            except BaseException:
-                self._phase = "closed"
-                await self._gate.close()
-                raise
+        except BaseException:  # nobody else would: "async with" leaves only what it has entered
+            await self.finalize()
+            raise
 
     def bootstrap(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Writes the file by which a program that somebody else starts can attach, once.
@@ -362,9 +361,10 @@ class LauncherExecutor:
 
     async def _launch(self, task: Task, launcher: Launcher) -> None:
         limit = self.options.launch_timeout
-        invitation = self._gate.expect(self._expect_up(), launch_once=launcher.launch_once)
+        scope = asyncio.timeout(limit)
         try:
-            async with asyncio.timeout(limit) as scope:
+            invitation = self._gate.expect(self._expect_up(), launch_once=launcher.launch_once)
+            async with scope:
                 await launcher.launch(task, invitation)
         except Exception as error:
             if isinstance(error, TimeoutError) and scope.expired():

@@ -71,7 +71,7 @@ class SocketGate:
         self._expected: tuple[str, Callable[[Pipe], None]] | None = None
         self._used: str | None = None
         self._file: Path | None = None
-        self._strangers: set[_Stranger] = set()
+        self._strangers: dict[_Stranger, None] = {}
 
     async def open(self, options: ExecutorOptions, site: str, job: str) -> None:
         """Begins to listen."""
@@ -143,16 +143,16 @@ class SocketGate:
 
     def meet(self, pipe: SocketPipe | MemoryPipe) -> None:
         """Somebody has connected."""
+        if len(self._strangers) >= _STRANGERS:
+            # The one that has said nothing for the longest time: else those who only stand there keep programs out.
+            next(iter(self._strangers)).refuse("it said no hello, and too many are waiting")
         stranger = _Stranger(self, pipe)
-        self._strangers.add(stranger)
-        if len(self._strangers) > _STRANGERS:
-            stranger.refuse("too many are waiting")
-        else:
-            pipe.open(stranger)
+        self._strangers[stranger] = None
+        pipe.open(stranger)
 
     def left(self, stranger: _Stranger) -> None:
         """Somebody who had connected is known now, or gone."""
-        self._strangers.discard(stranger)
+        self._strangers.pop(stranger, None)
 
     def admit(self, pipe: SocketPipe | MemoryPipe, hello: Hello) -> str:
         """Lets a program in; tells why not otherwise."""

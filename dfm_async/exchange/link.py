@@ -203,6 +203,9 @@ class Link:
         """
         resends = self._options.max_resends
         found: list[Pull] = []
+        if len({number for number, _ in parts}) < len(parts):
+            self.send(Report(tx, parts[0][0], receiver, 0, 0, "failed"))
+            raise TransferFailed("all", receiver, "two parts have the same number")
         for number, size in parts:
             try:
                 place = sink(number, size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -13,8 +13,9 @@ import msgspec
 from dfm_async.errors import ProgramFailed
 from dfm_async.exchange.executor import LauncherExecutor
 from dfm_async.exchange.gate import Gate
+from dfm_async.exchange.launcher import Invitation
 from dfm_async.exchange.options import ExecutorOptions
-from dfm_async.exchange.subprocess_launcher import SubprocessLauncher
+from dfm_async.exchange.subprocess_launcher import SubprocessLauncher, check_environment, check_grace, command_line
 from dfm_async.exchange.task import Task
 from dfm_async.runtime.context import OperationContext
 from dfm_async.wire.output import LogRecord
@@ -60,14 +61,27 @@ class Program:
     options: ExecutorOptions = field(default_factory=ExecutorOptions)
 
     def __post_init__(self) -> None:
-        if not self.argv:
-            raise ValueError("argv is empty: name the program to run")
-        if not isinstance(self.processes, int) or self.processes < 1:
+        # Here, and not where the program is launched: that is another process, and later.
+        command_line(self.argv)
+        check_environment(self.environment)
+        check_grace(self.shutdown_timeout)
+        if not isinstance(self.launch_once, bool):
+            raise TypeError(f"launch_once must be True or False, not {self.launch_once!r}")
+        if not isinstance(self.processes, int) or isinstance(self.processes, bool) or self.processes < 1:
             raise ValueError(f"processes must be a positive whole number, not {self.processes!r}")
+        if self.cwd is not None and not isinstance(self.cwd, (str, os.PathLike)):
+            raise TypeError(f"cwd must be the path of a folder, not {self.cwd!r}")
+        if self.task is not None and (not isinstance(self.task, str) or not self.task):
+            raise TypeError(f"task must be a name that is not empty, not {self.task!r}")
         if self.transport not in _TRANSPORTS:
             raise ValueError(f"transport must be one of {', '.join(_TRANSPORTS)}, not {self.transport!r}")
         if not isinstance(self.options, ExecutorOptions):
             raise TypeError(f"options must be ExecutorOptions, not {self.options!r}")
+        if self.transport == "nvflare-2.8" and self.cwd is not None and self.processes > 1:
+            raise ValueError(
+                "programs of NVFLARE 2.8 find their site by a file in the folder that they are started in: with cwd, "
+                "there can be only one of them at a time. Leave cwd out, or processes at 1"
+            )
 
     @property
     def body_class(self) -> type[ProgramBody]:
@@ -116,12 +130,31 @@ class ProgramBody:
             await asyncio.gather(*(runner.executor.finalize() for runner in runners))
 
 
+class _Launcher(SubprocessLauncher):
+    """Tells when a process is launched.
+
+    Args:
+        launched: is called right before.
+        rest: as for every launcher.
+    """
+
+    def __init__(self, launched: Callable[[], None], *rest: Any, **more: Any) -> None:
+        super().__init__(*rest, **more)
+        self._launched = launched
+
+    async def launch(self, task: Task, invitation: Invitation) -> None:
+        """Starts the program."""
+        self._launched()
+        await super().launch(task, invitation)
+
+
 class _Runner:
     """One executor, and the call that it serves."""
 
     def __init__(self, program: Program, context: OperationContext) -> None:
-        self._context = context
-        launcher = SubprocessLauncher(
+        self._context = self._next = context
+        launcher = _Launcher(
+            self._launched,
             program.argv,
             cwd=None if program.transport == "nvflare-2.8" else program.cwd,
             environment=program.environment,
@@ -129,6 +162,7 @@ class _Runner:
             shutdown_timeout=program.shutdown_timeout,
             on_output=self._output,
         )
+        self._launch_once = program.launch_once
         self.executor = LauncherExecutor(
             launcher,
             msgspec.structs.replace(program.options, other_tasks=("*",)),  # the operation's name is the task's
@@ -140,11 +174,16 @@ class _Runner:
         )
 
     async def run(self, task: Task, context: OperationContext) -> Any:
-        self._context = context
+        self._next = context
+        if self._launch_once:
+            self._context = context
         result = await self.executor.execute(task)
         if not result.ok:
             raise ProgramFailed(task.name, result.rc, result.reason, self.executor.status().lines)
         return result.data
+
+    def _launched(self) -> None:
+        self._context = self._next  # until then, the process of the call before may have something to say
 
     def _output(self, record: LogRecord) -> None:
         self._context.logger.log(record.level, "%s", record.message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -14,7 +15,7 @@ from dfm_async.exchange.link import Link
 from dfm_async.exchange.options import ExecutorOptions
 from dfm_async.exchange.pipes.base import Pipe
 from dfm_async.exchange.states import Exchange, ExchangeState
-from dfm_async.exchange.task import OK, Task, TaskResult
+from dfm_async.exchange.task import OK, Task, TaskResult, new_id
 from dfm_async.exchange.transfers import FileSink, MemorySink, Pull, Sink
 from dfm_async.exchange.values import Encoded, ValueCodec
 
@@ -106,7 +107,8 @@ class OfferedResult:
         def sink(number: int, size: int) -> Sink:
             if folder is None:
                 return MemorySink(size)
-            return FileSink(size, f"{folder}/{self._offer.result}.{number}.{receiver}")
+            # Nothing of what the program says is part of a name: it could lead anywhere.
+            return FileSink(size, os.path.join(folder, f"{new_id()}.{number}"))
 
         try:
             if receiver not in self._pulls:

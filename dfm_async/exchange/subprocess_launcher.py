@@ -19,7 +19,7 @@ from dfm_async.exchange.task import Task
 from dfm_async.exchange.tasks import OwnedTasks
 from dfm_async.wire.output import LogRecord, Output
 
-__all__ = ["SubprocessLauncher", "log_output"]
+__all__ = ["SubprocessLauncher", "check_environment", "check_grace", "command_line", "log_output"]
 
 _log = logging.getLogger("dfm_async.program")
 
@@ -34,6 +34,56 @@ def log_output(record: LogRecord) -> None:
     """Hands a record of a program to the logger ``dfm_async.program``."""
     if _log.isEnabledFor(record.level):
         _log.log(record.level, "%s", record.message, extra={"origin": record.origin})
+
+
+def command_line(argv: Sequence[str | os.PathLike[str]] | str) -> list[str]:
+    """The program and its arguments.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: it names no program, or cannot be split.
+    """
+    if isinstance(argv, str):
+        try:
+            found = shlex.split(argv)
+        except ValueError as error:
+            raise ValueError(f"argv cannot be split: {error} in {argv!r}. A list need not be") from error
+    elif isinstance(argv, Sequence):
+        found = []
+        for part in argv:
+            path = os.fspath(part) if isinstance(part, (str, os.PathLike)) else None
+            if not isinstance(path, str):
+                raise TypeError(f"argv must consist of strings and paths, unlike {part!r}")
+            found.append(path)
+    else:
+        raise TypeError(f"argv must be a list of strings and paths, or a string, not {argv!r}")
+    if not found or not found[0]:
+        raise ValueError("argv is empty: name the program to run")
+    return found
+
+
+def check_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Copies variables for a program.
+
+    Raises:
+        TypeError: their names or values are no strings.
+        ValueError: a variable cannot have this name.
+    """
+    if not isinstance(environment, Mapping):
+        raise TypeError(f"environment must be names and strings, not {environment!r}")
+    for name, value in environment.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"environment must be names and strings: {name!r} is {value!r}")
+        if not name or "=" in name:
+            raise ValueError(f"no variable of an environment can have the name {name!r}")
+    return dict(environment)
+
+
+def check_grace(seconds: float) -> None:
+    """Raises ValueError if it is not a time that a program can get to end."""
+    good = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not good or not 0 <= seconds < float("inf"):
+        raise ValueError(f"shutdown_timeout must be zero or a positive number of seconds, not {seconds!r}")
 
 
 class SubprocessLauncher:
@@ -62,13 +112,10 @@ class SubprocessLauncher:
         shutdown_timeout: float = 5.0,
         on_output: Callable[[LogRecord], None] = log_output,
     ) -> None:
-        self._argv = shlex.split(argv) if isinstance(argv, str) else [os.fspath(part) for part in argv]
-        if not self._argv:
-            raise ValueError("argv is empty: name the program to run")
-        if not shutdown_timeout >= 0:
-            raise ValueError(f"shutdown_timeout must not be negative, not {shutdown_timeout!r}")
+        self._argv = command_line(argv)
+        check_grace(shutdown_timeout)
         self._cwd = None if cwd is None else os.fspath(cwd)
-        self._environment = dict(environment or {})
+        self._environment = check_environment({} if environment is None else environment)
         self._launch_once = launch_once
         self._grace = shutdown_timeout
         self._on_output = on_output

@@ -40,6 +40,7 @@ class SyncAgent:
     """
 
     def __init__(self, make: Callable[[], FlareAgent]) -> None:
+        self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
         self._stopped = False
@@ -64,7 +65,16 @@ class SyncAgent:
         finally:
             self._loop.close()
 
+    @property
+    def _forked(self) -> bool:
+        """Whether this is a child of the process that has the thread: nothing would ever answer here."""
+        return self._pid != os.getpid()
+
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._forked:
+            work.close()
+            problem = f"only process {self._pid}, which has connected, can call it, and none of its forks"
+            raise CallStateError(getattr(work, "__name__", "call"), problem)
         with self._lock:  # what is given to a loop that has stopped would wait for ever
             if self._stopped:
                 work.close()
@@ -114,7 +124,7 @@ class SyncAgent:
 
     def is_running(self) -> bool:
         """Whether there may be more tasks. Neither waits nor takes a task."""
-        return not self._stopped and self._agent.closed is None
+        return not self._stopped and not self._forked and self._agent.closed is None
 
     def log(self, record: Mapping[str, Any], *, step: SupportsIndex | None = None) -> None:
         """Sends metrics to the site."""
@@ -123,12 +133,16 @@ class SyncAgent:
     def progress(self, done: SupportsFloat, total: SupportsFloat | None = None, note: str = "") -> None:
         """Tells the site how far the program is with its task."""
         what = (float(done), None if total is None else float(total), str(note))
+        if self._forked:
+            return
         with self._lock:
             if not self._stopped:
                 self._loop.call_soon_threadsafe(self._agent.progress, *what)
 
     def shutdown(self) -> None:
         """Ends the connection and the thread. Calls that still wait are ended; a second one changes nothing."""
+        if self._forked:
+            return
         try:
             self._wait(self._agent.close())
         except AgentClosed:
@@ -220,3 +234,12 @@ def shutdown() -> None:
     if found is not None:
         atexit.unregister(shutdown)
         found.shutdown()
+
+
+def _after_fork() -> None:
+    """In a child that was forked: somebody may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -99,6 +99,8 @@ class Source:
     def report(self, report: Report) -> None:
         """Takes a receiver's word, and sends what it asks for."""
         stream = self._streams.get((report.transfer, report.receiver))
+        if stream is not None and not 0 <= report.bytes_done <= len(stream.data):
+            return  # a receiver that cannot count would be served for ever
         refused = self.tracker.update(
             report.tx, str(report.transfer), report.receiver, report.sequence, report.bytes_done, None, report.state
         )
@@ -111,7 +113,7 @@ class Source:
             return
         if report.restart:
             stream.position = report.bytes_done
-        stream.limit = min(report.limit, len(stream.data))
+        stream.limit = min(report.limit, report.bytes_done + WINDOW, len(stream.data))
         if not stream.busy and stream.position < stream.limit:
             stream.busy = True
             self._tasks.start(self._serve(stream), f"transfer {stream.transfer} of {self.tx}")
@@ -201,8 +203,8 @@ class FileSink:
     def __init__(self, size: int, path: str) -> None:
         self._size = size
         self._path = path
+        self._piece = memoryview(bytearray(min(CHUNK, size)))  # raises if the size is negative
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._piece = memoryview(bytearray(min(CHUNK, size)))
 
     def room(self, offset: int, size: int) -> memoryview:
         """Gives the place for a chunk."""

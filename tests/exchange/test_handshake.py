@@ -191,17 +191,16 @@ async def test_who_has_said_hello_in_time_is_not_sent_away() -> None:
     await doors.close()
 
 
-async def test_only_so_many_may_stand_at_the_door(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_those_who_say_nothing_only_so_many_may_stand_at_the_door_and_they_keep_nobody_out(
+    doors: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gate, "_STRANGERS", 3)
     bootstrap = doors.invite()
     waiting = [await doors.knock(bootstrap) for _ in range(3)]
-    assert await doors.refused(bootstrap) == "too many are waiting"
-    pipe, _ = waiting.pop()
-    doors.left.clear()
-    pipe.close()
-    await doors.left.wait()
-    pipe, peer = await doors.knock(bootstrap, hello(bootstrap))
-    assert await peer.answer() == Welcome("berlin", "j1", 60.0), "there is room again"
+    _, peer = await doors.knock(bootstrap, hello(bootstrap))
+    assert await peer.answer() == Welcome("berlin", "j1", 60.0)
+    assert await waiting[0][1].answer() == Refused("it said no hello, and too many are waiting")
+    assert len(doors.gate._strangers) == 2
 
 
 async def test_who_leaves_without_a_word_is_forgotten(doors: Doors) -> None:

@@ -582,6 +582,37 @@ async def test_a_result_of_an_impossible_size_fails_at_once(size: int) -> None:
             await executing
 
 
+@on_virtual_time
+async def test_two_parts_of_a_result_with_one_number_fail_it_at_once() -> None:
+    async with by_hand() as (executor, hand):
+        executing = asyncio.ensure_future(executor.execute(Task("any")))
+        task = await hand.next(msg.TaskOffer)
+        hand.say(msg.ResultOffer(task.task, "r1", "OK", NOTHING, [(1, 100), (1, 200)]))
+        with pytest.raises(TransferFailed, match="two parts have the same number"):
+            await executing
+
+
+@pytest.mark.parametrize("size", [1000, -1])
+async def test_the_id_of_a_result_does_not_lead_out_of_the_folder_that_it_is_written_to(
+    tmp_path: Path, size: int
+) -> None:
+    folder = tmp_path / "inside"
+    folder.mkdir()
+    before = len(os.listdir("/proc/self/fd"))
+    async with by_hand() as (executor, hand):
+        offering = asyncio.ensure_future(executor.offer(Task("any"), ["disk"]))
+        task = await hand.next(msg.TaskOffer)
+        hand.say(msg.ResultOffer(task.task, "../outside", "OK", NOTHING, [(1, size)]))
+        offered = await offering
+        pulling = asyncio.ensure_future(offered.pull("disk", folder=str(folder)))
+        await hand.next(msg.Report)
+        hand.say(msg.Withdrawn("../outside"))
+        with pytest.raises(TransferFailed):
+            await pulling
+    assert os.listdir(tmp_path) == ["inside"]
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 # signs of life (3.1.2)
 
 
@@ -1195,3 +1226,37 @@ async def test_a_launcher_that_cannot_be_made_ready_leaves_no_gate_open() -> Non
         await executor.initialize()
     await executor.finalize()
     assert repr(executor) == "<LauncherExecutor closed, program not running>"
+
+
+class _Broken:
+    """A launcher that cannot be made ready."""
+
+    launch_once = True
+    needs_deferred_stop = False
+
+    async def initialize(self) -> None:
+        raise OSError("no launcher today")
+
+    async def stop(self, *, asked: bool = True) -> None: ...
+
+    async def finalize(self) -> None: ...
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+async def test_an_executor_that_cannot_be_made_ready_leaves_nothing(transport: Literal["unix", "tcp"]) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    executor = LauncherExecutor(_Broken(), transport=transport)  # type: ignore[arg-type]
+    with pytest.raises(OSError, match="no launcher today"):
+        async with executor:
+            pass
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_a_door_that_cannot_be_opened_for_a_program_fails_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("No space left on device")
+
+    async with LauncherExecutor(SubprocessLauncher(["true"]), ANY) as executor:
+        monkeypatch.setattr("dfm_async.exchange.gate.write_bootstrap", full)
+        with pytest.raises(LaunchFailed, match="No space left"):
+            await executor.execute(Task("any"))

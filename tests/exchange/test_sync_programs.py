@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -115,3 +116,37 @@ async def test_looking_whether_it_runs_takes_no_task() -> None:
         for number in range(5):
             assert await found.run(number) == number
         assert await found.end() == 0
+
+
+FORKS = """
+import multiprocessing, os, sys
+from dfm_async.exchange import sync
+def in_the_child():
+    print("child", sync.is_running())
+    sync.progress(1)
+    try:
+        sync.log({"loss": 1})
+    except Exception as error:
+        print("child", type(error).__name__)
+    sys.stdout.flush()
+sync.init()
+while sync.receive() is not None:
+    child = os.fork()
+    if not child:
+        in_the_child()
+        sys.exit(3)  # runs what is registered for the end of the interpreter
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        sync.send([code, pool.map(abs, [-1])])
+"""
+
+
+async def test_a_script_can_fork_and_its_forks_neither_hang_nor_speak_for_it() -> None:
+    heard = Heard()
+    launcher = SubprocessLauncher([sys.executable, "-c", FORKS], on_output=heard)
+    async with LauncherExecutor(launcher, ExecutorOptions(other_tasks=("*",))) as executor, asyncio.timeout(20):
+        for _ in range(2):
+            assert (await executor.execute(Task("any"))).data == [3, [1]]
+        await executor.end()
+    assert heard.lines == ["child False", "child CallStateError"] * 2
+    assert launcher.status().exit_code == 0

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -118,12 +120,11 @@ async def serve(rig: Rig, *pulls: Pull) -> None:
 def with_small_chunks(work: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     """Runs a test on a loop of its own, with chunks of a few bytes."""
 
-    def run() -> None:
+    @functools.wraps(work)
+    def run(**arguments: Any) -> None:
         with small_chunks():
-            virtual(work())  # type: ignore[arg-type]
+            virtual(work(**arguments))  # type: ignore[arg-type]
 
-    run.__name__ = work.__name__
-    run.__doc__ = work.__doc__
     return run
 
 
@@ -206,6 +207,25 @@ async def test_reports_of_strangers_are_ignored() -> None:
     rig.tell(Report("tx", 1, "somebody", 1, 0, limit=100))
     await idle()
     assert rig.out.sent == []
+
+
+@pytest.mark.parametrize("done", [-1, -1000, 101, 1 << 62])
+@with_small_chunks
+async def test_a_receiver_that_cannot_count_gets_nothing(done: int) -> None:
+    rig = Rig({1: content(100)})
+    rig.tell(Report("tx", 1, "site", 0, done, "active", 1 << 62, True))
+    await idle()
+    assert rig.out.take() == []
+    await rig.tasks.close()
+
+
+@with_small_chunks
+async def test_a_receiver_that_asks_for_more_than_a_window_gets_a_window() -> None:
+    rig = Rig({1: content(10 * AHEAD)})
+    rig.tell(Report("tx", 1, "site", 0, 0, "active", 1 << 62))
+    await idle()
+    assert sum(len(data) for _, data in rig.out.take()) == AHEAD
+    await rig.tasks.close()
 
 
 @with_small_chunks

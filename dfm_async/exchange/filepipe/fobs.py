@@ -311,6 +311,12 @@ def _make_ordered(data: Any) -> OrderedDict[Any, Any]:
     return found
 
 
+def _make_shareable(data: Any) -> Shareable:
+    found = Shareable(_expect(dict, data))
+    _expect(dict, found[HEADERS])
+    return found
+
+
 def _make_dxo(data: Any) -> Dxo:
     kind, meta, content = _expect(tuple, data)
     return Dxo(_expect(str, kind), content, {} if meta is None else _expect(dict, meta))
@@ -352,7 +358,7 @@ _MAKERS: Final[dict[str, Callable[[_Decoder, Any], Any]]] = {
     _NAMES[set][0]: lambda _, data: set(_expect(list, data)),
     _NAMES[OrderedDict][0]: lambda _, data: _make_ordered(data),
     _NAMES[datetime][0]: lambda _, data: datetime.fromisoformat(_expect(str, data)),
-    _NAMES[Shareable][0]: lambda _, data: Shareable(_expect(dict, data)),
+    _NAMES[Shareable][0]: lambda _, data: _make_shareable(data),
     _NAMES[Dxo][0]: lambda _, data: _make_dxo(data),
     _NAMES[FlContext][0]: lambda _, data: _make_context(data),
     _NAMES[np.ndarray][0]: lambda decoder, data: decoder.array(data),

@@ -126,6 +126,7 @@ class _Knocking:
             self._up = True
             self._gate.came()
             self._on_up(self._pipe)
+            self._pipe.deliver(message)  # it may be more than a sign of life
 
     def lost(self, reason: str) -> None:
         del reason

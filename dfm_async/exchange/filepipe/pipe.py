@@ -105,9 +105,12 @@ class FilePipe:
         """Queues the files that say the same."""
         del data
         if self._lost is None and self._closing is None:
-            for item in self._translator.outgoing(message):
+            files = self._translator.outgoing(message)
+            for item in files:
                 if item.channel in self._queues:
                     self._out.append(item)
+            if not files and isinstance(message, msg.Metrics):  # there is nothing in them that could be taken
+                self.deliver(msg.MetricTaken(message.number))
             if self._out:
                 self._written.clear()
                 self._more.set()
@@ -156,6 +159,7 @@ class FilePipe:
         try:
             async for received in queue:
                 await self._take(channel, received)
+                await asyncio.sleep(0)  # there may be thousands, and nothing else would happen meanwhile
         except ConnectionResetError as error:
             if channel == "metric":
                 _log.warning("the channel for metrics is gone: %s", error)
@@ -163,9 +167,11 @@ class FilePipe:
                     self._set_lost(f"the channel for metrics is gone: {error}")
             elif self._side is Side.ACTIVE and not self._open_tasks:
                 # A stock executor says END for a tenth of a second, then removes the folder.
-                self._deliver(msg.End("the site has removed the folder"))
+                self.deliver(msg.End("the site has removed the folder"))
             else:
                 self._set_lost(str(error))
+        except OSError as error:
+            self._set_lost(f"the files of the channel {channel} cannot be read: {error}")
 
     async def _take(self, channel: Channel, received: Received) -> None:
         try:
@@ -181,14 +187,15 @@ class FilePipe:
             reason = f"a message about {received.name.topic} cannot be read: {error}"
             _log.warning("%s", reason)
             if channel == "task":
-                self._deliver(msg.Abort(reason))
+                self.deliver(msg.Abort(reason))
                 self.send(msg.Abort(reason))
             return
         if message is not None:
             self._open_tasks += isinstance(message, msg.TaskOffer)
-            self._deliver(message)
+            self.deliver(message)
 
-    def _deliver(self, message: msg.Message) -> None:
+    def deliver(self, message: msg.Message) -> None:
+        """Hands a message to whoever takes what comes."""
         if self._receiver is None:
             self._early.append(message)
         else:
@@ -209,6 +216,7 @@ class FilePipe:
                 while self._out:
                     item = self._out.popleft()
                     await self._put(item)
+                    await asyncio.sleep(0)
                 self._written.set()
                 self._more.clear()
                 await self._more.wait()
@@ -223,12 +231,14 @@ class FilePipe:
             return  # the last one was not read yet: another says no more
         try:
             buffers = fobs.dump_buffers(item.value, dialect=self._dialect)
-        except FobsError as error:
+            sent = await self._queues[item.channel].put(item.name, buffers)
+        except (ConnectionResetError, ConnectionAbortedError):
+            raise
+        except (FobsError, ValueError, OSError) as error:  # its content, its name, or a disk that is full
             _log.warning("a message about %s cannot be written: %s", item.name.topic, error)
             if item.refused is not None:
-                self._deliver(_because(item.refused, str(error)))
+                self.deliver(_because(item.refused, f"it cannot be written: {error}"))
             return
-        sent = await self._queues[item.channel].put(item.name, buffers)
         if beat:
             self._beats[item.channel] = sent
         elif item.taken is not None:
@@ -245,7 +255,7 @@ class FilePipe:
         if isinstance(found, msg.ResultAnswer):
             self._open_tasks -= 1
         if found is not None:
-            self._deliver(found)
+            self.deliver(found)
 
     async def _beat(self, interval: float) -> None:
         """Gives signs of life more often than anybody asks for them: a stock executor needs a fresh one per task."""

@@ -1,0 +1,79 @@
+"""Programs as operations of pipelines, as real processes."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dfm_async import Federation, Pipeline, PlaceParam, Program, Yield
+from tests.conftest import Connect
+
+LATE = """
+import time
+from dfm_async.exchange import sync
+sync.init()
+task = sync.receive()
+x = task.data["x"]
+print("early", x, flush=True)
+sync.send(x)
+time.sleep(0.3)
+print("late", x, flush=True)
+"""
+
+
+async def test_what_a_process_says_after_its_result_belongs_to_its_own_call(
+    connect: Connect, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = tmp_path / "late.py"
+    script.write_text(LATE)
+    federation = Federation("numbers")
+
+    @federation.site("lab").operation(program=Program(argv=[sys.executable, script], launch_once=False))
+    def late(x: int) -> int:
+        raise NotImplementedError
+
+    with Pipeline("p") as pipeline:
+        Yield(late(PlaceParam("x")))
+    with caplog.at_level(logging.INFO, logger="dfm_async.site.lab"):
+        async with connect(federation) as session:
+            results = await (await session.execute(pipeline, [{"x": 0}, {"x": 1}])).collect()
+    assert sorted(result.value for result in results) == [0, 1]
+    found = {(record.getMessage(), record.frame) for record in caplog.records if hasattr(record, "frame")}
+    assert found == {(f"{when} {x}", (x,)) for when in ("early", "late") for x in range(2)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"argv": []}, "argv is empty"),
+        ({"argv": ""}, "argv is empty"),
+        ({"argv": [""]}, "argv is empty"),
+        ({"argv": ["python", 3]}, "argv must consist of strings and paths, unlike 3"),
+        ({"argv": [b"python"]}, "argv must consist of strings"),
+        ({"argv": b"python"}, "argv must consist of strings"),
+        ({"argv": {"python"}}, "argv must be a list"),
+        ({"argv": None}, "argv must be a list"),
+        ({"argv": "python 'x"}, "argv cannot be split: No closing quotation"),
+        ({"environment": {"EPOCHS": 3}}, "'EPOCHS' is 3"),
+        ({"environment": {"A=B": "3"}}, "can have the name 'A=B'"),
+        ({"environment": None}, "environment must be names and strings"),
+        ({"shutdown_timeout": -1}, "shutdown_timeout must be"),
+        ({"shutdown_timeout": "5"}, "shutdown_timeout must be"),
+        ({"shutdown_timeout": float("nan")}, "shutdown_timeout must be"),
+        ({"launch_once": "no"}, "launch_once must be True or False"),
+        ({"processes": True}, "processes must be a positive whole number"),
+        ({"processes": 0}, "processes must be a positive whole number"),
+        ({"cwd": 5}, "cwd must be the path"),
+        ({"task": ""}, "task must be a name"),
+        ({"transport": "udp"}, "transport must be one of"),
+        ({"options": {}}, "options must be ExecutorOptions"),
+        ({"transport": "nvflare-2.8", "cwd": "/tmp", "processes": 2}, "only one of them at a time"),
+    ],
+)
+def test_wrong_fields_of_a_program_are_named_when_it_is_made(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=problem):
+        Program(**{"argv": ["python"], **fields})
