@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Literal, TypeVar
 from unittest import mock
 
-from dfm_async.exchange import AgentOptions, ExecutorOptions, FlareAgent, LauncherExecutor, PlainCodec, Task
-from dfm_async.exchange import greeting
+from dfm_async.exchange import AgentOptions, ExecutorOptions, FlareAgent, LauncherExecutor, PlainCodec, Task, greeting
 from dfm_async.exchange import messages as msg
 from dfm_async.exchange.bootstrap import read_bootstrap
 from dfm_async.exchange.gate import connect
