@@ -42,7 +42,8 @@ class Program:
         environment: variables in addition to those of the site's worker.
         cwd: the folder to start it in.
         shutdown_timeout: how long it gets to end when it was asked to, and once more after SIGTERM, in seconds.
-        task: the name of its tasks; by default the name of the operation.
+        task: the name of its tasks; by default the name of the operation. Results of tasks called ``validate`` must
+            have metrics, and of ``submit_model`` a model, unless ``options`` has other names for these.
         transport: how the two talk. ``nvflare-2.8`` and ``nvflare-2.9`` are for unmodified scripts that use
             ``nvflare.client`` of that version (2.5 to 2.8 by files, in the folder ``cwd``; 2.9 needs the extra
             ``flare``). Such a program takes one argument, a ``Model`` or a mapping of parameters, besides ``round`` and

@@ -40,8 +40,12 @@ class OwnedTasks:
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
-    async def close(self) -> None:
-        """Cancels all tasks, and waits for their end."""
+    def cancel(self) -> None:
+        """Cancels all tasks."""
         for task in self._tasks:
             task.cancel()
+
+    async def close(self) -> None:
+        """Cancels all tasks, and waits for their end."""
+        self.cancel()
         await self.wait()

@@ -103,6 +103,24 @@ async def channel(root: str, name: str = "task") -> AsyncIterator[DirectoryQueue
         yield found
 
 
+# folders
+
+
+async def test_executors_in_one_folder_have_their_own_pipes_and_leave_those_of_others(tmp_path: Path) -> None:
+    (tmp_path / "data.txt").write_text("of the user")
+    task = Task("train", {"w": np.ones(2)}, round=0, total_rounds=1)
+    first, second = (LauncherExecutor(Within(echo), OPTIONS, transport=FilePipeGate(folder=tmp_path)) for _ in "12")
+    async with asyncio.timeout(20):
+        await first.initialize()
+        await second.initialize()
+        await first.execute(task)
+        await second.execute(task)
+        await second.finalize()
+        assert (await first.execute(Task("train", {"w": np.ones(2)}, round=1, total_rounds=2))).ok
+        await first.finalize()
+    assert os.listdir(tmp_path) == ["data.txt"]
+
+
 # names and disks
 
 

@@ -137,6 +137,15 @@ def test_an_unmodified_script_of_2_9_trains_under_our_executor(nvflare_2_9: Path
 
 
 @pytest.mark.timeout(180)
+def test_a_cell_that_is_cancelled_while_it_starts_does_not_keep_the_process(nvflare_2_9: Path) -> None:
+    done = subprocess.run(
+        [nvflare_2_9, PROGRAMS / "cancelled_2_9.py"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "LEFT []" in done.stdout, done.stdout[-3000:] + done.stderr[-5000:]
+    assert done.returncode == 0
+
+
+@pytest.mark.timeout(180)
 def test_our_agent_trains_in_a_job_of_2_9(nvflare_2_9: Path, tmp_path: Path) -> None:
     command = f"env -u PYTHONPATH {nvflare_2_9} {PROGRAMS / 'our_agent.py'}"
     found = run_job(tmp_path, nvflare_2_9, client_2_9(command, launch_once=True), rounds=2)

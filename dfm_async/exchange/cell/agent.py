@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import threading
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from dfm_async.exchange.agent import FlareAgent
 
 __all__ = ["ClientApiPipe", "agent_of_cell_api"]
+
+_log = logging.getLogger(__name__)
 
 
 def agent_of_cell_api(kind: type[FlareAgent], options: AgentOptions | None, **rest: Any) -> FlareAgent:
@@ -54,6 +57,7 @@ class ClientApiPipe:
         self._receiver: Receiver | None = None
         self._early: list[msg.Message] = []
         self._tasks = OwnedTasks()
+        self._measuring = asyncio.Lock()
         self._answered = threading.Semaphore(0)
         self._closing: asyncio.Task[None] | None = None
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -141,8 +145,13 @@ class ClientApiPipe:
             for name, value in record.items():
                 flare.log(name, value, AnalyticsDataType.SCALAR, **more)
 
-        await in_thread(log, "nvflare-log")
-        self._deliver(msg.MetricTaken(metrics.number))
+        try:
+            async with self._measuring:  # one after the other: they would overtake each other
+                await in_thread(log, "nvflare-log")
+        except Exception:  # noqa: BLE001 - whatever NVFLARE raises; the rest of the metrics must not wait for these
+            _log.exception("metrics were not taken by NVFLARE")
+        finally:
+            self._deliver(msg.MetricTaken(metrics.number))
 
     async def drain(self) -> None:
         """There is nothing to wait for: NVFLARE keeps what is sent."""

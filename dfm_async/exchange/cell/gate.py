@@ -32,7 +32,8 @@ _SETTLE: Final = 30.0
 class CellGate:
     """Lets in a program that uses ``nvflare.client`` (2.9), unmodified: ``LauncherExecutor(transport=CellGate())``.
 
-    Needs the extra ``flare``. NVFLARE runs threads of its own in this process; they end when the executor does.
+    Needs the extra ``flare``. NVFLARE runs threads of its own in this process. Those of the connection end when the
+    executor does; a few that it has once per process stay, and do not keep the process from ending.
     Tasks and results are a ``Model``, or a mapping of parameter names and arrays.
     """
 
@@ -49,10 +50,9 @@ class CellGate:
         """Starts the cell."""
         if self._host is None:
             self._options = options
-            host = CellHost(site, job, options.heartbeat_interval, options.heartbeat_timeout)
-            await host.open()
-            self._host = host
+            self._host = CellHost(site, job, options.heartbeat_interval, options.heartbeat_timeout)
             self._folder = tempfile.mkdtemp(prefix="dfm-async-")
+            await self._host.open()
 
     def expect(self, on_up: Callable[[Pipe], None], *, launch_once: bool) -> Invitation:
         """Expects one program, and writes the file by which it finds us."""
@@ -160,9 +160,9 @@ class CellPipe:
             self._closing = asyncio.get_running_loop().create_task(self._close(), name="closing a connection by cells")
 
     def abort(self) -> None:
-        """Ends the connection at once."""
-        self.launch.signal.trigger("the connection was closed")
+        """Ends the connection at once: what was to be said last is not waited for."""
         self.close()
+        self._tasks.cancel()
 
     async def _close(self) -> None:
         self.launch.signal.trigger("the connection was closed")
@@ -221,7 +221,7 @@ class CellPipe:
         try:
             model = to_model(await self._host.fetch(self.launch, result))
         except Exception as error:  # noqa: BLE001 - as above
-            reason = f"the arrays of the result could not be fetched: {error}"
+            reason = f"the result could not be fetched, or is no model: {error}"
             self._deliver(msg.ResultOffer(task, task, "BAD_TASK_DATA", cast("bytes", None), [], reason))
         else:
             self._deliver(msg.ResultOffer(task, task, OK, cast("bytes", model), []))

@@ -101,11 +101,13 @@ class CellHost:
         self._name = f"{_plain(self._site)}.{_plain(self._job)}.dfm_{uuid.uuid4().hex[:8]}"
         self._launch: CellLaunch | None = None
         self._cell: Any = None
+        self._opening: asyncio.Task[None] | None = None
         self._url = ""
 
     async def open(self) -> None:
-        """Starts the cell, and listens on this machine."""
-        await in_thread(self._open, "cell-open")
+        """Starts the cell, and listens on this machine. If it is cancelled, it must be closed all the same."""
+        self._opening = self._loop.create_task(in_thread(self._open, "cell-open"), name="start of a cell")
+        await asyncio.shield(self._opening)
 
     def _open(self) -> None:
         flare_decomposers.register()
@@ -135,6 +137,8 @@ class CellHost:
     async def close(self) -> None:
         """Stops the cell, and closes what NVFLARE leaves open."""
         self.expect(None)
+        if self._opening is not None and not self._opening.done():  # a cell that has half begun cannot be stopped
+            await asyncio.wait({self._opening})
         if self._cell is not None:
             await in_thread(self._close, "cell-close")
             self._cell = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -28,7 +30,8 @@ class FilePipeGate:
 
     Args:
         metrics: whether there is a channel for metrics.
-        folder: where the program is started; by default a new folder, which is removed at the end.
+        folder: where the program is started; by default a new folder, which is removed at the end. Programs that are
+            started at the same time need different ones: each reads the configuration that it finds there.
     """
 
     codec = ModelCodec()
@@ -47,6 +50,8 @@ class FilePipeGate:
         self._folder: Path | None = None
         self._pipe: FilePipe | None = None
         self._launches = 0
+        self._name = secrets.token_hex(8)
+        self._config = b""
 
     async def open(self, options: ExecutorOptions, site: str, job: str) -> None:
         """Makes the folder."""
@@ -60,7 +65,8 @@ class FilePipeGate:
             raise RuntimeError("the gate is not open")
         self.forget()
         self._launches += 1
-        root = self._folder / "pipes" / str(self._launches)
+        # In one folder there can be several, of other jobs: they must not take each other's messages.
+        root = self._folder / "pipes" / self._name / str(self._launches)
         options = self._options
         config = ClientConfig(
             root=str(root),
@@ -79,6 +85,7 @@ class FilePipeGate:
             train_with_evaluation=options.train_with_evaluation,
         )
         _write(self._folder / CONFIG_FILE, text)
+        self._config = text
         pipe = self._pipe = FilePipe(root, Side.PASSIVE, metrics=self._metrics, metrics_matter=options.end_with_metrics)
         pipe.open(_Knocking(pipe, on_up, self))
         pipe.start()
@@ -101,10 +108,19 @@ class FilePipeGate:
         if pipe is not None:
             await pipe.wait_closed()
         folder, self._folder = self._folder, None
-        if folder is not None:
-            shutil.rmtree(folder if self._given is None else folder / "pipes", ignore_errors=True)
-            if self._given is not None:
-                (folder / CONFIG_FILE).unlink(missing_ok=True)
+        if folder is None:
+            return
+        if self._given is None:
+            shutil.rmtree(folder, ignore_errors=True)
+            return
+        shutil.rmtree(folder / "pipes" / self._name, ignore_errors=True)
+        config = folder / CONFIG_FILE
+        with contextlib.suppress(OSError):
+            if config.read_bytes() == self._config:  # else it is another's by now
+                config.unlink()
+        for made in (folder / "pipes", config.parent):
+            with contextlib.suppress(OSError):  # others use it, too
+                made.rmdir()
 
 
 class _Knocking:
