@@ -66,11 +66,12 @@ class Liveness:
 
     def check(self, now: float) -> Check:
         """Tells what is due, and when to look again. After a beat, say :meth:`said`."""
-        beat = now - self._said >= self._interval
+        # Compared as the times to wake at are computed: rounding must not make one early, and look again at once.
+        beat = now >= self._said + self._interval
         wake = (now if beat else self._said) + self._interval
         if not self._timeout:
             return Check(beat, False, wake)
         if self._moving:
             return Check(beat, False, min(wake, now + self._timeout))
-        gone = now - self._heard >= self._timeout
+        gone = now >= self._heard + self._timeout
         return Check(beat, gone, wake if gone else min(wake, self._heard + self._timeout))
