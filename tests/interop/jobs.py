@@ -92,41 +92,58 @@ def _part(name: str, path: str, args: dict[str, Any]) -> dict[str, Any]:
     return {"id": name, "path": path, "args": args}
 
 
-def run_job(folder: Path, python: Path, client: dict[str, Any], *, rounds: int) -> dict[str, Any]:
-    """Runs a job with two clients in the real simulator.
+class RunningJob:
+    """A job with two clients in the real simulator. It runs from the start; several run beside each other.
 
-    Returns:
-        The log, the model at the end, and the metrics.
+    Args:
+        folder: a folder of its own.
+        python: an interpreter that has NVFLARE.
+        client: what the clients do.
+        rounds: how many rounds there are.
     """
-    config, custom = folder / "job" / "app" / "config", folder / "job" / "app" / "custom"
-    config.mkdir(parents=True)
-    custom.mkdir()
-    (custom / "metric_sink.py").write_text(_SINK)
-    fedavg = {"num_clients": 2, "num_rounds": rounds, "persistor_id": "persistor", "task_check_period": 0.1}
-    server = {
-        "format_version": 2,
-        "server": {"task_request_interval": 0.1},
-        "workflows": [_part("fedavg", "nvflare.app_common.workflows.fedavg.FedAvg", fedavg)],
-        "components": [
-            _part("persistor", "nvflare.app_common.np.np_model_persistor.NPModelPersistor", {}),
-            _part("metric_sink", "metric_sink.MetricSink", {"path": "{WORKSPACE}/metrics.jsonl"}),
-        ],
-    }
-    (config / "config_fed_server.json").write_text(json.dumps(server))
-    (config / "config_fed_client.json").write_text(json.dumps({"format_version": 2, **client}))
-    meta = {"name": "averaging", "resource_spec": {}, "min_clients": 2, "deploy_map": {"app": ["@ALL"]}}
-    (folder / "job" / "meta.json").write_text(json.dumps(meta))
-    work = folder / "work"
-    done = subprocess.run(
-        [python, "-m", "nvflare.cli", "simulator", "-w", work, "-n", "2", "-t", "2", folder / "job"],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    metrics = work / "server" / "metrics.jsonl"
-    return {
-        "log": done.stdout + done.stderr,
-        "model": np.load(work / "server" / "simulate_job" / "models" / "server.npy"),
-        "metrics": [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else [],
-    }
+
+    def __init__(self, folder: Path, python: Path, client: dict[str, Any], *, rounds: int) -> None:
+        config, custom = folder / "job" / "app" / "config", folder / "job" / "app" / "custom"
+        config.mkdir(parents=True)
+        custom.mkdir()
+        (custom / "metric_sink.py").write_text(_SINK)
+        fedavg = {"num_clients": 2, "num_rounds": rounds, "persistor_id": "persistor", "task_check_period": 0.1}
+        server = {
+            "format_version": 2,
+            "server": {"task_request_interval": 0.1},
+            "workflows": [_part("fedavg", "nvflare.app_common.workflows.fedavg.FedAvg", fedavg)],
+            "components": [
+                _part("persistor", "nvflare.app_common.np.np_model_persistor.NPModelPersistor", {}),
+                _part("metric_sink", "metric_sink.MetricSink", {"path": "{WORKSPACE}/metrics.jsonl"}),
+            ],
+        }
+        (config / "config_fed_server.json").write_text(json.dumps(server))
+        (config / "config_fed_client.json").write_text(json.dumps({"format_version": 2, **client}))
+        meta = {"name": "averaging", "resource_spec": {}, "min_clients": 2, "deploy_map": {"app": ["@ALL"]}}
+        (folder / "job" / "meta.json").write_text(json.dumps(meta))
+        self._work = folder / "work"
+        self._log = (folder / "log.txt").open("w+")
+        self._process = subprocess.Popen(
+            [python, "-m", "nvflare.cli", "simulator", "-w", self._work, "-n", "2", "-t", "2", folder / "job"],
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def ended(self) -> dict[str, Any]:
+        """Waits for its end; gives the log, the model at the end, and the metrics."""
+        self._process.wait(timeout=170)
+        self._log.seek(0)
+        metrics = self._work / "server" / "metrics.jsonl"
+        model = self._work / "server" / "simulate_job" / "models" / "server.npy"
+        return {
+            "log": self._log.read(),
+            "model": np.load(model) if model.exists() else None,
+            "metrics": [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else [],
+        }
+
+    def close(self) -> None:
+        """Ends it, if it has not ended."""
+        self._log.close()
+        self._process.kill()
+        self._process.wait()

@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from dfm_async.exchange import ExecutorOptions, LauncherExecutor, Model, Program
 from dfm_async.exchange.filepipe.gate import FilePipeGate
 from dfm_async.exchange.launcher import ProgramState
 from tests.interop.conftest import PROGRAMS
-from tests.interop.jobs import client_2_8, client_2_9, run_job
+from tests.interop.jobs import RunningJob, client_2_8, client_2_9
 
 STOCK = str(PROGRAMS / "stock_train.py")
 AGENT = f"env -u PYTHONPATH {sys.executable} {PROGRAMS / 'our_agent.py'}"
@@ -109,10 +110,30 @@ async def test_a_script_of_2_8_is_ended_by_an_abort(nvflare_2_8: Path) -> None:
         assert executor.status().state is not ProgramState.RUNNING
 
 
+@pytest.fixture(scope="module")
+def jobs(
+    nvflare_2_8: Path, nvflare_2_9: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, RunningJob]]:
+    """Jobs of NVFLARE in which our agent trains; most of their time is waiting, so they run beside each other."""
+    there = f"env -u PYTHONPATH {nvflare_2_9} {PROGRAMS / 'our_agent.py'}"
+    clients = {
+        "2.8": (nvflare_2_8, client_2_8(AGENT, launch_once=True)),
+        "2.8, a program for each task": (nvflare_2_8, client_2_8(AGENT, launch_once=False)),
+        "2.9": (nvflare_2_9, client_2_9(there, launch_once=True)),
+    }
+    found = {
+        name: RunningJob(tmp_path_factory.mktemp("job"), python, client, rounds=2)
+        for name, (python, client) in clients.items()
+    }
+    yield found
+    for job in found.values():
+        job.close()
+
+
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("launch_once", [True, False])
-def test_our_agent_trains_in_a_job_of_2_8(nvflare_2_8: Path, tmp_path: Path, launch_once: bool) -> None:
-    found = run_job(tmp_path, nvflare_2_8, client_2_8(AGENT, launch_once=launch_once), rounds=2)
+@pytest.mark.parametrize("name", ["2.8", "2.8, a program for each task", "2.9"])
+def test_our_agent_trains_in_a_job_of_nvflare(jobs: dict[str, RunningJob], name: str) -> None:
+    found = jobs[name].ended()
     assert "Finished FedAvg." in found["log"], found["log"][-5000:]
     assert np.array_equal(found["model"], INITIAL + 2)
     assert sorted(found["metrics"]) == METRICS
@@ -143,15 +164,6 @@ def test_a_cell_that_is_cancelled_while_it_starts_does_not_keep_the_process(nvfl
     )
     assert "LEFT []" in done.stdout, done.stdout[-3000:] + done.stderr[-5000:]
     assert done.returncode == 0
-
-
-@pytest.mark.timeout(180)
-def test_our_agent_trains_in_a_job_of_2_9(nvflare_2_9: Path, tmp_path: Path) -> None:
-    command = f"env -u PYTHONPATH {nvflare_2_9} {PROGRAMS / 'our_agent.py'}"
-    found = run_job(tmp_path, nvflare_2_9, client_2_9(command, launch_once=True), rounds=2)
-    assert "Finished FedAvg." in found["log"], found["log"][-5000:]
-    assert np.array_equal(found["model"], INITIAL + 2)
-    assert sorted(found["metrics"]) == METRICS
 
 
 async def test_a_script_of_2_8_is_an_operation_of_a_pipeline(nvflare_2_8: Path) -> None:
