@@ -20,9 +20,9 @@ from dfm_async.web.sse import EventWriter
 from dfm_async.web.state import State
 from dfm_async.web.streams import Seat
 
-__all__ = ["JobHandlers", "info_data"]
+__all__ = ["ON_DISCONNECT", "JobHandlers", "info_data"]
 
-_ON_DISCONNECT: Final = ("keep", "cancel")
+ON_DISCONNECT: Final = ("keep", "cancel")
 
 
 def info_data(info: JobInfo) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class JobHandlers:
         state = self._state
         principal = await state.guard.principal(request)
         job, info = await state.job(principal, "read", request.path_params["job_id"])
-        gone = choice(request.query_params, "on_disconnect", "keep", _ON_DISCONNECT)
+        gone = choice(request.query_params, "on_disconnect", "keep", ON_DISCONNECT)
         if gone == "cancel":
             state.guard.check_job(principal, "cancel", info)
         after = _resumed(request, info)

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import asynccontextmanager, nullcontext
+from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from dfm_async.errors import SessionClosed
 from dfm_async.federation.federation import Federation
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.session.session import Session
 from dfm_async.web.access import Authorizer, Guard
-from dfm_async.web.endpoints import Endpoint, Handler
+from dfm_async.web.endpoints import Endpoint, Handler, SocketEndpoint
 from dfm_async.web.jobs import JobHandlers
 from dfm_async.web.limits import WebLimits
+from dfm_async.web.openapi import OpenApi
 from dfm_async.web.pages import Pages
+from dfm_async.web.pipelines import PipelineHandlers
 from dfm_async.web.probes import Probes
+from dfm_async.web.prometheus import MetricHandlers
+from dfm_async.web.signals import heard_signals
+from dfm_async.web.sockets import SocketHandlers
 from dfm_async.web.state import State
 
 __all__ = ["Service"]
+
+_NAME: Final = re.compile(r"[A-Za-z0-9._~-]+")
 
 
 class Service:
@@ -44,6 +52,8 @@ class Service:
         limits: what clients may have at most.
         allow_pipelines: whether clients may bring pipelines of their own. They can then call every operation of the
             federation, with any arguments.
+        drain_on_signals: whether the service drains when the process is asked to end (SIGINT, SIGTERM). Servers wait
+            for open connections before they end the lifespan, so that streams would hold them up otherwise.
     """
 
     def __init__(
@@ -55,14 +65,20 @@ class Service:
         authorizer: Authorizer | None = None,
         limits: WebLimits | None = None,
         allow_pipelines: bool = False,
+        drain_on_signals: bool = True,
     ) -> None:
         if (federation is None) == (session is None):
             raise TypeError("give either a federation or a session")
         for name, pipeline in (pipelines or {}).items():
             if not isinstance(pipeline, Pipeline):
                 raise TypeError(f"pipeline {name!r} is no Pipeline, but {pipeline!r}")
+            if _NAME.fullmatch(name) is None:
+                raise ValueError(
+                    f"pipeline {name!r} must have a name that can stand in a URL: letters, digits, . _ ~ -"
+                )
         self._federation = federation
         self._session = session
+        self._drain_on_signals = drain_on_signals
         self.limits = limits or WebLimits()
         self._state = State(Guard(authorizer), self.limits, pipelines or {}, allow_pipelines)
         self.routes: list[BaseRoute] = self._make_routes()
@@ -73,6 +89,7 @@ class Service:
     def _make_routes(self) -> list[BaseRoute]:
         state = self._state
         jobs, pages, probes = JobHandlers(state), Pages(state), Probes(state)
+        pipelines, sockets = PipelineHandlers(state, jobs), SocketHandlers(state)
 
         def route(method: str, path: str, handler: Handler) -> Route:
             return Route(path, Endpoint(handler, self.limits), methods=[method])
@@ -80,11 +97,16 @@ class Service:
         return [
             route("GET", "/health", probes.health),
             route("GET", "/ready", probes.ready),
+            route("GET", "/metrics", MetricHandlers(state).metrics),
+            route("GET", "/openapi.json", OpenApi(state).document),
+            route("GET", "/pipelines", pipelines.list),
             route("POST", "/pipelines/{name}/jobs", jobs.submit),
             route("GET", "/jobs", pages.jobs),
+            route("POST", "/jobs", pipelines.run),
             route("GET", "/jobs/{job_id}", jobs.show),
             route("GET", "/jobs/{job_id}/events", pages.events),
             route("GET", "/jobs/{job_id}/stream", jobs.stream),
+            WebSocketRoute("/jobs/{job_id}/socket", SocketEndpoint(sockets.stream, self.limits)),
             route("POST", "/jobs/{job_id}/inputs", jobs.send),
             route("POST", "/jobs/{job_id}/finish", jobs.finish),
             route("POST", "/jobs/{job_id}/cancel", jobs.cancel),
@@ -113,12 +135,13 @@ class Service:
                 await session.prepare(pipeline)
             state.streams.draining = False
             state.current = session
-            yield
-            await self.drain()
+            with heard_signals(state.streams.drain) if self._drain_on_signals else nullcontext():
+                yield
+                await self.drain()
         finally:
-            state.streams.draining = True
+            state.streams.drain()
             state.current = None
-            state.records.forget()
+            state.forget()
             if ours:
                 await session.close()
 
@@ -135,7 +158,8 @@ class Service:
 
         Jobs go on, and can be looked at and steered. Returns when the last stream has ended.
         """
-        await self._state.streams.drain()
+        self._state.streams.drain()
+        await self._state.streams.until(0)
 
     @property
     def current(self) -> Session | None:

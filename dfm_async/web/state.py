@@ -13,6 +13,7 @@ from dfm_async.web.answers import Refusal
 from dfm_async.web.limits import WebLimits
 from dfm_async.web.quota import JobQuota
 from dfm_async.web.records import Records
+from dfm_async.web.schemas import PipelineSchemas, pipeline_schemas
 from dfm_async.web.streams import Streams
 
 __all__ = ["State"]
@@ -38,6 +39,7 @@ class State:
         self.records = Records(limits)
         self.quota = JobQuota(limits)
         self.streams = Streams(limits)
+        self._schemas: dict[str, PipelineSchemas] = {}
         self.current: Session | None = None
         """The session while the service is open."""
 
@@ -62,6 +64,18 @@ class State:
         """Refuses what would begin something new while the service drains."""
         if self.streams.draining:
             raise Refusal(503, "draining", "the service is about to end", retry_after=self.limits.retry)
+
+    async def schemas(self, ref_template: str) -> PipelineSchemas:
+        """The schemas of the registered pipelines, and the definitions that they refer to."""
+        found = self._schemas.get(ref_template)
+        if found is None:
+            found = self._schemas[ref_template] = await pipeline_schemas(self.session, self.pipelines, ref_template)
+        return found
+
+    def forget(self) -> None:
+        """Drops what was made for clients: the service is closed."""
+        self.records.forget()
+        self._schemas.clear()
 
     def infos(self) -> list[JobInfo]:
         """What is known of all jobs."""

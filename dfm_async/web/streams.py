@@ -175,13 +175,9 @@ class Streams:
         if self._counts.get(principal.id, 0) >= self._limits.streams_per_principal:
             raise Refusal(429, "streams", "you have too many streams open", retry_after=self._limits.retry)
 
-    async def drain(self) -> None:
-        """Ends all streams, and returns when the last has ended: no client can hold that up longer than one write.
-
-        Cancelling this leaves the streams to end by themselves.
-        """
+    def drain(self) -> None:
+        """Opens no further streams, and has the open ones end. No client can hold that up longer than one write."""
         self.draining = True
         for seat in self._seats:
             if seat.reader is not None:
                 seat.reader.drain()
-        await self.until(0)

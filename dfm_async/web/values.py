@@ -22,9 +22,9 @@ class JsonValues:
     """Writes values as JSON.
 
     Dates and times are written as ISO 8601, bytes as base64, decimals and UUIDs as text, sets and tuples as lists,
-    enums by their value; dataclasses, pydantic models, named tuples and structs as objects; NaN and infinity as null;
-    integers of more than 64 bits as text. Arrays are nested lists as far as the limits allow, else a summary with their
-    shape and type. What no rule knows is a summary with its type and the beginning of its ``repr``.
+    enums by their value; dataclasses, pydantic models and structs as objects; NaN and infinity as null. Arrays are
+    nested lists as far as the limits allow, else a summary with their shape and type. What no rule knows is a summary
+    with its type and the beginning of its ``repr``.
     """
 
     def __init__(self, limits: WebLimits) -> None:
@@ -65,15 +65,13 @@ class JsonValues:
         if isinstance(value, bool) or value is None:
             return value
         if isinstance(value, int):
-            return int(value) if -(2**63) <= value < 2**64 else str(int(value))
+            return int(value)
         if isinstance(value, float):
             return float(value) if math.isfinite(value) else None
         if depth >= self._limits.json_depth:
             return _summary(value)
         if isinstance(value, Mapping):
             return {_key(key): self._careful(item, depth + 1) for key, item in value.items()}
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return {name: self._careful(getattr(value, name), depth + 1) for name in value._fields}
         if isinstance(value, (list, tuple, Set)):
             return [self._careful(item, depth + 1) for item in value]
         if isinstance(value, msgspec.Struct):
