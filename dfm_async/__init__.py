@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         StatusChanged,
         WorkerNotice,
     )
+    from dfm_async.model.info import JobInfo
     from dfm_async.model.limits import ResultLimits
     from dfm_async.model.options import LocalOptions
     from dfm_async.model.policies import Cost, RetryPolicy
@@ -106,6 +107,7 @@ __all__ = [
     "Job",
     "JobAborted",
     "JobFailed",
+    "JobInfo",
     "JobInterrupted",
     "JobNotFound",
     "JobOwned",
@@ -215,6 +217,7 @@ _HOMES = {
         "StatusChanged",
         "WorkerNotice",
     ),
+    "dfm_async.model.info": ("JobInfo",),
     "dfm_async.model.limits": ("ResultLimits",),
     "dfm_async.model.options": ("LocalOptions",),
     "dfm_async.model.policies": ("Cost", "RetryPolicy"),

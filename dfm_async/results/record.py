@@ -37,6 +37,7 @@ class JobSummary(msgspec.Struct, frozen=True, gc=False):
     events: int
     error_count: int
     error: DfmError | None
+    label: str | None = None
 
 
 class JobRecord:
@@ -73,6 +74,8 @@ class JobRecord:
         """When it ended, by the loop's clock."""
         self.fingerprint: str | None = None
         """What was submitted, for jobs whose id the caller chose."""
+        self.label: str | None = None
+        """What the application noted about the job."""
         self.open_frames: dict[int, int] = {}
         """The parameter sets that are under way, and how many locations are not done with each."""
         self.next_frame = 0
@@ -204,6 +207,7 @@ class JobRecord:
             self.log.end,
             self.error_count,
             self.errors[0] if self.errors else None,
+            self.label,
         )
 
     @classmethod
@@ -211,7 +215,7 @@ class JobRecord:
         """Makes the record of a job of which only a summary was kept; ``backing``: where its log stands, if it does."""
         record = cls(summary.job_id, JobNumber(-1), summary.plan, limits, backing, summary.events)
         record.created, record.finished, record.fingerprint = summary.created, summary.finished, summary.fingerprint
-        record.error_count = summary.error_count
+        record.error_count, record.label = summary.error_count, summary.label
         if summary.error is not None:
             record.errors.append(summary.error)
         record.follow(summary.status, summary.reason, summary.events)

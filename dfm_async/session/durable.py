@@ -139,7 +139,12 @@ class DurableJobs:
     ) -> bool:
         """Writes a new job down; False if its id is taken. What it writes from then on goes to its journal."""
         options = JobOptions(
-            on_error=rules.on_error, reruns=rules.reruns, window=rules.window, limits=record.log.limits, fed=fed
+            on_error=rules.on_error,
+            reruns=rules.reruns,
+            window=rules.window,
+            limits=record.log.limits,
+            fed=fed,
+            label=record.label,
         )
         new = NewJob(
             record.job_id,
@@ -236,9 +241,9 @@ class DurableJobs:
     def _build(self, stored: StoredJob) -> JobRecord:
         plan = self._plan(stored.plan)
         backing = StoredLog(self._store, stored.job_id, plan)
-        limits = _options.decode(stored.options).limits
-        record = JobRecord(JobId(stored.job_id), JobNumber(-1), plan, limits, backing, stored.end)
-        record.created, record.fingerprint = stored.created, stored.fingerprint
+        options = _options.decode(stored.options)
+        record = JobRecord(JobId(stored.job_id), JobNumber(-1), plan, options.limits, backing, stored.end)
+        record.created, record.fingerprint, record.label = stored.created, stored.fingerprint, options.label
         self._update(record, stored)
         return record
 

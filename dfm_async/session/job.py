@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dfm_async.errors import JobAborted, JobFailed, JobInterrupted, JobNotFound
 from dfm_async.model.events import Result
+from dfm_async.model.info import JobInfo
 from dfm_async.model.status import JobStatus
 from dfm_async.planner.plan import Plan
 from dfm_async.results.record import JobRecord
@@ -77,6 +78,31 @@ class Job:
     def completed(self) -> asyncio.Event:
         """Is set when the job has ended, however it did. Never set for an unknown job."""
         return asyncio.Event() if self._record is None else self._record.completion_event
+
+    def info(self) -> JobInfo:
+        """Gives what is known of the job at this moment."""
+        record = self._known()
+        coordinator = None if record.status.ended else self._coordinator
+        sets: int | None = record.next_frame or None
+        done = sets if record.status is JobStatus.FINISHED else None
+        if coordinator is not None:
+            sets, done = coordinator.frames.added, coordinator.frames.opened - len(coordinator.frames.open)
+        return JobInfo(
+            job_id=self._job_id,
+            status=record.status,
+            reason=record.reason,
+            pipeline=record.plan.pipeline,
+            places=record.plan.places,
+            label=record.label,
+            created=record.created,
+            finished=record.finished,
+            first=record.log.first if record.log.backing is None else 0,
+            events=record.log.readable,
+            errors=record.error_count,
+            sets=sets,
+            done=done,
+            accepts=coordinator is not None and coordinator.accepts,
+        )
 
     # waiting
 

@@ -53,6 +53,8 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     limits: ResultLimits
     fed: bool = False
     """Whether it ends with a stream of parameter sets that the application feeds it."""
+    label: str | None = None
+    """What the application noted about it."""
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):

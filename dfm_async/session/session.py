@@ -198,6 +198,11 @@ class Session:
         await self._entrance.empty()  # whoever was on the way in has been sent away, or got in
         await self._target.shutdown(reason, grace)
 
+    @property
+    def connected(self) -> bool:
+        """Whether the session can be used: it is connected, and nobody has begun to close it."""
+        return self._group is not None and not self._closing.is_set()
+
     def _check_open(self) -> asyncio.TaskGroup:
         if self._group is None or self._closing.is_set():
             state = "is not connected; use 'async with Session(...)'" if self._supervisor is None else "was closed"
@@ -260,6 +265,7 @@ class Session:
         priority: int = 0,
         concurrency: int | None = None,
         retry: RetryPolicy | None = None,
+        label: str | None = None,
     ) -> Job:
         """Starts a job and returns when it runs, or waits for its turn.
 
@@ -280,6 +286,7 @@ class Session:
             priority: jobs that wait are run highest priority first, and among equals in the order they came.
             concurrency: how many parameter sets are under way at the same time; 256 if it is not given.
             retry: ``RetryPolicy(on_worker_lost=n)``: how often a parameter set runs again after a worker was lost.
+            label: a note about the job, such as whose it is; kept with it, also in the store.
 
         Raises:
             PipelineError: the pipeline cannot be prepared.
@@ -301,6 +308,8 @@ class Session:
             raise TypeError(f"retry must be a RetryPolicy, not {retry!r}")
         if options is not None and not isinstance(options, ResultLimits):
             raise TypeError(f"options must be ResultLimits, not {options!r}")
+        if label is not None and not isinstance(label, str):
+            raise TypeError(f"label must be a string, not {label!r}")
         if job_id is not None:
             _check_job_id(job_id)
         if place_callbacks:
@@ -312,7 +321,7 @@ class Session:
         rows = [] if stream is not None or input_params is None else self._params.pack(plan, input_params)  # type: ignore[arg-type]
         fingerprint = None if job_id is None else self._params.fingerprint(plan, input_params)
         record = JobRecord(JobId(job_id or secrets.token_hex(8)), JobNumber(-1), plan, limits)
-        record.fingerprint = fingerprint
+        record.fingerprint, record.label = fingerprint, label
         if job_id is not None and (known := self._jobs.find(job_id)) is not None:
             return self._same(known, record)
         rules = JobRules(

@@ -559,3 +559,11 @@ async def test_a_job_whose_log_is_no_longer_in_memory_is_read_from_the_store(ope
             await (await session.execute(squares, {"n": n}, job_id=f"job-{n}"))
         for n in range(6):
             assert [r.value for r in await (await session.reattach(f"job-{n}")).collect()] == [n * n]
+
+
+async def test_the_label_of_a_job_is_in_the_store(opens: Open) -> None:
+    async with opens() as session:
+        await (await session.execute(squares, {"n": 2}, job_id="labelled", label="Ada's"))
+    async with opens() as session:
+        assert [job.info().label for job in session.jobs()] == ["Ada's"]
+        assert (await session.reattach("labelled")).info().label == "Ada's"

@@ -395,7 +395,35 @@ async def test_the_log_of_a_finished_job_is_kept_for_a_stated_time(connect: Conn
             await job.first()
 
 
-@pytest.mark.parametrize("wrong", [{"priority": "high"}, {"retry": 3}, {"options": {"max_items": 3}}, {"job_id": b"x"}])
+async def test_a_job_tells_what_is_known_of_it(connect: Connect) -> None:
+    session = Session(w.fed)
+    assert not session.connected
+    async with connect(w.fed) as session:
+        assert session.connected
+        job = await session.execute(echo, {"n": 1}, autostop=False, job_id="told", label="Ada's")
+        await job.first()
+        found = job.info()
+        assert (found.job_id, found.label, found.pipeline, found.places) == ("told", "Ada's", echo.name, ("yield",))
+        assert (found.status, found.sets, found.accepts, found.finished) == (JobStatus.RUNNING, 1, True, None)
+        await job.send_stop_frame()
+        await job
+        found = job.info()
+        assert (found.status, found.sets, found.done, found.accepts) == (JobStatus.FINISHED, 1, 1, False)
+        assert (found.first, found.errors, found.finished is not None) == (0, 0, True)
+        assert found.events == len([event async for event in job.events()])
+    assert not session.connected
+
+
+async def test_the_label_of_a_job_is_kept_as_long_as_the_job(connect: Connect) -> None:
+    async with connect(w.fed, options=LocalOptions(keep_finished=1)) as session:
+        for n in range(3):
+            await (await session.execute(echo, {"n": n}, label=f"label {n}"))
+        assert [job.info().label for job in session.jobs()] == ["label 0", "label 1", "label 2"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"priority": "high"}, {"retry": 3}, {"options": {"max_items": 3}}, {"job_id": b"x"}, {"label": 3}]
+)
 async def test_arguments_of_a_wrong_type_are_refused_before_anything_starts(
     connect: Connect, wrong: dict[str, Any]
 ) -> None:

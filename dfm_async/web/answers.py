@@ -1,0 +1,92 @@
+"""What a service answers: JSON, and errors as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from dfm_async.errors import (
+    DfmError,
+    JobNotFound,
+    JobOwned,
+    ParameterError,
+    PipelineError,
+    QueueFull,
+    ResultsExpired,
+    SessionClosed,
+)
+
+__all__ = ["Refusal", "answer", "refusal_of"]
+
+
+class Refusal(Exception):
+    """A request that is not granted.
+
+    Attributes:
+        status: the status of the answer.
+        code: one word for programs.
+        message: a sentence for people.
+        problems: everything that is wrong, if there may be more than one thing.
+        retry_after: after how many seconds to try again, if that makes sense.
+        extra: further members of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        problems: Sequence[str] = (),
+        retry_after: float | None = None,
+        **extra: Any,
+    ) -> None:
+        super().__init__(status, code, message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.problems = tuple(problems)
+        self.retry_after = retry_after
+        self.extra = extra
+
+    def response(self) -> Response:
+        """Gives the answer."""
+        content: dict[str, Any] = {"error": self.code, "message": self.message, **self.extra}
+        if self.problems:
+            content["problems"] = self.problems
+        found = answer(content, self.status)
+        if self.status == 413:
+            found.headers["connection"] = "close"  # else the server would have to take the rest of the body
+        if self.retry_after is not None:
+            found.headers["retry-after"] = str(max(1, round(self.retry_after)))
+        return found
+
+
+def answer(content: Any, status: int = 200) -> Response:
+    """Answers with JSON that nobody keeps: it tells of one moment."""
+    body = msgspec.json.encode(content)
+    return Response(body, status, {"cache-control": "no-store"}, media_type="application/json")
+
+
+def refusal_of(error: DfmError, retry: float) -> Refusal:
+    """What a client is told about an error of the library."""
+    match error:
+        case ParameterError():
+            return Refusal(422, "parameters", "the parameters do not fit", error.problems)
+        case PipelineError():
+            return Refusal(422, "pipeline", "the pipeline cannot be run", [str(found) for found in error.problems])
+        case JobNotFound():
+            return Refusal(404, "job", "there is no such job")
+        case JobOwned():
+            return Refusal(409, "owned", "another process runs the job: it can only be read here")
+        case QueueFull():
+            return Refusal(429, "queue", "too many jobs wait", retry_after=retry)
+        case ResultsExpired():
+            message = f"event {error.wanted} is gone; the log begins at {error.first}"
+            return Refusal(410, "expired", message, first=error.first)
+        case SessionClosed():
+            return Refusal(503, "closed", "the service is not ready", retry_after=retry)
+        case _:
+            return Refusal(409, "refused", str(error))

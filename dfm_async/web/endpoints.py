@@ -1,0 +1,99 @@
+"""Handlers as ASGI applications: what goes wrong in them becomes an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from dfm_async.errors import DfmError
+from dfm_async.web.answers import Refusal, refusal_of
+from dfm_async.web.limits import WebLimits
+
+__all__ = ["Endpoint", "Handler", "SocketEndpoint", "SocketHandler", "choice", "whole_number"]
+
+Handler: TypeAlias = Callable[[Request, Send], Awaitable[Response | None]]
+"""Answers a request: gives the answer, or has sent it and gives None."""
+
+SocketHandler: TypeAlias = Callable[[WebSocket], Awaitable[None]]
+"""Talks over a WebSocket."""
+
+
+class Endpoint:
+    """Runs a handler. Refusals and errors of the library become answers, wherever the routes are mounted."""
+
+    def __init__(self, handler: Handler, limits: WebLimits) -> None:
+        self._handler = handler
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        try:
+            response = await self._handler(Request(scope, receive), send)
+        except Refusal as refusal:
+            response = refusal.response()
+        except DfmError as error:
+            response = refusal_of(error, self._limits.retry).response()
+        if response is not None:
+            await response(scope, receive, send)
+
+
+class SocketEndpoint:
+    """Runs a handler of WebSockets. Whoever is refused gets the same answer as over HTTP, if the server can send it."""
+
+    def __init__(self, handler: SocketHandler, limits: WebLimits) -> None:
+        self._handler = handler
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one connection."""
+        socket = WebSocket(scope, receive, send)
+        try:
+            await self._handler(socket)
+        except Refusal as refusal:
+            await _deny(socket, refusal)
+        except DfmError as error:
+            await _deny(socket, refusal_of(error, self._limits.retry))
+
+
+async def _deny(socket: WebSocket, refusal: Refusal) -> None:
+    if "websocket.http.response" in socket.scope.get("extensions", {}):
+        await socket.send_denial_response(refusal.response())
+    else:
+        await socket.close(1008, refusal.message[:120])
+
+
+def whole_number(query: QueryParams, name: str, default: int, least: int, most: int | None = None) -> int:
+    """Reads a whole number of a query.
+
+    Raises:
+        Refusal: it is none, or out of its range.
+    """
+    text = query.get(name)
+    if text is None:
+        return default
+    try:
+        found = int(text) if len(text) <= 19 else least - 1
+    except ValueError:
+        found = least - 1
+    if found < least or (most is not None and found > most):
+        span = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise Refusal(422, "query", f"{name} must be a whole number {span}")
+    return found
+
+
+def choice(query: QueryParams, name: str, default: str, options: tuple[str, ...]) -> str:
+    """Reads one of some words of a query.
+
+    Raises:
+        Refusal: it is another word.
+    """
+    found = query.get(name, default)
+    if found not in options:
+        raise Refusal(422, "query", f"{name} must be one of: {', '.join(options)}")
+    return found

@@ -1,0 +1,157 @@
+"""Handlers: submit, look at, steer and stream jobs."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Send
+
+from dfm_async.errors import ParameterError
+from dfm_async.model.info import JobInfo
+from dfm_async.pipeline.pipeline import Pipeline
+from dfm_async.session.job import Job
+from dfm_async.web.access import Principal
+from dfm_async.web.answers import Refusal, answer
+from dfm_async.web.bodies import Cancel, Inputs, Submission, read_body
+from dfm_async.web.endpoints import choice, whole_number
+from dfm_async.web.sse import EventWriter
+from dfm_async.web.state import State
+from dfm_async.web.streams import Seat
+
+__all__ = ["ON_DISCONNECT", "JobHandlers", "info_data"]
+
+ON_DISCONNECT: Final = ("keep", "cancel")
+
+
+def info_data(info: JobInfo) -> dict[str, Any]:
+    """What clients are told about a job."""
+    data = {name: getattr(info, name) for name in info.__struct_fields__ if name != "label"}
+    return {**data, "status": info.status.value, "principal": info.label}
+
+
+class JobHandlers:
+    """Answers what is asked about jobs."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    # submitting
+
+    async def submit(self, request: Request, send: Send) -> Response | None:
+        """Runs a registered pipeline."""
+        state = self._state
+        principal = await state.guard.principal(request)
+        state.guard.check(principal, "submit")
+        pipeline = state.pipelines.get(request.path_params["name"])
+        if pipeline is None:
+            raise Refusal(404, "pipeline", "there is no such pipeline")
+        body = await read_body(request, state.limits, Submission)
+        return await self.run(request, send, principal, pipeline, body)
+
+    async def run(
+        self, request: Request, send: Send, principal: Principal, pipeline: Pipeline, body: Submission
+    ) -> Response | None:
+        """Submits a job, and answers with what is known of it, or with its events if the client asks for them."""
+        if "text/event-stream" not in request.headers.get("accept", ""):
+            if body.on_disconnect == "cancel":
+                message = "on_disconnect needs an answer that is a stream: accept text/event-stream"
+                raise Refusal(422, "body", message)
+            job = await self._execute(principal, pipeline, body)
+            return answer(info_data(job.info()), 201)
+        with self._state.streams.seat(principal) as seat:
+            job = await self._execute(principal, pipeline, body)
+            await self._stream(request, send, seat, job, -1, body.on_disconnect, 201)
+        return None
+
+    async def _execute(self, principal: Principal, pipeline: Pipeline, body: Submission) -> Job:
+        state = self._state
+        state.check_draining()
+        with state.quota.room(principal):
+            job = await state.session.execute(
+                pipeline,
+                body.params,
+                autostop=not body.open,
+                job_id=body.job_id,
+                priority=body.priority,
+                deadline=body.deadline,
+                on_error=body.on_error,
+                label=principal.id,
+            )
+            if job.info().label != principal.id:  # the id was taken, by an equal job of somebody else
+                raise ParameterError([f"a job {job.job_id!r} exists already, with other content"])
+            state.quota.add(principal, job)
+        return job
+
+    # looking
+
+    async def show(self, request: Request, _send: Send) -> Response:
+        """Tells what is known of one job."""
+        principal = await self._state.guard.principal(request)
+        _, info = await self._state.job(principal, "read", request.path_params["job_id"])
+        return answer(info_data(info))
+
+    async def stream(self, request: Request, send: Send) -> Response | None:
+        """Streams the events of a job."""
+        state = self._state
+        principal = await state.guard.principal(request)
+        job, info = await state.job(principal, "read", request.path_params["job_id"])
+        gone = choice(request.query_params, "on_disconnect", "keep", ON_DISCONNECT)
+        if gone == "cancel":
+            state.guard.check_job(principal, "cancel", info)
+        after = _resumed(request, info)
+        if info.status.ended and after >= info.events - 1:
+            return Response(status_code=204)  # tells a browser that it need not come back
+        with state.streams.seat(principal) as seat:
+            await self._stream(request, send, seat, job, after, gone)
+        return None
+
+    async def _stream(
+        self, request: Request, send: Send, seat: Seat, job: Job, after: int, on_disconnect: str, status: int = 200
+    ) -> None:
+        state = self._state
+        async with seat.reading(job, after) as reader:
+            headers = [(b"x-job-id", job.job_id.encode("ascii", "replace"))]
+            await EventWriter(reader, state.records, state.limits).run(request.receive, send, status, headers)
+        if reader.gone and on_disconnect == "cancel":
+            await job.cancel("the reader of its stream has gone")
+
+    # steering
+
+    async def send(self, request: Request, _send: Send) -> Response:
+        """Sends further parameter sets to a job that is open for them."""
+        state = self._state
+        principal = await state.guard.principal(request)
+        job, info = await state.job(principal, "send", request.path_params["job_id"])
+        body = await read_body(request, state.limits, Inputs)
+        if not info.accepts:
+            await state.session.check_steerable(job.job_id)
+            raise Refusal(409, "closed", "the job takes no further parameter sets")
+        await job.send_input_params(body.params)
+        if body.last:
+            await job.send_stop_frame()
+        return answer(info_data(job.info()), 202)
+
+    async def finish(self, request: Request, _send: Send) -> Response:
+        """Says that no further parameter sets will come."""
+        principal = await self._state.guard.principal(request)
+        job, _ = await self._state.job(principal, "send", request.path_params["job_id"])
+        await job.send_stop_frame()
+        return answer(info_data(job.info()), 202)
+
+    async def cancel(self, request: Request, _send: Send) -> Response:
+        """Cancels a job; answers when nothing of it runs any more."""
+        state = self._state
+        principal = await state.guard.principal(request)
+        job, _ = await state.job(principal, "cancel", request.path_params["job_id"])
+        body = await read_body(request, state.limits, Cancel)
+        outcomes = await job.cancel(body.reason)
+        return answer({**info_data(job.info()), "outcomes": outcomes})
+
+
+def _resumed(request: Request, info: JobInfo) -> int:
+    """The offset behind which a reader begins: what a browser remembers, else what the query says."""
+    told = request.headers.get("last-event-id")
+    query = request.query_params if told is None else type(request.query_params)({"after": told})
+    return whole_number(query, "after", -1, -1, max(info.events - 1, -1))

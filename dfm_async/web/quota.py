@@ -1,0 +1,63 @@
+"""How many jobs of one principal are under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from dfm_async.session.job import Job
+from dfm_async.web.access import Principal
+from dfm_async.web.answers import Refusal
+from dfm_async.web.limits import WebLimits
+
+__all__ = ["JobQuota"]
+
+_PRINCIPALS: Final = 1000
+"""From how many principals on those are forgotten that have no job under way."""
+
+
+class JobQuota:
+    """Counts the jobs of each principal that were submitted here and have not ended.
+
+    Those that have ended are found out when the next one is wanted, so that nobody has to wait for their end.
+    """
+
+    def __init__(self, limits: WebLimits) -> None:
+        self._limits = limits
+        self._jobs: dict[str, dict[str, Job]] = {}
+        self._entering: dict[str, int] = {}
+
+    @contextmanager
+    def room(self, principal: Principal) -> Iterator[None]:
+        """Keeps room for one job while it is submitted.
+
+        Raises:
+            Refusal: there is none.
+        """
+        held = self._running(principal.id) + self._entering.get(principal.id, 0)
+        if held >= self._limits.jobs_per_principal:
+            message = f"you have {held} jobs under way, as many as you may"
+            raise Refusal(429, "jobs", message, retry_after=self._limits.retry)
+        self._entering[principal.id] = self._entering.get(principal.id, 0) + 1
+        try:
+            yield
+        finally:
+            self._entering[principal.id] -= 1
+            if not self._entering[principal.id]:
+                del self._entering[principal.id]
+
+    def add(self, principal: Principal, job: Job) -> None:
+        """Counts a job that was submitted."""
+        self._jobs.setdefault(principal.id, {})[job.job_id] = job
+        if len(self._jobs) > _PRINCIPALS:  # principals that came once must not be remembered for ever
+            for who in list(self._jobs):
+                self._running(who)
+
+    def _running(self, who: str) -> int:
+        jobs = {job_id: job for job_id, job in self._jobs.get(who, {}).items() if not job.status.ended}
+        if jobs:
+            self._jobs[who] = jobs
+        else:
+            self._jobs.pop(who, None)
+        return len(jobs)

@@ -1,0 +1,100 @@
+"""The events of a job over a WebSocket: the same records as JSON text."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import Final
+
+import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from dfm_async.web.endpoints import choice, whole_number
+from dfm_async.web.jobs import ON_DISCONNECT
+from dfm_async.web.limits import WebLimits
+from dfm_async.web.records import Records
+from dfm_async.web.sse import last_words
+from dfm_async.web.state import State
+from dfm_async.web.streams import JobReader
+
+__all__ = ["SocketHandlers"]
+
+_log = logging.getLogger(__name__)
+
+_ENDED: Final = 1000
+_DRAINING: Final = 1012
+"""The close code that says that the service starts again."""
+
+
+class SocketHandlers:
+    """Serves WebSockets."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    async def stream(self, socket: WebSocket) -> None:
+        """Sends the records of a job, one per message."""
+        state = self._state
+        principal = await state.guard.principal(socket)
+        job, info = await state.job(principal, "read", socket.path_params["job_id"])
+        gone = choice(socket.query_params, "on_disconnect", "keep", ON_DISCONNECT)
+        if gone == "cancel":
+            state.guard.check_job(principal, "cancel", info)
+        after = whole_number(socket.query_params, "after", -1, -1, max(info.events - 1, -1))
+        with state.streams.seat(principal) as seat:
+            async with seat.reading(job, after) as reader:
+                await socket.accept()
+                await _Writer(socket, reader, state.records, state.limits).run()
+        if reader.gone and gone == "cancel":
+            await job.cancel("the reader of its stream has gone")
+
+
+class _Writer:
+    def __init__(self, socket: WebSocket, reader: JobReader, records: Records, limits: WebLimits) -> None:
+        self._socket = socket
+        self._reader = reader
+        self._records = records
+        self._limits = limits
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            listener = group.create_task(self._listen())
+            try:
+                await self._stream()
+            finally:
+                listener.cancel()
+
+    async def _listen(self) -> None:
+        # What a client says is of no interest, only that it leaves.
+        while (await self._socket.receive())["type"] != "websocket.disconnect":
+            pass
+        self._reader.leave()
+
+    async def _stream(self) -> None:
+        reader, socket = self._reader, self._socket
+        while reader.going_on:
+            # The server itself asks the client for signs of life: there is nothing to write meanwhile.
+            for event in await reader.batch(self._limits.heartbeat):
+                record = self._records.of(reader.job.job_id, event)
+                await self._bounded(socket.send_text(record.decode()))
+                if reader.gone:
+                    return
+                reader.position = event.offset
+            await asyncio.sleep(0)  # a client that takes everything at once must not keep others waiting
+        if not reader.gone:
+            await self._bounded(socket.send_text(msgspec.json.encode(last_words(reader)).decode()))
+        if not reader.gone:
+            await self._bounded(socket.close(_ENDED if reader.ended else _DRAINING))
+
+    async def _bounded(self, work: Awaitable[None]) -> None:
+        reader = self._reader
+        try:
+            async with asyncio.timeout(self._limits.stall):
+                await work
+        except TimeoutError:
+            reader.stall()
+            where = {"job": reader.job.job_id, "offset": reader.position}
+            _log.info("a client took nothing for %g s: its stream ended", self._limits.stall, extra=where)
+        except (OSError, WebSocketDisconnect):
+            reader.leave()

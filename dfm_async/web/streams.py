@@ -1,0 +1,183 @@
+"""Open streams: each reads one job for one client, and can be told to end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final
+
+from dfm_async.model.events import Event
+from dfm_async.session.job import Job
+from dfm_async.web.access import Principal
+from dfm_async.web.answers import Refusal
+from dfm_async.web.limits import WebLimits
+
+__all__ = ["JobReader", "Seat", "Streams"]
+
+_BATCH: Final = 64
+"""How many events are written at once, if so many are there."""
+
+
+class JobReader:
+    """Reads a job's log for one client. Ends with the log, when it is told to, or when the client is gone.
+
+    Attributes:
+        position: the offset of the last event that was given; -1 before the first.
+        ended: whether the log has ended, and everything was given.
+        draining: whether the service wants the stream to end.
+        gone: whether the client has left, or takes nothing any more.
+        stalled: whether it was the latter.
+    """
+
+    def __init__(self, job: Job, after: int) -> None:
+        self.job = job
+        self.position = after
+        self.ended = False
+        self.draining = False
+        self.gone = False
+        self.stalled = False
+        self._events = job.events(after if after >= 0 else None)
+        self._reader = self._events.attach()
+        self._waiting: asyncio.Timeout | None = None
+
+    @property
+    def going_on(self) -> bool:
+        """Whether further events may be given."""
+        return not (self.ended or self.draining or self.gone)
+
+    async def stored(self) -> Event | None:
+        """Gives the next event, if it is there already."""
+        here = self._reader.position < self._reader.log.readable
+        return await self._reader.next() if here else None
+
+    async def batch(self, patience: float, most: int = _BATCH) -> list[Event]:
+        """Gives the next events; none if none came for so many seconds, or there is a reason to end."""
+        if not self.going_on:
+            return []
+        try:
+            async with asyncio.timeout(patience) as self._waiting:
+                event = await self._reader.next()
+        except TimeoutError:  # nothing is lost by it: an event counts as read only when it is given
+            return []
+        finally:
+            self._waiting = None
+        if event is None:
+            self.ended = True
+            return []
+        found = [event]
+        while len(found) < most and (event := self._reader.next_nowait()) is not None:
+            found.append(event)
+        return found
+
+    def drain(self) -> None:
+        """Has the stream end; the client may come back elsewhere or later."""
+        self.draining = True
+        self._wake()
+
+    def leave(self) -> None:
+        """Has the stream end: nobody reads it."""
+        self.gone = True
+        self._wake()
+
+    def stall(self) -> None:
+        """Has the stream end: its client takes nothing."""
+        self.stalled = True
+        self.leave()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(asyncio.get_running_loop().time())
+
+    async def close(self) -> None:
+        """Detaches from the log."""
+        await self._events.aclose()
+
+
+class Seat:
+    """The right to one stream."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self.reader: JobReader | None = None
+
+    @asynccontextmanager
+    async def reading(self, job: Job, after: int) -> AsyncIterator[JobReader]:
+        """Reads a job behind an offset.
+
+        Raises:
+            ResultsExpired: what comes behind it is gone.
+        """
+        reader = self.reader = JobReader(job, after)
+        if self._streams.draining:
+            reader.drain()
+        try:
+            yield reader
+        finally:
+            self._streams.stalled += reader.stalled
+            await reader.close()
+
+
+class Streams:
+    """The streams that are open, and how many of them there may be."""
+
+    def __init__(self, limits: WebLimits) -> None:
+        self._limits = limits
+        self._seats: set[Seat] = set()
+        self._counts: dict[str, int] = {}
+        self._changed = asyncio.Event()
+        self.draining = False
+        """Whether no further streams are opened, and the open ones end."""
+        self.opened = 0
+        """How many were ever opened."""
+        self.stalled = 0
+        """How many ended because their client took nothing for too long."""
+
+    def __len__(self) -> int:
+        return len(self._seats)
+
+    @contextmanager
+    def seat(self, principal: Principal) -> Iterator[Seat]:
+        """Gives the right to one stream, and counts it.
+
+        Raises:
+            Refusal: there are too many already, or the service drains.
+        """
+        self._check(principal)
+        seat = Seat(self)
+        self._seats.add(seat)
+        self._counts[principal.id] = self._counts.get(principal.id, 0) + 1
+        self.opened += 1
+        self._change()
+        try:
+            yield seat
+        finally:
+            self._seats.discard(seat)
+            self._counts[principal.id] -= 1
+            if not self._counts[principal.id]:
+                del self._counts[principal.id]
+            self._change()
+
+    def _change(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def until(self, number: int) -> None:
+        """Returns when so many streams are open."""
+        while len(self._seats) != number:
+            await self._changed.wait()
+
+    def _check(self, principal: Principal) -> None:
+        if self.draining:
+            raise Refusal(503, "draining", "the service is about to end", retry_after=self._limits.retry)
+        if len(self._seats) >= self._limits.streams:
+            raise Refusal(429, "streams", "too many streams are open", retry_after=self._limits.retry)
+        if self._counts.get(principal.id, 0) >= self._limits.streams_per_principal:
+            raise Refusal(429, "streams", "you have too many streams open", retry_after=self._limits.retry)
+
+    def drain(self) -> None:
+        """Opens no further streams, and has the open ones end. No client can hold that up longer than one write."""
+        self.draining = True
+        for seat in self._seats:
+            if seat.reader is not None:
+                seat.reader.drain()

@@ -1,0 +1,292 @@
+"""The life of a service, and how it is embedded."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import Depends, FastAPI
+from openapi_spec_validator import validate
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Mount, Route
+
+from dfm_async import JobStatus, Pipeline, PipelineError, Session, SessionClosed, Yield
+from dfm_async.web import Service, WebLimits
+from tests.web.rig import PIPELINES, all_events, events, fed, inline, serving, square
+
+
+def make(**options: object) -> Service:
+    return Service(session=inline, pipelines=PIPELINES, **options)  # type: ignore[arg-type]
+
+
+# embedding
+
+
+async def test_fastapi_gives_the_session_to_handlers_of_its_own() -> None:
+    service = make()
+    app = FastAPI(lifespan=service.lifespan)
+    app.mount("/dfm", service.app)
+
+    @app.get("/dfm-own")
+    async def own(session: Session = Depends(service.session)) -> int:  # noqa: B008 - as FastAPI wants it
+        job = await session.execute(PIPELINES["squares"], {"x": 12})
+        return int((await job.first()).value)
+
+    async with serving(service, app) as server:
+        assert (await server.client.get(f"http://127.0.0.1:{server.port}/dfm-own")).json() == 144
+        job_id = await server.submit("squares", {"x": 3})
+        assert (await all_events(server.client, f"/jobs/{job_id}/stream"))[-1].name == "end"
+
+
+async def test_routes_can_be_included_and_a_lifespan_can_have_that_of_the_service_in_it() -> None:
+    service = make()
+    lived: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        lived.append("before")
+        async with service.lifespan():
+            assert service.ready
+            yield
+        lived.append("after")
+
+    async def own(request: Request) -> JSONResponse:
+        job = await service.session(request).execute(PIPELINES["squares"], {"x": 4})
+        return JSONResponse((await job.first()).value)
+
+    app = Starlette(lifespan=lifespan, routes=[Route("/own", own), *service.routes])
+    async with serving(service, app, prefix="") as server:
+        assert (await server.client.get("/own")).json() == 16
+        assert await server.submit("squares", {"x": 3})
+        assert (await server.client.get("/openapi.json")).json()["servers"] == [{"url": "/"}]
+    assert lived == ["before", "after"]
+    assert service.current is None
+
+
+async def test_a_service_can_be_served_by_itself() -> None:
+    service = make()
+    async with serving(service, service.app, prefix="") as server:
+        assert await server.submit("squares", {"x": 3})
+
+
+async def test_a_session_that_is_connected_already_is_not_closed() -> None:
+    async with inline() as session:
+        async with serving(Service(session=session, pipelines=PIPELINES)) as server:
+            job_id = await server.submit("squares", {"x": 3})
+        assert session.connected
+        assert await (await session.reattach(job_id)) is JobStatus.FINISHED
+
+
+async def test_a_service_of_a_federation_runs_in_processes() -> None:
+    async with serving(Service(fed, pipelines={"squares": PIPELINES["squares"]})) as server:
+        found = await all_events(server.client, f"/jobs/{await server.submit('squares', {'x': 9})}/stream")
+        assert [event.data["value"] for event in found if event.name == "result"] == [81]
+
+
+async def test_a_pipeline_that_cannot_run_is_told_when_the_service_opens() -> None:
+    with Pipeline("wrong") as wrong:
+        Yield(square("no number"))  # type: ignore[call-overload]
+    service = Service(session=inline, pipelines={"wrong": wrong})
+    with pytest.raises(PipelineError):
+        async with service.lifespan():
+            pass
+    assert service.current is None
+
+
+async def test_what_cannot_be_a_service_is_refused() -> None:
+    with pytest.raises(TypeError, match="either"):
+        Service(pipelines=PIPELINES)
+    with pytest.raises(TypeError, match="either"):
+        Service(fed, session=inline)
+    with pytest.raises(TypeError, match="no Pipeline"):
+        Service(fed, pipelines={"x": square})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="URL"):
+        Service(fed, pipelines={"a/b": PIPELINES["squares"]})
+    service = make()
+    with pytest.raises(SessionClosed):
+        service.session(Request({"type": "http"}))
+    async with service.lifespan():
+        with pytest.raises(SessionClosed):
+            async with service.lifespan():
+                pass
+
+
+# draining
+
+
+async def test_open_streams_tell_where_to_go_on_when_the_service_drains() -> None:
+    async with serving(make()) as server:
+        job_id = await server.submit("endless")
+        async with server.client.stream("GET", f"/jobs/{job_id}/stream") as response:
+            found = events(response)
+            first = await anext(found)
+            await asyncio.wait_for(server.service.drain(), 5)
+            rest = [event async for event in found]
+        assert [(event.name, event.id) for event in rest] == [("drain", first.id)]
+        assert rest[0].data == {"event": "drain", "offset": first.id, "status": "running"}
+        assert (await server.client.get("/ready")).status_code == 503
+        assert (await server.client.get("/health")).status_code == 200
+        for refused in (
+            await server.client.get(f"/jobs/{job_id}/stream"),
+            await server.client.post("/pipelines/squares/jobs", json={"params": {"x": 1}}),
+        ):
+            assert (refused.status_code, refused.json()["error"]) == (503, "draining")
+        assert (await server.client.get(f"/jobs/{job_id}")).json()["status"] == "running"
+        assert (await server.client.post(f"/jobs/{job_id}/cancel")).status_code == 200
+
+
+async def test_a_reader_is_not_gone_because_the_service_drains() -> None:
+    async with serving(make()) as server:
+        job_id = await server.submit("endless")
+        async with server.client.stream("GET", f"/jobs/{job_id}/stream?on_disconnect=cancel") as response:
+            found = events(response)
+            await anext(found)
+            await server.service.drain()
+            assert [event.name async for event in found] == ["drain"]
+        assert (await server.client.get(f"/jobs/{job_id}")).json()["status"] == "running"
+
+
+async def test_a_reader_goes_on_at_the_next_service_where_the_last_one_drained(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/jobs.db"
+    service = Service(session=lambda: inline(store=store), pipelines=PIPELINES)
+    seen: list[int] = []
+    async with serving(service) as server:
+        job_id = await server.submit("squares", {"x": 2}, open=True, job_id="kept")
+        async with server.client.stream("GET", f"/jobs/{job_id}/stream") as response:
+            found = events(response)
+            async for event in found:
+                seen += [event.data["value"]] if event.name == "result" else []
+                if event.name == "frame":
+                    break
+            await service.drain()
+            (last,) = [event async for event in found]
+    async with serving(service) as server:
+        job = await server.session.resume("kept")
+        await job.send_input_params({"x": 3})
+        await job.send_stop_frame()
+        headers = {"last-event-id": str(last.data["offset"])}
+        rest = await all_events(server.client, "/jobs/kept/stream", headers=headers)
+        seen += [event.data["value"] for event in rest if event.name == "result"]
+    assert seen == [4, 9]
+
+
+SERVED = """
+import uvicorn
+from tests.web.rig import PIPELINES, inline
+from dfm_async.web import Service
+
+service = Service(session=inline, pipelines=PIPELINES)
+if __name__ == "__main__":
+    uvicorn.run(service.app, port=0)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_is_asked_to_end_is_not_held_up_by_open_streams(number: int) -> None:
+    process = subprocess.Popen([sys.executable, "-u", "-c", SERVED], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        address = None
+        while address is None:
+            line = process.stderr.readline()
+            assert line, "it has ended"
+            address = re.search(r"http://127\.0\.0\.1:\d+", line)
+        with httpx.Client(base_url=address[0], timeout=20) as client:
+            job_id = client.post("/pipelines/endless/jobs", json={}).json()["job_id"]
+            with client.stream("GET", f"/jobs/{job_id}/stream") as response:
+                lines = response.iter_lines()
+                next(line for line in lines if line.startswith("event: status"))
+                process.send_signal(number)
+                assert [line for line in lines if line.startswith("event: ")] == ["event: drain"]
+        process.stderr.read()
+        assert process.wait(20) in (0, -number)  # the server passes the signal on when it has ended
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()  # type: ignore[union-attr]
+
+
+# probes and documents
+
+
+async def test_a_service_is_not_ready_before_it_is_open() -> None:
+    service = make()
+    transport = httpx.ASGITransport(service.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/ready")).status_code == 503
+        async with service.lifespan():
+            assert (await client.get("/ready")).status_code == 200
+        assert (await client.get("/ready")).status_code == 503
+
+
+async def test_metrics_are_in_the_format_of_prometheus() -> None:
+    service = Service(fed, pipelines=PIPELINES)
+    async with serving(service) as server:
+        await all_events(server.client, f"/jobs/{await server.submit('squares', {'x': 9})}/stream")
+        await server.submit("endless")
+        response = await server.client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = response.text.splitlines()
+    sample = re.compile(r'dfm_[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? -?[0-9.e+-]+')
+    assert all(line.startswith(("# HELP dfm_", "# TYPE dfm_")) or sample.fullmatch(line) for line in lines)
+    for expected in (
+        'dfm_jobs_ended_total{status="finished"} 1',
+        "dfm_jobs_running 1",
+        "dfm_streams_open 0",
+        "dfm_streams_opened_total 1",
+        'dfm_site_workers{site="lab"} 1',
+    ):
+        assert expected in lines
+    named = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert len(named) == len(set(named))
+
+
+async def test_the_service_describes_itself() -> None:
+    async with serving(make(allow_pipelines=True)) as server:
+        document = (await server.client.get("/openapi.json")).json()
+        listed = (await server.client.get("/pipelines")).json()["pipelines"]
+    validate(document)
+    assert document["openapi"].startswith("3.1")
+    assert document["servers"] == [{"url": "/dfm"}]
+    assert {f"/pipelines/{name}/jobs" for name in PIPELINES} < document["paths"].keys()
+    run = document["paths"]["/pipelines/texts/jobs"]["post"]
+    assert run["x-results"] == {"yield": {"type": "string"}}
+    by_name = {found["name"]: found for found in listed}
+    assert by_name["texts"]["params"]["properties"] == {"n": {"type": "integer"}, "size": {"type": "integer"}}
+    assert by_name["texts"]["params"]["required"] == ["n", "size"]
+    assert by_name["endless"]["params"]["properties"] == {}
+
+
+async def test_every_route_is_described() -> None:
+    service = make(allow_pipelines=True)
+    async with serving(service) as server:
+        document = (await server.client.get("/openapi.json")).json()
+    told = {
+        (method.upper(), re.sub(r"^/pipelines/\w+/jobs", "/pipelines/{name}/jobs", path))
+        for path, methods in document["paths"].items()
+        for method in methods
+    }
+    routes = {
+        (method, route.path)
+        for route in service.routes
+        if isinstance(route, Route)
+        for method in (route.methods or set()) - {"HEAD"}
+    }
+    assert told == routes
+
+
+def test_the_whole_application_has_a_mount_of_its_own() -> None:
+    service = make(limits=WebLimits(streams=3))
+    assert service.limits.streams == 3
+    assert Mount("/dfm", service.app).routes
