@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dfm_async.testing.fakes import Call, Fake, raises, returns
+    from dfm_async.testing.faults import Fault, Faults
     from dfm_async.testing.gates import Gate
     from dfm_async.testing.overrides import override
 
-__all__ = ["Call", "Fake", "Gate", "override", "raises", "returns"]
+__all__ = ["Call", "Fake", "Fault", "Faults", "Gate", "override", "raises", "returns"]
 
 _HOMES = {
     "Call": "fakes",
     "Fake": "fakes",
+    "Fault": "faults",
+    "Faults": "faults",
     "Gate": "gates",
     "override": "overrides",
     "raises": "fakes",
