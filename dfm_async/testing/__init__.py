@@ -9,12 +9,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dfm_async.testing.clock import VirtualClock, virtual_time
     from dfm_async.testing.fakes import Call, Fake, raises, returns
     from dfm_async.testing.faults import Fault, Faults
     from dfm_async.testing.gates import Gate
+    from dfm_async.testing.leaks import no_leaks
     from dfm_async.testing.overrides import override
 
-__all__ = ["Call", "Fake", "Fault", "Faults", "Gate", "override", "raises", "returns"]
+__all__ = [
+    "Call",
+    "Fake",
+    "Fault",
+    "Faults",
+    "Gate",
+    "VirtualClock",
+    "no_leaks",
+    "override",
+    "raises",
+    "returns",
+    "virtual_time",
+]
 
 _HOMES = {
     "Call": "fakes",
@@ -22,9 +36,12 @@ _HOMES = {
     "Fault": "faults",
     "Faults": "faults",
     "Gate": "gates",
+    "VirtualClock": "clock",
+    "no_leaks": "leaks",
     "override": "overrides",
     "raises": "fakes",
     "returns": "fakes",
+    "virtual_time": "clock",
 }
 
 

@@ -97,7 +97,7 @@ class FederationRunner:
                     self._group = None
                     with anyio.CancelScope(shield=True):
                         await pools.shut_down(self.options.shutdown_grace)
-                        self._arena.trim()
+                        self._arena.close()
         finally:
             self.jobs.close()
             if self._fork_server is not None:
