@@ -15,7 +15,7 @@ import cloudpickle
 import pytest
 
 import dfm_async
-from dfm_async import errors, exchange
+from dfm_async import errors, exchange, testing
 from dfm_async.errors import Problem
 from dfm_async.exchange import sync
 from dfm_async.exchange.filepipe.gate import FilePipeGate
@@ -27,11 +27,12 @@ REQUIRED = {
     "WorkerLost", "EncodingError", "ResultsExpired", "SessionClosed", "FlareAgent", "LauncherExecutor", "Program",
     "SubprocessLauncher",
 }  # fmt: skip
-PACKAGES = [dfm_async, exchange]
+PACKAGES = [dfm_async, exchange, testing]
 EVERYTHING = {
     **{name: getattr(dfm_async, name) for name in dfm_async.__all__},
     **{f"exchange.{name}": getattr(exchange, name) for name in exchange.__all__},
     **{f"sync.{name}": getattr(sync, name) for name in sync.__all__},
+    **{f"testing.{name}": getattr(testing, name) for name in testing.__all__},
     "FilePipeGate": FilePipeGate,
 }
 

@@ -189,6 +189,8 @@ class Adapter:
     cost: Cost | None = None
     in_process: bool = False
     declared: Signature | None = None
+    callee: Callable[[Adapter], Any] | None = None
+    """Makes what calls the code, in the place of the runtime's own way; it travels to workers. For tests."""
 
     @property
     def function(self) -> Callable[..., Any]:

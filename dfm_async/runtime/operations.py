@@ -87,8 +87,14 @@ class OperationTable:
 
     def __init__(self, site: str, adapters: Iterable[Adapter]) -> None:
         self.site = site
-        self._adapters = {(adapter.operation, adapter.provider): adapter for adapter in adapters}
+        self._adapters: dict[tuple[str, str | None], Adapter] = {}
         self._callees: dict[tuple[str, str | None], Callee] = {}
+        self.replace(adapters)
+
+    def replace(self, adapters: Iterable[Adapter]) -> None:
+        """Offers these from now on. Calls that are under way go on with the code that they began with."""
+        self._adapters = {(adapter.operation, adapter.provider): adapter for adapter in adapters}
+        self._callees = {}
 
     def find(self, operation: str, provider: str | None) -> Callee:
         """Finds an operation.
@@ -99,7 +105,8 @@ class OperationTable:
         key = (operation, provider)
         found = self._callees.get(key)
         if found is None:
-            found = self._callees[key] = Callee(self._adapter(operation, provider))
+            adapter = self._adapter(operation, provider)
+            found = self._callees[key] = (adapter.callee or Callee)(adapter)
         return found
 
     def _adapter(self, operation: str, provider: str | None) -> Adapter:

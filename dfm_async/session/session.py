@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import secrets
+import weakref
 from collections import OrderedDict
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -51,6 +52,7 @@ __all__ = ["Session"]
 _log = logging.getLogger(__name__)
 
 _PLANS: Final = 128
+_connected: Final[weakref.WeakSet[Session]] = weakref.WeakSet()
 
 Params = Mapping[str, Any] | Sequence[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]] | None
 
@@ -124,6 +126,8 @@ class Session:
             raise SessionClosed("the session is connected already, or was closed; make a new one")
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise(ready), name="dfm_async session")
+        _connected.add(self)
+        self.when_closed(lambda: _connected.discard(self))
         try:
             await asyncio.shield(ready)
         except asyncio.CancelledError:
@@ -215,6 +219,34 @@ class Session:
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: work.close())  # a task that is cancelled early has not begun it
         return task
+
+    # for those who test
+
+    @property
+    def target(self) -> Target:
+        """What runs the sites."""
+        return self._target
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that it was connected on.
+
+        Raises:
+            SessionClosed: it was not connected.
+        """
+        if self._supervisor is None:
+            raise SessionClosed("the session is not connected; use 'async with Session(...)'")
+        return self._supervisor.get_loop()
+
+    def when_closed(self, callback: Callable[[], object]) -> None:
+        """Calls back when everything of a connected session has ended."""
+        if self._supervisor is not None:
+            self._supervisor.add_done_callback(lambda _: callback())
+
+    @staticmethod
+    def connected_to(federation: Federation) -> list[Session]:
+        """The sessions of this process that are connected to a federation."""
+        return [session for session in _connected if session.federation is federation]
 
     # pipelines
 

@@ -84,6 +84,11 @@ class Channel(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def abort(self) -> None:
+        """Ends the connection at once; what is queued is lost."""
+        if self._transport is not None:
+            self._transport.abort()
+
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102

@@ -240,6 +240,13 @@ class Arena:
             if self._mapping is not None and self._free == self.limit:
                 self._mapping.discard()
 
+    def close(self) -> None:
+        """No further block is wanted: gives the pages back now. It is gone when the last block is."""
+        if self._timer is not None:  # it would keep the arena with its descriptors until it fires
+            self._timer.cancel()
+            self._timer = None
+        self.trim()
+
     def rest(self, loop: asyncio.AbstractEventLoop) -> None:
         """Has the pages given back when the arena has been empty for a while. Called when blocks have come back."""
         if self._timer is None and not self.used:

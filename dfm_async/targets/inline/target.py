@@ -76,6 +76,12 @@ class InlineTarget:
         for coordinator in running:
             await coordinator.record.completion_event.wait()
 
+    def reload(self, federation: Federation) -> None:
+        """Calls the code that the federation has now: also for jobs that run."""
+        for name, runtime in self._sites.items():
+            site = federation.sites.get(name)
+            runtime.table.replace(site.adapters.values() if site else ())
+
     def stats(self) -> TargetStats:
         """What runs."""
         return TargetStats(running=len(self.jobs.coordinators))

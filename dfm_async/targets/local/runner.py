@@ -24,6 +24,7 @@ from dfm_async.targets.hub import Hub
 from dfm_async.targets.jobs import JobTable
 from dfm_async.targets.local.execution import JobExecution
 from dfm_async.targets.local.queue import JobQueue
+from dfm_async.targets.local.site_worker import SiteWorker
 from dfm_async.targets.local.sites import SitePools
 from dfm_async.targets.local.start import ForkServer, choose_method
 from dfm_async.targets.local.worker import HOME
@@ -96,7 +97,7 @@ class FederationRunner:
                     self._group = None
                     with anyio.CancelScope(shield=True):
                         await pools.shut_down(self.options.shutdown_grace)
-                        self._arena.trim()
+                        self._arena.close()
         finally:
             self.jobs.close()
             if self._fork_server is not None:
@@ -278,6 +279,17 @@ class FederationRunner:
             self._left_queue(coordinator)
             coordinator.shut_down(reason, grace)
         await asyncio.gather(*(lane.shutdown(reason, grace) for lane in self._lanes))
+
+    def reload(self, federation: Federation) -> None:
+        """Runs jobs from now on with the code that the federation has now; those that run go on as they are."""
+        if self._pools is not None and self._hub.home is not None:
+            home = federation.sites.get(self._hub.home.site)
+            self._hub.home.table.replace(home.adapters.values() if home else ())
+            self._pools.reload()
+
+    def workers(self, site: str) -> list[SiteWorker]:
+        """The worker processes of a site that have not ended, also those of operations with one of their own."""
+        return [] if self._pools is None else [worker for worker in self._pools.workers if worker.site == site]
 
     def stats(self) -> TargetStats:
         """What runs, what waits, and how the workers are."""

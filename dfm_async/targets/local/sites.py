@@ -47,12 +47,26 @@ class SitePools:
         self._codec = codec
         self._fork_server = fork_server
         self._on_message = on_message
-        self._shipped = {name: ship_site(site) for name, site in federation.sites.items() if name != homesite}
+        self._shipped = self._ship()
         self._pools: dict[str, SitePool] = {}
         self._closed = False
         self._nets: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self.lanes = options.lanes_for(site.workers for site in federation.sites.values())
         """How many lanes there are."""
+
+    def _ship(self) -> dict[str, bytes]:
+        return {name: ship_site(site) for name, site in self._federation.sites.items() if name != self._homesite}
+
+    def reload(self) -> None:
+        """Sends the code that the federation has now to workers that start from now on; others get no further job.
+
+        Raises:
+            ShippingError: the code of an operation cannot be sent to a worker.
+        """
+        before, self._shipped = self._shipped, self._ship()
+        for pool in self._pools.values():
+            if self._shipped[pool.site] != before[pool.site]:
+                pool.reload(self._shipped[pool.site])
 
     @property
     def pools(self) -> Mapping[str, SitePool]:

@@ -1,0 +1,114 @@
+"""What is left behind is found and named."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+from multiprocessing import shared_memory
+
+import pytest
+
+from dfm_async import Federation, Pipeline, PlaceParam, Session, Yield
+from dfm_async.testing import Faults, Gate, no_leaks, override, returns
+from tests.conftest import Connect
+
+fed = Federation("tidy")
+lab = fed.site("lab")
+
+
+@lab.operation
+def echo(data: bytes) -> bytes:
+    return data
+
+
+with Pipeline("echo") as echoes:
+    Yield(echo(PlaceParam("data")))
+
+
+async def test_a_session_leaves_nothing_behind(connect: Connect) -> None:
+    with no_leaks():
+        with Gate() as gate:
+            async with connect(fed) as session:
+                faults = Faults(session)
+                faults.delay("echo", 0)
+                job = await session.execute(echoes, [{"data": bytes(size)} for size in (1, 1_000_000)])
+                assert len(await job.collect()) == 2
+                with override(fed, "echo", returns(gate)):
+                    await (await session.execute(echoes, {"data": b""}))
+                del job
+        del session, faults
+
+
+async def test_a_task_is_found() -> None:
+    with pytest.raises(AssertionError, match=r"task 'forgotten' of Event.wait, at .*locks.py") as caught, no_leaks():
+        task = asyncio.create_task(asyncio.Event().wait(), name="forgotten")
+        await asyncio.sleep(0)
+    assert str(caught.value).startswith("the block has left something behind:\n  task")
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def test_a_thread_is_found() -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait, name="forgotten")
+    with pytest.raises(AssertionError, match="thread 'forgotten'"), no_leaks():
+        thread.start()
+    stop.set()
+    thread.join()
+
+
+def test_a_thread_that_is_on_its_way_out_is_waited_for() -> None:
+    with no_leaks():
+        stop = threading.Event()
+        threading.Thread(target=stop.wait, name="dfm-leaving").start()
+        threading.Thread(target=stop.set, name="dfm-letting-go").start()
+
+
+def test_a_process_is_found_also_one_that_nobody_has_waited_for() -> None:
+    with pytest.raises(AssertionError, match=r"process \d+: .*sys.stdin.read"), no_leaks():
+        process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait()
+    with pytest.raises(AssertionError, match="nobody has waited for it"), no_leaks():
+        child = os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {})
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    os.waitpid(child, 0)
+
+
+def test_a_descriptor_is_found() -> None:
+    with pytest.raises(AssertionError, match=r"descriptor \d+: /dev/null"), no_leaks():
+        number = os.open(os.devnull, os.O_RDONLY)
+    os.close(number)
+
+
+def test_a_socket_is_found_with_its_address() -> None:
+    with pytest.raises(AssertionError, match=r"socket, descriptor \d+: AF_INET \('127.0.0.1', \d+\)"), no_leaks():
+        server = socket.create_server(("127.0.0.1", 0))
+    server.close()
+
+
+def test_shared_memory_is_found() -> None:
+    with pytest.raises(AssertionError, match="shared memory /dev/shm/dfm_forgotten"), no_leaks():
+        memory = shared_memory.SharedMemory("dfm_forgotten", create=True, size=100)
+    memory.close()
+    memory.unlink()
+
+
+def test_what_was_there_before_is_no_leak() -> None:
+    left, right = socket.socketpair()
+    with no_leaks():
+        pass
+    left.close()
+    right.close()
+
+
+async def test_a_session_that_is_open_is_a_leak() -> None:
+    session = Session(fed)
+    with pytest.raises(AssertionError, match="task 'dfm_async session'"), no_leaks():
+        await session.connect()
+    await session.close()
