@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from dfm_async.testing.faults import Faults
 
 _LEAKS = "dfm_no_leaks"
+_WITH_ASYNCIO = "dfm_async_asyncio"
 _NOT_RUN = (
-    "{name} needs a plugin that runs async tests: install pytest-asyncio, or mark the test with pytest.mark.anyio. "
-    "Without one, make sessions with dfm_session_factory"
+    "{name} needs a plugin that runs async tests: install pytest-asyncio 0.24 or newer, or mark the test with "
+    "pytest.mark.anyio. Without one, make sessions with dfm_session_factory"
 )
 _NARROW = (
     "{name} lives as long as the module, and so must the loop that the tests run on; that of this test is made for "
@@ -38,9 +39,12 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("markers", "dfm_no_leaks: the test must leave nothing behind; see the fixture of that name")
     if config.pluginmanager.hasplugin("asyncio"):
-        from dfm_async.testing import asyncio_fixtures
+        import pytest_asyncio
 
-        config.pluginmanager.register(asyncio_fixtures, "dfm_async_asyncio")
+        if "loop_scope" in inspect.signature(pytest_asyncio.fixture).parameters:  # else it is too old for us
+            from dfm_async.testing import asyncio_fixtures
+
+            config.pluginmanager.register(asyncio_fixtures, _WITH_ASYNCIO)
 
 
 @pytest.hookimpl(trylast=True)
@@ -150,7 +154,7 @@ async def _dfm_module_session_anyio(
 def _runner(request: pytest.FixtureRequest, name: str) -> str:
     """Who runs the test: ``anyio``, or pytest-asyncio on a loop of the scope that is given."""
     marker = request.node.get_closest_marker("asyncio")
-    with_asyncio = request.config.pluginmanager.hasplugin("asyncio")
+    with_asyncio = request.config.pluginmanager.hasplugin(_WITH_ASYNCIO)
     if not (with_asyncio and marker is not None) and "anyio_backend" in request.fixturenames:
         backend = request.getfixturevalue("anyio_backend")
         if (backend if isinstance(backend, str) else backend[0]) != "asyncio":
@@ -159,7 +163,14 @@ def _runner(request: pytest.FixtureRequest, name: str) -> str:
     if not with_asyncio:
         pytest.fail(_NOT_RUN.format(name=name))
     scope = marker and (marker.kwargs.get("loop_scope") or marker.kwargs.get("scope"))
-    return str(scope or request.config.getini("asyncio_default_test_loop_scope") or "function")
+    return str(scope or _default_loop_scope(request.config))
+
+
+def _default_loop_scope(config: pytest.Config) -> str:
+    try:
+        return config.getini("asyncio_default_test_loop_scope") or "function"
+    except (KeyError, ValueError):  # a version without this option
+        return "function"
 
 
 # fakes and faults

@@ -178,7 +178,24 @@ def test_session(dfm_session):
         "no:anyio",
     )
     done.assert_outcomes(passed=1, errors=1)
-    done.stdout.fnmatch_lines(["*dfm_session needs a plugin that runs async tests: install pytest-asyncio*"])
+    done.stdout.fnmatch_lines(["*dfm_session needs a plugin that runs async tests: install pytest-asyncio 0.24*"])
+
+
+def test_a_pytest_asyncio_that_is_too_old_does_no_harm_until_it_is_needed(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        older="""
+import pytest, pytest_asyncio
+
+def fixture(fixture_function=None, **options):
+    return pytest.fixture(fixture_function, **options)
+
+pytest_asyncio.fixture = fixture
+"""
+    )
+    test = "\nasync def test_session(dfm_session): pass\n\nasync def test_other(): pass\n"
+    done = runs(pytester, AUTO, test, "-p", "older")
+    done.assert_outcomes(passed=1, errors=1)
+    done.stdout.fnmatch_lines(["*install pytest-asyncio 0.24 or newer*"])
 
 
 TARGETS = """
