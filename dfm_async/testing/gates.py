@@ -88,6 +88,10 @@ class Gate:
         """Returns when so many have arrived in all, those that went on included."""
         await self._state.arrived(count)
 
+    async def cleared(self) -> None:
+        """Returns when nobody waits: all have gone on, were cancelled, or have died with their worker."""
+        await self._state.cleared()
+
     def open(self) -> None:
         """Lets all through, also those who come later."""
         self._state.open()
@@ -154,6 +158,7 @@ class _State:
         self.is_open = False
         self._credit = 0
         self._watchers: list[tuple[int, Callable[[], object]]] = []
+        self._cleared: list[Callable[[], object]] = []
 
     def join(self, go_on: Callable[[], object]) -> None:
         """Arrives; ``go_on`` is called when the way is free, perhaps at once."""
@@ -176,6 +181,16 @@ class _State:
         with self._lock:
             if go_on in self.queue:
                 self.queue.remove(go_on)
+        self._look()
+
+    def _look(self) -> None:
+        """Tells those who wait for nobody to wait, if nobody does."""
+        with self._lock:
+            told: list[Callable[[], object]] = []
+            if not self.queue:
+                told, self._cleared = self._cleared, told
+        for tell in told:
+            tell()
 
     def open(self) -> None:
         with self._lock:
@@ -184,6 +199,7 @@ class _State:
             self.queue.clear()
         for go_on in going:
             go_on()
+        self._look()
 
     def let_through(self, count: int) -> None:
         with self._lock:
@@ -191,6 +207,7 @@ class _State:
             self._credit += count - len(going)
         for go_on in going:
             go_on()
+        self._look()
 
     async def arrive(self) -> None:
         wake = _Wake()
@@ -199,6 +216,18 @@ class _State:
             await wake.future
         finally:
             self.leave(wake)
+
+    async def cleared(self) -> None:
+        wake = _Wake()
+        with self._lock:
+            if not self.queue:
+                return
+            self._cleared.append(wake)
+        try:
+            await wake.future
+        finally:
+            with self._lock:
+                self._cleared = [found for found in self._cleared if found is not wake]
 
     async def arrived(self, count: int) -> None:
         wake = _Wake()

@@ -18,10 +18,12 @@ from typing import Any
 
 from dfm_async.targets.local.start import ForkServer
 
-__all__ = ["Snapshot", "no_leaks", "tasks", "told"]
+__all__ = ["Snapshot", "all_tasks", "no_leaks", "tasks", "told"]
 
 _GRACE = 5.0
 """How long a thread may take that is on its way out, in seconds."""
+_RUNNER = "TestRunner._"
+"""What the tasks are called that anyio runs tests and fixtures with."""
 
 
 class Snapshot:
@@ -58,7 +60,7 @@ def no_leaks() -> Iterator[None]:
     Raises:
         AssertionError: it does; names all of them.
     """
-    before, ours = Snapshot(), _tasks()
+    before, ours = Snapshot(), all_tasks()
     yield
     left = [*tasks(ours), *before.leaks()]
     if left:
@@ -70,7 +72,8 @@ def told(who: str, left: list[str]) -> str:
     return "\n".join([f"{who} has left something behind:", *(f"  {found}" for found in left)])
 
 
-def _tasks() -> set[asyncio.Task[Any]]:
+def all_tasks() -> set[asyncio.Task[Any]]:
+    """The tasks of the running loop, if there is one."""
     try:
         return asyncio.all_tasks()
     except RuntimeError:
@@ -79,14 +82,19 @@ def _tasks() -> set[asyncio.Task[Any]]:
 
 def tasks(before: set[asyncio.Task[Any]]) -> list[str]:
     """Describes the tasks of the running loop that were not there before."""
-    current = asyncio.current_task() if _tasks() else None
-    return sorted(_describe_task(task) for task in _tasks() - before - {current})
+    current = asyncio.current_task() if all_tasks() else None
+    left = all_tasks() - before - {current}
+    return sorted(_describe_task(task) for task in left if not _name(task).startswith(_RUNNER))
+
+
+def _name(task: asyncio.Task[Any]) -> str:
+    return str(getattr(task.get_coro(), "__qualname__", task.get_coro()))
 
 
 def _describe_task(task: asyncio.Task[Any]) -> str:
     frames = task.get_stack(limit=1)
     where = f", at {frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else ""
-    return f"task {task.get_name()!r} of {getattr(task.get_coro(), '__qualname__', task.get_coro())}{where}"
+    return f"task {task.get_name()!r} of {_name(task)}{where}"
 
 
 # processes

@@ -188,6 +188,7 @@ async def test_a_worker_is_killed_while_its_job_runs(number: signal.Signals) -> 
         pid = await faults.kill_worker("lab", signal=number)
         assert not psutil.pid_exists(pid)
         assert (await lost(job)).exit_code == -number
+        await gate.cleared()
         assert gate.waiting == 0
         assert session.stats().sites["lab"].restarts == 1
 

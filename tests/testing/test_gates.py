@@ -90,6 +90,7 @@ async def test_who_is_cancelled_does_not_wait_any_more(connect: Connect) -> None
             await job.cancel()
             with pytest.raises(JobAborted):
                 await job
+            await gate.cleared()
             again = await session.execute(waiting, {"gate": gate, "x": 4})
             await gate.arrived(2)
             gate.let_through()  # not for the one that has left
@@ -130,6 +131,20 @@ async def test_waiting_for_an_arrival_can_be_cancelled() -> None:
 async def _come(gate: Gate) -> None:
     gate.open()
     await gate.arrive()
+
+
+async def test_a_gate_tells_when_nobody_waits_any_more() -> None:
+    gate = Gate()
+    await gate.cleared()
+    coming = [asyncio.ensure_future(gate.arrive()) for _ in range(2)]
+    await gate.arrived(2)
+    clearing = asyncio.ensure_future(gate.cleared())
+    gate.let_through()
+    await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+    assert not clearing.done()
+    coming[1].cancel()
+    await clearing
+    await asyncio.wait(coming)
 
 
 def test_a_gate_that_was_sent_is_served_by_one_thread_until_it_is_closed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -17,11 +18,12 @@ from dfm_async import (
     OperationFailed,
     Pipeline,
     PlaceParam,
+    Program,
     RetryPolicy,
     Session,
     Yield,
 )
-from dfm_async.testing import Call, Fake, override, raises, returns
+from dfm_async.testing import Call, Fake, Gate, override, raises, returns
 from tests.conftest import Connect
 
 fed = Federation("shop")
@@ -80,6 +82,16 @@ class Broken:
 
 
 stored = store.operation(Broken, name="stored")
+
+
+@store.operation(program=Program(argv=["/does/not/exist"]))
+def trained(weights: list[float], rate: float = 0.1) -> list[float]: ...  # type: ignore[empty-body]
+
+
+@store.operation
+async def wait_there(gate: Gate) -> int:
+    await gate.arrive()
+    return os.getpid()
 
 
 def one(operation: Any, **arguments: Any) -> Pipeline:
@@ -269,6 +281,33 @@ async def test_the_object_of_a_class_is_not_built_for_a_fake(connect: Connect) -
             assert await values(session, one(stored, x=1)) == [3]
         with override(fed, price, returns(0)), pytest.raises(JobFailed, match="no database here"):
             await values(session, one(stored, x=1))
+
+
+async def test_a_program_that_is_faked_is_not_started(connect: Connect) -> None:
+    with Pipeline("train") as pipeline:
+        Yield(trained([1.0]))
+    async with connect(fed) as session:
+        with override(fed, trained, lambda weights, rate=0.0: [rate, *weights]) as fake:
+            assert await values(session, pipeline) == [[0.1, 1.0]]
+        assert fake.calls[0].arguments == {"weights": [1.0], "rate": 0.1}
+
+
+async def test_a_job_that_runs_in_a_worker_already_goes_on_there(caplog: pytest.LogCaptureFixture) -> None:
+    with Pipeline("waits") as pipeline:
+        Yield(wait_there(PlaceParam("gate")))
+    async with Session(fed) as session:
+        with Gate() as gate:
+            job = await session.execute(pipeline, {"gate": gate})
+            await gate.arrived()
+            (before,) = session.stats().sites["store"].workers
+            with override(fed, price, returns(5.0)):
+                assert await values(session, PRICE) == [5.0]
+                after = session.stats().sites["store"].workers
+                assert [worker.retired for worker in after if worker.pid == before.pid] == [True]
+                gate.open()
+                assert (await job.first()).value == before.pid
+            await job
+    assert "ended with" not in caplog.text
 
 
 async def test_what_a_fake_cannot_send_is_the_operations_error() -> None:
