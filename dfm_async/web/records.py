@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -18,6 +18,7 @@ from dfm_async.model.events import (
     StatusChanged,
     WorkerNotice,
 )
+from dfm_async.results.log import ResultLog
 from dfm_async.web.limits import WebLimits
 from dfm_async.web.values import JsonValues
 from dfm_async.wire.codec import type_name
@@ -35,9 +36,9 @@ NAMES: Final[dict[type[Any], str]] = {
 }
 """What each kind of event is called."""
 
-_KEPT: Final = 512
-"""How many records are kept for further readers of the same job."""
-_SMALL: Final = 8 * 1024
+_KEPT: Final = 8 * 1024 * 1024
+"""How many bytes of records are kept for further readers."""
+_SMALL: Final = 16 * 1024
 """Only records of at most so many bytes are kept."""
 
 
@@ -58,24 +59,31 @@ class Records:
 
     def __init__(self, limits: WebLimits) -> None:
         self._values = JsonValues(limits)
-        self._kept: OrderedDict[tuple[str, int], tuple[Event, bytes]] = OrderedDict()
+        # By log and not by job id, which may be used again; weakly, so that a log can go when nobody reads it. The
+        # events themselves are not kept: their values may be much larger than their records.
+        self._kept: WeakKeyDictionary[ResultLog, dict[int, bytes]] = WeakKeyDictionary()
+        self._size = 0
 
-    def of(self, job_id: str, event: Event) -> bytes:
-        """Gives the record of an event, as JSON in one line."""
-        key = (job_id, event.offset)
-        known = self._kept.get(key)
-        if known is not None and known[0] is event:  # another one: the id was forgotten and used again
-            return known[1]
-        record = self._values.encode(self._data(event))
-        if len(record) <= _SMALL:
-            self._kept[key] = (event, record)
-            if len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
+    def of(self, log: ResultLog, event: Event) -> bytes:
+        """Gives the record of an event of a log, as JSON in one line."""
+        kept = self._kept.get(log)
+        if kept is None:
+            kept = self._kept[log] = {}
+        record = kept.get(event.offset)
+        if record is None:
+            record = self._values.encode(self._data(event))
+            if len(record) <= _SMALL:
+                if self._size + len(record) > _KEPT:
+                    self.forget()
+                    kept = self._kept[log] = {}
+                kept[event.offset] = record
+                self._size += len(record)
         return record
 
     def forget(self) -> None:
-        """Drops what is kept: nobody reads any more."""
+        """Drops what is kept."""
         self._kept.clear()
+        self._size = 0
 
     def _data(self, event: Event) -> dict[str, Any]:
         data: dict[str, Any] = {"event": NAMES[type(event)], "offset": event.offset}

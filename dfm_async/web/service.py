@@ -92,7 +92,9 @@ class Service:
         pipelines, sockets = PipelineHandlers(state, jobs), SocketHandlers(state)
 
         def route(method: str, path: str, handler: Handler) -> Route:
-            return Route(path, Endpoint(handler, self.limits), methods=[method])
+            made = Route(path, Endpoint(handler, self.limits), methods=[method])
+            made.methods = {method}  # HEAD comes with GET otherwise, and would open a stream that nobody sees
+            return made
 
         return [
             route("GET", "/health", probes.health),
@@ -109,6 +111,7 @@ class Service:
             WebSocketRoute("/jobs/{job_id}/socket", SocketEndpoint(sockets.stream, self.limits)),
             route("POST", "/jobs/{job_id}/inputs", jobs.send),
             route("POST", "/jobs/{job_id}/finish", jobs.finish),
+            route("POST", "/jobs/{job_id}/resume", jobs.resume),
             route("POST", "/jobs/{job_id}/cancel", jobs.cancel),
         ]
 

@@ -76,7 +76,7 @@ class _Writer:
         while reader.going_on:
             # The server itself asks the client for signs of life: there is nothing to write meanwhile.
             for event in await reader.batch(self._limits.heartbeat):
-                record = self._records.of(reader.job.job_id, event)
+                record = self._records.of(reader.log, event)
                 await self._bounded(socket.send_text(record.decode()))
                 if reader.gone:
                     return

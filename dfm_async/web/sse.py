@@ -81,11 +81,11 @@ class EventWriter:
             await self._write(send, _event(words["event"], msgspec.json.encode(words), reader.position), more=False)
 
     async def _write_events(self, send: Send, events: list[Event]) -> None:
-        reader, job_id = self._reader, self._reader.job.job_id
+        reader = self._reader
         parts: list[bytes] = []
         size = 0
         for event in events:
-            part = _event(NAMES[type(event)], self._records.of(job_id, event), event.offset)
+            part = _event(NAMES[type(event)], self._records.of(reader.log, event), event.offset)
             parts.append(part)
             size += len(part)
             if size >= _CHUNK or event is events[-1]:
