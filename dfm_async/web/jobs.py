@@ -115,7 +115,9 @@ class JobHandlers:
         state = self._state
         async with seat.reading(job, after) as reader:
             headers = [(b"x-job-id", quote(job.job_id, safe="").encode())]
-            await EventWriter(reader, state.records, state.limits).run(request.receive, send, status, headers)
+            await EventWriter(reader, state.records.of(reader.log), state.limits).run(
+                request.receive, send, status, headers
+            )
         if reader.gone and on_disconnect == "cancel":
             await job.cancel("the reader of its stream has gone")
 

@@ -80,6 +80,7 @@ class Service:
         self._session = session
         self._drain_on_signals = drain_on_signals
         self.limits = limits or WebLimits()
+        """What clients may have at most."""
         self._state = State(Guard(authorizer), self.limits, pipelines or {}, allow_pipelines)
         self.routes: list[BaseRoute] = self._make_routes()
         """The routes, to include them in an application."""

@@ -15,7 +15,7 @@ from starlette.types import Receive, Send
 
 from dfm_async.model.events import Event
 from dfm_async.web.limits import WebLimits
-from dfm_async.web.records import NAMES, Records
+from dfm_async.web.records import LogRecords, sse_event
 from dfm_async.web.streams import JobReader
 
 __all__ = ["EventWriter", "last_words"]
@@ -42,11 +42,11 @@ class EventWriter:
 
     Args:
         reader: reads the job.
-        records: makes records of events.
+        records: makes records of the job's events.
         limits: how long to wait for what.
     """
 
-    def __init__(self, reader: JobReader, records: Records, limits: WebLimits) -> None:
+    def __init__(self, reader: JobReader, records: LogRecords, limits: WebLimits) -> None:
         self._reader = reader
         self._records = records
         self._limits = limits
@@ -78,14 +78,14 @@ class EventWriter:
                 await self._write(send, b": still here\n\n")
         if not reader.gone:
             words = last_words(reader)
-            await self._write(send, _event(words["event"], msgspec.json.encode(words), reader.position), more=False)
+            await self._write(send, sse_event(words["event"], msgspec.json.encode(words), reader.position), more=False)
 
     async def _write_events(self, send: Send, events: list[Event]) -> None:
-        reader = self._reader
+        reader, sse = self._reader, self._records.sse
         parts: list[bytes] = []
         size = 0
         for event in events:
-            part = _event(NAMES[type(event)], self._records.of(reader.log, event), event.offset)
+            part = sse(event)
             parts.append(part)
             size += len(part)
             if size >= _CHUNK or event is events[-1]:
@@ -112,9 +112,3 @@ class EventWriter:
             _log.info("a client took nothing for %g s: its stream ended", self._limits.stall, extra=where)
         except OSError:
             reader.leave()
-
-
-def _event(name: str, data: bytes, offset: int) -> bytes:
-    """Writes one event; the data is JSON in one line. Nothing stands before offset 0, so it has no id."""
-    head = b"id: %d\n" % offset if offset >= 0 else b""
-    return b"%sevent: %s\ndata: %s\n\n" % (head, name.encode(), data)
