@@ -28,7 +28,7 @@ from dfm_async.web import Service, WebLimits
 
 EVENTS = 4_000
 READERS = (1, 100)
-CHUNK = 64
+CHUNK = 256
 """How many events the peer sends at once; as many as the service does."""
 
 fed = Federation("bench")

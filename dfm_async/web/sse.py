@@ -81,20 +81,19 @@ class EventWriter:
             await self._write(send, sse_event(words["event"], msgspec.json.encode(words), reader.position), more=False)
 
     async def _write_events(self, send: Send, events: list[Event]) -> None:
-        reader, sse = self._reader, self._records.sse
-        parts: list[bytes] = []
-        size = 0
-        for event in events:
-            part = sse(event)
-            parts.append(part)
-            size += len(part)
-            if size >= _CHUNK or event is events[-1]:
-                await self._write(send, b"".join(parts))
-                if reader.gone:
-                    return
-                reader.position = event.offset
-                parts, size = [], 0
-                await asyncio.sleep(0)  # a client that takes everything at once must not keep others waiting
+        reader = self._reader
+        parts = self._records.batch(events)
+        start = 0
+        while start < len(parts):
+            end = len(parts)
+            if sum(map(len, parts)) > _CHUNK:  # seldom: values are small, or come one by one
+                end = _chunk_end(parts, start)
+            await self._write(send, b"".join(parts[start:end]))
+            if reader.gone:
+                return
+            reader.position = events[end - 1].offset
+            start = end
+            await asyncio.sleep(0)  # a client that takes everything at once must not keep others waiting
 
     async def _write(self, send: Send, data: bytes, more: bool = True) -> None:
         await self._send(send, {"type": "http.response.body", "body": data, "more_body": more})
@@ -112,3 +111,13 @@ class EventWriter:
             _log.info("a client took nothing for %g s: its stream ended", self._limits.stall, extra=where)
         except OSError:
             reader.leave()
+
+
+def _chunk_end(parts: list[bytes], start: int) -> int:
+    """The end of what is written at once: at least one event, and further ones while they fit."""
+    size = 0
+    for end in range(start, len(parts)):
+        size += len(parts[end])
+        if size > _CHUNK and end > start:
+            return end
+    return len(parts)

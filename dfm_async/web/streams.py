@@ -15,7 +15,7 @@ from dfm_async.web.limits import WebLimits
 
 __all__ = ["JobReader", "Seat", "Streams"]
 
-_BATCH: Final = 64
+_BATCH: Final = 256
 """How many events are written at once, if so many are there."""
 
 
@@ -68,10 +68,7 @@ class JobReader:
             self.ended = self.job.status.ended
             self.draining = not self.ended
             return []
-        found = [event]
-        while len(found) < most and (event := self._reader.next_nowait()) is not None:
-            found.append(event)
-        return found
+        return [event, *self._reader.take_nowait(most - 1)] if most > 1 else [event]
 
     def drain(self) -> None:
         """Has the stream end; the client may come back elsewhere or later."""
