@@ -25,6 +25,7 @@ NAMES = (
     "worker_lost",
     "worker_memory",
     "durable_store",
+    "sse_readers",
     "program_round_trip",
     "program_transfer",
     "program_start",

@@ -15,7 +15,7 @@ import cloudpickle
 import pytest
 
 import dfm_async
-from dfm_async import errors, exchange, testing
+from dfm_async import errors, exchange, testing, web
 from dfm_async.errors import Problem
 from dfm_async.exchange import sync
 from dfm_async.exchange.filepipe.gate import FilePipeGate
@@ -27,13 +27,14 @@ REQUIRED = {
     "WorkerLost", "EncodingError", "ResultsExpired", "SessionClosed", "FlareAgent", "LauncherExecutor", "Program",
     "SubprocessLauncher",
 }  # fmt: skip
-PACKAGES = [dfm_async, exchange, testing]
+PACKAGES = [dfm_async, exchange, testing, web]
 EVERYTHING = {
     **{name: getattr(dfm_async, name) for name in dfm_async.__all__},
     **{f"exchange.{name}": getattr(exchange, name) for name in exchange.__all__},
     **{f"sync.{name}": getattr(sync, name) for name in sync.__all__},
     **{f"testing.{name}": getattr(testing, name) for name in testing.__all__},
     "FilePipeGate": FilePipeGate,
+    **{f"web.{name}": getattr(web, name) for name in web.__all__ if name != "Action"},
 }
 
 
@@ -92,6 +93,12 @@ def test_an_extra_that_is_missing_is_named() -> None:
     code = "import sys; sys.modules['msgpack'] = None; import dfm_async.exchange.filepipe.gate"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1].endswith("need an extra here: pip install 'dfm-async[filepipe]'")
+
+
+def test_the_extra_for_web_services_is_named() -> None:
+    code = "import sys; sys.modules['starlette'] = None; import dfm_async.web"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].endswith("pip install 'dfm-async[web]'")
 
 
 def test_every_error_is_public() -> None:

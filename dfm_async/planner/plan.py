@@ -104,7 +104,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         """The sites that take part."""
         return tuple(dict.fromkeys(location.partition("#")[0] for location in self.locations))
 
-    @property
+    @cached_property
     def places(self) -> tuple[str, ...]:
         """The places that the pipeline yields to."""
         return tuple(dict.fromkeys(point.place for point in self.nets[0].points)) if self.nets else ()

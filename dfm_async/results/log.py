@@ -210,6 +210,25 @@ class ResultLog:
         self.passed(position)
         return event
 
+    def take(self, reader: LogReader, most: int) -> list[Event]:
+        """Gives a reader its next events, as far as they are in memory: at most so many, none if there is none yet.
+
+        Raises:
+            ResultsExpired: they were dropped.
+        """
+        index = reader.position - self._base
+        end = self.readable - self._base
+        if index >= end:
+            return []
+        if index < self._start:
+            if self.backing is not None:
+                return []
+            raise ResultsExpired(self.job_id, reader.position, self.first)
+        found = self._events[index : min(end, index + most)]
+        reader.position += len(found)
+        self.passed(reader.position)
+        return found
+
     def passed(self, position: int) -> None:
         """A reader has come to a position: what lies before it may make room."""
         if position > self._seen:
@@ -302,6 +321,20 @@ class LogReader:
             self.log.passed(self.position)
             return self._fetched.popleft()
         return self.log.read(self)
+
+    def take_nowait(self, most: int) -> list[Event]:
+        """Gives the next events that are there, at most so many.
+
+        Raises:
+            ResultsExpired: they were dropped.
+        """
+        fetched = self._fetched
+        if not fetched:
+            return self.log.take(self, most)
+        found = [fetched.popleft() for _ in range(min(most, len(fetched)))]
+        self.position += len(found)
+        self.log.passed(self.position)
+        return found
 
     async def next(self) -> Event | None:
         """Waits for the next event; None when the log has ended."""

@@ -12,7 +12,7 @@ from dfm_async.model.events import Result
 from dfm_async.model.info import JobInfo
 from dfm_async.model.status import JobStatus
 from dfm_async.planner.plan import Plan
-from dfm_async.results.record import JobRecord
+from dfm_async.results.record import JobRecord, JobSummary
 from dfm_async.session.callbacks import Callback, CallbackDispatcher
 from dfm_async.session.stream import EventStream, ResultStream
 from dfm_async.targets.coordinator import Coordinator
@@ -20,7 +20,7 @@ from dfm_async.targets.coordinator import Coordinator
 if TYPE_CHECKING:
     from dfm_async.session.session import Session
 
-__all__ = ["Job", "check_places"]
+__all__ = ["Job", "check_places", "record_info", "summary_info"]
 
 _log = logging.getLogger(__name__)
 
@@ -82,27 +82,7 @@ class Job:
     def info(self) -> JobInfo:
         """Gives what is known of the job at this moment."""
         record = self._known()
-        coordinator = None if record.status.ended else self._coordinator
-        sets: int | None = record.next_frame or None
-        done = sets if record.status is JobStatus.FINISHED else None
-        if coordinator is not None:
-            sets, done = coordinator.frames.added, coordinator.frames.opened - len(coordinator.frames.open)
-        return JobInfo(
-            job_id=self._job_id,
-            status=record.status,
-            reason=record.reason,
-            pipeline=record.plan.pipeline,
-            places=record.plan.places,
-            label=record.label,
-            created=record.created,
-            finished=record.finished,
-            first=record.log.first if record.log.backing is None else 0,
-            events=record.log.readable,
-            errors=record.error_count,
-            sets=sets,
-            done=done,
-            accepts=coordinator is not None and coordinator.accepts,
-        )
+        return record_info(record, None if record.status.ended else self._coordinator)
 
     # waiting
 
@@ -299,3 +279,47 @@ def check_places(places: Iterable[str], plan: Plan) -> None:
     """Refuses places that a pipeline does not have."""
     for place in sorted(set(places) - set(plan.places)):
         raise ValueError(f"the pipeline has no place {place!r}; it has: {', '.join(plan.places)}")
+
+
+def record_info(record: JobRecord, coordinator: Coordinator | None) -> JobInfo:
+    """What is known of a job, and of the one who runs it here, if it runs."""
+    sets: int | None = record.next_frame or None
+    done = sets if record.status is JobStatus.FINISHED else None
+    if coordinator is not None:
+        sets, done = coordinator.frames.added, coordinator.frames.opened - len(coordinator.frames.open)
+    return JobInfo(
+        job_id=record.job_id,
+        status=record.status,
+        reason=record.reason,
+        pipeline=record.plan.pipeline,
+        places=record.plan.places,
+        label=record.label,
+        created=record.created,
+        finished=record.finished,
+        first=record.log.first if record.log.backing is None else 0,
+        events=record.log.readable,
+        errors=record.error_count,
+        sets=sets,
+        done=done,
+        accepts=coordinator is not None and coordinator.accepts,
+    )
+
+
+def summary_info(summary: JobSummary, *, readable: bool) -> JobInfo:
+    """What is known of a job that ended long ago; ``readable``: whether its log stands in a store."""
+    return JobInfo(
+        job_id=summary.job_id,
+        status=summary.status,
+        reason=summary.reason,
+        pipeline=summary.plan.pipeline,
+        places=summary.plan.places,
+        label=summary.label,
+        created=summary.created,
+        finished=summary.finished,
+        first=0 if readable else summary.events,
+        events=summary.events,
+        errors=summary.error_count,
+        sets=None,
+        done=None,
+        accepts=False,
+    )

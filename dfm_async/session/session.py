@@ -19,6 +19,7 @@ import anyio
 from dfm_async.errors import DfmError, JobNotFound, ParameterError, PipelineError, Problem, SessionClosed
 from dfm_async.federation.federation import Federation
 from dfm_async.model.ids import JobId, JobNumber
+from dfm_async.model.info import JobInfo
 from dfm_async.model.limits import ResultLimits
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.policies import RetryPolicy
@@ -31,7 +32,7 @@ from dfm_async.planner.types import warm
 from dfm_async.results.record import JobRecord
 from dfm_async.runtime.once import in_thread
 from dfm_async.session.callbacks import Callback, CallbackDispatcher, LoopDispatcher
-from dfm_async.session.job import Job, check_places
+from dfm_async.session.job import Job, check_places, record_info, summary_info
 from dfm_async.session.parameters import ParameterSets
 from dfm_async.store import open_store
 from dfm_async.targets.base import Target
@@ -577,6 +578,19 @@ class Session:
         if self._durable is not None:
             records = [*self._durable.listed(), *records]
         return [Job(self, found.job_id, found) for found in records]
+
+    def infos(self) -> list[JobInfo]:
+        """Gives what is known of all jobs that the session knows; cheaper than asking each of :meth:`jobs`."""
+        durable, jobs = self._durable, self._jobs
+        listed = [] if durable is None else durable.listed()
+        return [
+            *(record_info(found, None) for found in listed),
+            *(summary_info(found, readable=durable is not None) for found in jobs.summaries),
+            *(
+                record_info(found, None if found.status.ended else jobs.coordinator(found.job_id))
+                for found in jobs.kept
+            ),
+        ]
 
     def coordinator(self, job_id: str) -> Coordinator | None:
         """The one who runs a job, while it runs here; what :class:`Job` steers it by."""

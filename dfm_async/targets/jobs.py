@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from dfm_async.model.options import LocalOptions
@@ -84,6 +84,16 @@ class JobTable:
         """All jobs that are known: first those of which only a summary is left, then in order of submission."""
         summaries = [self._from_summary(found) for found in self._summaries.values()]
         return [*summaries, *self._records.values()]
+
+    @property
+    def kept(self) -> Iterable[JobRecord]:
+        """The jobs of which more than a summary is left, in order of submission."""
+        return self._records.values()
+
+    @property
+    def summaries(self) -> Iterable[JobSummary]:
+        """The jobs of which only a summary is left."""
+        return self._summaries.values()
 
     @property
     def held(self) -> tuple[int, int]:

@@ -1,7 +1,16 @@
 """A federation as a web service. Needs the extra ``web``: ``pip install 'dfm-async[web]'``."""
 
+try:
+    import starlette as _starlette  # noqa: F401 - only to tell in plain words what is missing
+except ImportError as error:
+    raise ImportError("web services need an extra: pip install 'dfm-async[web]'") from error
+
 from dfm_async.web.access import Action, Authorizer, Principal
 from dfm_async.web.limits import WebLimits
 from dfm_async.web.service import Service
 
 __all__ = ["Action", "Authorizer", "Principal", "Service", "WebLimits"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -63,15 +63,22 @@ class _Loopback(Authorizer):
         if any(name in headers for name in _FORWARDED):
             raise Refusal(403, "loopback", "without an authorizer clients behind a proxy are not served")
         # A page of some other site, open in a browser on this machine, must not be able to use the service.
-        if not _is_loopback(urlsplit(f"//{headers.get('host', '')}").hostname):
+        if not _is_loopback(_host_of(f"//{headers.get('host', '')}")):
             raise Refusal(403, "host", "without an authorizer the service is only there under a name of this machine")
         origin = headers.get("origin")
-        if origin is not None and not _is_loopback(urlsplit(origin).hostname):
+        if origin is not None and not _is_loopback(_host_of(origin)):
             raise Refusal(403, "origin", "without an authorizer pages of other sites are not served")
         return Principal("local")
 
     def allows(self, principal: Principal, action: Action, job: JobInfo | None) -> bool:
         return True
+
+
+def _host_of(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:  # brackets that do not fit, and the like
+        return None
 
 
 def _is_loopback(host: str | None) -> bool:

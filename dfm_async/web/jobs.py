@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, Final
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,6 +11,7 @@ from starlette.types import Send
 
 from dfm_async.errors import ParameterError
 from dfm_async.model.info import JobInfo
+from dfm_async.model.status import JobStatus
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.session.job import Job
 from dfm_async.web.access import Principal
@@ -112,8 +114,10 @@ class JobHandlers:
     ) -> None:
         state = self._state
         async with seat.reading(job, after) as reader:
-            headers = [(b"x-job-id", job.job_id.encode("ascii", "replace"))]
-            await EventWriter(reader, state.records, state.limits).run(request.receive, send, status, headers)
+            headers = [(b"x-job-id", quote(job.job_id, safe="").encode())]
+            await EventWriter(reader, state.records.of(reader.log), state.limits).run(
+                request.receive, send, status, headers
+            )
         if reader.gone and on_disconnect == "cancel":
             await job.cancel("the reader of its stream has gone")
 
@@ -138,6 +142,19 @@ class JobHandlers:
         principal = await self._state.guard.principal(request)
         job, _ = await self._state.job(principal, "send", request.path_params["job_id"])
         await job.send_stop_frame()
+        return answer(info_data(job.info()), 202)
+
+    async def resume(self, request: Request, _send: Send) -> Response:
+        """Goes on with a job that was interrupted."""
+        state = self._state
+        principal = await state.guard.principal(request)
+        job, info = await state.job(principal, "send", request.path_params["job_id"])
+        state.check_draining()
+        if info.status is not JobStatus.INTERRUPTED:
+            raise Refusal(409, "not interrupted", f"the job is {info.status.value}: only interrupted jobs are resumed")
+        with state.quota.room(principal):
+            job = await state.session.resume(job.job_id)
+            state.quota.add(principal, job)
         return answer(info_data(job.info()), 202)
 
     async def cancel(self, request: Request, _send: Send) -> Response:

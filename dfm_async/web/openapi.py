@@ -204,5 +204,6 @@ _FIXED: Final[Schema] = {
     "/jobs/{job_id}/stream": _get("streamEvents", "Events of a job", _STREAM, _JOB_ID, _AFTER, _RESUME, _GONE),
     "/jobs/{job_id}/inputs": _post("sendInputs", "Sends further parameter sets", "202", "Inputs"),
     "/jobs/{job_id}/finish": _post("finishInputs", "Says that no more parameter sets will come", "202"),
+    "/jobs/{job_id}/resume": _post("resumeJob", "Goes on with an interrupted job", "202"),
     "/jobs/{job_id}/cancel": _post("cancelJob", "Cancels a job", "200", "Cancel"),
 }

@@ -74,13 +74,13 @@ class Pages:
         return answer({"events": records, "next": reader.position, "ended": ended, "status": job.status.value})
 
     async def _page(self, reader: JobReader, limit: int, wait: float) -> list[msgspec.Raw]:
-        state, job_id = self._state, reader.job.job_id
+        state, made = self._state, self._state.records.of(reader.log)
         records: list[msgspec.Raw] = []
         size = 0
         found = await reader.batch(wait, 1) if wait else []
         event = found[0] if found else await reader.stored()
         while event is not None:
-            record = state.records.of(job_id, event)
+            record = made.json(event)
             size += len(record)
             records.append(msgspec.Raw(record))
             reader.position = event.offset

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -18,11 +18,12 @@ from dfm_async.model.events import (
     StatusChanged,
     WorkerNotice,
 )
+from dfm_async.results.log import ResultLog
 from dfm_async.web.limits import WebLimits
 from dfm_async.web.values import JsonValues
 from dfm_async.wire.codec import type_name
 
-__all__ = ["NAMES", "Records", "error_data"]
+__all__ = ["NAMES", "LogRecords", "Records", "error_data", "sse_event"]
 
 NAMES: Final[dict[type[Any], str]] = {
     Result: "result",
@@ -35,10 +36,11 @@ NAMES: Final[dict[type[Any], str]] = {
 }
 """What each kind of event is called."""
 
-_KEPT: Final = 512
-"""How many records are kept for further readers of the same job."""
-_SMALL: Final = 8 * 1024
+_KEPT: Final = 8 * 1024 * 1024
+"""How many bytes of records are kept for further readers."""
+_SMALL: Final = 16 * 1024
 """Only records of at most so many bytes are kept."""
+_DATA: Final = b"\ndata: "
 
 
 def error_data(error: DfmError) -> dict[str, Any]:
@@ -57,37 +59,82 @@ class Records:
     """Makes records of events. One that several readers get is made once."""
 
     def __init__(self, limits: WebLimits) -> None:
-        self._values = JsonValues(limits)
-        self._kept: OrderedDict[tuple[str, int], tuple[Event, bytes]] = OrderedDict()
+        self.values = JsonValues(limits)
+        # By log and not by job id, which may be used again; weakly, so that a log can go when nobody reads it. The
+        # events themselves are not kept: their values may be much larger than their records.
+        self._logs: WeakKeyDictionary[ResultLog, LogRecords] = WeakKeyDictionary()
+        self._size = 0
 
-    def of(self, job_id: str, event: Event) -> bytes:
-        """Gives the record of an event, as JSON in one line."""
-        key = (job_id, event.offset)
-        known = self._kept.get(key)
-        if known is not None and known[0] is event:  # another one: the id was forgotten and used again
-            return known[1]
-        record = self._values.encode(self._data(event))
-        if len(record) <= _SMALL:
-            self._kept[key] = (event, record)
-            if len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        return record
+    def of(self, log: ResultLog) -> LogRecords:
+        """Gives the records of one log."""
+        found = self._logs.get(log)
+        if found is None:
+            found = self._logs[log] = LogRecords(self)
+        return found
+
+    def keep(self, size: int) -> None:
+        """Makes room for a record of so many bytes."""
+        if self._size + size > _KEPT:
+            self.forget()
+        self._size += size
 
     def forget(self) -> None:
-        """Drops what is kept: nobody reads any more."""
+        """Drops what is kept."""
+        for found in self._logs.values():
+            found.forget()
+        self._size = 0
+
+
+class LogRecords:
+    """The records of one log, as JSON in one line, or as server-sent events."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._kept: dict[int, bytes] = {}
+
+    def forget(self) -> None:
+        """Drops what is kept."""
         self._kept.clear()
 
-    def _data(self, event: Event) -> dict[str, Any]:
-        data: dict[str, Any] = {"event": NAMES[type(event)], "offset": event.offset}
-        match event:
-            case Result():
-                value = msgspec.Raw(self._values.encode(event.value))
-                data.update(place=event.place, value=value, frame=event.frame, site=event.site, node=event.node)
-            case Failure():
-                error = error_data(event.error)
-                data.update(place=event.place, error=error, frame=event.frame, site=event.site, node=event.node)
-            case StatusChanged():
-                data.update(status=event.status.value, reason=event.reason)
-            case _:
-                data.update({name: getattr(event, name) for name in event.__struct_fields__ if name != "offset"})
-        return data
+    def sse(self, event: Event) -> bytes:
+        """Gives a record as a server-sent event, whose id is the offset and whose name is the event's."""
+        found = self._kept.get(event.offset)
+        if found is None:
+            found = sse_event(
+                NAMES[type(event)], self._records.values.encode_whole(_data(event, self._records)), event.offset
+            )
+            if len(found) <= _SMALL:
+                self._records.keep(len(found))
+                self._kept[event.offset] = found
+        return found
+
+    def batch(self, events: list[Event]) -> list[bytes]:
+        """Gives several records as server-sent events. With many readers, most of them are there already."""
+        kept = self._kept
+        return [kept.get(event.offset) or self.sse(event) for event in events]
+
+    def json(self, event: Event) -> bytes:
+        """Gives a record as JSON in one line."""
+        return self.sse(event).partition(_DATA)[2][:-2]
+
+
+def sse_event(name: str, data: bytes, offset: int) -> bytes:
+    """Writes a server-sent event; the data is JSON in one line. Nothing stands before offset 0, so it has no id."""
+    head = b"id: %d\n" % offset if offset >= 0 else b""
+    return b"%sevent: %s%s%s\n\n" % (head, name.encode(), _DATA, data)
+
+
+def _data(event: Event, records: Records) -> dict[str, Any]:
+    data: dict[str, Any] = {"event": NAMES[type(event)], "offset": event.offset}
+    match event:
+        case Result():
+            value = msgspec.Raw(records.values.encode(event.value))
+            data.update(place=event.place, value=value, frame=event.frame, site=event.site, node=event.node)
+        case Failure():
+            error = error_data(event.error)
+            data.update(place=event.place, error=error, frame=event.frame, site=event.site, node=event.node)
+        case StatusChanged():
+            data.update(status=event.status.value, reason=event.reason)
+        case _:
+            data.update({name: getattr(event, name) for name in event.__struct_fields__ if name != "offset"})
+    return data

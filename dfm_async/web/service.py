@@ -80,6 +80,7 @@ class Service:
         self._session = session
         self._drain_on_signals = drain_on_signals
         self.limits = limits or WebLimits()
+        """What clients may have at most."""
         self._state = State(Guard(authorizer), self.limits, pipelines or {}, allow_pipelines)
         self.routes: list[BaseRoute] = self._make_routes()
         """The routes, to include them in an application."""
@@ -92,7 +93,9 @@ class Service:
         pipelines, sockets = PipelineHandlers(state, jobs), SocketHandlers(state)
 
         def route(method: str, path: str, handler: Handler) -> Route:
-            return Route(path, Endpoint(handler, self.limits), methods=[method])
+            made = Route(path, Endpoint(handler, self.limits), methods=[method])
+            made.methods = {method}  # HEAD comes with GET otherwise, and would open a stream that nobody sees
+            return made
 
         return [
             route("GET", "/health", probes.health),
@@ -109,6 +112,7 @@ class Service:
             WebSocketRoute("/jobs/{job_id}/socket", SocketEndpoint(sockets.stream, self.limits)),
             route("POST", "/jobs/{job_id}/inputs", jobs.send),
             route("POST", "/jobs/{job_id}/finish", jobs.finish),
+            route("POST", "/jobs/{job_id}/resume", jobs.resume),
             route("POST", "/jobs/{job_id}/cancel", jobs.cancel),
         ]
 

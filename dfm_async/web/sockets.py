@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from dfm_async.web.endpoints import choice, whole_number
 from dfm_async.web.jobs import ON_DISCONNECT
 from dfm_async.web.limits import WebLimits
-from dfm_async.web.records import Records
+from dfm_async.web.records import LogRecords
 from dfm_async.web.sse import last_words
 from dfm_async.web.state import State
 from dfm_async.web.streams import JobReader
@@ -45,13 +45,13 @@ class SocketHandlers:
         with state.streams.seat(principal) as seat:
             async with seat.reading(job, after) as reader:
                 await socket.accept()
-                await _Writer(socket, reader, state.records, state.limits).run()
+                await _Writer(socket, reader, state.records.of(reader.log), state.limits).run()
         if reader.gone and gone == "cancel":
             await job.cancel("the reader of its stream has gone")
 
 
 class _Writer:
-    def __init__(self, socket: WebSocket, reader: JobReader, records: Records, limits: WebLimits) -> None:
+    def __init__(self, socket: WebSocket, reader: JobReader, records: LogRecords, limits: WebLimits) -> None:
         self._socket = socket
         self._reader = reader
         self._records = records
@@ -76,7 +76,7 @@ class _Writer:
         while reader.going_on:
             # The server itself asks the client for signs of life: there is nothing to write meanwhile.
             for event in await reader.batch(self._limits.heartbeat):
-                record = self._records.of(reader.job.job_id, event)
+                record = self._records.json(event)
                 await self._bounded(socket.send_text(record.decode()))
                 if reader.gone:
                     return

@@ -15,7 +15,7 @@ from starlette.types import Receive, Send
 
 from dfm_async.model.events import Event
 from dfm_async.web.limits import WebLimits
-from dfm_async.web.records import NAMES, Records
+from dfm_async.web.records import LogRecords, sse_event
 from dfm_async.web.streams import JobReader
 
 __all__ = ["EventWriter", "last_words"]
@@ -42,11 +42,11 @@ class EventWriter:
 
     Args:
         reader: reads the job.
-        records: makes records of events.
+        records: makes records of the job's events.
         limits: how long to wait for what.
     """
 
-    def __init__(self, reader: JobReader, records: Records, limits: WebLimits) -> None:
+    def __init__(self, reader: JobReader, records: LogRecords, limits: WebLimits) -> None:
         self._reader = reader
         self._records = records
         self._limits = limits
@@ -78,23 +78,22 @@ class EventWriter:
                 await self._write(send, b": still here\n\n")
         if not reader.gone:
             words = last_words(reader)
-            await self._write(send, _event(words["event"], msgspec.json.encode(words), reader.position), more=False)
+            await self._write(send, sse_event(words["event"], msgspec.json.encode(words), reader.position), more=False)
 
     async def _write_events(self, send: Send, events: list[Event]) -> None:
-        reader, job_id = self._reader, self._reader.job.job_id
-        parts: list[bytes] = []
-        size = 0
-        for event in events:
-            part = _event(NAMES[type(event)], self._records.of(job_id, event), event.offset)
-            parts.append(part)
-            size += len(part)
-            if size >= _CHUNK or event is events[-1]:
-                await self._write(send, b"".join(parts))
-                if reader.gone:
-                    return
-                reader.position = event.offset
-                parts, size = [], 0
-                await asyncio.sleep(0)  # a client that takes everything at once must not keep others waiting
+        reader = self._reader
+        parts = self._records.batch(events)
+        start = 0
+        while start < len(parts):
+            end = len(parts)
+            if sum(map(len, parts)) > _CHUNK:  # seldom: values are small, or come one by one
+                end = _chunk_end(parts, start)
+            await self._write(send, b"".join(parts[start:end]))
+            if reader.gone:
+                return
+            reader.position = events[end - 1].offset
+            start = end
+            await asyncio.sleep(0)  # a client that takes everything at once must not keep others waiting
 
     async def _write(self, send: Send, data: bytes, more: bool = True) -> None:
         await self._send(send, {"type": "http.response.body", "body": data, "more_body": more})
@@ -114,7 +113,11 @@ class EventWriter:
             reader.leave()
 
 
-def _event(name: str, data: bytes, offset: int) -> bytes:
-    """Writes one event; the data is JSON in one line. Nothing stands before offset 0, so it has no id."""
-    head = b"id: %d\n" % offset if offset >= 0 else b""
-    return b"%sevent: %s\ndata: %s\n\n" % (head, name.encode(), data)
+def _chunk_end(parts: list[bytes], start: int) -> int:
+    """The end of what is written at once: at least one event, and further ones while they fit."""
+    size = 0
+    for end in range(start, len(parts)):
+        size += len(parts[end])
+        if size > _CHUNK and end > start:
+            return end
+    return len(parts)

@@ -79,7 +79,7 @@ class State:
 
     def infos(self) -> list[JobInfo]:
         """What is known of all jobs."""
-        return [job.info() for job in self.session.jobs()]
+        return self.session.infos()
 
     async def job(self, principal: Principal, action: Action, job_id: str) -> tuple[Job, JobInfo]:
         """Finds a job that somebody may do something with.

@@ -15,7 +15,7 @@ from dfm_async.web.limits import WebLimits
 
 __all__ = ["JobReader", "Seat", "Streams"]
 
-_BATCH: Final = 64
+_BATCH: Final = 256
 """How many events are written at once, if so many are there."""
 
 
@@ -39,6 +39,7 @@ class JobReader:
         self.stalled = False
         self._events = job.events(after if after >= 0 else None)
         self._reader = self._events.attach()
+        self.log = self._reader.log
         self._waiting: asyncio.Timeout | None = None
 
     @property
@@ -63,12 +64,11 @@ class JobReader:
         finally:
             self._waiting = None
         if event is None:
-            self.ended = True
+            # A log that is closed while its job goes on cannot be followed from here any more.
+            self.ended = self.job.status.ended
+            self.draining = not self.ended
             return []
-        found = [event]
-        while len(found) < most and (event := self._reader.next_nowait()) is not None:
-            found.append(event)
-        return found
+        return [event, *self._reader.take_nowait(most - 1)] if most > 1 else [event]
 
     def drain(self) -> None:
         """Has the stream end; the client may come back elsewhere or later."""
@@ -99,7 +99,6 @@ class Seat:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self.reader: JobReader | None = None
 
     @asynccontextmanager
     async def reading(self, job: Job, after: int) -> AsyncIterator[JobReader]:
@@ -108,14 +107,13 @@ class Seat:
         Raises:
             ResultsExpired: what comes behind it is gone.
         """
-        reader = self.reader = JobReader(job, after)
-        if self._streams.draining:
-            reader.drain()
+        reader = JobReader(job, after)
+        self._streams.enter(reader)
         try:
             yield reader
         finally:
-            self._streams.stalled += reader.stalled
             await reader.close()
+            self._streams.leave(reader)
 
 
 class Streams:
@@ -123,7 +121,8 @@ class Streams:
 
     def __init__(self, limits: WebLimits) -> None:
         self._limits = limits
-        self._seats: set[Seat] = set()
+        self._seats = 0
+        self._readers: set[JobReader] = set()
         self._counts: dict[str, int] = {}
         self._changed = asyncio.Event()
         self.draining = False
@@ -134,7 +133,7 @@ class Streams:
         """How many ended because their client took nothing for too long."""
 
     def __len__(self) -> int:
-        return len(self._seats)
+        return len(self._readers)
 
     @contextmanager
     def seat(self, principal: Principal) -> Iterator[Seat]:
@@ -144,19 +143,29 @@ class Streams:
             Refusal: there are too many already, or the service drains.
         """
         self._check(principal)
-        seat = Seat(self)
-        self._seats.add(seat)
+        self._seats += 1
         self._counts[principal.id] = self._counts.get(principal.id, 0) + 1
-        self.opened += 1
-        self._change()
         try:
-            yield seat
+            yield Seat(self)
         finally:
-            self._seats.discard(seat)
+            self._seats -= 1
             self._counts[principal.id] -= 1
             if not self._counts[principal.id]:
                 del self._counts[principal.id]
-            self._change()
+
+    def enter(self, reader: JobReader) -> None:
+        """A stream begins."""
+        self._readers.add(reader)
+        self.opened += 1
+        if self.draining:
+            reader.drain()
+        self._change()
+
+    def leave(self, reader: JobReader) -> None:
+        """A stream has ended."""
+        self._readers.discard(reader)
+        self.stalled += reader.stalled
+        self._change()
 
     def _change(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
@@ -164,13 +173,13 @@ class Streams:
 
     async def until(self, number: int) -> None:
         """Returns when so many streams are open."""
-        while len(self._seats) != number:
+        while len(self._readers) != number:
             await self._changed.wait()
 
     def _check(self, principal: Principal) -> None:
         if self.draining:
             raise Refusal(503, "draining", "the service is about to end", retry_after=self._limits.retry)
-        if len(self._seats) >= self._limits.streams:
+        if self._seats >= self._limits.streams:
             raise Refusal(429, "streams", "too many streams are open", retry_after=self._limits.retry)
         if self._counts.get(principal.id, 0) >= self._limits.streams_per_principal:
             raise Refusal(429, "streams", "you have too many streams open", retry_after=self._limits.retry)
@@ -178,6 +187,5 @@ class Streams:
     def drain(self) -> None:
         """Opens no further streams, and has the open ones end. No client can hold that up longer than one write."""
         self.draining = True
-        for seat in self._seats:
-            if seat.reader is not None:
-                seat.reader.drain()
+        for reader in self._readers:
+            reader.drain()

@@ -33,13 +33,17 @@ class JsonValues:
 
     def encode(self, value: Any) -> bytes:
         """Writes a value. Never fails: of what is too large or too deep, a summary is written."""
-        try:
-            data = self._encoder.encode(value)
-        except Exception:  # noqa: BLE001 - there are many reasons, some of them in the user's classes
-            data = msgspec.json.encode(self._careful(value, 0))
+        data = self.encode_whole(value)
         if len(data) > self._limits.record_bytes:
             return msgspec.json.encode({"type": type_name(type(value)), "json_bytes": len(data), "omitted": True})
         return data
+
+    def encode_whole(self, value: Any) -> bytes:
+        """Writes a value, however large it is. Never fails."""
+        try:
+            return self._encoder.encode(value)
+        except Exception:  # noqa: BLE001 - there are many reasons, some of them in the user's classes
+            return msgspec.json.encode(self._careful(value, 0))
 
     def _plain(self, value: Any) -> Any:
         """What stands for an object that the encoder does not know."""

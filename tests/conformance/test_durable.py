@@ -567,3 +567,4 @@ async def test_the_label_of_a_job_is_in_the_store(opens: Open) -> None:
     async with opens() as session:
         assert [job.info().label for job in session.jobs()] == ["Ada's"]
         assert (await session.reattach("labelled")).info().label == "Ada's"
+        assert session.infos() == [job.info() for job in session.jobs()]

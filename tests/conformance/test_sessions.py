@@ -419,6 +419,7 @@ async def test_the_label_of_a_job_is_kept_as_long_as_the_job(connect: Connect) -
         for n in range(3):
             await (await session.execute(echo, {"n": n}, label=f"label {n}"))
         assert [job.info().label for job in session.jobs()] == ["label 0", "label 1", "label 2"]
+        assert session.infos() == [job.info() for job in session.jobs()]
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,11 @@ import psutil
 import pytest
 
 import dfm_async
-from dfm_async import LocalOptions, ResultLimits, RetryPolicy, errors, exchange, testing
+from dfm_async import LocalOptions, ResultLimits, RetryPolicy, errors, exchange, testing, web
 from dfm_async.exchange import AgentOptions, ExecutorOptions, sync
 from dfm_async.exchange.filepipe import gate
 from dfm_async.targets import local
+from dfm_async.web import WebLimits
 
 ROOT = Path(__file__).resolve().parents[2]
 EXCLUDED = {"api.md"}
@@ -232,12 +233,13 @@ def test_the_api_page_has_every_public_name() -> None:
         "dfm_async.exchange.filepipe.gate": gate.__all__,
         "dfm_async.targets.local": local.__all__,
         "dfm_async.testing": testing.__all__,
+        "dfm_async.web": web.__all__,
     }
     names = [f"{home}.{name}" for home, found in homes.items() for name in found]
     assert [name for name in names if not re.search(rf":: {re.escape(name)}\b", page)] == []
 
 
-OPTIONS = [AgentOptions, ExecutorOptions, LocalOptions, ResultLimits, RetryPolicy]
+OPTIONS = [AgentOptions, ExecutorOptions, LocalOptions, ResultLimits, RetryPolicy, WebLimits]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda found: found.__name__)

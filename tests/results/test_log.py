@@ -442,3 +442,20 @@ async def test_readers_that_keep_up_through_a_small_log_miss_nothing(batches: li
                 await room.wait()
         log.close()
     assert [task.result() for task in readers] == [list(range(sum(batches)))] * 3
+
+
+def test_events_that_are_taken_together_are_those_that_come_one_by_one() -> None:
+    log = ResultLog("j", ResultLimits(max_items=4))
+    for offset in range(6):
+        log.append(FrameCompleted(offset, (offset,)))
+    reader = log.reader(log.first - 1)
+    first = reader.next_nowait()
+    assert first is not None
+    assert [event.offset for event in (first, *reader.take_nowait(2))] == [2, 3, 4]
+    assert [event.offset for event in reader.take_nowait(10)] == [5]
+    assert reader.take_nowait(10) == []
+    assert reader.position == log.end
+    late = log.reader(log.first - 1)
+    late.position = 0
+    with pytest.raises(ResultsExpired):
+        late.take_nowait(1)

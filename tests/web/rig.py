@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -169,10 +170,10 @@ async def serving(service: Service, app: Any = None, prefix: str = "/dfm") -> As
     config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5, ws="websockets-sansio")
     server = _Server(config)
     # Handled here and not by serve(): signals are none of a test's business.
-    task = asyncio.create_task(server._serve([listening]))
+    task = asyncio.create_task(server.run_here(listening))
     try:
         await server.up.wait()
-        assert not task.done(), task.result()
+        assert server.started, "the application did not start; its log says why"
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}{prefix}", timeout=30) as client:
             yield Server(client, service, port, server)
     finally:
@@ -186,6 +187,11 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.up = asyncio.Event()
+
+    async def run_here(self, listening: socket.socket) -> None:
+        with listening, contextlib.suppress(SystemExit):  # of an application that does not start
+            await self._serve([listening])
+        self.up.set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -57,6 +57,7 @@ OUTSIDE: list[dict[str, Any]] = [
     {"forwarded": "for=127.0.0.1"},
     {"origin": "https://evil.example"},
     {"origin": "null"},
+    {"origin": "http://[localhost"},
 ]
 
 
@@ -76,6 +77,7 @@ async def test_without_an_authorizer_the_service_has_only_names_of_this_machine(
     service = Service(session=inline, pipelines=PIPELINES)
     async with service.lifespan(), client(service) as local:
         assert (await local.get("/jobs", headers={"host": "rebound.example"})).status_code == 403
+        assert (await local.get("/jobs", headers={"host": "[::1"})).status_code == 403
         assert (await local.get("/jobs", headers={"host": "[::1]:80"})).status_code == 200
         assert (await local.get("/jobs", headers={"origin": "http://localhost:3000"})).status_code == 200
 

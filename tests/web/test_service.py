@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -20,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 
-from dfm_async import JobStatus, Pipeline, PipelineError, Session, SessionClosed, Yield
+from dfm_async import Job, JobStatus, Pipeline, PipelineError, Session, SessionClosed, Yield
 from dfm_async.web import Service, WebLimits
 from tests.web.rig import PIPELINES, all_events, events, fed, inline, serving, square
 
@@ -171,7 +172,10 @@ async def test_a_reader_goes_on_at_the_next_service_where_the_last_one_drained(t
             await service.drain()
             (last,) = [event async for event in found]
     async with serving(service) as server:
-        job = await server.session.resume("kept")
+        resumed = await server.client.post("/jobs/kept/resume")
+        assert (resumed.status_code, resumed.json()["accepts"]) == (202, True)
+        assert (await server.client.post("/jobs/kept/resume")).status_code == 409
+        job = await server.session.reattach("kept")
         await job.send_input_params({"x": 3})
         await job.send_stop_frame()
         headers = {"last-event-id": str(last.data["offset"])}
@@ -214,6 +218,25 @@ def test_a_server_that_is_asked_to_end_is_not_held_up_by_open_streams(number: in
         process.kill()
         process.wait()
         process.stderr.close()  # type: ignore[union-attr]
+
+
+async def test_a_submission_that_waits_for_its_turn_does_not_hold_up_the_end() -> None:
+    entered, turn = asyncio.Event(), asyncio.Event()
+
+    class Busy(Session):
+        async def execute(self, *args: Any, **options: Any) -> Job:
+            entered.set()
+            await turn.wait()
+            return await super().execute(*args, **options)
+
+    service = Service(session=lambda: Busy(fed, target="inline"), pipelines=PIPELINES)
+    async with serving(service) as server:
+        headers = {"accept": "text/event-stream"}
+        late = asyncio.create_task(server.client.post("/pipelines/endless/jobs", json={}, headers=headers))
+        await entered.wait()
+        await asyncio.wait_for(service.drain(), 5)
+        turn.set()
+        assert "event: drain" in (await late).text
 
 
 # probes and documents
@@ -281,7 +304,7 @@ async def test_every_route_is_described() -> None:
         (method, route.path)
         for route in service.routes
         if isinstance(route, Route)
-        for method in (route.methods or set()) - {"HEAD"}
+        for method in route.methods or set()
     }
     assert told == routes
 

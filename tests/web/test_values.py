@@ -1,20 +1,17 @@
-"""Values as JSON, and pipelines that come with a request."""
+"""Values as JSON, also those that JSON cannot hold."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import collections
 import datetime as dt
 import decimal
 import enum
+import gc
 import json
 import math
-import os
-import signal
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,10 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dfm_async import Federation, LocalOptions, Pipeline, PlaceParam, RetryPolicy, Session, Yield
-from dfm_async.web import Service, WebLimits
+from dfm_async import Failure, OperationFailed, Result, ResultLimits
+from dfm_async.results.log import ResultLog
+from dfm_async.web import WebLimits
+from dfm_async.web.records import Records
 from dfm_async.web.values import JsonValues
-from tests.web.rig import PIPELINES, all_events, events, inline, serving, square
 
 LIMITS = WebLimits(array_items=10, record_bytes=10_000)
 
@@ -134,85 +132,24 @@ def test_there_is_no_value_that_cannot_be_written(value: Any) -> None:
     written(value)
 
 
-# pipelines of clients
+def test_a_record_keeps_its_name_whatever_its_value_is() -> None:
+    records = Records(LIMITS).of(ResultLog("job", ResultLimits()))
+    just_fits = Result(0, "yield", "x" * 9_990, (0,), "lab", "node")
+    assert json.loads(records.json(just_fits))["event"] == "result"
+    too_large = json.loads(records.json(Result(1, "yield", "x" * 20_000, (0,), "lab", "node")))
+    assert (too_large["event"], too_large["offset"], too_large["value"]["omitted"]) == ("result", 1, True)
+    odd = Failure(2, None, OperationFailed("lab", "op", "op#0", (0,), 1, "E", "\ud800", ""), (0,), "lab", "op#0")
+    assert json.loads(records.json(odd))["error"]["message"] == "?"
 
 
-def body(pipeline: Pipeline, **more: Any) -> dict[str, Any]:
-    return {"pipeline": pipeline.model_dump(), **more}
-
-
-async def test_a_pipeline_can_come_with_the_request_if_that_is_allowed() -> None:
-    async with serving(Service(session=inline, allow_pipelines=True)) as server:
-        found = await server.client.post("/jobs", json=body(PIPELINES["squares"], params={"x": 6}))
-        assert found.status_code == 201, found.text
-        events = await all_events(server.client, f"/jobs/{found.json()['job_id']}/stream")
-        assert [event.data["value"] for event in events if event.name == "result"] == [36]
-    async with serving(Service(session=inline)) as server:
-        found = await server.client.post("/jobs", json=body(PIPELINES["squares"], params={"x": 6}))
-        assert (found.status_code, found.json()["error"]) == (403, "pipelines")
-
-
-async def test_everything_that_is_wrong_with_a_pipeline_is_told() -> None:
-    statements: list[dict[str, Any]] = [
-        {"kind": "call", "id": 0, "operation": "nothing"},
-        {"kind": "call", "id": 1, "operation": "square", "args": {}},
-    ]
-    async with serving(Service(session=inline, allow_pipelines=True)) as server:
-        found = await server.client.post("/jobs", json={"pipeline": {"body": statements}})
-        assert (found.status_code, found.json()["error"]) == (422, "pipeline")
-        assert len(found.json()["problems"]) == 2
-
-
-async def test_a_pipeline_cannot_reach_beyond_the_operations() -> None:
-    with Pipeline("inside") as inside:
-        found = square(PlaceParam("x"))
-        Yield(found.real)
-    data = json.loads(json.dumps(inside.model_dump()).replace('"real"', '"__class__"'))
-    data["body"].append({"kind": "yield", "id": 7, "value": {"kind": "constant", "encoded": "AAAA"}, "place": "p"})
-    async with serving(Service(session=inline, allow_pipelines=True)) as server:
-        answer = await server.client.post("/jobs", json={"pipeline": data, "params": {"x": 1}})
-        assert (answer.status_code, answer.json()["error"]) == (422, "pipeline")
-        problems = " ".join(answer.json()["problems"])
-        assert "__class__" in problems
-        assert "plain JSON" in problems
-        assert server.session.jobs() == []
-
-
-# workers
-
-
-fragile = Federation("fragile")
-there = fragile.site("there")
-
-
-@there.operation
-async def dies_once(mark: str) -> int:
-    """Kills its own worker, unless it has done so before."""
-    path = Path(mark)
-    if not path.exists():  # noqa: ASYNC240 - a small local file
-        path.touch()  # noqa: ASYNC240 - a small local file
-        os.kill(os.getpid(), signal.SIGKILL)
-        await asyncio.Event().wait()
-    return os.getpid()
-
-
-with Pipeline("dies") as dies:
-    Yield(dies_once(PlaceParam("mark"), retry=RetryPolicy(on_worker_lost=1)))
-
-
-async def test_a_stream_goes_on_while_a_worker_is_lost(tmp_path: Path) -> None:
-    options = LocalOptions(lanes=1)
-    service = Service(session=Session(fragile, options=options), pipelines={"dies": dies})
-    async with serving(service) as server:
-        async with server.client.stream(
-            "POST",
-            "/pipelines/dies/jobs",
-            json={"params": {"mark": str(tmp_path / "mark")}},
-            headers={"accept": "text/event-stream"},
-        ) as response:
-            found = [event async for event in events(response)]
-        names = [event.name for event in found]
-        assert names.count("result") == 1
-        assert [event.data["kind"] for event in found if event.name == "worker"] == ["lost"]
-        assert found[-1].data["status"] == "finished"
-        assert [event.id for event in found[:-1]] == list(range(len(found) - 1))
+def test_records_that_are_kept_are_bounded_and_go_with_their_log() -> None:
+    records = Records(WebLimits())
+    log = ResultLog("job", ResultLimits())
+    of_log = records.of(log)
+    for offset in range(3_000):
+        of_log.json(Result(offset, "yield", "x" * 10_000, (0,), "lab", "node"))
+    assert sum(map(len, of_log._kept.values())) <= 8 * 1024 * 1024
+    assert records.of(log) is of_log
+    del log
+    gc.collect()
+    assert not records._logs

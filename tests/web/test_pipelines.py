@@ -1,0 +1,130 @@
+"""Pipelines that come with a request, and schemas of those that are registered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from openapi_spec_validator import validate
+from pydantic import BaseModel
+
+from dfm_async import Federation, ForEach, Pipeline, PlaceParam, Session, Yield, collect
+from dfm_async.web import Service
+from tests.web.rig import PIPELINES, all_events, inline, serving, square
+
+
+def body(pipeline: Pipeline, **more: Any) -> dict[str, Any]:
+    return {"pipeline": pipeline.model_dump(), **more}
+
+
+async def test_a_pipeline_can_come_with_the_request_if_that_is_allowed() -> None:
+    async with serving(Service(session=inline, allow_pipelines=True)) as server:
+        found = await server.client.post("/jobs", json=body(PIPELINES["squares"], params={"x": 6}))
+        assert found.status_code == 201, found.text
+        events = await all_events(server.client, f"/jobs/{found.json()['job_id']}/stream")
+        assert [event.data["value"] for event in events if event.name == "result"] == [36]
+    async with serving(Service(session=inline)) as server:
+        found = await server.client.post("/jobs", json=body(PIPELINES["squares"], params={"x": 6}))
+        assert (found.status_code, found.json()["error"]) == (403, "pipelines")
+
+
+async def test_everything_that_is_wrong_with_a_pipeline_is_told() -> None:
+    statements: list[dict[str, Any]] = [
+        {"kind": "call", "id": 0, "operation": "nothing"},
+        {"kind": "call", "id": 1, "operation": "square", "args": {}},
+    ]
+    async with serving(Service(session=inline, allow_pipelines=True)) as server:
+        found = await server.client.post("/jobs", json={"pipeline": {"body": statements}})
+        assert (found.status_code, found.json()["error"]) == (422, "pipeline")
+        assert len(found.json()["problems"]) == 2
+
+
+async def test_a_pipeline_cannot_reach_beyond_the_operations() -> None:
+    with Pipeline("inside") as inside:
+        found = square(PlaceParam("x"))
+        Yield(found.real)
+    data = json.loads(json.dumps(inside.model_dump()).replace('"real"', '"__class__"'))
+    data["body"].append({"kind": "yield", "id": 7, "value": {"kind": "constant", "encoded": "AAAA"}, "place": "p"})
+    async with serving(Service(session=inline, allow_pipelines=True)) as server:
+        answer = await server.client.post("/jobs", json={"pipeline": data, "params": {"x": 1}})
+        assert (answer.status_code, answer.json()["error"]) == (422, "pipeline")
+        problems = " ".join(answer.json()["problems"])
+        assert "__class__" in problems
+        assert "plain JSON" in problems
+        assert server.session.jobs() == []
+
+
+# schemas
+
+
+class Sample(BaseModel):
+    name: str
+    weight: float = 1.0
+
+
+@dataclass
+class Report:
+    lines: list[str]
+
+
+class Opaque:
+    """A type that no schema can be made of."""
+
+
+typed = Federation("typed")
+there = typed.site("there")
+
+
+@there.operation
+async def weigh(sample: Sample, factor: float) -> Report:
+    return Report([sample.name] * int(sample.weight * factor))
+
+
+@there.operation
+async def parts(count: int) -> AsyncIterator[Sample]:
+    yield Sample(name=str(count))
+
+
+@there.operation
+async def untyped(anything, opaque: Opaque | None = None):  # type: ignore[no-untyped-def]
+    return anything
+
+
+@there.operation
+def length(text: str) -> int:
+    return len(text)
+
+
+with Pipeline("typed") as typed_pipeline:
+    Yield(weigh(PlaceParam("sample"), PlaceParam("factor")), place="report")
+    Yield(parts(PlaceParam("count")), place="part")
+    Yield(untyped(PlaceParam("anything")), place="same")
+    with ForEach(PlaceParam("texts")) as text:
+        size = length(text)
+    Yield(collect(size), place="sizes")
+
+
+async def test_schemas_come_from_the_types_that_operations_declare() -> None:
+    service = Service(session=lambda: Session(typed, target="inline"), pipelines={"typed": typed_pipeline})
+    async with serving(service) as server:
+        document = (await server.client.get("/openapi.json")).json()
+        (found,) = (await server.client.get("/pipelines")).json()["pipelines"]
+        params = {"sample": {"name": "a"}, "factor": 2, "count": 1, "anything": [1], "texts": ["one", "three"]}
+        events = await all_events(server.client, f"/jobs/{await server.submit('typed', params)}/stream")
+    validate(document)
+    assert found["params"]["required"] == ["sample", "factor", "count", "anything", "texts"]
+    assert found["params"]["properties"]["factor"] == {"type": "number"}
+    assert found["params"]["properties"]["anything"] == {}
+    assert found["params"]["properties"]["sample"]["$ref"].startswith("#/$defs/Sample")
+    assert found["results"]["same"] == {}
+    assert found["results"]["sizes"] == {"type": "array", "items": {"type": "integer"}}
+    assert found["results"]["part"]["$ref"].startswith("#/$defs/Sample")
+    run = document["paths"]["/pipelines/typed/jobs"]["post"]
+    name = run["x-results"]["report"]["$ref"].rpartition("/")[2]
+    assert document["components"]["schemas"][name]["properties"]["lines"]["items"] == {"type": "string"}
+    values = {event.data["place"]: event.data["value"] for event in events if event.name == "result"}
+    assert values["report"] == {"lines": ["a", "a"]}
+    assert values["part"] == {"name": "1", "weight": 1.0}
+    assert values["sizes"] == [3, 5]
