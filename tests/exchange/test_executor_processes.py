@@ -254,8 +254,9 @@ async def test_a_program_that_does_not_take_its_task_in_time_is_ended() -> None:
     async with site("deaf", peer_read_timeout=0.3, resend_interval=0.1, max_resends=1) as found:
         with pytest.raises(TimeoutError, match="did not accept"):
             await found.run()
-        assert found.heard.lines == ["not listening"] * 2
-        assert found.launcher.status().exit_code == -signal.SIGTERM
+        assert found.heard.lines[:2] == ["not listening"] * 2
+        # It hears of the abort and gets SIGTERM at the same moment; either may end it.
+        assert found.launcher.status().exit_code in (-signal.SIGTERM, 1)
 
 
 async def test_a_task_that_is_still_being_taken_is_given_more_time() -> None:
