@@ -3,8 +3,9 @@
 The public names are loaded when they are first used: a worker process needs only a few of them, and starts faster.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dfm_async.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dfm_async.errors import (
@@ -232,16 +233,4 @@ _HOMES = {
     "dfm_async.session.job": ("Job",),
     "dfm_async.session.session": ("Session",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'dfm_async' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(home), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+__getattr__, __dir__ = lazy_names(__name__, globals(), _HOMES)
