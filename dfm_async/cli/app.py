@@ -293,3 +293,55 @@ def serve(
             token=server_token(token_file, host),
         )
     run_async(lambda: serve_federation(wanted), hears_signals=True)
+
+
+@app.command()
+def demo(quiet: QuietOption = False) -> None:
+    """Run an example over three sites, and draw its results."""
+    from dfm_async.cli.program import plain_errors, run_async
+
+    with plain_errors():
+        from dfm_async.cli.demo import demonstrate
+    run_async(lambda: demonstrate(quiet=quiet))
+
+
+class Format(StrEnum):
+    """How a pipeline is drawn."""
+
+    TEXT = "text"
+    MERMAID = "mermaid"
+    SVG = "svg"
+
+
+@app.command()
+def graph(
+    federation: FederationArgument,
+    pipeline: PipelineArgument = None,
+    kind: Annotated[Format, typer.Option("--format", "-f", help="What to draw.")] = Format.TEXT,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write it to this file.", show_default=False)
+    ] = None,
+) -> None:
+    """Draw a pipeline. A JSON file alone is drawn without sites."""
+    from dfm_async.cli.program import plain_errors
+
+    with plain_errors():
+        from dfm_async.cli.pictures import picture, write_text
+
+        write_text(picture(federation, pipeline, kind.value), output)
+
+
+@app.command()
+def explain(
+    federation: FederationArgument,
+    pipeline: PipelineArgument = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell where each node of a pipeline runs, and why."""
+    from dfm_async.cli.program import plain_errors
+
+    with plain_errors():
+        from dfm_async.cli.pictures import explain as explained
+
+        for line in explained(federation, pipeline, as_json=as_json):
+            typer.echo(line)
