@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from dfm_async.exchange.subprocess_launcher import SubprocessLauncher
     from dfm_async.federation.federation import Federation, Site
     from dfm_async.federation.operation import Operation
+    from dfm_async.model.activity import Activity, CallMade, NodeActivity
     from dfm_async.model.events import (
         Event,
         Failure,
@@ -84,10 +85,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Activity",
     "AgentClosed",
     "BadResult",
     "BadTask",
     "BestOf",
+    "CallMade",
     "CallStateError",
     "CallbackDispatcher",
     "ConversionError",
@@ -120,6 +123,7 @@ __all__ = [
     "LoopDispatcher",
     "ManualDispatcher",
     "Metrics",
+    "NodeActivity",
     "Operation",
     "OperationContext",
     "OperationFailed",
@@ -208,6 +212,7 @@ _HOMES = {
     "dfm_async.exchange.subprocess_launcher": ("SubprocessLauncher",),
     "dfm_async.federation.federation": ("Federation", "Site"),
     "dfm_async.federation.operation": ("Operation",),
+    "dfm_async.model.activity": ("Activity", "CallMade", "NodeActivity"),
     "dfm_async.model.events": (
         "Event",
         "Failure",

@@ -23,6 +23,7 @@ from dfm_async.runtime.cache import Ticket
 from dfm_async.runtime.faults import broken_record, cause_of, is_our_cancellation
 from dfm_async.runtime.job_streams import FAIR, PULL, JobStreams, as_it_is
 from dfm_async.runtime.objects import JobObjects
+from dfm_async.runtime.observer import CallCounter
 from dfm_async.runtime.operations import is_iterator
 from dfm_async.runtime.outbox import Outbox, States, error_data
 from dfm_async.runtime.speech import Speech
@@ -63,6 +64,7 @@ class SiteJob:
         "job_id",
         "number",
         "objects",
+        "observer",
         "outbox",
         "program",
         "runtime",
@@ -84,6 +86,8 @@ class SiteJob:
         self.threads_idle: asyncio.Future[None] | None = None
         self.objects: JobObjects | None = None
         """The objects of classes. Most jobs have none, so this is made with the first."""
+        self.observer = CallCounter(self) if start.watch else None
+        """Watches the calls, if somebody wants to know."""
         self._streams: JobStreams | None = None
         self._blocked: deque[fx.EmitValue] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -225,6 +229,8 @@ class SiteJob:
         done = self._last and self.game.over
         if self._speech is not None and (done or self.outbox.has_frames_done):
             self._speech.flush()
+        if self.observer is not None and done:
+            self.observer.flush()
         held_up = not self.outbox.open
         self.outbox.flush()
         if held_up and self.outbox.open:  # what was sent is less than it seemed
@@ -320,6 +326,7 @@ class SiteJob:
                 try:
                     value = await anext(iterator)
                 except StopAsyncIteration:
+                    stream.end()
                     return
                 except BaseException as error:
                     if is_our_cancellation(error):
@@ -493,6 +500,8 @@ class SiteJob:
         """After :meth:`stopped`: drops what the job holds, and does not wait for the garbage collector to find it."""
         if self._speech is not None:
             self._speech.flush()
+        if self.observer is not None:
+            self.observer.flush()
         self._blocked.clear()
         self._streams = None
         self.outbox.clear()

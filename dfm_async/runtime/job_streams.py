@@ -20,6 +20,7 @@ from dfm_async.net.tokens import Foreign, StreamValue
 from dfm_async.runtime import context as _context
 from dfm_async.runtime.calls import context_of
 from dfm_async.runtime.faults import cause_of
+from dfm_async.runtime.observer import Observation
 from dfm_async.runtime.outbox import States
 from dfm_async.runtime.streams import AsyncSource, Source, Stream, StreamFailed, Subscription
 from dfm_async.runtime.threads import ThreadSource
@@ -87,16 +88,23 @@ class JobStreams:
         self.live.add(stream)
         return stream
 
-    def returned(self, activity: Activity, iterator: Any) -> None:
-        """An operation has returned an iterator: its readers get a stream."""
+    def returned(self, activity: Activity, iterator: Any, seen: Observation | None) -> None:
+        """An operation has returned an iterator: its readers get a stream, and the call ends with it."""
         job = self._job
         action = activity.transition.action
         assert isinstance(action, spec.Call)  # noqa: S101 - only calls return
         place = job.program.places.get(action.output)
+        stream = self.of_iterator(iterator, activity, 1 if place is None else place.readers)
+        if seen is not None:
+            stream.on_end = functools.partial(self._observe_end, stream, seen)
         if place is None:
-            job.spawn(self._drain(activity, self.of_iterator(iterator, activity, 1)))
+            job.spawn(self._drain(activity, stream))
         else:
-            job.game.complete(activity, self.of_iterator(iterator, activity, place.readers))
+            job.game.complete(activity, stream)
+
+    def _observe_end(self, stream: Stream, seen: Observation) -> None:
+        if self._job.observer is not None:
+            self._job.observer.ended(seen, stream.error is not None)
 
     async def _drain(self, activity: Activity, stream: Stream) -> None:
         """Runs a generator whose elements nobody reads to its end."""

@@ -30,10 +30,12 @@ from dfm_async.planner.explain import net_text
 from dfm_async.planner.plan import Plan, missing_operations, prepare, retry_policies
 from dfm_async.planner.types import warm
 from dfm_async.results.record import JobRecord
+from dfm_async.results.watching import JobActivity
 from dfm_async.runtime.once import in_thread
 from dfm_async.session.callbacks import Callback, CallbackDispatcher, LoopDispatcher
 from dfm_async.session.job import Job, check_places, record_info, summary_info
 from dfm_async.session.parameters import ParameterSets
+from dfm_async.session.watch import JobWatch
 from dfm_async.store import open_store
 from dfm_async.targets.base import Target
 from dfm_async.targets.coordinator import Coordinator, JobRules
@@ -299,6 +301,7 @@ class Session:
         concurrency: int | None = None,
         retry: RetryPolicy | None = None,
         label: str | None = None,
+        watch: bool = False,
     ) -> Job:
         """Starts a job and returns when it runs, or waits for its turn.
 
@@ -320,6 +323,7 @@ class Session:
             concurrency: how many parameter sets are under way at the same time; 256 if it is not given.
             retry: ``RetryPolicy(on_worker_lost=n)``: how often a parameter set runs again after a worker was lost.
             label: a note about the job, such as whose it is; kept with it, also in the store.
+            watch: whether calls of operations are counted, for ``job.activity()``.
 
         Raises:
             PipelineError: the pipeline cannot be prepared.
@@ -355,6 +359,7 @@ class Session:
         fingerprint = None if job_id is None else self._params.fingerprint(plan, input_params)
         record = JobRecord(JobId(job_id or secrets.token_hex(8)), JobNumber(-1), plan, limits)
         record.fingerprint, record.label = fingerprint, label
+        record.activity = JobActivity() if watch else None
         if job_id is not None and (known := self._jobs.find(job_id)) is not None:
             return self._same(known, record)
         rules = JobRules(
@@ -423,7 +428,7 @@ class Session:
             await self._durable.forget(record)
         coordinator.halt(JobStatus.ABORTED, "it was not submitted", coordinator.rules.grace)
 
-    async def resume(self, job_id: str, priority: int = 0, input_params: Params = None) -> Job:
+    async def resume(self, job_id: str, priority: int = 0, input_params: Params = None, watch: bool = False) -> Job:
         """Goes on with a job that was interrupted: the parameter sets that were not done run again.
 
         Results that the log has already are not added again.
@@ -433,6 +438,7 @@ class Session:
             priority: as in :meth:`execute`.
             input_params: further parameter sets. A job whose parameter sets came as a stream that had not ended needs
                 the rest of them, or an empty list if there is none.
+            watch: as in :meth:`execute`; what was counted before is not known any more.
 
         Raises:
             JobNotFound: the store has no such job.
@@ -457,6 +463,7 @@ class Session:
                     if stream is None and input_params is not None:
                         rows = self._params.pack(known.plan, input_params)  # type: ignore[arg-type]
                 left = await self._durable.take_over(job_id, more=input_params is not None)
+                left.record.activity = JobActivity() if watch else None
                 coordinator = self._coordinate(left.record, left.rules(self.options.cancel_grace))
                 coordinator.resume(left.rows, left.frames, left.history.seen, left.history.failed)
                 coordinator.frames.stopped = left.stopped
@@ -591,6 +598,19 @@ class Session:
                 for found in jobs.kept
             ),
         ]
+
+    def changes(self, interval: float = 0.1) -> JobWatch:
+        """Gives an iterator over what happens to all jobs: first one item for each that is known, then for each change.
+
+        A job that comes, changes its state, fails at something or is done with a parameter set gives an item that tells
+        how it is then. It is a state and not a history: changes that come faster than they are read, or than the
+        interval, are joined. It ends with the session.
+
+        Args:
+            interval: how many seconds lie at least between looks at the jobs.
+        """
+        self._check_open()
+        return JobWatch(self._jobs, self._jobs.changes.reader(interval), self.infos())
 
     def coordinator(self, job_id: str) -> Coordinator | None:
         """The one who runs a job, while it runs here; what :class:`Job` steers it by."""

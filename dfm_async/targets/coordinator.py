@@ -270,6 +270,7 @@ class Coordinator:
                 payload,
                 head.last,
                 record.journal is not None,
+                record.activity is not None,
             )
             send(at, start)
             for batch in batches[1:]:
@@ -442,6 +443,8 @@ class Coordinator:
             assert self.resubmit is not None  # noqa: S101 - else it would not restart
             self.phase = Phase.WAITING
             self.outcomes.clear()
+            if self.record.activity is not None:
+                self.record.activity.restarted()
             self.resubmit(self)
 
     def _check_end(self) -> None:
@@ -545,6 +548,12 @@ class Coordinator:
         self._intake.metrics(message)
         self._owe(message.at, len(message.reports), 0)
 
+    def _calls_made(self, message: msg.CallsMade) -> None:
+        activity = self.record.activity
+        if activity is not None:
+            site = self.plan.sites_at[message.at]
+            activity.made(message.at, site, message.nodes, message.calls, message.left_out)
+
     def _objects_built(self, message: msg.ObjectsBuilt) -> None:
         self._holding |= {message.at}
 
@@ -568,6 +577,7 @@ class Coordinator:
         if done:
             self._losses = 0
             log.wake()
+            self.record.changed()
             if self.phase is Phase.RUNNING:
                 self._open_frames()
                 self._check_end()
@@ -580,6 +590,7 @@ _HANDLERS: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
     msg.YieldFailed: Coordinator._yield_failed,  # noqa: SLF001
     msg.ProgressMade: Coordinator._progress_made,  # noqa: SLF001
     msg.MetricsMade: Coordinator._metrics_made,  # noqa: SLF001
+    msg.CallsMade: Coordinator._calls_made,  # noqa: SLF001
     msg.ObjectsBuilt: Coordinator._objects_built,  # noqa: SLF001
     msg.ObjectsClosed: Coordinator._objects_closed,  # noqa: SLF001
     msg.FramesDone: Coordinator._frames_done,  # noqa: SLF001

@@ -17,6 +17,7 @@ Post: TypeAlias = Callable[[Coordinator, msg.SendToPlace], None]
 
 _FOR_COORDINATOR = frozenset(
     {
+        msg.CallsMade,
         msg.CancelSeen,
         msg.FramesDone,
         msg.JobBroken,

@@ -17,6 +17,7 @@ from dfm_async.wire.memory import Block, Payload
 
 __all__ = [
     "CARRIERS",
+    "CallsMade",
     "CancelJob",
     "CancelSeen",
     "Credit",
@@ -69,7 +70,7 @@ class SendNet(_Message, frozen=True, tag=1):
 class StartJob(_Message, frozen=True, tag=2):
     """A job begins, with its first parameter sets as in :class:`OpenFrames`. ``routes``: each location's address.
 
-    ``stored``: its results are written down, so they must not need pickle.
+    ``stored``: its results are written down, so they must not need pickle. ``watch``: its calls are counted.
     """
 
     job: int
@@ -84,6 +85,7 @@ class StartJob(_Message, frozen=True, tag=2):
     payload: bytes | Payload
     last: bool
     stored: bool = False
+    watch: bool = False
 
 
 class OpenFrames(_Message, frozen=True, tag=3):
@@ -310,6 +312,20 @@ class ObjectsClosed(_Message, frozen=True, tag=35):
     at: int
 
 
+class CallsMade(_Message, frozen=True, tag=36):
+    """What the calls of a watched job do.
+
+    ``nodes``: node, and how many of its calls have started, returned and raised so far. ``calls``: some that have ended
+    since the last report: node, frame, attempt, start, end, whether it raised. ``left_out``: how many more there were.
+    """
+
+    job: int
+    at: int
+    nodes: list[tuple[str, int, int, int]]
+    calls: list[tuple[str, Frame, int, float, float, bool]]
+    left_out: int
+
+
 # Between channels, about shared memory. Those who use a channel do not see them.
 
 
@@ -353,6 +369,7 @@ Message: TypeAlias = (
     | PlaceTaken
     | ProgressMade
     | MetricsMade
+    | CallsMade
     | ObjectsBuilt
     | ObjectsClosed
     | SendToPlace
