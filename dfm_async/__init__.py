@@ -3,8 +3,9 @@
 The public names are loaded when they are first used: a worker process needs only a few of them, and starts faster.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dfm_async.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dfm_async.errors import (
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from dfm_async.exchange.subprocess_launcher import SubprocessLauncher
     from dfm_async.federation.federation import Federation, Site
     from dfm_async.federation.operation import Operation
+    from dfm_async.model.activity import Activity, CallMade, NodeActivity
     from dfm_async.model.events import (
         Event,
         Failure,
@@ -83,10 +85,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Activity",
     "AgentClosed",
     "BadResult",
     "BadTask",
     "BestOf",
+    "CallMade",
     "CallStateError",
     "CallbackDispatcher",
     "ConversionError",
@@ -119,6 +123,7 @@ __all__ = [
     "LoopDispatcher",
     "ManualDispatcher",
     "Metrics",
+    "NodeActivity",
     "Operation",
     "OperationContext",
     "OperationFailed",
@@ -207,6 +212,7 @@ _HOMES = {
     "dfm_async.exchange.subprocess_launcher": ("SubprocessLauncher",),
     "dfm_async.federation.federation": ("Federation", "Site"),
     "dfm_async.federation.operation": ("Operation",),
+    "dfm_async.model.activity": ("Activity", "CallMade", "NodeActivity"),
     "dfm_async.model.events": (
         "Event",
         "Failure",
@@ -232,16 +238,4 @@ _HOMES = {
     "dfm_async.session.job": ("Job",),
     "dfm_async.session.session": ("Session",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'dfm_async' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(home), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+__getattr__, __dir__ = lazy_names(__name__, globals(), _HOMES)

@@ -6,8 +6,9 @@ is :class:`LauncherExecutor`. :class:`Program` makes an operation of a pipeline 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dfm_async.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dfm_async.exchange.agent import FlareAgent
@@ -49,38 +50,17 @@ __all__ = [
 
 # A program needs the agent and nothing of the executor, and it waits for what is imported here: so all are lazy.
 _HOMES = {
-    "AgentOptions": "options",
-    "Bootstrap": "bootstrap",
-    "Encoded": "values",
-    "ExchangeState": "states",
-    "ExecutorOptions": "options",
-    "FlareAgent": "agent",
-    "Invitation": "launcher",
-    "Launcher": "launcher",
-    "LauncherExecutor": "executor",
-    "Model": "task",
-    "OfferedResult": "site_end",
-    "PlainCodec": "values",
-    "Program": "program",
-    "ProgramState": "launcher",
-    "ProgramStatus": "launcher",
-    "ProgressTracker": "progress",
-    "SubprocessLauncher": "subprocess_launcher",
-    "Task": "task",
-    "TaskResult": "task",
-    "ValueCodec": "values",
-    "read_bootstrap": "bootstrap",
+    "dfm_async.exchange.agent": ("FlareAgent",),
+    "dfm_async.exchange.bootstrap": ("Bootstrap", "read_bootstrap"),
+    "dfm_async.exchange.executor": ("LauncherExecutor",),
+    "dfm_async.exchange.launcher": ("Invitation", "Launcher", "ProgramState", "ProgramStatus"),
+    "dfm_async.exchange.options": ("AgentOptions", "ExecutorOptions"),
+    "dfm_async.exchange.program": ("Program",),
+    "dfm_async.exchange.progress": ("ProgressTracker",),
+    "dfm_async.exchange.site_end": ("OfferedResult",),
+    "dfm_async.exchange.states": ("ExchangeState",),
+    "dfm_async.exchange.subprocess_launcher": ("SubprocessLauncher",),
+    "dfm_async.exchange.task": ("Model", "Task", "TaskResult"),
+    "dfm_async.exchange.values": ("Encoded", "PlainCodec", "ValueCodec"),
 }
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, globals(), _HOMES)

@@ -9,7 +9,6 @@ import msgspec
 __all__ = [
     "VERSION",
     "Abort",
-    "Answer",
     "Beat",
     "Chunk",
     "End",
@@ -188,8 +187,6 @@ class Withdrawn(_Message, frozen=True, tag=17):
     tx: str
     reason: str = ""
 
-
-Answer: TypeAlias = TaskAnswer | ResultAnswer
 
 Message: TypeAlias = (
     Hello

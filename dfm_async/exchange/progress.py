@@ -86,7 +86,6 @@ class _Record:
     bytes_done: int
     items_done: int
     state: TransferState
-    started: float
     progressed: float
 
 
@@ -158,7 +157,7 @@ class ProgressTracker:
         meaning = TransferState.of(state)
         record = self._records.get(pair)
         if record is None:
-            self._records[pair] = _Record(task, sequence, bytes_done, items_done or 0, meaning, now, now)
+            self._records[pair] = _Record(task, sequence, bytes_done, items_done or 0, meaning, now)
             self._note(pair, meaning)
             return ""
         items = record.items_done if items_done is None else items_done
@@ -236,7 +235,7 @@ class ProgressTracker:
         for pair in self._expected:
             record = self._records.get(pair)
             if record is None:
-                self._records[pair] = _Record("", 0, 0, 0, TransferState.ABORTED, now, now)
+                self._records[pair] = _Record("", 0, 0, 0, TransferState.ABORTED, now)
             elif record.state is TransferState.ACTIVE:
                 record.state = TransferState.ABORTED
                 record.progressed = now

@@ -17,6 +17,7 @@ from dfm_async.model.status import JobStatus
 from dfm_async.planner.plan import Plan
 from dfm_async.results.journal import Journal
 from dfm_async.results.log import Backing, ResultLog
+from dfm_async.results.watching import JobActivity, JobChanges
 
 __all__ = ["ERRORS_KEPT", "JobRecord", "JobSummary"]
 
@@ -86,11 +87,20 @@ class JobRecord:
         self._cut_off: DfmError | None = None
         self.blocked: Callable[[], bool] | None = None
         """Tells whether the job cannot go on before somebody reads its log."""
+        self.activity: JobActivity | None = None
+        """What its operations do, if the job is watched."""
+        self.changes: JobChanges | None = None
+        """Who is told that something of the job has changed."""
 
     @property
     def runs_here(self) -> bool:
         """Whether this application runs the job, or ran it."""
         return self.number >= 0
+
+    def changed(self) -> None:
+        """Tells those who watch all jobs that something of this one has changed."""
+        if self.changes is not None:
+            self.changes.mark(self.job_id)
 
     def add(self, event: Event, size: int = 0, point: int = -1) -> None:
         """Adds an event to the log, whose offset must be the log's end; ``point``: the yield that it is about."""
@@ -121,7 +131,10 @@ class JobRecord:
 
     def _settle(self) -> None:
         self.status = self.decided
+        self.changed()
         if self.status.ended:
+            if self.activity is not None:
+                self.activity.close()
             self.log.close()
             self.completion_event.set()
             self._tell_waiters()
@@ -162,6 +175,7 @@ class JobRecord:
         self.status = self.decided = JobStatus.SUBMITTED
         self.reason = None
         self.finished = None
+        self.changed()
 
     async def wait(self) -> None:
         """Waits for the end.
@@ -189,6 +203,7 @@ class JobRecord:
     def add_error(self, error: DfmError) -> None:
         """Counts an error, and keeps it if it is among the first."""
         self.error_count += 1
+        self.changed()
         if len(self.errors) < ERRORS_KEPT:
             self.errors.append(error)
 

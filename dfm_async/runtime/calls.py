@@ -21,6 +21,7 @@ from dfm_async.runtime.context import OperationContext
 from dfm_async.runtime.faults import cause_of, is_our_cancellation
 from dfm_async.runtime.job_threads import in_background, in_thread
 from dfm_async.runtime.objects import JobObjects
+from dfm_async.runtime.observer import Observation
 from dfm_async.runtime.operations import Callee, is_iterator
 from dfm_async.runtime.streams import Stream, StreamFailed, Subscription
 
@@ -46,6 +47,7 @@ class _Call:
         "operation",
         "reads_whole",
         "retry",
+        "seen",
         "streams",
     )
 
@@ -61,6 +63,7 @@ class _Call:
         self.deadline: float | None = action.deadline or callee.deadline
         self.attempt = 1
         self.opened: list[Subscription] = []
+        self.seen: Observation | None = None
 
     @property
     def simple(self) -> bool:
@@ -81,8 +84,10 @@ def invoke(job: SiteJob, effect: fx.Invoke) -> None:
         job.game.fail(effect.activity, job.game.error(effect.activity, error))
         return
     call = _Call(effect, callee)
+    if job.observer is not None:
+        call.seen = job.observer.began(call.activity, call.operation, 1)
     context = contextvars.Context()  # fresh: an operation sees nothing of the code that happens to drive it
-    context.run(_context.enter, context_of(job, call.activity, call.operation, 1))
+    context.run(_context.enter, context_of(job, call.activity, call.operation, 1, call.seen))
     if not call.simple:
         job.spawn(_try(job, call), context)
         return
@@ -100,10 +105,12 @@ def invoke(job: SiteJob, effect: fx.Invoke) -> None:
         _in_background(job, call, work, context)
 
 
-def context_of(job: SiteJob, activity: Activity, operation: str, attempt: int) -> OperationContext:
+def context_of(
+    job: SiteJob, activity: Activity, operation: str, attempt: int, seen: Observation | None
+) -> OperationContext:
     """What an operation can know about a call."""
-    site = job.runtime.site
-    return OperationContext(job.job_id, site, operation, activity.label, activity.frame, attempt, job)
+    site, trace = job.runtime.site, None if seen is None else seen.trace
+    return OperationContext(job.job_id, site, operation, activity.label, activity.frame, attempt, job, trace)
 
 
 # one try
@@ -117,7 +124,7 @@ def _work(job: SiteJob, call: _Call) -> Callable[[], Any]:
     if callee.defaults:  # a program does not know them
         args = {**callee.defaults, **args}
     if callee.wants_context:
-        args = {**args, "context": context_of(job, call.activity, call.operation, call.attempt)}
+        args = {**args, "context": context_of(job, call.activity, call.operation, call.attempt, call.seen)}
     if callee.plain:
         return lambda: function(**args)
     positional, named = callee.arguments(args)
@@ -170,8 +177,11 @@ async def _try(job: SiteJob, call: _Call) -> None:
                 raise
             # What was read of a stream is gone: such a call is not tried again.
             if call.retry is not None and not call.streams and call.retry.allows(error, call.attempt):
+                _observe_end(job, call, error)
                 await asyncio.sleep(call.retry.pause(call.attempt))
                 call.attempt += 1
+                if job.observer is not None:
+                    call.seen = job.observer.began(call.activity, call.operation, call.attempt)
                 continue
             _raised(job, call, error)
         else:
@@ -184,7 +194,7 @@ async def _attempt(job: SiteJob, call: _Call) -> Any:
     if call.reads_whole:
         await _read_whole(call)
     if call.attempt > 1:
-        _context.enter(context_of(job, call.activity, call.operation, call.attempt))
+        _context.enter(context_of(job, call.activity, call.operation, call.attempt, call.seen))
     work = _work(job, call)
     if call.callee.kind in GENERATORS:
         return work()
@@ -208,19 +218,27 @@ def _returned(job: SiteJob, call: _Call, value: Any) -> None:
     if inspect.iscoroutine(value):  # a plain function that returns a coroutine
         job.spawn(_await(job, call, lambda: value))
     elif is_iterator(value):
-        job.streams.returned(call.activity, value)
+        job.streams.returned(call.activity, value, call.seen)
     else:
+        _observe_end(job, call, None)
         call.close()
         job.game.complete(call.activity, value)
 
 
 def _raised(job: SiteJob, call: _Call, error: BaseException) -> None:
+    _observe_end(job, call, error)
     call.close()
     game = job.game
     if isinstance(error, StreamFailed):  # it read a stream that failed: the failure is the producer's
         game.fail(call.activity, error.error)
     else:
         game.fail(call.activity, game.error(call.activity, error, call.attempt, cause_of(error)))
+
+
+def _observe_end(job: SiteJob, call: _Call, error: BaseException | None) -> None:
+    if job.observer is not None and call.seen is not None:
+        job.observer.ended(call.seen, error)
+        call.seen = None
 
 
 # streams among the arguments

@@ -20,6 +20,7 @@ from dfm_async.net.tokens import Foreign, StreamValue
 from dfm_async.runtime import context as _context
 from dfm_async.runtime.calls import context_of
 from dfm_async.runtime.faults import cause_of
+from dfm_async.runtime.observer import Observation
 from dfm_async.runtime.outbox import States
 from dfm_async.runtime.streams import AsyncSource, Source, Stream, StreamFailed, Subscription
 from dfm_async.runtime.threads import ThreadSource
@@ -59,14 +60,16 @@ class JobStreams:
 
     # made here
 
-    def of_iterator(self, iterator: Any, activity: Activity, readers: int | None) -> Stream:
+    def of_iterator(
+        self, iterator: Any, activity: Activity, readers: int | None, seen: Observation | None = None
+    ) -> Stream:
         """Makes a stream of an iterator that a user's code returned."""
         job = self._job
         action = activity.transition.action
         operation = action.operation if isinstance(action, spec.Call) else activity.label
-        found = context_of(job, activity, operation, 1)
+        found = context_of(job, activity, operation, 1, seen)
         if hasattr(iterator, "__anext__"):
-            source: Source = AsyncSource(iterator, functools.partial(_context.enter, found))
+            source: Source = AsyncSource(iterator, _context.resumable(found))
         else:
             context = contextvars.Context()
             context.run(_context.enter, found)
@@ -87,16 +90,23 @@ class JobStreams:
         self.live.add(stream)
         return stream
 
-    def returned(self, activity: Activity, iterator: Any) -> None:
-        """An operation has returned an iterator: its readers get a stream."""
+    def returned(self, activity: Activity, iterator: Any, seen: Observation | None) -> None:
+        """An operation has returned an iterator: its readers get a stream, and the call ends with it."""
         job = self._job
         action = activity.transition.action
         assert isinstance(action, spec.Call)  # noqa: S101 - only calls return
         place = job.program.places.get(action.output)
+        stream = self.of_iterator(iterator, activity, 1 if place is None else place.readers, seen)
+        if seen is not None:
+            stream.on_end = functools.partial(self._observe_end, stream, seen)
         if place is None:
-            job.spawn(self._drain(activity, self.of_iterator(iterator, activity, 1)))
+            job.spawn(self._drain(activity, stream))
         else:
-            job.game.complete(activity, self.of_iterator(iterator, activity, place.readers))
+            job.game.complete(activity, stream)
+
+    def _observe_end(self, stream: Stream, seen: Observation) -> None:
+        if self._job.observer is not None:
+            self._job.observer.ended(seen, stream.error)
 
     async def _drain(self, activity: Activity, stream: Stream) -> None:
         """Runs a generator whose elements nobody reads to its end."""
@@ -234,7 +244,9 @@ class JobStreams:
             export.wanted -= len(packed)
             export.wanted_bytes -= size_of(payload)
             ended = not packed
-            items = msg.StreamItems(job.number, export.route, stream_id, job.at, payload, ended, error)
+            items = msg.StreamItems(
+                job.number, export.route, stream_id, job.at, payload, ended, error, job.outbox.origin()
+            )
             job.outbox.send(export.route, items)
             if ended:
                 break
@@ -263,6 +275,7 @@ class JobStreams:
         remote = self.imports.get((message.source, message.stream))
         if remote is not None:
             items = self._job.runtime.codec.loads_batch(message.payload)
+            self._job.arrived(message.origin, len(items), message.payload)
             remote.arrived(items, size_of(message.payload), message.ended, message.error)
 
 

@@ -114,7 +114,7 @@ class Stream(StreamValue):
         "closed",
         "consumers",
         "label",
-        "on_close",
+        "on_end",
         "source",
         "subscriptions",
     )
@@ -127,7 +127,8 @@ class Stream(StreamValue):
         self.consumers = consumers
         self.subscriptions: list[Subscription] = []
         self.closed = False
-        self.on_close: Callable[[], None] | None = None
+        self.on_end: Callable[[], None] | None = None
+        """Is called once, when the source has no more elements, has raised, or is wanted no more."""
         self._describe = describe
         self._buffer: deque[Any] = deque()
         self._base = 0
@@ -140,6 +141,11 @@ class Stream(StreamValue):
         subscription = Subscription(self)
         self.subscriptions.append(subscription)
         return subscription
+
+    @property
+    def error(self) -> ErrorRecord | None:
+        """What the source has raised, if it has."""
+        return self._error
 
     def skip(self) -> None:
         """One of the expected consumers will not come."""
@@ -160,19 +166,28 @@ class Stream(StreamValue):
         try:
             found = await self.source.get(limit)
         except StreamFailed as failed:
-            self._ended, self._error = True, failed.error
+            self._error = failed.error
+            self.end()
             raise
         except asyncio.CancelledError:
             raise
         except BaseException as error:
             raise self.failed(error) from error
         if not found:
-            self._ended = True
+            self.end()
         return found
+
+    def end(self) -> None:
+        """Nothing more comes from the source."""
+        self._ended = True
+        call, self.on_end = self.on_end, None
+        if call is not None:
+            call()
 
     def failed(self, error: BaseException) -> StreamFailed:
         """Describes what the source raised, for all readers."""
-        self._ended, self._error = True, self._describe(error)
+        self._error = self._describe(error)
+        self.end()
         return StreamFailed(self._error)
 
     async def read(self, subscription: Subscription, limit: int) -> list[Any]:
@@ -188,7 +203,8 @@ class Stream(StreamValue):
                 await asyncio.shield(self._fetching)
                 continue
             if len(self._buffer) >= _KEPT:
-                self._ended, self._error = True, self._describe(StreamOverrun(self.label, _KEPT))
+                self._error = self._describe(StreamOverrun(self.label, _KEPT))
+                self.end()
             self._fetching = asyncio.get_running_loop().create_future()
             try:
                 more = await self.fetch(limit)
@@ -212,14 +228,12 @@ class Stream(StreamValue):
         """Ends the stream: nobody wants its elements any more."""
         if self.closed:
             return
-        self.closed = True
-        self._ended = True
+        self.closed = self._ended = True
         self._buffer.clear()
         try:
             await self.source.aclose()
         finally:
-            if self.on_close is not None:
-                self.on_close()
+            self.end()
 
 
 class Subscription:

@@ -7,12 +7,13 @@ import logging
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from dfm_async.errors import JobAborted, JobFailed, JobInterrupted, JobNotFound
+from dfm_async.errors import DfmError, JobAborted, JobFailed, JobInterrupted, JobNotFound
 from dfm_async.model.events import Result
 from dfm_async.model.info import JobInfo
 from dfm_async.model.status import JobStatus
 from dfm_async.planner.plan import Plan
 from dfm_async.results.record import JobRecord, JobSummary
+from dfm_async.results.watching import ActivityReader
 from dfm_async.session.callbacks import Callback, CallbackDispatcher
 from dfm_async.session.stream import EventStream, ResultStream
 from dfm_async.targets.coordinator import Coordinator
@@ -146,6 +147,28 @@ class Job:
     def events(self, after: int | None = None) -> EventStream:
         """Gives an iterator over everything that happens to the job."""
         return EventStream(self._known(), self._after if after is None else after)
+
+    def activity(self, interval: float = 0.1) -> ActivityReader:
+        """Gives an iterator over what the job's operations do: how often each was called, and which calls have ended.
+
+        Its first item tells everything so far, each further one what has changed. It is a state and not a history:
+        changes that come faster than they are read, or than the interval, are joined. It ends with the job.
+
+        Args:
+            interval: how many seconds lie at least between items.
+
+        Raises:
+            DfmError: the job is not watched here: that is wanted with ``execute(watch=True)``.
+        """
+        found = self._known().activity
+        if found is None:
+            raise DfmError(f"job {self._job_id} is not watched: execute it with watch=True, in this session")
+        return found.reader(interval)
+
+    @property
+    def watched(self) -> bool:
+        """Whether there is something to see for :meth:`activity`."""
+        return self._record is not None and self._record.activity is not None
 
     async def collect(self) -> list[Result]:
         """Waits for the end and gives all results; raises if the job failed."""

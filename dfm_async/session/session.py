@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import secrets
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -30,10 +31,12 @@ from dfm_async.planner.explain import net_text
 from dfm_async.planner.plan import Plan, missing_operations, prepare, retry_policies
 from dfm_async.planner.types import warm
 from dfm_async.results.record import JobRecord
+from dfm_async.results.watching import JobActivity
 from dfm_async.runtime.once import in_thread
 from dfm_async.session.callbacks import Callback, CallbackDispatcher, LoopDispatcher
 from dfm_async.session.job import Job, check_places, record_info, summary_info
 from dfm_async.session.parameters import ParameterSets
+from dfm_async.session.watch import JobWatch
 from dfm_async.store import open_store
 from dfm_async.targets.base import Target
 from dfm_async.targets.coordinator import Coordinator, JobRules
@@ -42,6 +45,8 @@ from dfm_async.targets.inline import InlineTarget
 from dfm_async.targets.jobs import JobTable
 from dfm_async.targets.local.runner import FederationRunner
 from dfm_async.targets.process import memory_of
+from dfm_async.telemetry.sinks import Sink, sink_of
+from dfm_async.telemetry.traces import Traces
 from dfm_async.wire.codec import Codec
 
 if TYPE_CHECKING:
@@ -72,6 +77,8 @@ class Session:
         callback_dispatcher: where callbacks run; by default on this loop.
         store: where jobs are written down, so that they outlive the application: ``"sqlite:///jobs.db"``, or a store.
             By default they are kept in memory.
+        trace: the file that spans are appended to, one JSON object per line, or a sink for them. The OpenTelemetry SDK
+            gets them, too, if it is set up in this process; that needs no setting here.
     """
 
     def __init__(
@@ -82,6 +89,7 @@ class Session:
         options: LocalOptions | None = None,
         callback_dispatcher: CallbackDispatcher | None = None,
         store: str | Store | None = None,
+        trace: str | os.PathLike[str] | Sink | None = None,
     ) -> None:
         self.federation = federation
         self.homesite = homesite
@@ -96,6 +104,7 @@ class Session:
             None if store is None else _durable(store, self._jobs, self._spawn, codec, self.options.keep_summaries)
         )
         self._params = ParameterSets(federation, codec, None if self._durable is None else self._durable.codec)
+        self._traces = Traces(sink_of(trace))
         self._reruns_of: OrderedDict[str, int] = OrderedDict()
         self._supervisor: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
@@ -121,6 +130,7 @@ class Session:
 
         Raises:
             StoreError: the store cannot be opened.
+            OSError: the file for spans cannot be written.
             ShippingError: the code of an operation cannot be sent to the processes of its site.
         """
         if self._supervisor is not None:
@@ -169,6 +179,7 @@ class Session:
         """Owns the target and all tasks of the session, so that others may enter and leave where they like."""
         try:
             async with contextlib.AsyncExitStack() as stack:
+                stack.enter_context(self._traces.opened())
                 if self._durable is not None:
                     await stack.enter_async_context(self._durable.opened())
                 await stack.enter_async_context(self._target.running(self.federation, self.homesite))
@@ -299,6 +310,7 @@ class Session:
         concurrency: int | None = None,
         retry: RetryPolicy | None = None,
         label: str | None = None,
+        watch: bool = False,
     ) -> Job:
         """Starts a job and returns when it runs, or waits for its turn.
 
@@ -320,6 +332,7 @@ class Session:
             concurrency: how many parameter sets are under way at the same time; 256 if it is not given.
             retry: ``RetryPolicy(on_worker_lost=n)``: how often a parameter set runs again after a worker was lost.
             label: a note about the job, such as whose it is; kept with it, also in the store.
+            watch: whether calls of operations are counted, for ``job.activity()``.
 
         Raises:
             PipelineError: the pipeline cannot be prepared.
@@ -327,7 +340,7 @@ class Session:
             QueueFull: too many jobs wait, and ``LocalOptions(queue_overflow="fail")`` was chosen.
         """
         self._check_open()
-        began = asyncio.get_running_loop().time()
+        began, start = asyncio.get_running_loop().time(), time.time_ns()
         plan = pipeline if isinstance(pipeline, Plan) else self._prepare(pipeline)
         if on_error not in ("continue", "stop"):
             raise ValueError(f"on_error must be 'continue' or 'stop', not {on_error!r}")
@@ -355,6 +368,7 @@ class Session:
         fingerprint = None if job_id is None else self._params.fingerprint(plan, input_params)
         record = JobRecord(JobId(job_id or secrets.token_hex(8)), JobNumber(-1), plan, limits)
         record.fingerprint, record.label = fingerprint, label
+        record.activity = JobActivity() if watch else None
         if job_id is not None and (known := self._jobs.find(job_id)) is not None:
             return self._same(known, record)
         rules = JobRules(
@@ -367,12 +381,14 @@ class Session:
         coordinator.add(rows)
         if autostop and stream is None and input_params is not None:
             coordinator.stop()
-        with self._entrance:
+        with self._entrance, self._traces.begin(start, plan.pipeline) as execution:
             if self._durable is not None and not await self._write_down(
                 coordinator, rows, unique=job_id is None, fed=stream is not None and autostop
             ):
                 return self._same(await self._durable.find(record.job_id), record)
             job = Job(self, record.job_id, record)
+            if execution is not None:
+                coordinator.trace = execution.job(record.job_id, plan.sites_at)
             try:
                 self._check_open()
                 job.start_callbacks(self._spawn, self._dispatcher, default_callback, place_callbacks)
@@ -423,7 +439,7 @@ class Session:
             await self._durable.forget(record)
         coordinator.halt(JobStatus.ABORTED, "it was not submitted", coordinator.rules.grace)
 
-    async def resume(self, job_id: str, priority: int = 0, input_params: Params = None) -> Job:
+    async def resume(self, job_id: str, priority: int = 0, input_params: Params = None, watch: bool = False) -> Job:
         """Goes on with a job that was interrupted: the parameter sets that were not done run again.
 
         Results that the log has already are not added again.
@@ -433,6 +449,7 @@ class Session:
             priority: as in :meth:`execute`.
             input_params: further parameter sets. A job whose parameter sets came as a stream that had not ended needs
                 the rest of them, or an empty list if there is none.
+            watch: as in :meth:`execute`; what was counted before is not known any more.
 
         Raises:
             JobNotFound: the store has no such job.
@@ -445,6 +462,7 @@ class Session:
         if self._durable is None:
             raise DfmError("only sessions with a store can resume jobs: Session(..., store='sqlite:///jobs.db')")
         stream = input_params if isinstance(input_params, AsyncIterable) else None
+        start = time.time_ns()
         with self._entrance:
             async with self._durable.lock:
                 running = self._jobs.coordinator(job_id)
@@ -457,20 +475,24 @@ class Session:
                     if stream is None and input_params is not None:
                         rows = self._params.pack(known.plan, input_params)  # type: ignore[arg-type]
                 left = await self._durable.take_over(job_id, more=input_params is not None)
+                left.record.activity = JobActivity() if watch else None
                 coordinator = self._coordinate(left.record, left.rules(self.options.cancel_grace))
                 coordinator.resume(left.rows, left.frames, left.history.seen, left.history.failed)
                 coordinator.frames.stopped = left.stopped
                 coordinator.add(rows)
                 if left.options.fed and stream is None:
                     coordinator.stop()
-            try:
-                self._check_open()
-                if stream is not None:
-                    self._spawn(self._feed(stream, coordinator, left.options.fed))
-                await self._target.submit(coordinator, priority)
-            except BaseException:
-                coordinator.shut_down("it was not submitted again", coordinator.rules.grace)
-                raise
+            with self._traces.begin(start, left.record.plan.pipeline, **{"dfm.resumed": True}) as execution:
+                if execution is not None:
+                    coordinator.trace = execution.job(job_id, left.record.plan.sites_at)
+                try:
+                    self._check_open()
+                    if stream is not None:
+                        self._spawn(self._feed(stream, coordinator, left.options.fed))
+                    await self._target.submit(coordinator, priority)
+                except BaseException:
+                    coordinator.shut_down("it was not submitted again", coordinator.rules.grace)
+                    raise
         return Job(self, job_id, left.record)
 
     def _check_offered(self, plan: Plan) -> None:
@@ -591,6 +613,19 @@ class Session:
                 for found in jobs.kept
             ),
         ]
+
+    def changes(self, interval: float = 0.1) -> JobWatch:
+        """Gives an iterator over what happens to all jobs: first one item for each that is known, then for each change.
+
+        A job that comes, changes its state, fails at something or is done with a parameter set gives an item that tells
+        how it is then. It is a state and not a history: changes that come faster than they are read, or than the
+        interval, are joined. It ends with the session.
+
+        Args:
+            interval: how many seconds lie at least between looks at the jobs.
+        """
+        self._check_open()
+        return JobWatch(self._jobs, self._jobs.changes.reader(interval), self.infos())
 
     def coordinator(self, job_id: str) -> Coordinator | None:
         """The one who runs a job, while it runs here; what :class:`Job` steers it by."""

@@ -17,6 +17,7 @@ Post: TypeAlias = Callable[[Coordinator, msg.SendToPlace], None]
 
 _FOR_COORDINATOR = frozenset(
     {
+        msg.CallsMade,
         msg.CancelSeen,
         msg.FramesDone,
         msg.JobBroken,
@@ -27,6 +28,7 @@ _FOR_COORDINATOR = frozenset(
         msg.OperationError,
         msg.ProgressMade,
         msg.Results,
+        msg.SpansMade,
         msg.YieldFailed,
     }
 )

@@ -13,6 +13,7 @@ from dfm_async.planner.plan import Plan
 from dfm_async.results.log import Backing
 from dfm_async.results.record import JobRecord, JobSummary
 from dfm_async.results.retention import Retention
+from dfm_async.results.watching import JobChanges
 from dfm_async.targets.coordinator import Coordinator
 
 __all__ = ["JobTable"]
@@ -36,19 +37,26 @@ class JobTable:
         """Where the logs of jobs stand that are not kept here any more."""
         self.totals: dict[JobStatus, int] = {}
         """How many jobs have ended, by their status."""
+        self.changes = JobChanges()
+        """Tells those who watch all jobs what has changed."""
 
     def add(self, coordinator: Coordinator) -> None:
         """Makes a job known, from its submission on."""
         record = coordinator.record
         self._retention.tidy()
-        self._records[record.job_id] = record
+        self._add(record)
         self._running[record.job_id] = coordinator
         coordinator.on_end(self._job_ended)
 
     def remember(self, record: JobRecord) -> None:
         """Makes a job known that does not run here, or not yet."""
-        self._records[record.job_id] = record
+        self._add(record)
         self.ended_elsewhere(record)
+
+    def _add(self, record: JobRecord) -> None:
+        self._records[record.job_id] = record
+        record.changes = self.changes
+        record.changed()
 
     def ended_elsewhere(self, record: JobRecord) -> None:
         """A job that does not run here has ended: it is remembered as long as others that have."""
@@ -146,7 +154,8 @@ class JobTable:
             self._timer = loop.call_at(max(self._due(), loop.time() + _EARLIEST), self._drop_old)
 
     def close(self) -> None:
-        """Stops looking for old logs."""
+        """Stops looking for old logs, and ends those who watch."""
+        self.changes.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

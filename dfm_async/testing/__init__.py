@@ -5,8 +5,9 @@ The names are loaded when they are first used: pytest loads this package in ever
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dfm_async.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dfm_async.testing.clock import VirtualClock, virtual_time
@@ -31,28 +32,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Call": "fakes",
-    "Fake": "fakes",
-    "Fault": "faults",
-    "Faults": "faults",
-    "Gate": "gates",
-    "VirtualClock": "clock",
-    "no_leaks": "leaks",
-    "override": "overrides",
-    "raises": "fakes",
-    "returns": "fakes",
-    "virtual_time": "clock",
+    "dfm_async.testing.clock": ("VirtualClock", "virtual_time"),
+    "dfm_async.testing.fakes": ("Call", "Fake", "raises", "returns"),
+    "dfm_async.testing.faults": ("Fault", "Faults"),
+    "dfm_async.testing.gates": ("Gate",),
+    "dfm_async.testing.leaks": ("no_leaks",),
+    "dfm_async.testing.overrides": ("override",),
 }
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, globals(), _HOMES)

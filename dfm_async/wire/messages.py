@@ -13,10 +13,12 @@ import msgspec
 from dfm_async.model.error_record import ErrorRecord
 from dfm_async.model.events import Scalar
 from dfm_async.model.ids import Frame
+from dfm_async.telemetry.spans import Made, Origin
 from dfm_async.wire.memory import Block, Payload
 
 __all__ = [
     "CARRIERS",
+    "CallsMade",
     "CancelJob",
     "CancelSeen",
     "Credit",
@@ -40,6 +42,8 @@ __all__ = [
     "Results",
     "SendNet",
     "SendToPlace",
+    "SpansMade",
+    "SpansTaken",
     "StartJob",
     "StreamClose",
     "StreamItems",
@@ -69,7 +73,8 @@ class SendNet(_Message, frozen=True, tag=1):
 class StartJob(_Message, frozen=True, tag=2):
     """A job begins, with its first parameter sets as in :class:`OpenFrames`. ``routes``: each location's address.
 
-    ``stored``: its results are written down, so they must not need pickle.
+    ``stored``: its results are written down, so they must not need pickle. ``watch``: its calls are counted. ``trace``:
+    the trace that it belongs to, and the id of the location's span; None if it is not traced.
     """
 
     job: int
@@ -84,6 +89,9 @@ class StartJob(_Message, frozen=True, tag=2):
     payload: bytes | Payload
     last: bool
     stored: bool = False
+    watch: bool = False
+    trace: tuple[str, int] | None = None
+    origin: Origin | None = None
 
 
 class OpenFrames(_Message, frozen=True, tag=3):
@@ -95,6 +103,7 @@ class OpenFrames(_Message, frozen=True, tag=3):
     count: int
     payload: bytes | Payload
     last: bool
+    origin: Origin | None = None
 
 
 class Credit(_Message, frozen=True, tag=4):
@@ -122,6 +131,14 @@ class PlaceTaken(_Message, frozen=True, tag=6):
     error: str
 
 
+class SpansTaken(_Message, frozen=True, tag=41):
+    """Answers :class:`SpansMade`: the application has taken so many spans."""
+
+    job: int
+    at: int
+    count: int
+
+
 # Between sites.
 
 
@@ -132,6 +149,7 @@ class Tokens(_Message, frozen=True, tag=10):
     at: int
     heads: list[tuple[int, Frame, int]]
     payload: bytes | Payload
+    origin: Origin | None = None
 
 
 class LoopEnded(_Message, frozen=True, tag=11):
@@ -176,6 +194,7 @@ class StreamItems(_Message, frozen=True, tag=14):
     payload: bytes | Payload
     ended: bool
     error: ErrorRecord | None
+    origin: Origin | None = None
 
 
 class StreamClose(_Message, frozen=True, tag=15):
@@ -214,6 +233,7 @@ class Results(_Message, frozen=True, tag=22):
     runs: list[tuple[int, Frame, int, int]]
     payload: bytes | Payload
     frames: list[int]
+    origin: Origin | None = None
 
 
 class OperationError(_Message, frozen=True, tag=23):
@@ -310,6 +330,28 @@ class ObjectsClosed(_Message, frozen=True, tag=35):
     at: int
 
 
+class CallsMade(_Message, frozen=True, tag=36):
+    """What the calls of a watched job do.
+
+    ``nodes``: node, and how many of its calls have started, returned and raised so far. ``calls``: some that have ended
+    since the last report: node, frame, attempt, start, end, whether it raised. ``left_out``: how many more there were.
+    """
+
+    job: int
+    at: int
+    nodes: list[tuple[str, int, int, int]]
+    calls: list[tuple[str, Frame, int, float, float, bool]]
+    left_out: int
+
+
+class SpansMade(_Message, frozen=True, tag=40):
+    """What ran at the location, of a job that is traced; answered by :class:`SpansTaken`."""
+
+    job: int
+    at: int
+    spans: list[Made]
+
+
 # Between channels, about shared memory. Those who use a channel do not see them.
 
 
@@ -353,9 +395,12 @@ Message: TypeAlias = (
     | PlaceTaken
     | ProgressMade
     | MetricsMade
+    | CallsMade
     | ObjectsBuilt
     | ObjectsClosed
     | SendToPlace
+    | SpansMade
+    | SpansTaken
     | Memory
     | Release
 )

@@ -79,7 +79,7 @@ class Within:
 
 def agent_at(root: str, **options: Any) -> FlareAgent:
     def connect() -> FilePipe:
-        pipe = FilePipe(root, Side.ACTIVE, beat_interval=0.3)
+        pipe = FilePipe(root, Side.ACTIVE, silence=0.9)
         pipe.start()
         return pipe
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["agent_of_client_api"]
 
-_BEAT: Final = 0.3
-"""How often signs of life are given: a stock executor waits for a fresh one before each task."""
+_SILENCE: Final = 0.9
+"""A stock executor waits for a fresh sign of life before each task, so it is as if it accepted no more than this."""
 
 
 def agent_of_client_api(kind: type[FlareAgent], options: AgentOptions | None, **rest: Any) -> FlareAgent:
@@ -36,7 +36,7 @@ def agent_of_client_api(kind: type[FlareAgent], options: AgentOptions | None, **
         )
 
     def connect() -> FilePipe:
-        pipe = FilePipe(config.root, Side.ACTIVE, metrics=config.metrics, beat_interval=_BEAT)
+        pipe = FilePipe(config.root, Side.ACTIVE, metrics=config.metrics, silence=_SILENCE)
         pipe.start()
         return pipe
 

@@ -41,13 +41,11 @@ class FilePipe:
         side: which end this is.
         metrics: whether there is a channel for metrics.
         metrics_matter: whether the loss of that channel ends the connection.
-        beat_interval: how often a sign of life is given while nothing else is said, in seconds; None leaves that to
-            whoever uses the pipe. A stock executor waits for a fresh one before each task.
+        silence: how long the other side accepts that nothing is said, in seconds; 0 means for ever.
     """
 
     can_resend = False
     shows_progress = False
-    silence = 0.0
 
     def __init__(
         self,
@@ -56,8 +54,9 @@ class FilePipe:
         *,
         metrics: bool = True,
         metrics_matter: bool = False,
-        beat_interval: float | None = None,
+        silence: float = 0.0,
     ) -> None:
+        self.silence = silence
         self.has_metrics = metrics
         self._metrics_matter = metrics_matter
         self._translator: Translator = SiteSide() if side is Side.PASSIVE else ProgramSide()
@@ -66,7 +65,6 @@ class FilePipe:
         self._queues: dict[Channel, DirectoryQueue] = {"task": DirectoryQueue(self._root, "task", side)}
         if metrics:
             self._queues["metric"] = DirectoryQueue(self._root, "metric", side)
-        self._beat_interval = beat_interval
         self._beats: dict[Channel, Sent] = {}
         self._out: deque[Outgoing] = deque()
         self._more = asyncio.Event()
@@ -87,8 +85,8 @@ class FilePipe:
             queue.open()
             self._tasks.start(self._read(channel, queue), f"reading {channel} files")
         self._tasks.start(self._write(), "writing files")
-        if self._beat_interval is not None:
-            self._tasks.start(self._beat(self._beat_interval), "signs of life")
+        if self._side is Side.ACTIVE:
+            self.send(msg.Beat())  # the protocol's hello
 
     # Pipe
 
@@ -256,12 +254,6 @@ class FilePipe:
             self._open_tasks -= 1
         if found is not None:
             self.deliver(found)
-
-    async def _beat(self, interval: float) -> None:
-        """Gives signs of life more often than anybody asks for them: a stock executor needs a fresh one per task."""
-        while True:
-            self.send(msg.Beat())
-            await asyncio.sleep(interval)
 
 
 def _because(message: msg.Message, reason: str) -> msg.Message:

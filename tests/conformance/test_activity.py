@@ -1,0 +1,232 @@
+"""Watched jobs: what their operations do can be looked at, and what happens to all jobs of a session."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from dfm_async import (
+    Activity,
+    CallMade,
+    DfmError,
+    Federation,
+    ForEach,
+    JobInfo,
+    JobStatus,
+    NodeActivity,
+    Pipeline,
+    PlaceParam,
+    RetryPolicy,
+    Session,
+    Yield,
+)
+from tests.conftest import Connect
+
+fed = Federation("watched")
+lab, desk = fed.site("lab"), fed.site("desk")
+
+
+@lab.operation
+async def numbers(count: int) -> list[int]:
+    return list(range(count))
+
+
+@desk.operation
+def double(value: int) -> int:
+    if value == 3:
+        raise ValueError("three")
+    return 2 * value
+
+
+@lab.operation
+async def counted(count: int) -> AsyncIterator[int]:
+    for i in range(count):
+        yield i
+
+
+@desk.operation
+def counted_in_thread(count: int) -> Iterator[int]:
+    yield from range(count)
+
+
+@lab.operation(retry=RetryPolicy(attempts=3, backoff=0.0))
+async def flaky(path: str) -> str:
+    with open(path, "a") as file:  # noqa: ASYNC230 - one byte
+        file.write("x")
+    if os.path.getsize(path) < 3:  # noqa: ASYNC240
+        raise OSError("not yet")
+    return path
+
+
+@lab.operation
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+@desk.operation(retry=RetryPolicy(on_worker_lost=1))
+async def dies_once(path: str) -> str:
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return "alive"
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "dead"
+
+
+with Pipeline("doubles") as doubles:
+    with ForEach(numbers(PlaceParam("count"))) as number:
+        Yield(double(number))
+
+with Pipeline("streams") as streams:
+    Yield(counted(PlaceParam("count", multiuse=True)), place="async")
+    Yield(counted_in_thread(PlaceParam("count", multiuse=True)), place="thread")
+
+with Pipeline("flakes") as flakes:
+    Yield(flaky(PlaceParam("path")))
+
+with Pipeline("endless") as endless:
+    Yield(forever())
+
+with Pipeline("dying") as dying:
+    Yield(dies_once(PlaceParam("path")))
+
+
+def joined(found: list[Activity]) -> dict[str, tuple[str, int, int, int]]:
+    """What a reader knows after it has seen all items."""
+    nodes: dict[str, NodeActivity] = {}
+    for activity in found:
+        nodes.update({node.node: node for node in activity.nodes})
+    return {name.split("#")[0]: (node.site, node.started, node.done, node.failed) for name, node in nodes.items()}
+
+
+async def watch(session: Session, pipeline: Pipeline, **params: object) -> tuple[list[Activity], list[CallMade]]:
+    job = await session.execute(pipeline, params, watch=True)
+    found = [activity async for activity in job.activity()]
+    await job.wait_until_finished()
+    return found, [call for activity in found for call in activity.calls]
+
+
+async def test_calls_are_counted_at_the_sites_that_make_them(connect: Connect) -> None:
+    async with connect(fed) as session:
+        found, calls = await watch(session, doubles, count=6)
+    assert joined(found) == {"numbers": ("lab", 1, 1, 0), "double": ("desk", 6, 5, 1)}
+    assert sorted(call.frame for call in calls if call.site == "desk") == [(0, i) for i in range(6)]
+    assert [call.frame for call in calls if call.failed] == [(0, 3)]
+    assert all(call.start <= call.end and call.attempt == 1 for call in calls)
+
+
+async def test_of_many_calls_the_newest_are_told_one_by_one_and_all_are_counted(connect: Connect) -> None:
+    async with connect(fed) as session:
+        job = await session.execute(doubles, {"count": 3_000}, watch=True)
+        await job.wait_until_finished()
+        found = [activity async for activity in job.activity()]
+    assert len(found) == 1
+    assert joined(found) == {"numbers": ("lab", 1, 1, 0), "double": ("desk", 3_000, 2_999, 1)}
+    assert 1 <= len(found[0].calls) <= 512
+    assert found[0].left_out >= 3_001 - 64 * 60
+
+
+async def test_a_generator_is_a_call_until_it_has_ended(connect: Connect) -> None:
+    async with connect(fed) as session:
+        found, _ = await watch(session, streams, count=10)
+    assert joined(found) == {"counted": ("lab", 1, 1, 0), "counted_in_thread": ("desk", 1, 1, 0)}
+
+
+async def test_every_attempt_counts(connect: Connect, tmp_path: os.PathLike[str]) -> None:
+    async with connect(fed) as session:
+        found, calls = await watch(session, flakes, path=os.fspath(tmp_path) + "/tries")
+    assert joined(found) == {"flaky": ("lab", 3, 1, 2)}
+    assert [(call.attempt, call.failed) for call in calls] == [(1, True), (2, True), (3, False)]
+
+
+async def test_a_call_is_seen_while_it_runs_and_the_reader_ends_with_a_cancelled_job(connect: Connect) -> None:
+    async with connect(fed) as session:
+        job = await session.execute(endless, watch=True)
+        async with job.activity() as reader:
+            first = await anext(reader)
+            while not first.nodes:
+                first = await anext(reader)
+            assert first.nodes[0].running == 1
+            await job.cancel()
+            assert [activity.calls async for activity in reader] in ([], [()])
+
+
+async def test_readers_come_at_any_time_and_each_gets_all_counts(connect: Connect) -> None:
+    async with connect(fed) as session:
+        job = await session.execute(doubles, {"count": 500}, watch=True)
+
+        async def look() -> dict[str, tuple[str, int, int, int]]:
+            return joined([activity async for activity in job.activity(interval=0)])
+
+        early = await asyncio.gather(*(look() for _ in range(5)))
+        late = await look()
+    assert all(found == late for found in early)
+    assert late["double"] == ("desk", 500, 499, 1)
+
+
+async def test_a_closed_reader_ends_for_whoever_waits_for_it(connect: Connect) -> None:
+    async with connect(fed) as session:
+        job = await session.execute(endless, watch=True)
+        reader = job.activity()
+        taking = asyncio.ensure_future(_all(reader))
+        await asyncio.sleep(0)
+        await reader.aclose()
+        assert isinstance(await taking, list)
+        await job.cancel()
+
+
+async def _all(reader: AsyncIterator[Activity]) -> list[Activity]:
+    return [activity async for activity in reader]
+
+
+async def test_calls_that_a_killed_worker_took_with_it_do_not_stay_running(tmp_path: os.PathLike[str]) -> None:
+    async with Session(fed) as session:
+        found, _ = await watch(session, dying, path=os.fspath(tmp_path) + "/once")
+    site, started, done, failed = joined(found)["dies_once"]
+    assert (site, done, failed) == ("desk", 1, 0)
+    assert started == 1
+
+
+async def test_a_job_that_nobody_asked_to_watch_says_so(connect: Connect) -> None:
+    async with connect(fed) as session:
+        job = await session.execute(doubles, {"count": 1})
+        assert not job.watched
+        with pytest.raises(DfmError, match="watch=True"):
+            job.activity()
+        await job
+
+
+async def test_changes_tell_of_all_jobs_until_the_session_ends(connect: Connect) -> None:
+    seen: list[JobInfo] = []
+    async with connect(fed) as session:
+        before = await session.execute(doubles, {"count": 1}, job_id="before")
+        await before
+        changes = session.changes(interval=0)
+
+        async def look() -> None:
+            seen.extend([info async for info in changes])
+
+        looking = asyncio.create_task(look())
+        job = await session.execute(doubles, {"count": 5}, job_id="after")
+        await job.wait_until_finished()
+        await asyncio.sleep(0)
+    await looking
+    assert seen[0].job_id == "before"
+    assert seen[0].status is JobStatus.FINISHED
+    after = [info for info in seen if info.job_id == "after"]
+    assert after[-1].status is JobStatus.FAILED
+    assert (after[-1].errors, after[-1].sets) == (1, 1)
+
+
+async def test_changes_are_joined_for_a_reader_that_does_not_look(connect: Connect) -> None:
+    async with connect(fed) as session:
+        async with session.changes() as changes:
+            jobs = [await session.execute(doubles, {"count": 1}) for _ in range(10)]
+            await asyncio.gather(*jobs)
+            infos = [await anext(changes) for _ in range(10)]
+            assert {info.job_id for info in infos} == {job.job_id for job in jobs}
+            assert {info.status for info in infos} == {JobStatus.FINISHED}
