@@ -381,14 +381,14 @@ class Session:
         coordinator.add(rows)
         if autostop and stream is None and input_params is not None:
             coordinator.stop()
-        with self._entrance, self._traces.begin(start, plan.pipeline) as execution:
+        with self._entrance, self._traces.execution(start, plan.pipeline) as execution:
             if self._durable is not None and not await self._write_down(
                 coordinator, rows, unique=job_id is None, fed=stream is not None and autostop
             ):
                 return self._same(await self._durable.find(record.job_id), record)
             job = Job(self, record.job_id, record)
             if execution is not None:
-                coordinator.trace = execution.job(record.job_id, plan.sites_at)
+                coordinator.trace = execution.job(record.job_id, plan.pipeline, plan.sites_at)
             try:
                 self._check_open()
                 job.start_callbacks(self._spawn, self._dispatcher, default_callback, place_callbacks)
@@ -482,9 +482,10 @@ class Session:
                 coordinator.add(rows)
                 if left.options.fed and stream is None:
                     coordinator.stop()
-            with self._traces.begin(start, left.record.plan.pipeline, **{"dfm.resumed": True}) as execution:
+            plan = left.record.plan
+            with self._traces.execution(start, plan.pipeline, resumed=True) as execution:
                 if execution is not None:
-                    coordinator.trace = execution.job(job_id, left.record.plan.sites_at)
+                    coordinator.trace = execution.job(job_id, plan.pipeline, plan.sites_at)
                 try:
                     self._check_open()
                     if stream is not None:
