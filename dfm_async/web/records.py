@@ -43,15 +43,16 @@ _SMALL: Final = 16 * 1024
 _DATA: Final = b"\ndata: "
 
 
-def error_data(error: DfmError) -> dict[str, Any]:
-    """What clients are told about an error. Tracebacks stay here: they show code and paths."""
+def error_data(error: DfmError, debug: bool = False) -> dict[str, Any]:
+    """What clients are told about an error. Tracebacks show code and paths: only those get them who may debug."""
     if isinstance(error, OperationFailed):
-        return {
+        data = {
             "type": error.type_name,
             "message": error.message,
             "operation": error.operation,
             "attempt": error.attempt,
         }
+        return {**data, "traceback": error.remote_traceback} if debug and error.remote_traceback else data
     return {"type": type_name(type(error)), "message": str(error).split("\n", 1)[0]}
 
 
@@ -62,14 +63,15 @@ class Records:
         self.values = JsonValues(limits)
         # By log and not by job id, which may be used again; weakly, so that a log can go when nobody reads it. The
         # events themselves are not kept: their values may be much larger than their records.
-        self._logs: WeakKeyDictionary[ResultLog, LogRecords] = WeakKeyDictionary()
+        self._logs: WeakKeyDictionary[ResultLog, dict[bool, LogRecords]] = WeakKeyDictionary()
         self._size = 0
 
-    def of(self, log: ResultLog) -> LogRecords:
-        """Gives the records of one log."""
-        found = self._logs.get(log)
+    def of(self, log: ResultLog, debug: bool = False) -> LogRecords:
+        """Gives the records of one log: those for clients who may debug, or those for others."""
+        made = self._logs.setdefault(log, {})
+        found = made.get(debug)
         if found is None:
-            found = self._logs[log] = LogRecords(self)
+            found = made[debug] = LogRecords(self, debug)
         return found
 
     def keep(self, size: int) -> None:
@@ -80,16 +82,18 @@ class Records:
 
     def forget(self) -> None:
         """Drops what is kept."""
-        for found in self._logs.values():
-            found.forget()
+        for made in self._logs.values():
+            for found in made.values():
+                found.forget()
         self._size = 0
 
 
 class LogRecords:
     """The records of one log, as JSON in one line, or as server-sent events."""
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: Records, debug: bool) -> None:
         self._records = records
+        self._debug = debug
         self._kept: dict[int, bytes] = {}
 
     def forget(self) -> None:
@@ -100,9 +104,8 @@ class LogRecords:
         """Gives a record as a server-sent event, whose id is the offset and whose name is the event's."""
         found = self._kept.get(event.offset)
         if found is None:
-            found = sse_event(
-                NAMES[type(event)], self._records.values.encode_whole(_data(event, self._records)), event.offset
-            )
+            data = self._records.values.encode_whole(_data(event, self._records, self._debug))
+            found = sse_event(NAMES[type(event)], data, event.offset)
             if len(found) <= _SMALL:
                 self._records.keep(len(found))
                 self._kept[event.offset] = found
@@ -124,14 +127,14 @@ def sse_event(name: str, data: bytes, offset: int) -> bytes:
     return b"%sevent: %s%s%s\n\n" % (head, name.encode(), _DATA, data)
 
 
-def _data(event: Event, records: Records) -> dict[str, Any]:
+def _data(event: Event, records: Records, debug: bool) -> dict[str, Any]:
     data: dict[str, Any] = {"event": NAMES[type(event)], "offset": event.offset}
     match event:
         case Result():
             value = msgspec.Raw(records.values.encode(event.value))
             data.update(place=event.place, value=value, frame=event.frame, site=event.site, node=event.node)
         case Failure():
-            error = error_data(event.error)
+            error = error_data(event.error, debug)
             data.update(place=event.place, error=error, frame=event.frame, site=event.site, node=event.node)
         case StatusChanged():
             data.update(status=event.status.value, reason=event.reason)
