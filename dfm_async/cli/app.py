@@ -345,3 +345,13 @@ def explain(
 
         for line in explained(federation, pipeline, as_json=as_json):
             typer.echo(line)
+
+
+@app.command()
+def doctor(as_json: JsonOption = False) -> None:
+    """Check whether pipelines can run on this machine, and say what to do."""
+    from dfm_async.cli.program import plain_errors, run_async
+
+    with plain_errors():
+        from dfm_async.cli.doctor import examine
+    run_async(lambda: examine(as_json=as_json))

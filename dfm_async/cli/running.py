@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dfm_async.cli.exits import BadInput, exit_of_status
-from dfm_async.cli.following import follow
+from dfm_async.cli.following import follow, watched
 from dfm_async.cli.params import ParameterFile, ParameterSet, parse_params
 from dfm_async.cli.results import FileResults, JsonResults, ResultWriter, TextResults
 from dfm_async.cli.streams import StandardOutput
@@ -77,11 +77,15 @@ async def run_job(run: Run) -> int:
         writer = run.output.writer(output)
         view = view_of(quiet=run.output.quiet, sets=len(sets) if isinstance(sets, list) else None)
         with view.shown(output):
-            job = await session.execute(plan, sets, job_id=run.job_id, deadline=run.deadline, on_error=run.on_error)
+            live = isinstance(view, LiveView)
+            job = await session.execute(
+                plan, sets, job_id=run.job_id, deadline=run.deadline, on_error=run.on_error, watch=live
+            )
             if job.status is JobStatus.INTERRUPTED:  # left over from before: the same again goes on with it
-                job = await session.resume(job.job_id)
+                job = await session.resume(job.job_id, watch=live)
             try:
-                await follow(job.events(), writer, view, run.output.places)
+                async with watched(job, view):
+                    await follow(job.events(), writer, view, run.output.places)
             except (asyncio.CancelledError, BrokenPipeError):
                 await _cancel(job, view)
                 raise
