@@ -282,6 +282,7 @@ def serve(
         from dfm_async.cli.serving import Serving, chosen_pipelines, serve_federation
         from dfm_async.cli.tokens import server_token
 
+        token = server_token(token_file, host)
         found, module = find_federation(federation)
         wanted = Serving(
             federation=found,
@@ -290,7 +291,7 @@ def serve(
             port=port,
             store=store,
             allow_pipelines=allow_pipelines,
-            token=server_token(token_file, host),
+            token=token,
         )
     run_async(lambda: serve_federation(wanted), hears_signals=True)
 
