@@ -51,6 +51,13 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session
+def serve(session: nox.Session) -> None:
+    """The example service, with its live page."""
+    session.install("-q", "-e", ".[web,sqlite]", "fastapi>=0.115", "uvicorn>=0.35")
+    session.run("python", "examples/service.py", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Style, and which module may import which."""
     install(session, "lint")

@@ -118,6 +118,9 @@ def run(
         typer.Option(min=0.001, help="Abort the job after so many seconds.", show_default=False),
     ] = None,
     on_error: Annotated[OnError, typer.Option(help="Whether other work goes on after an error.")] = OnError.CONTINUE,
+    trace: Annotated[
+        Path | None, typer.Option(help="Append what ran when and where to this file.", show_default=False)
+    ] = None,
     output: OutputOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -140,6 +143,7 @@ def run(
             job_id=job_id,
             deadline=deadline,
             on_error=on_error.value,
+            trace=trace,
             output=Output(as_json=as_json, folder=output, places=tuple(place or ()), quiet=quiet),
         )
     run_async(lambda: run_job(wanted))

@@ -60,6 +60,7 @@ class Run:
     job_id: str | None = None
     deadline: float | None = None
     on_error: Literal["continue", "stop"] = "continue"
+    trace: Path | None = None
     output: Output = Output()
 
 
@@ -70,7 +71,8 @@ async def run_job(run: Run) -> int:
         DfmError: it cannot be run.
     """
     output = StandardOutput()
-    async with Session(run.federation, target=run.target, store=run.store) as session:
+    _check_trace(run.trace)
+    async with Session(run.federation, target=run.target, store=run.store, trace=run.trace) as session:
         plan = await session.prepare(run.pipeline)
         run.output.check_places(plan.places)
         file, sets = await _sets(run, plan)
@@ -93,6 +95,15 @@ async def run_job(run: Run) -> int:
     if file is not None and file.problem is not None:
         raise file.problem
     return exit_of_status(job.status)
+
+
+def _check_trace(path: Path | None) -> None:
+    """Refuses a file that spans cannot be appended to."""
+    if path is not None:
+        try:
+            path.open("ab").close()
+        except OSError as error:
+            raise BadInput(f"--trace {path}: {error.strerror or error}") from error
 
 
 async def _sets(run: Run, plan: Plan) -> tuple[ParameterFile | None, list[ParameterSet] | AsyncIterator[ParameterSet]]:

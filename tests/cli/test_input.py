@@ -93,11 +93,11 @@ WRONG: list[tuple[list[str], str]] = [
     (["run", STATIONS, "squares", "--params", "none.jsonl"], "none.jsonl: No such file or directory"),
     (["run", STATIONS, "squares", "--params", "sets.json"], "sets.json: item 1 is no object of parameters, but int"),
     (["run", STATIONS, "squares", "-p", "x=1", "--output", "raising.py"], "--output raising.py: "),
+    (["run", STATIONS, "squares", "-p", "x=1", "--trace", "no/file"], "--trace no/file: No such file or directory"),
     (["serve", STATIONS, "--host", "0.0.0.0"], "clients need a token"),
     (["serve", STATIONS, "--token-file", "short.txt"], "the token has 5 characters"),
     (["serve", STATIONS, "--token-file", "none.txt"], "--token-file none.txt: No such file or directory"),
     (["serve", STATIONS, "nothing"], "has no pipeline 'nothing'"),
-    (["graph", "good.json", "-f", "svg", "-o", "no/such/folder.svg"], "give the federation, too"),
     (["graph", STATIONS, "squares", "-o", "no/such/folder.txt"], "no/such/folder.txt: No such file"),
     (["explain", "good.json"], "depends on the federation"),
 ]

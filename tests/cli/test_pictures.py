@@ -24,7 +24,8 @@ def test_a_pipeline_is_told_as_text_and_drawn_over_its_sites(tmp_path: Path) -> 
     assert drawn.startswith("flowchart")
     assert '["archive"]' in drawn
     say("graph", STATIONS, "anomalies", "--format", "svg", "-o", str(tmp_path / "plan.svg"))
-    assert ElementTree.parse(tmp_path / "plan.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    drawn_nodes = ElementTree.parse(tmp_path / "plan.svg").getroot().findall(".//*[@data-node='load#0']")
+    assert [node.get("data-site") for node in drawn_nodes] == ["archive"]
 
 
 def test_a_pipeline_in_a_json_file_needs_no_federation(tmp_path: Path) -> None:
@@ -33,6 +34,7 @@ def test_a_pipeline_in_a_json_file_needs_no_federation(tmp_path: Path) -> None:
     squares.save_to_file(tmp_path / "squares.json")
     assert say("graph", str(tmp_path / "squares.json")) == f"{squares}\n"
     assert say("graph", str(tmp_path / "squares.json"), "-f", "mermaid") == f"{squares.to_mermaid()}\n"
+    assert 'data-node="square#0"' in say("graph", str(tmp_path / "squares.json"), "-f", "svg")
     assert say("explain", STATIONS, str(tmp_path / "squares.json")) == say("explain", STATIONS, "squares")
 
 

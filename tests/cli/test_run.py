@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 
 from tests.cli.rig import STATIONS, dfm, lines, started, until
-from tests.docs.test_docs import marked
+from tests.exchange.processes import MARK, family
 
 
 def test_results_go_to_standard_output_and_everything_else_to_standard_error() -> None:
@@ -50,25 +50,25 @@ def test_a_bad_line_of_the_input_is_bad_input_although_the_job_had_begun() -> No
 def test_ctrl_c_cancels_the_job_and_leaves_nothing(tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
     gate = f"gate={tmp_path / 'gate'}"
-    with started("run", STATIONS, "waiting", "-p", gate, env={"DFM_TEST_MARK": mark}) as process:
+    with started("run", STATIONS, "waiting", "-p", gate, env={MARK: mark}) as process:
         until(process.stderr, "begun")
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
         assert process.returncode == 130
         assert "cancelled: lab stopped" in said
         assert "Traceback" not in said
-    assert psutil.wait_procs(marked(mark), 10)[1] == []
+    assert psutil.wait_procs(family(mark), 10)[1] == []
 
 
 def test_a_second_ctrl_c_ends_at_once() -> None:
     mark = uuid.uuid4().hex
-    with started("run", STATIONS, "holding", env={"DFM_TEST_MARK": mark}) as process:
+    with started("run", STATIONS, "holding", env={MARK: mark}) as process:
         until(process.stderr, "begun")
         process.send_signal(signal.SIGINT)
         until(process.stderr, "cancelling the job")
         process.send_signal(signal.SIGINT)
         assert process.wait(4) == 130  # the first one alone would take the grace of 5 seconds
-    assert psutil.wait_procs(marked(mark), 20)[1] == []
+    assert psutil.wait_procs(family(mark), 20)[1] == []
 
 
 def test_ctrl_c_is_heard_while_nobody_takes_the_results() -> None:
