@@ -46,8 +46,15 @@ def install(session: nox.Session, *groups: str) -> None:
 @nox.session
 def demo(session: nox.Session) -> None:
     """The main job on an embedded example: three sites, progress, results."""
-    session.install("-q", "-e", ".")
-    session.run("python", "examples/demo.py", *session.posargs)
+    session.install("-q", "-e", ".[cli]")
+    session.run("dfm-async", "demo", *session.posargs)
+
+
+@nox.session
+def serve(session: nox.Session) -> None:
+    """The example service, with its live page."""
+    session.install("-q", "-e", ".[web,sqlite]", "fastapi>=0.115", "uvicorn>=0.35")
+    session.run("python", "examples/service.py", *session.posargs)
 
 
 @nox.session

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dfm_async.pipeline.expressions import (
@@ -36,33 +37,35 @@ if TYPE_CHECKING:
 __all__ = ["expression_text", "pipeline_mermaid", "pipeline_text", "statement_label"]
 
 _BRACKETS = {"list": ("[", "]"), "tuple": ("(", ")"), "set": ("{", "}")}
+_NO_NAMES: Mapping[int, str] = {}
 
 
-def expression_text(found: Expression) -> str:
-    """Writes an expression as Python would."""
+def expression_text(found: Expression, names: Mapping[int, str] = _NO_NAMES) -> str:
+    """Writes an expression as Python would. ``names``: what statements are called; by default ``n`` and their id."""
     match found:
         case Constant():
             text = repr(found.value)
             return text if len(text) <= 60 else text[:57] + "..."
         case Ref() | Parameter():
             if isinstance(found, Ref):
-                head = f"n{found.node}"
+                head = names.get(found.node, f"n{found.node}")
             else:
                 head = f"PlaceParam({found.name!r}{', multiuse=True' if found.multiuse else ''})"
             return head + "".join(f".{s.name}" if isinstance(s, Attribute) else f"[{s.key!r}]" for s in found.path)
         case Items():
             start, end = _BRACKETS[found.type]
             comma = "," if found.type == "tuple" and len(found.items) == 1 else ""
-            return start + ", ".join(map(expression_text, found.items)) + comma + end
+            return start + ", ".join(expression_text(item, names) for item in found.items) + comma + end
         case Entries():
-            return "{" + ", ".join(f"{expression_text(k)}: {expression_text(v)}" for k, v in found.entries) + "}"
+            entries = (f"{expression_text(k, names)}: {expression_text(v, names)}" for k, v in found.entries)
+            return "{" + ", ".join(entries) + "}"
         case Comparison():
-            return f"{expression_text(found.left)} {found.op} {expression_text(found.right)}"
+            return f"{expression_text(found.left, names)} {found.op} {expression_text(found.right, names)}"
         case Combination():
             sign = " & " if found.op == "and" else " | "
-            return sign.join(f"({expression_text(term)})" for term in found.terms)
+            return sign.join(f"({expression_text(term, names)})" for term in found.terms)
         case Negation():
-            return f"~({expression_text(found.term)})"
+            return f"~({expression_text(found.term, names)})"
 
 
 def statement_label(statement: Statement) -> str:

@@ -16,7 +16,8 @@ from dfm_async.model.policies import RetryPolicy
 from dfm_async.net import spec
 from dfm_async.pipeline.expressions import Constant, Parameter, Ref, walk
 from dfm_async.pipeline.pipeline import Pipeline
-from dfm_async.pipeline.statements import CallStatement, YieldStatement
+from dfm_async.pipeline.statements import CallStatement, CollectStatement, IfStatement, YieldStatement
+from dfm_async.pipeline.text import expression_text
 from dfm_async.planner.nets import build_nets
 from dfm_async.planner.placement import Placement, place
 from dfm_async.planner.structure import Spot, Structure, analyse
@@ -26,7 +27,16 @@ from dfm_async.wire.codec import Codec
 if TYPE_CHECKING:
     from dfm_async.planner.explain import Explanation
 
-__all__ = ["NodePlan", "ParameterUse", "Plan", "missing_operations", "prepare", "retry_policies"]
+__all__ = [
+    "NodePlan",
+    "ParameterUse",
+    "Plan",
+    "missing_operations",
+    "parameter_types",
+    "prepare",
+    "retry_policies",
+    "sketch",
+]
 
 _codec = Codec(trusted=False)
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
@@ -68,8 +78,35 @@ def retry_policies(plan: Plan, federation: Federation) -> list[RetryPolicy | Non
     return policies
 
 
+def parameter_types(plan: Plan, federation: Federation) -> dict[str, list[Any]]:
+    """The types that operations declare for the parameters of a plan; a parameter without one is not there."""
+    hints: dict[str, list[Any]] = {}
+    for use in plan.uses:
+        operation = federation.operations.get(use.operation)
+        hint = Any if operation is None else operation.signature.types.get(use.argument, Any)
+        if hint is not Any and hint not in hints.setdefault(use.name, []):
+            hints[use.name].append(hint)
+    return hints
+
+
 class NodePlan(msgspec.Struct, frozen=True):
-    """One statement in the plan: where it runs and why, and which statements it needs."""
+    """One statement in the plan: what it is, where it runs and why, and which statements it needs.
+
+    Attributes:
+        id: its id in the pipeline.
+        label: what it is called in events, errors and drawings.
+        location: where it runs; empty if that is not decided.
+        why: why it runs there.
+        depth: how many blocks it stands in.
+        inputs: the statements whose values it needs.
+        kind: what kind of statement it is, as in the JSON of a pipeline.
+        block: the statement whose block it stands in; None outside all blocks.
+        branch: which block of that statement: 1 is ``otherwise``.
+        params: the parameters that it needs.
+        after: the statements that it waits for without needing their values.
+        returns: those of the inputs that come back to it from its own block.
+        detail: the place of a yield, or the condition of a branch.
+    """
 
     id: int
     label: str
@@ -77,6 +114,13 @@ class NodePlan(msgspec.Struct, frozen=True):
     why: str
     depth: int
     inputs: tuple[int, ...]
+    kind: str = "call"
+    block: int | None = None
+    branch: int = 0
+    params: tuple[str, ...] = ()
+    after: tuple[int, ...] = ()
+    returns: tuple[int, ...] = ()
+    detail: str = ""
 
     @property
     def site(self) -> str:
@@ -297,12 +341,48 @@ def _check_edge(ref: Ref, name: str, hint: Any, label: str, found: Structure, fe
         found.problems.append(Problem(label, message))
 
 
+def sketch(pipeline: Pipeline) -> tuple[NodePlan, ...]:
+    """The statements of a pipeline that no federation has placed yet; also of one that has problems."""
+    found = analyse(pipeline)
+    fixed = {}
+    for key, spot in found.spots.items():
+        site = getattr(spot.statement, "site", None)
+        fixed[key] = Placement(site, "fixed by the pipeline") if isinstance(site, str) else Placement("", "")
+    return _nodes(found, fixed)
+
+
 def _nodes(found: Structure, placed: dict[int, Placement]) -> tuple[NodePlan, ...]:
+    labels = {key: spot.label for key, spot in found.spots.items()}
     nodes = []
     for key, spot in found.spots.items():
-        inputs = dict.fromkeys(ref.node for _, ref, _ in spot.references if isinstance(ref, Ref) and ref.node != key)
-        where = placed[key]
-        nodes.append(NodePlan(key, spot.label, where.location, where.why, len(spot.path), tuple(inputs)))
+        statement = spot.statement
+        read = [(ref, inside) for _, ref, inside in spot.references if not isinstance(ref, Ref) or ref.node != key]
+        inputs = [ref.node for ref, _ in read if isinstance(ref, Ref)]
+        if isinstance(statement, CollectStatement):
+            inputs.append(statement.node)
+        detail = ""
+        if isinstance(statement, YieldStatement):
+            detail = statement.place
+        elif isinstance(statement, IfStatement):
+            detail = expression_text(statement.cond, labels)
+        block, branch = spot.path[-1] if spot.path else (None, 0)
+        nodes.append(
+            NodePlan(
+                id=key,
+                label=spot.label,
+                location=placed[key].location,
+                why=placed[key].why,
+                depth=len(spot.path),
+                inputs=tuple(dict.fromkeys(inputs)),
+                kind=str(statement.__struct_config__.tag),
+                block=block,
+                branch=branch,
+                params=tuple(dict.fromkeys(ref.name for ref, _ in read if isinstance(ref, Parameter))),
+                after=statement.after if isinstance(statement, (CallStatement, YieldStatement)) else (),
+                returns=tuple(dict.fromkeys(ref.node for ref, inside in read if inside and isinstance(ref, Ref))),
+                detail=detail,
+            )
+        )
     return tuple(nodes)
 
 

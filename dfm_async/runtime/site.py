@@ -111,6 +111,7 @@ class SiteRuntime:
             msg.StreamItems: SiteJob.stream_items,
             msg.StreamClose: SiteJob.stream_close,
             msg.PlaceTaken: SiteJob.place_taken,
+            msg.SpansTaken: SiteJob.spans_taken,
         }
 
     async def __aenter__(self) -> SiteRuntime:

@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import secrets
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -44,6 +45,8 @@ from dfm_async.targets.inline import InlineTarget
 from dfm_async.targets.jobs import JobTable
 from dfm_async.targets.local.runner import FederationRunner
 from dfm_async.targets.process import memory_of
+from dfm_async.telemetry.sinks import Sink, sink_of
+from dfm_async.telemetry.traces import Traces
 from dfm_async.wire.codec import Codec
 
 if TYPE_CHECKING:
@@ -74,6 +77,8 @@ class Session:
         callback_dispatcher: where callbacks run; by default on this loop.
         store: where jobs are written down, so that they outlive the application: ``"sqlite:///jobs.db"``, or a store.
             By default they are kept in memory.
+        trace: the file that spans are appended to, one JSON object per line, or a sink for them. The OpenTelemetry SDK
+            gets them, too, if it is set up in this process; that needs no setting here.
     """
 
     def __init__(
@@ -84,6 +89,7 @@ class Session:
         options: LocalOptions | None = None,
         callback_dispatcher: CallbackDispatcher | None = None,
         store: str | Store | None = None,
+        trace: str | os.PathLike[str] | Sink | None = None,
     ) -> None:
         self.federation = federation
         self.homesite = homesite
@@ -98,6 +104,7 @@ class Session:
             None if store is None else _durable(store, self._jobs, self._spawn, codec, self.options.keep_summaries)
         )
         self._params = ParameterSets(federation, codec, None if self._durable is None else self._durable.codec)
+        self._traces = Traces(sink_of(trace))
         self._reruns_of: OrderedDict[str, int] = OrderedDict()
         self._supervisor: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
@@ -123,6 +130,7 @@ class Session:
 
         Raises:
             StoreError: the store cannot be opened.
+            OSError: the file for spans cannot be written.
             ShippingError: the code of an operation cannot be sent to the processes of its site.
         """
         if self._supervisor is not None:
@@ -171,6 +179,7 @@ class Session:
         """Owns the target and all tasks of the session, so that others may enter and leave where they like."""
         try:
             async with contextlib.AsyncExitStack() as stack:
+                stack.enter_context(self._traces.opened())
                 if self._durable is not None:
                     await stack.enter_async_context(self._durable.opened())
                 await stack.enter_async_context(self._target.running(self.federation, self.homesite))
@@ -331,7 +340,7 @@ class Session:
             QueueFull: too many jobs wait, and ``LocalOptions(queue_overflow="fail")`` was chosen.
         """
         self._check_open()
-        began = asyncio.get_running_loop().time()
+        began, start = asyncio.get_running_loop().time(), time.time_ns()
         plan = pipeline if isinstance(pipeline, Plan) else self._prepare(pipeline)
         if on_error not in ("continue", "stop"):
             raise ValueError(f"on_error must be 'continue' or 'stop', not {on_error!r}")
@@ -372,12 +381,14 @@ class Session:
         coordinator.add(rows)
         if autostop and stream is None and input_params is not None:
             coordinator.stop()
-        with self._entrance:
+        with self._entrance, self._traces.begin(start, plan.pipeline) as execution:
             if self._durable is not None and not await self._write_down(
                 coordinator, rows, unique=job_id is None, fed=stream is not None and autostop
             ):
                 return self._same(await self._durable.find(record.job_id), record)
             job = Job(self, record.job_id, record)
+            if execution is not None:
+                coordinator.trace = execution.job(record.job_id, plan.sites_at)
             try:
                 self._check_open()
                 job.start_callbacks(self._spawn, self._dispatcher, default_callback, place_callbacks)
@@ -451,6 +462,7 @@ class Session:
         if self._durable is None:
             raise DfmError("only sessions with a store can resume jobs: Session(..., store='sqlite:///jobs.db')")
         stream = input_params if isinstance(input_params, AsyncIterable) else None
+        start = time.time_ns()
         with self._entrance:
             async with self._durable.lock:
                 running = self._jobs.coordinator(job_id)
@@ -470,14 +482,17 @@ class Session:
                 coordinator.add(rows)
                 if left.options.fed and stream is None:
                     coordinator.stop()
-            try:
-                self._check_open()
-                if stream is not None:
-                    self._spawn(self._feed(stream, coordinator, left.options.fed))
-                await self._target.submit(coordinator, priority)
-            except BaseException:
-                coordinator.shut_down("it was not submitted again", coordinator.rules.grace)
-                raise
+            with self._traces.begin(start, left.record.plan.pipeline, **{"dfm.resumed": True}) as execution:
+                if execution is not None:
+                    coordinator.trace = execution.job(job_id, left.record.plan.sites_at)
+                try:
+                    self._check_open()
+                    if stream is not None:
+                        self._spawn(self._feed(stream, coordinator, left.options.fed))
+                    await self._target.submit(coordinator, priority)
+                except BaseException:
+                    coordinator.shut_down("it was not submitted again", coordinator.rules.grace)
+                    raise
         return Job(self, job_id, left.record)
 
     def _check_offered(self, plan: Plan) -> None:

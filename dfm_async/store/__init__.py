@@ -21,7 +21,7 @@ def open_store(url: str) -> Store:
         url: ``sqlite:///`` and the path of the file: ``sqlite:///jobs.db``, ``sqlite:////var/lib/jobs.db``.
 
     Raises:
-        StoreError: it is no such URL.
+        StoreError: it is no such URL, or the extra ``sqlite`` is not installed.
     """
     scheme, separator, path = url.partition(":///")
     if not separator or scheme != "sqlite":
@@ -32,6 +32,11 @@ def open_store(url: str) -> Store:
         raise StoreError(url, "a store in memory would be gone with its process", _FORMS)
     if "?" in path or "#" in path:
         raise StoreError(url, "a URL of a store takes no options", _FORMS)
-    from dfm_async.store.sqlite import SqliteStore  # whoever has no store does not load the database
+    try:
+        from dfm_async.store.sqlite import SqliteStore  # whoever has no store does not load the database
+    except ModuleNotFoundError as error:
+        if error.name != "aiosqlite":
+            raise
+        raise StoreError(url, "a store needs aiosqlite", "pip install 'dfm-async[sqlite]'") from error
 
     return SqliteStore(path)

@@ -12,9 +12,9 @@ from starlette.responses import Response
 from starlette.types import Send
 
 import dfm_async
+from dfm_async.results.event_data import NAMES
 from dfm_async.web.answers import answer
 from dfm_async.web.bodies import Cancel, Inputs, Submission, WholePipeline
-from dfm_async.web.records import NAMES
 from dfm_async.web.schemas import PipelineSchema, Schema
 from dfm_async.web.state import State
 

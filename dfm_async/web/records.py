@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 from weakref import WeakKeyDictionary
 
-import msgspec
-
-from dfm_async.errors import DfmError, OperationFailed
-from dfm_async.model.events import (
-    Event,
-    Failure,
-    FrameCompleted,
-    Metrics,
-    Progress,
-    Result,
-    StatusChanged,
-    WorkerNotice,
-)
+from dfm_async.model.events import Event
+from dfm_async.results.event_data import NAMES, event_data
 from dfm_async.results.log import ResultLog
 from dfm_async.web.limits import WebLimits
-from dfm_async.web.values import JsonValues
-from dfm_async.wire.codec import type_name
+from dfm_async.wire.json_values import JsonValues
 
-__all__ = ["NAMES", "LogRecords", "Records", "error_data", "sse_event"]
-
-NAMES: Final[dict[type[Any], str]] = {
-    Result: "result",
-    Failure: "failure",
-    Progress: "progress",
-    Metrics: "metrics",
-    StatusChanged: "status",
-    FrameCompleted: "frame",
-    WorkerNotice: "worker",
-}
-"""What each kind of event is called."""
+__all__ = ["LogRecords", "Records", "sse_event"]
 
 _KEPT: Final = 8 * 1024 * 1024
 """How many bytes of records are kept for further readers."""
@@ -43,23 +20,13 @@ _SMALL: Final = 16 * 1024
 _DATA: Final = b"\ndata: "
 
 
-def error_data(error: DfmError) -> dict[str, Any]:
-    """What clients are told about an error. Tracebacks stay here: they show code and paths."""
-    if isinstance(error, OperationFailed):
-        return {
-            "type": error.type_name,
-            "message": error.message,
-            "operation": error.operation,
-            "attempt": error.attempt,
-        }
-    return {"type": type_name(type(error)), "message": str(error).split("\n", 1)[0]}
-
-
 class Records:
     """Makes records of events. One that several readers get is made once."""
 
     def __init__(self, limits: WebLimits) -> None:
-        self.values = JsonValues(limits)
+        self.values = JsonValues(
+            array_items=limits.array_items, record_bytes=limits.record_bytes, json_depth=limits.json_depth
+        )
         # By log and not by job id, which may be used again; weakly, so that a log can go when nobody reads it. The
         # events themselves are not kept: their values may be much larger than their records.
         self._logs: WeakKeyDictionary[ResultLog, LogRecords] = WeakKeyDictionary()
@@ -100,9 +67,8 @@ class LogRecords:
         """Gives a record as a server-sent event, whose id is the offset and whose name is the event's."""
         found = self._kept.get(event.offset)
         if found is None:
-            found = sse_event(
-                NAMES[type(event)], self._records.values.encode_whole(_data(event, self._records)), event.offset
-            )
+            values = self._records.values
+            found = sse_event(NAMES[type(event)], values.encode_whole(event_data(event, values)), event.offset)
             if len(found) <= _SMALL:
                 self._records.keep(len(found))
                 self._kept[event.offset] = found
@@ -122,19 +88,3 @@ def sse_event(name: str, data: bytes, offset: int) -> bytes:
     """Writes a server-sent event; the data is JSON in one line. Nothing stands before offset 0, so it has no id."""
     head = b"id: %d\n" % offset if offset >= 0 else b""
     return b"%sevent: %s%s%s\n\n" % (head, name.encode(), _DATA, data)
-
-
-def _data(event: Event, records: Records) -> dict[str, Any]:
-    data: dict[str, Any] = {"event": NAMES[type(event)], "offset": event.offset}
-    match event:
-        case Result():
-            value = msgspec.Raw(records.values.encode(event.value))
-            data.update(place=event.place, value=value, frame=event.frame, site=event.site, node=event.node)
-        case Failure():
-            error = error_data(event.error)
-            data.update(place=event.place, error=error, frame=event.frame, site=event.site, node=event.node)
-        case StatusChanged():
-            data.update(status=event.status.value, reason=event.reason)
-        case _:
-            data.update({name: getattr(event, name) for name in event.__struct_fields__ if name != "offset"})
-    return data

@@ -28,9 +28,14 @@ from dfm_async.web.signals import heard_signals
 from dfm_async.web.sockets import SocketHandlers
 from dfm_async.web.state import State
 
-__all__ = ["Service"]
+__all__ = ["Service", "valid_name"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._~-]+")
+
+
+def valid_name(name: str) -> bool:
+    """Tells whether a pipeline can be registered by a name: it stands in URLs."""
+    return _NAME.fullmatch(name) is not None
 
 
 class Service:
@@ -72,7 +77,7 @@ class Service:
         for name, pipeline in (pipelines or {}).items():
             if not isinstance(pipeline, Pipeline):
                 raise TypeError(f"pipeline {name!r} is no Pipeline, but {pipeline!r}")
-            if _NAME.fullmatch(name) is None:
+            if not valid_name(name):
                 raise ValueError(
                     f"pipeline {name!r} must have a name that can stand in a URL: letters, digits, . _ ~ -"
                 )

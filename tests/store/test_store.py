@@ -60,6 +60,22 @@ def test_making_no_store_does_not_load_the_database() -> None:
     assert done.stdout.strip() == "set()"
 
 
+def test_a_store_without_its_extra_says_what_to_install() -> None:
+    code = """
+import sys
+
+sys.modules["aiosqlite"] = None
+from dfm_async import Federation, Session, StoreError
+
+try:
+    Session(Federation("empty"), store="sqlite:///jobs.db")
+except StoreError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "store sqlite:///jobs.db: a store needs aiosqlite. pip install 'dfm-async[sqlite]'"
+
+
 # opening and closing
 
 
