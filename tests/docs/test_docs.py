@@ -26,7 +26,7 @@ import psutil
 import pytest
 
 import dfm_async
-from dfm_async import LocalOptions, ResultLimits, RetryPolicy, errors, exchange, testing, web
+from dfm_async import LocalOptions, ResultLimits, RetryPolicy, drawing, errors, exchange, testing, web
 from dfm_async.exchange import AgentOptions, ExecutorOptions, sync
 from dfm_async.exchange.filepipe import gate
 from dfm_async.targets import local
@@ -173,6 +173,7 @@ def test_the_api_page_has_every_public_name() -> None:
         "dfm_async.targets.local": local.__all__,
         "dfm_async.testing": testing.__all__,
         "dfm_async.web": web.__all__,
+        "dfm_async.drawing": drawing.__all__,
     }
     names = [f"{home}.{name}" for home, found in homes.items() for name in found]
     assert [name for name in names if not re.search(rf":: {re.escape(name)}\b", page)] == []
