@@ -232,6 +232,11 @@ class Session:
         task.add_done_callback(lambda _: work.close())  # a task that is cancelled early has not begun it
         return task
 
+    @property
+    def traces(self) -> Traces:
+        """What begins its traces; for services whose requests belong to them."""
+        return self._traces
+
     # for those who test
 
     @property
