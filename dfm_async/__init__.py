@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from dfm_async.model.limits import ResultLimits
     from dfm_async.model.options import LocalOptions
     from dfm_async.model.policies import Cost, RetryPolicy
-    from dfm_async.model.stats import LaneStats, SessionStats, SiteStats, WorkerStats
+    from dfm_async.model.stats import LaneStats, SessionStats, SiteStats, Traffic, WorkerStats
     from dfm_async.model.status import JobStatus
     from dfm_async.pipeline.builder import ForEach, If, PlaceParam, Repeat, TryFromCache, Yield, collect
     from dfm_async.pipeline.pipeline import Pipeline
@@ -158,6 +158,7 @@ __all__ = [
     "SubprocessLauncher",
     "TaskAborted",
     "TaskRejected",
+    "Traffic",
     "TransferFailed",
     "TryFromCache",
     "WorkerLost",
@@ -227,7 +228,7 @@ _HOMES = {
     "dfm_async.model.limits": ("ResultLimits",),
     "dfm_async.model.options": ("LocalOptions",),
     "dfm_async.model.policies": ("Cost", "RetryPolicy"),
-    "dfm_async.model.stats": ("LaneStats", "SessionStats", "SiteStats", "WorkerStats"),
+    "dfm_async.model.stats": ("LaneStats", "SessionStats", "SiteStats", "Traffic", "WorkerStats"),
     "dfm_async.model.status": ("JobStatus",),
     "dfm_async.pipeline.builder": ("ForEach", "If", "PlaceParam", "Repeat", "TryFromCache", "Yield", "collect"),
     "dfm_async.pipeline.pipeline": ("Pipeline",),
