@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from dfm_async.model.options import LocalOptions
     from dfm_async.model.policies import Cost, RetryPolicy
     from dfm_async.model.results import Results
-    from dfm_async.model.stats import LaneStats, SessionStats, SiteStats, WorkerStats
+    from dfm_async.model.stats import LaneStats, SessionStats, SiteStats, Traffic, WorkerStats
     from dfm_async.model.status import JobStatus
     from dfm_async.pipeline.builder import ForEach, If, PlaceParam, Repeat, TryFromCache, Yield, collect
     from dfm_async.pipeline.pipeline import Pipeline
@@ -162,6 +162,7 @@ __all__ = [
     "SubprocessLauncher",
     "TaskAborted",
     "TaskRejected",
+    "Traffic",
     "TransferFailed",
     "TryFromCache",
     "WorkerLost",
@@ -232,7 +233,7 @@ _HOMES = {
     "dfm_async.model.options": ("LocalOptions",),
     "dfm_async.model.policies": ("Cost", "RetryPolicy"),
     "dfm_async.model.results": ("Results",),
-    "dfm_async.model.stats": ("LaneStats", "SessionStats", "SiteStats", "WorkerStats"),
+    "dfm_async.model.stats": ("LaneStats", "SessionStats", "SiteStats", "Traffic", "WorkerStats"),
     "dfm_async.model.status": ("JobStatus",),
     "dfm_async.pipeline.builder": ("ForEach", "If", "PlaceParam", "Repeat", "TryFromCache", "Yield", "collect"),
     "dfm_async.pipeline.pipeline": ("Pipeline",),
