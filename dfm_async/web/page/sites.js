@@ -9,7 +9,7 @@ export class Sites {
     this.chips = chips;
     this.body = h("tbody");
     this.card = card("Sites", [],
-      h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Sites and their workers" },
+      h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Sites and their workers" },
         table(["Site", "State", "#Workers", "#Jobs", "#Memory", "#Lag", "#Restarts"], this.body, "Sites and their workers")));
     this.card.classList.add("wider");
     this.card.hidden = true;
