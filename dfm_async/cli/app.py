@@ -360,3 +360,24 @@ def doctor(as_json: JsonOption = False) -> None:
     with plain_errors():
         from dfm_async.cli.doctor import examine
     run_async(lambda: examine(as_json=as_json))
+
+
+@app.command()
+def trace(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace, one span per line.", show_default=False)],
+    job: Annotated[
+        str | None, typer.Option(metavar="JOB", help="Only what belongs to this job.", show_default=False)
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="Write a page with the timeline.", show_default=False)
+    ] = None,
+    opening: Annotated[bool, typer.Option("--open/--no-open", help="Open that page, where there is a desktop.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the figures of each span name as JSON lines.")] = False,
+) -> None:
+    """Show the timeline of a trace: in the terminal, and as a page on a desktop."""
+    from dfm_async.cli.program import plain_errors
+
+    with plain_errors():
+        from dfm_async.cli.tracing import show_trace
+
+        show_trace(file, job=job, as_json=as_json, html=html, opening=opening)
