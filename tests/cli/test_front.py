@@ -5,13 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from typer.testing import CliRunner
-
 import dfm_async
-from dfm_async.cli.app import app
-from tests.cli.rig import dfm
+from tests.cli.rig import dfm, invoked
 
-COMMANDS = ["attach", "cancel", "demo", "doctor", "explain", "graph", "jobs", "logs", "run", "serve"]
+COMMANDS = ["attach", "cancel", "demo", "doctor", "explain", "graph", "jobs", "logs", "run", "serve", "trace"]
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -46,7 +43,7 @@ def test_the_module_is_the_same_program_as_the_script() -> None:
 
 def test_every_command_has_help() -> None:
     for name in COMMANDS:
-        done = CliRunner().invoke(app, [name, "--help"])
+        done = invoked(name, "--help")
         assert done.exit_code == 0, done.output
         assert f"dfm-async {name}" in done.output or f" {name} " in done.output
 
