@@ -33,6 +33,12 @@ class OnError(StrEnum):
     STOP = "stop"
 
 
+def _pipeline_names(context: typer.Context, incomplete: str) -> list[str]:
+    from dfm_async.cli.completion import complete_pipelines
+
+    return complete_pipelines(context, incomplete)
+
+
 FederationArgument = Annotated[
     str, typer.Argument(metavar="FEDERATION", help="package.module:name, or file.py[:name].", show_default=False)
 ]
@@ -43,6 +49,7 @@ PipelineArgument = Annotated[
         help="module:name, file.py:name, a name in the federation's module, or a JSON file (- is standard input). "
         "May be left out if the module has exactly one.",
         show_default=False,
+        autocompletion=_pipeline_names,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON lines.")]
@@ -263,6 +270,7 @@ def serve(
             metavar="[PIPELINE]...",
             help="What clients may run; by default every pipeline of the federation's module.",
             show_default=False,
+            autocompletion=_pipeline_names,
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",

@@ -98,7 +98,7 @@ async def show_log(opening: Source, job_id: str, after: int, *, following: bool,
             if isinstance(event, Activity):
                 continue
             if as_json:
-                await output.line(values.encode_whole(event_data(event, values)).decode())
+                await output.line(values.encode_whole(event_data(event, values, tracebacks=True)).decode())
             else:
                 await output.line(f"{event.offset:>6}  {_line(event)}")
     return Exit.SUCCESS

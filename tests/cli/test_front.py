@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import dfm_async
 from tests.cli.rig import dfm, invoked
@@ -56,3 +57,20 @@ def test_the_demo_draws_a_year() -> None:
         "-2.26",
         "21.99",
     ]
+
+
+def test_pipelines_are_completed_without_running_their_file(tmp_path: Path) -> None:
+    file = tmp_path / "weather.py"
+    file.write_text(
+        "raise SystemExit('nobody runs this')\n"
+        "with Pipeline('means') as first:\n    pass\n"
+        "with dfm.Pipeline() as maximum:\n    pass\n"
+        "other = Pipeline('other')\nmoon = Federation('moon')\n"
+    )
+    env = {
+        "_DFM_ASYNC_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"dfm-async run {file} m",
+        "COMP_CWORD": "3",
+        "_TYPER_COMPLETE_TESTING": "1",
+    }
+    assert dfm(env=env).stdout.split() == ["means", "maximum"]
