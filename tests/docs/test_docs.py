@@ -25,11 +25,8 @@ import msgspec
 import psutil
 import pytest
 
-import dfm_async
-from dfm_async import LocalOptions, ResultLimits, RetryPolicy, errors, exchange, testing, web
-from dfm_async.exchange import AgentOptions, ExecutorOptions, sync
-from dfm_async.exchange.filepipe import gate
-from dfm_async.targets import local
+from dfm_async import LocalOptions, ResultLimits, RetryPolicy, errors
+from dfm_async.exchange import AgentOptions, ExecutorOptions
 from dfm_async.web import WebLimits
 from tests.docs.pages import FILE, ROOT, Block, blocks, examples, examples_of, pages
 
@@ -161,21 +158,6 @@ def marked(mark: str) -> list[psutil.Process]:
             if process.environ().get("DFM_TEST_MARK") == mark:
                 found.append(process)
     return found
-
-
-def test_the_api_page_has_every_public_name() -> None:
-    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    homes = {
-        "dfm_async": dfm_async.__all__,
-        "dfm_async.exchange": [name for name in exchange.__all__ if name not in dfm_async.__all__],
-        "dfm_async.exchange.sync": sync.__all__,
-        "dfm_async.exchange.filepipe.gate": gate.__all__,
-        "dfm_async.targets.local": local.__all__,
-        "dfm_async.testing": testing.__all__,
-        "dfm_async.web": web.__all__,
-    }
-    names = [f"{home}.{name}" for home, found in homes.items() for name in found]
-    assert [name for name in names if not re.search(rf":: {re.escape(name)}\b", page)] == []
 
 
 OPTIONS = [AgentOptions, ExecutorOptions, LocalOptions, ResultLimits, RetryPolicy, WebLimits]
