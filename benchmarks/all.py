@@ -32,6 +32,7 @@ NAMES = (
     "worker_memory",
     "durable_store",
     "sse_readers",
+    "tracing",
     "program_round_trip",
     "program_transfer",
     "program_start",
