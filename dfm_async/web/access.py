@@ -15,8 +15,9 @@ from dfm_async.web.answers import Refusal
 
 __all__ = ["Action", "Authorizer", "Guard", "Principal"]
 
-Action: TypeAlias = Literal["list", "submit", "read", "send", "cancel", "metrics"]
-"""What a client wants: see jobs and pipelines, submit a job, read one, send it inputs, cancel it, see the metrics."""
+Action: TypeAlias = Literal["list", "submit", "read", "send", "cancel", "forget", "metrics"]
+"""What a client wants: see jobs and pipelines, submit a job, read one, send it inputs, cancel it, forget it when it has
+ended, see the metrics."""
 
 _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-real-ip")
 

@@ -112,6 +112,7 @@ class Service:
             route("GET", "/jobs", pages.jobs),
             route("POST", "/jobs", pipelines.run),
             route("GET", "/jobs/{job_id}", jobs.show),
+            route("DELETE", "/jobs/{job_id}", jobs.forget),
             route("GET", "/jobs/{job_id}/events", pages.events),
             route("GET", "/jobs/{job_id}/stream", jobs.stream),
             WebSocketRoute("/jobs/{job_id}/socket", SocketEndpoint(sockets.stream, self.limits)),
