@@ -85,6 +85,15 @@ class Job:
         record = self._known()
         return record_info(record, None if record.status.ended else self._coordinator)
 
+    @property
+    def plan(self) -> Plan:
+        """The plan that the job runs by.
+
+        Raises:
+            JobNotFound: the session does not know the job.
+        """
+        return self._known().plan
+
     # waiting
 
     def __await__(self) -> Generator[Any, None, JobStatus]:

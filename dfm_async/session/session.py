@@ -36,7 +36,7 @@ from dfm_async.runtime.once import in_thread
 from dfm_async.session.callbacks import Callback, CallbackDispatcher, LoopDispatcher
 from dfm_async.session.job import Job, check_places, record_info, summary_info
 from dfm_async.session.parameters import ParameterSets
-from dfm_async.session.watch import JobWatch
+from dfm_async.session.watch import JobWatch, SiteWatch
 from dfm_async.store import open_store
 from dfm_async.targets.base import Target
 from dfm_async.targets.coordinator import Coordinator, JobRules
@@ -382,14 +382,14 @@ class Session:
         coordinator.add(rows)
         if autostop and stream is None and input_params is not None:
             coordinator.stop()
-        with self._entrance, self._traces.begin(start, plan.pipeline) as execution:
+        with self._entrance, self._traces.execution(start, plan.pipeline) as execution:
             if self._durable is not None and not await self._write_down(
                 coordinator, rows, unique=job_id is None, fed=stream is not None and autostop
             ):
                 return self._same(await self._durable.find(record.job_id), record)
             job = Job(self, record.job_id, record)
             if execution is not None:
-                coordinator.trace = execution.job(record.job_id, plan.sites_at)
+                coordinator.trace = execution.job(record.job_id, plan.pipeline, plan.sites_at)
             try:
                 self._check_open()
                 job.start_callbacks(self._spawn, self._dispatcher, default_callback, place_callbacks)
@@ -483,9 +483,10 @@ class Session:
                 coordinator.add(rows)
                 if left.options.fed and stream is None:
                     coordinator.stop()
-            with self._traces.begin(start, left.record.plan.pipeline, **{"dfm.resumed": True}) as execution:
+            plan = left.record.plan
+            with self._traces.execution(start, plan.pipeline, resumed=True) as execution:
                 if execution is not None:
-                    coordinator.trace = execution.job(job_id, left.record.plan.sites_at)
+                    coordinator.trace = execution.job(job_id, plan.pipeline, plan.sites_at)
                 try:
                     self._check_open()
                     if stream is not None:
@@ -627,6 +628,18 @@ class Session:
         """
         self._check_open()
         return JobWatch(self._jobs, self._jobs.changes.reader(interval), self.infos())
+
+    def health(self, interval: float = 1.0) -> SiteWatch:
+        """Gives an iterator over how the workers of all sites are: first as they are now, then whenever that changes.
+
+        It is a state and not a history, as with :meth:`changes`. Workers that have no jobs say nothing. It ends with
+        the session.
+
+        Args:
+            interval: how many seconds lie at least between looks at the workers.
+        """
+        self._check_open()
+        return SiteWatch(self._target, interval)
 
     def coordinator(self, job_id: str) -> Coordinator | None:
         """The one who runs a job, while it runs here; what :class:`Job` steers it by."""

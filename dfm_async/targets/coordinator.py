@@ -575,8 +575,7 @@ class Coordinator:
             activity.made(message.at, site, message.nodes, message.calls, message.left_out)
 
     def _spans_made(self, message: msg.SpansMade) -> None:
-        if self.trace is not None:
-            self.trace.take(message.at, message.spans)
+        if self.trace is not None and self.trace.take(message.at, message.spans):
             self._send(message.at, msg.SpansTaken(message.job, message.at, len(message.spans)))
 
     def _objects_built(self, message: msg.ObjectsBuilt) -> None:

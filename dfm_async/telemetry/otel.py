@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from typing import Any, Final
 
 from opentelemetry import context, trace
-from opentelemetry.trace import NonRecordingSpan, ProxyTracerProvider, SpanContext, TraceFlags
+from opentelemetry.trace import NonRecordingSpan, ProxyTracerProvider, SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
 from dfm_async.model.events import Scalar
 from dfm_async.telemetry.current import Position
-from dfm_async.telemetry.spans import Span, span_text
+from dfm_async.telemetry.spans import Span
 
-__all__ = ["Bridge", "StartedSpan", "enter_span", "find_bridge"]
+__all__ = ["Bridge", "enter_span", "find_bridge"]
 
 _log = logging.getLogger(__name__)
 
@@ -35,91 +36,91 @@ def _leave(before: Any) -> None:
     context.attach(before)
 
 
-class StartedSpan:
-    """A span that was begun with the API."""
-
-    __slots__ = ("_span", "parent_id", "position")
-
-    def __init__(self, span: trace.Span) -> None:
-        self._span = span
-        place = span.get_span_context()
-        self.position = Position(f"{place.trace_id:032x}", place.span_id)
-        parent = getattr(span, "parent", None)
-        self.parent_id: str | None = None if parent is None else span_text(parent.span_id)
-
-    def set(self, name: str, value: Scalar) -> None:
-        """Adds an attribute."""
-        self._span.set_attribute(name, value)
-
-    def end(self, error: BaseException | None, message: str | None) -> None:
-        """Ends it."""
-        if error is not None:
-            self._span.record_exception(error)
-            self._span.set_status(Status(StatusCode.ERROR, message))
-        self._span.end()
-
-
 class Bridge:
     """Hands spans to the SDK that the user has set up. Those of sites keep the ids that the sites gave them.
 
-    The SDK's API makes ids itself, and takes seven times as long. So finished spans are handed to the span processors
-    of the provider, which is all that happens to a span when it ends.
+    The SDK's own way to make spans gives them other ids, and takes ten times as long. So the user's sampler is asked
+    at the beginning, and finished spans are handed to the provider's span processors, which is what the SDK does.
     """
 
-    def __init__(self, provider: Any, sdk: Any, scope: Any) -> None:
-        self._provider = provider
-        self._tracer = provider.get_tracer(_SCOPE)
-        self._processor = provider._active_span_processor  # noqa: SLF001 - there is no public way
-        self._resource = provider.resource
-        self._readable = sdk.ReadableSpan
-        self._event = sdk.Event
-        self._scope = scope(_SCOPE)
-        self._ok = Status(StatusCode.UNSET)
+    def __init__(self, provider: Any) -> None:
+        self._sampler = provider.sampler
+        self._new_trace_id = provider.id_generator.generate_trace_id
+        self._on_end = provider._active_span_processor.on_end  # noqa: SLF001 - there is no public way
+        self._made = _span_type(provider.resource)
 
-    def start(self, name: str, attributes: dict[str, Scalar], start: int) -> StartedSpan | None:
-        """Begins a span below the current one; None if the user's sampler does not want it."""
-        span = self._tracer.start_span(name, attributes=attributes, start_time=start)
-        if not span.get_span_context().trace_flags.sampled:
+    def decide(self, name: str, attributes: dict[str, Scalar]) -> tuple[str, Position | None, dict[str, Scalar]] | None:
+        """Asks the user's sampler whether to trace what begins now, below the current span.
+
+        Returns:
+            The trace, the parent, and the attributes that the sampler wants; None if it is not to be traced.
+        """
+        parent = trace.get_current_span().get_span_context()
+        trace_id = parent.trace_id if parent.is_valid else self._new_trace_id()
+        said = self._sampler.should_sample(context.get_current(), trace_id, name, SpanKind.INTERNAL, attributes, ())
+        if not said.decision.is_sampled():
             return None
-        return StartedSpan(span)
+        text = f"{trace_id:032x}"
+        return text, Position(text, parent.span_id) if parent.is_valid else None, {**attributes, **said.attributes}
 
     def open(self) -> None:
         """Nothing to do: the user has set it up."""
 
     def write(self, spans: list[Span]) -> None:
         """Hands finished spans to the span processors."""
-        on_end = self._processor.on_end
         for span in spans:
-            on_end(self._made(span))
-
-    def flush(self) -> None:
-        """Nothing to do: the SDK exports when it thinks fit."""
+            self._on_end(self._made(span))
 
     def close(self) -> None:
         """Nothing to do: the user closes it."""
 
-    def _made(self, span: Span) -> Any:
-        trace_id = int(span.trace_id, 16)
-        parent = span.parent_id
-        attributes, status = span.attributes, self._ok
-        events: tuple[Any, ...] = ()
-        if span.status == "error":
-            status = Status(StatusCode.ERROR, span.message)
-            attributes = {name: value for name, value in attributes.items() if not name.startswith("exception.")}
-            told = {name: value for name, value in span.attributes.items() if name.startswith("exception.")}
-            events = (self._event("exception", told, timestamp=span.end),) if told else ()
-        return self._readable(
-            span.name,
-            context=SpanContext(trace_id, int(span.span_id, 16), is_remote=False, trace_flags=_SAMPLED),
-            parent=None if parent is None else SpanContext(trace_id, int(parent, 16), False, _SAMPLED),
-            resource=self._resource,
-            attributes=attributes,
-            events=events,
-            status=status,
-            start_time=span.start,
-            end_time=span.end,
-            instrumentation_scope=self._scope,
-        )
+
+def _place(trace_id: str, span_id: str) -> SpanContext:
+    return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=False, trace_flags=_SAMPLED)
+
+
+def _span_type(resource: Any) -> Callable[[Span], Any]:
+    """The SDK's kind of spans, made of ours when somebody looks at them: usually the thread that exports them."""
+    from opentelemetry.sdk.trace import Event, ReadableSpan
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+    scope = InstrumentationScope(_SCOPE)
+
+    class SiteSpan(ReadableSpan):
+        def __init__(self, span: Span) -> None:
+            self._span = span
+            self._context = _place(span.trace_id, span.span_id)
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in _FILLED:
+                raise AttributeError(name)
+            self._fill(self._span)
+            return self.__dict__[name]
+
+        def _fill(self, span: Span) -> None:
+            parent = None if span.parent_id is None else _place(span.trace_id, span.parent_id)
+            attributes = span.attributes
+            status, events = Status(StatusCode.UNSET), []
+            if span.status == "error":
+                status = Status(StatusCode.ERROR, span.message)
+                told = {name: value for name, value in attributes.items() if name.startswith("exception.")}
+                attributes = {name: value for name, value in attributes.items() if name not in told}
+                events = [Event("exception", told, timestamp=span.end)] if told else []
+            super().__init__(
+                span.name,
+                context=self._context,
+                parent=parent,
+                resource=resource,
+                attributes=attributes,
+                events=events,
+                status=status,
+                start_time=span.start,
+                end_time=span.end,
+                instrumentation_scope=scope,
+            )
+
+    _FILLED = frozenset(vars(ReadableSpan("", resource=resource))) - {"_context"}
+    return SiteSpan
 
 
 class _Known:
@@ -140,11 +141,10 @@ def find_bridge() -> Bridge | None:
 def _bridge_to(provider: Any) -> Bridge | None:
     if isinstance(provider, (ProxyTracerProvider, trace.NoOpTracerProvider)):
         return None
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
     try:
-        from opentelemetry.sdk import trace as sdk
-        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-
-        return Bridge(provider, sdk, InstrumentationScope)
+        return Bridge(provider)
     except (ImportError, AttributeError) as error:
         kind = type(provider)
         _log.warning(

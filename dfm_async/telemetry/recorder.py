@@ -11,7 +11,7 @@ from typing import Final
 from dfm_async.model.events import Scalar
 from dfm_async.model.ids import Frame
 from dfm_async.telemetry.current import Position
-from dfm_async.telemetry.spans import Made, Origin, SpanIds, failure_attributes, frame_text
+from dfm_async.telemetry.spans import Made, Origin, failure_attributes, frame_text, new_span_id
 
 __all__ = ["Failure", "Recorder", "TracedCall"]
 
@@ -62,7 +62,6 @@ class Recorder:
 
     __slots__ = (
         "_asked",
-        "_ids",
         "_left_out",
         "_lock",
         "_on_batch",
@@ -81,7 +80,6 @@ class Recorder:
         self.site = site
         self.calls: dict[int, TracedCall] = {}
         self._on_batch = on_batch
-        self._ids = SpanIds()
         self._started = time.time_ns()
         self._waiting: deque[Made] = deque()
         self._asked = False
@@ -90,10 +88,6 @@ class Recorder:
         self._lock = threading.Lock()
 
     # what happens
-
-    def new_id(self) -> int:
-        """Gives the id of a span that begins."""
-        return self._ids.take()
 
     def add(
         self,
@@ -127,7 +121,7 @@ class Recorder:
             "dfm.frame": frame_text(frame),
             "dfm.attempt": attempt,
         }
-        span = self._ids.take()
+        span = new_span_id()
         call = self.calls[span] = TracedCall(self, span, attributes)
         return call
 
@@ -139,7 +133,7 @@ class Recorder:
             "dfm.tokens": tokens,
             "dfm.bytes": size,
         }
-        self.add("dfm.hop", self._ids.take(), origin.span, origin.sent, attributes)
+        self.add("dfm.hop", new_span_id(), origin.span, origin.sent, attributes)
 
     def origin(self) -> Origin:
         """What a message tells that is sent now."""

@@ -5,16 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from dfm_async.telemetry.spans import Span, encode_spans
 
 __all__ = ["FileSink", "Sink", "sink_of"]
 
 _log = logging.getLogger(__name__)
-
-_BUFFER: Final = 64 * 1024
-"""From how many bytes on a file is written without waiting for the end of a job."""
 
 
 @runtime_checkable
@@ -26,11 +23,7 @@ class Sink(Protocol):
         ...
 
     def write(self, spans: list[Span]) -> None:
-        """Takes spans that have ended."""
-        ...
-
-    def flush(self) -> None:
-        """A job has ended: whoever looks now should see its spans."""
+        """Takes spans that have ended, some at a time."""
         ...
 
     def close(self) -> None:
@@ -41,9 +34,9 @@ class Sink(Protocol):
 class FileSink:
     """Appends spans to a file, one JSON object per line; ``read_trace`` reads them back.
 
-    Several processes may write to one file: each writes whole lines. It is written in pieces of about 64 KiB, and at
-    the end of each job; so it should be on a disk of this machine. Only its owner may read a file that it makes. If it
-    cannot be written any more, that is logged once, and jobs go on untraced.
+    Several processes may write to one file: each writes whole lines. The loop waits for the file, a few hundred lines
+    at a time; so it should be on a disk of this machine. Only its owner may read a file that it makes. If it cannot be
+    written any more, that is logged once, and jobs go on without it.
 
     Args:
         path: the file.
@@ -52,7 +45,6 @@ class FileSink:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._file: int | None = None
-        self._buffer = bytearray()
 
     def open(self) -> None:
         """Opens the file.
@@ -64,40 +56,27 @@ class FileSink:
         self._file = file
         end = os.fstat(file).st_size
         if end and os.pread(file, 1, end - 1) != b"\n":
-            self._buffer += b"\n"  # whoever wrote here before was killed in the middle of a line
+            self._append(b"\n")  # whoever wrote here before was killed in the middle of a line
 
     def write(self, spans: list[Span]) -> None:
-        """Takes spans."""
-        if self._file is None:
-            return
-        self._buffer += encode_spans(spans)
-        if len(self._buffer) >= _BUFFER:
-            self.flush()
+        """Writes spans."""
+        if self._file is not None:
+            self._append(encode_spans(spans))
 
-    def flush(self) -> None:
-        """Writes what has gathered."""
-        if self._file is None or not self._buffer:
-            return
-        buffer, self._buffer = self._buffer, bytearray()
+    def _append(self, data: bytes) -> None:
+        assert self._file is not None  # noqa: S101 - the callers have seen it
         try:
-            with memoryview(buffer) as left:
-                done = 0
-                while done < len(left):
-                    done += os.write(self._file, left[done:])
+            while data:
+                data = data[os.write(self._file, data) :]
         except OSError as error:
             _log.error("spans cannot be written to %s any more, and are lost from now on: %s", self.path, error)
-            self._end()
+            self.close()
 
     def close(self) -> None:
-        """Writes what has gathered, and closes the file."""
-        self.flush()
-        self._end()
-
-    def _end(self) -> None:
+        """Closes the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
-        self._buffer.clear()
 
 
 def sink_of(trace: str | os.PathLike[str] | Sink | None) -> Sink | None:

@@ -19,10 +19,10 @@ __all__ = [
     "Made",
     "Origin",
     "Span",
-    "SpanIds",
     "encode_spans",
     "failure_attributes",
     "frame_text",
+    "new_span_id",
     "new_trace_id",
     "read_trace",
     "span_text",
@@ -82,24 +82,29 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
 
 
-class SpanIds:
-    """Gives ids that nobody else gives: a sequence that begins anywhere. Any thread may take one."""
-
-    __slots__ = ("_base", "_count")
+class _Ids:
+    """A sequence of ids that begins anywhere. Each process has its own, also one that was forked."""
 
     def __init__(self) -> None:
+        self.restart()
+        os.register_at_fork(after_in_child=self.restart)
+
+    def restart(self) -> None:
         # Not the random module: what a program seeds in each of its processes must not make their ids equal.
         self._base = secrets.randbits(64)
         self._count = itertools.count()
 
     def take(self) -> int:
-        """Gives the next id, which is not 0."""
         return (self._base + next(self._count) * _STEP) & _MASK or 1
+
+
+new_span_id: Final = _Ids().take
+"""Gives an id that nobody else gives, and that is not 0. Any thread may call it."""
 
 
 def new_trace_id() -> str:
     """Makes the id of a new trace."""
-    return f"{secrets.randbits(128) or 1:032x}"
+    return secrets.token_hex(16)
 
 
 def span_text(span: int) -> str:

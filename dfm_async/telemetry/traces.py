@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Final
 
 from dfm_async.model.events import Scalar
 from dfm_async.telemetry.current import Position, current_position
+from dfm_async.telemetry.queue import SpanQueue, SpanSource
 from dfm_async.telemetry.sinks import Sink
-from dfm_async.telemetry.spans import APPLICATION, Made, Origin, Span, SpanIds, new_trace_id, span_text
+from dfm_async.telemetry.spans import APPLICATION, Made, Origin, failure_attributes, new_span_id, new_trace_id
+from dfm_async.telemetry.user_spans import failure_of
 
 if TYPE_CHECKING:
-    from dfm_async.telemetry.otel import Bridge, StartedSpan
+    from dfm_async.telemetry.otel import Bridge
 
-__all__ = ["Execution", "JobTrace", "Traces"]
+__all__ = ["ApplicationSpan", "JobTrace", "Traces"]
 
 _UNTOLD: Final = "its end was not told"
 _UNTRACED: Final[AbstractContextManager[None]] = nullcontext()
@@ -27,11 +29,14 @@ class Traces:
     """Decides what is traced, and where it goes. Nothing is, unless there is a sink or an SDK of OpenTelemetry.
 
     Args:
-        sink: where spans go besides.
+        sink: where spans go besides the SDK.
     """
 
     def __init__(self, sink: Sink | None) -> None:
         self._sink = sink
+        self._queue = SpanQueue()
+        self._sinks: Sequence[Sink] = () if sink is None else (sink,)
+        self._bridge: Bridge | None = None
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -41,22 +46,40 @@ class Traces:
         try:
             yield
         finally:
+            self._queue.flush()
             if self._sink is not None:
                 self._sink.close()
 
-    def begin(self, start: int, pipeline: str | None, **attributes: Scalar) -> AbstractContextManager[Execution | None]:
-        """Begins the span of an execution, the first of a trace or a part of the current one; or nothing."""
-        bridge = _bridge()
-        if bridge is None and self._sink is None:
+    def execution(
+        self, start: int, pipeline: str | None, *, resumed: bool = False
+    ) -> AbstractContextManager[ApplicationSpan | None]:
+        """Begins the span of an execution, if it is to be traced."""
+        if not self._sinks and self._bridge is None and "opentelemetry.trace" not in sys.modules:
             return _UNTRACED
-        told = {"dfm.pipeline": pipeline or "", **attributes}
-        sinks: list[Sink] = [] if self._sink is None else [self._sink]
-        if bridge is None:
-            return Execution("dfm.execute", start, told, sinks, current_position())
-        started = bridge.start("dfm.execute", told, start)
-        if started is None:
-            return _UNTRACED  # the user's sampler does not want it
-        return Execution("dfm.execute", start, told, [bridge, *sinks], None, started)
+        attributes: dict[str, Scalar] = {"dfm.pipeline": pipeline or ""}
+        if resumed:
+            attributes["dfm.resumed"] = True
+        return self.begin("dfm.execute", start, attributes)
+
+    def begin(
+        self, name: str, start: int, attributes: dict[str, Scalar]
+    ) -> AbstractContextManager[ApplicationSpan | None]:
+        """Begins a span of the application: the first of a trace, or a part of the current one; or nothing."""
+        bridge = _bridge()
+        if bridge is not self._bridge:
+            self._bridge = bridge
+            self._sinks = tuple(sink for sink in (bridge, self._sink) if sink is not None)
+        if not self._sinks:
+            return _UNTRACED
+        parent = current_position()
+        trace_id = new_trace_id() if parent is None else parent.trace_id
+        if bridge is not None:
+            decided = bridge.decide(name, attributes)
+            if decided is None:
+                return _UNTRACED
+            trace_id, parent, attributes = decided
+        source = SpanSource(trace_id, None if parent is None else parent.span, APPLICATION, attributes, self._sinks)
+        return ApplicationSpan(self._queue, source, name, Position(trace_id, new_span_id()), start)
 
 
 def _bridge() -> Bridge | None:
@@ -67,96 +90,67 @@ def _bridge() -> Bridge | None:
     return find_bridge()
 
 
-class Execution:
-    """A span of the application that is under way. It can be entered, which ends it.
+class ApplicationSpan:
+    """A span of the application, which ends when it is left.
 
     Attributes:
         position: where in the trace it is.
     """
 
-    def __init__(
-        self,
-        name: str,
-        start: int,
-        attributes: dict[str, Scalar],
-        sinks: list[Sink],
-        parent: Position | None,
-        started: StartedSpan | None = None,
-    ) -> None:
-        self._name = name
-        self._attributes = attributes
-        self._sinks = sinks
-        self._started = started
-        self._start = start
-        self._parent: str | None
-        if started is not None:
-            self.position = started.position
-            self._parent = started.parent_id
-        else:
-            trace_id = new_trace_id() if parent is None else parent.trace_id
-            self.position = Position(trace_id, SpanIds().take())
-            self._parent = None if parent is None else span_text(parent.span)
+    __slots__ = ("_attributes", "_name", "_queue", "_source", "_start", "position")
 
-    def job(self, job_id: str, sites: Sequence[str]) -> JobTrace:
+    def __init__(self, queue: SpanQueue, source: SpanSource, name: str, position: Position, start: int) -> None:
+        self._queue = queue
+        self._source = source
+        self._name = name
+        self._start = start
+        self._attributes: dict[str, Scalar] = {}
+        self.position = position
+
+    def job(self, job_id: str, pipeline: str | None, sites: Sequence[str]) -> JobTrace:
         """Begins the trace of a job; ``sites``: where its locations are."""
         self._attributes["dfm.job"] = job_id
-        if self._started is not None:
-            self._started.set("dfm.job", job_id)
-        return JobTrace(self.position, self._sinks, dict(self._attributes), sites)
+        return JobTrace(self.position, self._queue, self._source.sinks, job_id, pipeline or "", sites)
 
-    def __enter__(self) -> Execution:
+    def __enter__(self) -> ApplicationSpan:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        message = None if error is None else f"{type(error).__qualname__}: {error}"
-        if self._started is not None:
-            self._started.end(error, message)
-        span = Span(
-            name=self._name,
-            trace_id=self.position.trace_id,
-            span_id=span_text(self.position.span),
-            parent_id=self._parent,
-            start=self._start,
-            end=time.time_ns(),
-            process=APPLICATION,
-            attributes=self._attributes,
-            status="ok" if message is None else "error",
-            message=message or "",
-        )
-        for sink in self._sinks if self._started is None else self._sinks[1:]:  # the first made this one itself
-            sink.write([span])
-            if error is not None:
-                sink.flush()
+        said = None
+        if error is not None:
+            failure = failure_of(error)
+            said = ": ".join(filter(None, failure[:2]))
+            self._attributes |= failure_attributes(*failure)
+        made: Made = (self._name, self.position.span, 0, self._start, time.time_ns(), self._attributes, said)
+        self._queue.add(self._source, [made])
 
 
 class JobTrace:
-    """The spans of one job, from its submission to its end. Each run of it has a span at each of its locations."""
+    """The spans of one job, from its submission to its end. Each run of it has a span at each of its locations.
 
-    __slots__ = (
-        "_attributes",
-        "_attributes_at",
-        "_ids",
-        "_missing",
-        "_parent",
-        "_runs",
-        "_sinks",
-        "_sites",
-        "_start",
-        "span",
-        "trace_id",
-    )
+    Attributes:
+        trace_id: the trace that it belongs to.
+        span: the id of the job's own span.
+    """
+
+    __slots__ = ("_here", "_missing", "_parent", "_queue", "_runs", "_start", "_there", "span", "trace_id")
 
     def __init__(
-        self, parent: Position, sinks: Sequence[Sink], attributes: dict[str, Scalar], sites: Sequence[str]
+        self,
+        parent: Position,
+        queue: SpanQueue,
+        sinks: Sequence[Sink],
+        job_id: str,
+        pipeline: str,
+        sites: Sequence[str],
     ) -> None:
-        self.trace_id = parent.trace_id
-        self._ids = SpanIds()
-        self.span = self._ids.take()
-        self._parent = span_text(parent.span)
-        self._sinks = sinks
-        self._sites = sites
-        self._attributes = attributes
-        self._attributes_at = [{**self._attributes, "dfm.site": site} for site in sites]
+        self.trace_id = trace_id = parent.trace_id
+        self.span = new_span_id()
+        self._parent = parent.span
+        self._queue = queue
+        said: dict[str, Scalar] = {"dfm.job": job_id, "dfm.pipeline": pipeline}
+        self._here = SpanSource(trace_id, self.span, APPLICATION, said, sinks)
+        self._there = [SpanSource(trace_id, self.span, site, {**said, "dfm.site": site}, sinks) for site in sites]
         self._start = time.time_ns()
         self._missing: dict[int, tuple[int, int, str]] = {}
         self._runs = 0
@@ -166,8 +160,8 @@ class JobTrace:
         self._give_up()
         self._runs += 1
         now = time.time_ns()
-        self._missing = {at: (self._ids.take(), now, _UNTOLD) for at in range(len(self._sites))}
-        return [self._missing[at][0] for at in range(len(self._sites))]
+        self._missing = {at: (new_span_id(), now, _UNTOLD) for at in range(len(self._there))}
+        return [span for span, _, _ in self._missing.values()]
 
     def origin(self) -> Origin:
         """What a message tells that is sent now."""
@@ -176,24 +170,22 @@ class JobTrace:
     def arrived(self, origin: Origin, tokens: int, size: int) -> None:
         """Values have come from a site."""
         attributes: dict[str, Scalar] = {
-            **self._attributes,
             "dfm.from": origin.process,
             "dfm.to": APPLICATION,
             "dfm.tokens": tokens,
             "dfm.bytes": size,
         }
-        made: Made = ("dfm.hop", self._ids.take(), origin.span, origin.sent, time.time_ns(), attributes, None)
-        self._write([self._span(made, APPLICATION)])
+        made: Made = ("dfm.hop", new_span_id(), origin.span, origin.sent, time.time_ns(), attributes, None)
+        self._queue.add(self._here, [made])
 
-    def take(self, at: int, spans: list[Made]) -> None:
-        """Takes the spans that a location has sent."""
-        site, more = self._sites[at], self._attributes_at[at]
-        for made in spans:
-            if made[0] == "dfm.site":
-                self._missing.pop(at, None)
-                made[5]["dfm.attempt"] = self._runs
-            made[5].update(more)
-        self._write([self._span(made, site) for made in spans])
+    def take(self, at: int, spans: list[Made]) -> bool:
+        """Takes the spans that a location has sent; tells whether others will come."""
+        last = spans[-1]
+        if last[0] == "dfm.site":  # it ends the run there
+            self._missing.pop(at, None)
+            last[5]["dfm.attempt"] = self._runs
+        self._queue.add(self._there[at], spans)
+        return at in self._missing
 
     def lost(self, at: int, why: str) -> None:
         """The worker of a location has ended, with all that it has not sent."""
@@ -204,36 +196,12 @@ class JobTrace:
     def end(self, status: str, error: str | None) -> None:
         """The job has ended."""
         self._give_up()
-        attributes = {**self._attributes, "dfm.status": status}
-        made: Made = ("dfm.job", self.span, 0, self._start, time.time_ns(), attributes, error)
-        self._write([self._span(made, APPLICATION, self._parent)])
-        for sink in self._sinks:
-            sink.flush()
+        made: Made = ("dfm.job", self.span, self._parent, self._start, time.time_ns(), {"dfm.status": status}, error)
+        self._queue.add(self._here, [made])
 
     def _give_up(self) -> None:
-        """Writes the spans of locations that have not told of their end."""
+        """Ends the spans of locations that have not told of their ends."""
         missing, self._missing = self._missing, {}
         now = time.time_ns()
         for at, (span, start, why) in missing.items():
-            attributes = {**self._attributes_at[at], "dfm.attempt": self._runs}
-            made: Made = ("dfm.site", span, 0, start, now, attributes, why)
-            self._write([self._span(made, self._sites[at])])
-
-    def _span(self, made: Made, process: str, parent_id: str | None = None) -> Span:
-        name, span, parent, start, end, attributes, error = made
-        return Span(
-            name=name,
-            trace_id=self.trace_id,
-            span_id=span_text(span),
-            parent_id=parent_id or span_text(parent or self.span),
-            start=start,
-            end=end,
-            process=process,
-            attributes=attributes,
-            status="ok" if error is None else "error",
-            message=error or "",
-        )
-
-    def _write(self, spans: list[Span]) -> None:
-        for sink in self._sinks:
-            sink.write(spans)
+            self._queue.add(self._there[at], [("dfm.site", span, 0, start, now, {"dfm.attempt": self._runs}, why)])

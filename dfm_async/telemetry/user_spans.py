@@ -13,6 +13,7 @@ from dfm_async.model.events import Scalar
 from dfm_async.model.scalars import plain_text, plain_values
 from dfm_async.telemetry.current import Position, current_position, enter_position
 from dfm_async.telemetry.recorder import Failure, TracedCall
+from dfm_async.telemetry.spans import new_span_id
 
 __all__ = ["NO_SPAN", "RecordedSpan", "UserSpan", "failure_of"]
 
@@ -70,7 +71,7 @@ class RecordedSpan:
         call, at = self._call, current_position()
         # A thread that was started by hand, or code that another call drives, does not know where we are.
         self._parent = at.span if at is not None and at.call == call.span else call.span
-        self._span = call.recorder.new_id()
+        self._span = new_span_id()
         self._leave = enter_position(Position(call.recorder.trace_id, self._span, call.span))
         self._start = time.time_ns()
         return self

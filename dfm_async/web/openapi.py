@@ -56,9 +56,9 @@ _JOB: Final[Schema] = {
 }
 _EVENT: Final[Schema] = {
     "type": "object",
-    "required": ["event", "offset"],
+    "required": ["event"],
     "properties": {
-        "event": {"enum": [*NAMES.values(), "end", "drain"]},
+        "event": {"enum": [*NAMES.values(), "activity", "end", "drain"]},
         "offset": {"type": "integer", "minimum": -1, "description": "its position in the log of the job"},
         "place": _MAYBE_TEXT,
         "value": {"description": "of results: the value"},
@@ -94,7 +94,7 @@ def _document(
     bodies: list[type[BaseModel]] = [Submission, Inputs, Cancel, *([WholePipeline] if state.allow_pipelines else [])]
     _, own = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF)
     components = {**definitions, **own["$defs"], "Job": _JOB, "Event": _EVENT, "Error": _ERROR}
-    paths = _fixed(state.limits.page_size)
+    paths = {**(_PAGE if state.page else {}), **_fixed(state.limits.page_size)}
     if state.allow_pipelines:
         paths["/jobs"] = {
             **paths["/jobs"],
@@ -119,20 +119,22 @@ def _json(schema: Schema) -> Schema:
     return {"application/json": {"schema": schema}}
 
 
-_STREAM: Final[Schema] = {
-    "text/event-stream": {
-        "schema": {
-            "type": "object",
-            "description": "one of them for each event of the job, then one that says how the stream ends",
-            "required": ["event", "data"],
-            "properties": {
-                "event": _EVENT["properties"]["event"],
-                "id": {**_TEXT, "description": "the offset, to come back with Last-Event-ID"},
-                "data": {**_TEXT, "contentMediaType": "application/json", "contentSchema": _ref("Event")},
-            },
-        }
+def _events(names: list[str], data: Schema, about: str) -> Schema:
+    """Server-sent events of these names, whose data is JSON."""
+    properties = {
+        "event": {"enum": names},
+        "id": {**_TEXT, "description": "the offset, to come back with Last-Event-ID"},
+        "data": {**_TEXT, "contentMediaType": "application/json", "contentSchema": data},
     }
-}
+    event = {"type": "object", "description": about, "required": ["event", "data"], "properties": properties}
+    return {"text/event-stream": {"schema": event}}
+
+
+_STREAM: Final = _events(
+    [*NAMES.values(), "activity", "end", "drain"],
+    _ref("Event"),
+    "one of them for each event of the job, then one that says how the stream ends",
+)
 _REFUSED: Final[Schema] = {"default": {"description": "refused", "content": _json(_ref("Error"))}}
 
 
@@ -166,6 +168,10 @@ _GONE: Final = _query(
     "on_disconnect", {"enum": ["keep", "cancel"]}, "what happens to the job when the reader goes away"
 )
 
+_ACTIVITY: Final = _query(
+    "activity", {"enum": ["false", "true", "0", "1"]}, "whether to tell what the operations do, in events without an id"
+)
+
 
 def _get(name: str, summary: str, content: Schema, *parameters: Schema) -> Schema:
     responses = {"200": {"description": summary, "content": content}, **_REFUSED}
@@ -193,6 +199,8 @@ _ANYTHING: Final = _json({"type": "object"})
 _PLAIN: Final = {"text/plain": {"schema": _TEXT}}
 _RESUME: Final[Schema] = {"name": "Last-Event-ID", "in": "header", "schema": _TEXT, "description": "as after"}
 
+_LIVE: Final = _events(["job", "sites"], {"type": "object"}, "a Job, or the health of the workers by site")
+_DRAWING: Final[Schema] = {"image/svg+xml": {}}
 _FORGET: Final[Schema] = {
     "operationId": "forgetJob",
     "summary": "Forgets a job that has ended",
@@ -204,6 +212,7 @@ _FORGET: Final[Schema] = {
 def _fixed(page_size: int) -> Schema:
     limit = _query("limit", {"type": "integer", "minimum": 1, "maximum": page_size}, "how much a page has")
     return {
+        "/stream": _get("streamJobs", "What happens to all jobs, and how the workers are", _LIVE),
         "/health": _get("health", "Whether the service is alive", _ANYTHING),
         "/ready": _get("ready", "Whether jobs and streams are taken", _ANYTHING),
         "/metrics": _get("metrics", "Metrics for Prometheus", _PLAIN),
@@ -227,9 +236,23 @@ def _fixed(page_size: int) -> Schema:
             limit,
             _query("wait", {"type": "integer", "minimum": 0, "maximum": 60}, "how many seconds to wait for an event"),
         ),
-        "/jobs/{job_id}/stream": _get("streamEvents", "Events of a job", _STREAM, _JOB_ID, _AFTER, _RESUME, _GONE),
+        "/jobs/{job_id}/stream": _get(
+            "streamEvents", "Events of a job", _STREAM, _JOB_ID, _AFTER, _RESUME, _GONE, _ACTIVITY
+        ),
+        "/jobs/{job_id}/graph": _get("drawJob", "A drawing of the pipeline of a job", _DRAWING, _JOB_ID),
         "/jobs/{job_id}/inputs": _post("sendInputs", "Sends further parameter sets", "202", Inputs),
         "/jobs/{job_id}/finish": _post("finishInputs", "Says that no more parameter sets will come", "202"),
         "/jobs/{job_id}/resume": _post("resumeJob", "Goes on with an interrupted job", "202"),
         "/jobs/{job_id}/cancel": _post("cancelJob", "Cancels a job", "200", Cancel),
     }
+
+
+_PAGE: Final[Schema] = {
+    "/": _get("page", "The live page", {"text/html": {}}),
+    "/page/{name}": _get(
+        "pageFile",
+        "What the live page is made of",
+        {"*/*": {}},
+        {"name": "name", "in": "path", "required": True, "schema": _TEXT},
+    ),
+}

@@ -150,9 +150,6 @@ class Gathered:
     def write(self, spans: list[Span]) -> None:
         self.spans.extend(spans)
 
-    def flush(self) -> None:
-        self.calls.append("flush")
-
     def close(self) -> None:
         self.calls.append("close")
 
