@@ -35,6 +35,9 @@ nox.options.sessions = ["check"]
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_external_run = True
 
+SIDE_BY_SIDE = ["-n", "logical", "--maxprocesses", "4", "--dist", "worksteal"]
+"""How all tests run: on every core, each process with those that stand together as long as there are enough."""
+
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 
 
@@ -77,7 +80,7 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """All tests: pure, in process, with real processes, random pipelines, and the code of the guide."""
     install(session, "test")
-    session.run("pytest", *session.posargs)
+    session.run("pytest", *(session.posargs or SIDE_BY_SIDE))
 
 
 @nox.session

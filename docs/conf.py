@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "_extensions"))
 
 from dfm_async import __version__
 
@@ -12,11 +13,18 @@ author = "The dfm_async authors"
 copyright = "The dfm_async authors"
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_design",
+    "benchmark_page",
+    "drawings",
+]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 
-myst_enable_extensions = ["colon_fence", "fieldlist"]
+myst_enable_extensions = ["attrs_block", "colon_fence", "fieldlist"]
 myst_heading_anchors = 3
 
 autodoc_typehints = "signature"
@@ -27,4 +35,12 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
 html_theme = "furo"
+pygments_dark_style = "monokai"
 html_title = f"dfm_async {release}"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+html_copy_source = False
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#0b6e6e", "color-brand-content": "#0b6e6e"},
+    "dark_css_variables": {"color-brand-primary": "#5ecfc4", "color-brand-content": "#5ecfc4"},
+}

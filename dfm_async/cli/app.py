@@ -118,6 +118,9 @@ def run(
         typer.Option(min=0.001, help="Abort the job after so many seconds.", show_default=False),
     ] = None,
     on_error: Annotated[OnError, typer.Option(help="Whether other work goes on after an error.")] = OnError.CONTINUE,
+    trace: Annotated[
+        Path | None, typer.Option(help="Append what ran when and where to this file.", show_default=False)
+    ] = None,
     output: OutputOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -140,6 +143,7 @@ def run(
             job_id=job_id,
             deadline=deadline,
             on_error=on_error.value,
+            trace=trace,
             output=Output(as_json=as_json, folder=output, places=tuple(place or ()), quiet=quiet),
         )
     run_async(lambda: run_job(wanted))
@@ -282,6 +286,7 @@ def serve(
         from dfm_async.cli.serving import Serving, chosen_pipelines, serve_federation
         from dfm_async.cli.tokens import server_token
 
+        token = server_token(token_file, host)
         found, module = find_federation(federation)
         wanted = Serving(
             federation=found,
@@ -290,7 +295,7 @@ def serve(
             port=port,
             store=store,
             allow_pipelines=allow_pipelines,
-            token=server_token(token_file, host),
+            token=token,
         )
     run_async(lambda: serve_federation(wanted), hears_signals=True)
 
@@ -345,3 +350,13 @@ def explain(
 
         for line in explained(federation, pipeline, as_json=as_json):
             typer.echo(line)
+
+
+@app.command()
+def doctor(as_json: JsonOption = False) -> None:
+    """Check whether pipelines can run on this machine, and say what to do."""
+    from dfm_async.cli.program import plain_errors, run_async
+
+    with plain_errors():
+        from dfm_async.cli.doctor import examine
+    run_async(lambda: examine(as_json=as_json))

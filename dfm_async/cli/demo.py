@@ -89,9 +89,9 @@ async def demonstrate(*, quiet: bool = False) -> int:
     """Runs the pipeline for a year, shows its progress, and draws the results. Gives the exit code."""
     # Here: worker processes import this module for its operations, and need nothing of the terminal.
     from dfm_async.cli.exits import exit_of_status
-    from dfm_async.cli.following import follow
+    from dfm_async.cli.following import follow, watched
     from dfm_async.cli.streams import StandardOutput
-    from dfm_async.cli.view import view_of
+    from dfm_async.cli.view import LiveView, view_of
 
     start = time.perf_counter()
     output, year = StandardOutput(), _Year()
@@ -100,9 +100,11 @@ async def demonstrate(*, quiet: bool = False) -> int:
         await output.line(f"{plan.explain()}\n")
         view = view_of(quiet=quiet, sets=len(MONTHS))
         with view.shown(output):
-            job: Job = await session.execute(plan, [{"month": month} for month in MONTHS])
+            live = isinstance(view, LiveView)
+            job: Job = await session.execute(plan, [{"month": month} for month in MONTHS], watch=live)
             try:
-                await follow(job.events(), year, view, ())
+                async with watched(job, view):
+                    await follow(job.events(), year, view, ())
             except asyncio.CancelledError:
                 await job.cancel("cancelled from the command line")
                 raise

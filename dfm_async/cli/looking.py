@@ -19,6 +19,7 @@ from dfm_async.cli.running import Output
 from dfm_async.cli.sources import JobSource
 from dfm_async.cli.streams import StandardOutput
 from dfm_async.cli.view import STATUS_STYLES, view_of
+from dfm_async.model.activity import Activity
 from dfm_async.model.events import Event, Failure, FrameCompleted, Metrics, Progress, Result, StatusChanged
 from dfm_async.model.info import JobInfo
 from dfm_async.model.status import JobStatus
@@ -93,6 +94,8 @@ async def show_log(opening: Source, job_id: str, after: int, *, following: bool,
     values = json_values()
     async with opening as source, aclosing(source.events(job_id, after, following=following)) as events:
         async for event in events:
+            if isinstance(event, Activity):
+                continue
             if as_json:
                 await output.line(values.encode_whole(event_data(event, values)).decode())
             else:

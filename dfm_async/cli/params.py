@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Final, TypeAlias
 
 import anyio
@@ -92,7 +93,7 @@ class ParameterFile:
         except OSError as error:
             raise BadInput(f"{self._path}: {error.strerror or error}") from error
 
-    async def _first(self, lines: AsyncIterator[bytes]) -> bytes:
+    async def _first(self, lines: AsyncGenerator[bytes, None]) -> bytes:
         async for line in lines:
             if line.strip():
                 return line
@@ -105,22 +106,23 @@ class ParameterFile:
         except OSError as error:
             raise BadInput(f"{self._path}: {error.strerror or error}") from error
 
-    async def _file_lines(self) -> AsyncIterator[bytes]:
+    async def _file_lines(self) -> AsyncGenerator[bytes, None]:
         async with await anyio.open_file(self._path, "rb") as file:
             while lines := await anyio.to_thread.run_sync(file.wrapped.readlines, _BATCH):
                 for line in lines:
                     yield line
 
-    async def _checked(self, lines: AsyncIterator[bytes]) -> AsyncIterator[ParameterSet]:
+    async def _checked(self, lines: AsyncGenerator[bytes, None]) -> AsyncIterator[ParameterSet]:
         number = 0
-        try:
-            async for line in lines:
-                number += 1
-                if line.strip():
-                    yield self._one(self._decode(line, f"{self._shown}, line {number}"), f"line {number}")
-        except BadInput as error:
-            self.problem = error
-            raise
+        async with aclosing(lines):
+            try:
+                async for line in lines:
+                    number += 1
+                    if line.strip():
+                        yield self._one(self._decode(line, f"{self._shown}, line {number}"), f"line {number}")
+            except BadInput as error:
+                self.problem = error
+                raise
 
     def _whole(self, data: bytes) -> list[ParameterSet]:
         found = self._decode(data, self._shown)
@@ -141,8 +143,9 @@ class ParameterFile:
         return {**self._common, **found}
 
 
-async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    if first:
-        yield first
-    async for line in rest:
-        yield line
+async def _chain(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(rest):
+        if first:
+            yield first
+        async for line in rest:
+            yield line

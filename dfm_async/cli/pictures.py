@@ -12,6 +12,7 @@ import typer
 
 from dfm_async.cli.exits import BadInput
 from dfm_async.cli.references import find_federation, find_pipeline
+from dfm_async.drawing import graph_of, svg
 from dfm_async.federation.federation import Federation
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.planner.plan import Plan, prepare
@@ -48,12 +49,9 @@ def picture(federation: str, pipeline: str | None, kind: Kind) -> str:
     sites, found = _found(federation, pipeline)
     if kind == "text":
         return str(found)
-    if sites is None:
-        if kind == "svg":
-            raise BadInput("an SVG shows the sites of a plan: give the federation, too")
-        return found.to_mermaid()
-    explained = _plan(sites, found).explain()
-    return explained.to_mermaid() if kind == "mermaid" else explained.to_svg()
+    if kind == "svg":
+        return svg(graph_of(found if sites is None else _plan(sites, found)))
+    return found.to_mermaid() if sites is None else _plan(sites, found).explain().to_mermaid()
 
 
 def explain(federation: str, pipeline: str | None, *, as_json: bool) -> Iterator[str]:

@@ -13,6 +13,7 @@ import msgspec
 from dfm_async.cli.exits import BadInput, Unreachable
 from dfm_async.cli.sources import JobSource
 from dfm_async.errors import DfmError, OperationFailed
+from dfm_async.model.activity import Activity
 from dfm_async.model.events import (
     Event,
     Failure,
@@ -44,6 +45,7 @@ _KINDS: Final[dict[str, Any]] = {
     "status": StatusChanged,
     "frame": FrameCompleted,
     "worker": WorkerNotice,
+    "activity": Activity,
 }
 
 
@@ -97,11 +99,11 @@ class ServedJobs:
         found = await self._ask("POST", f"{_path(job_id)}/cancel", job_id, json={"reason": reason})
         return dict(found["outcomes"])
 
-    def events(self, job_id: str, after: int, *, following: bool) -> AsyncGenerator[Event, None]:
+    def events(self, job_id: str, after: int, *, following: bool) -> AsyncGenerator[Event | Activity, None]:
         """Gives the events of a job behind an offset: those that are there, or all until it ends."""
         return self._follow(job_id, after) if following else self._stored(job_id, after)
 
-    async def _stored(self, job_id: str, after: int) -> AsyncGenerator[Event, None]:
+    async def _stored(self, job_id: str, after: int) -> AsyncGenerator[Event | Activity, None]:
         end = (await self.info(job_id)).events
         while after + 1 < end:
             query = {"after": after, "limit": _PAGE}
@@ -114,13 +116,14 @@ class ServedJobs:
                     yield event
             after = page["next"]
 
-    async def _follow(self, job_id: str, after: int) -> AsyncGenerator[Event, None]:
+    async def _follow(self, job_id: str, after: int) -> AsyncGenerator[Event | Activity, None]:
         """Reads the stream of a job; goes on behind the last event after a break."""
         pause, failed = 1.0, 0
         while True:
             try:
+                headers, query = _resumed(after), {"activity": "true"}
                 async with aconnect_sse(
-                    self._client, "GET", f"{_path(job_id)}/stream", headers=_resumed(after)
+                    self._client, "GET", f"{_path(job_id)}/stream", headers=headers, params=query
                 ) as source:
                     if source.response.status_code == 204:  # all of it was read before
                         return
@@ -132,7 +135,8 @@ class ServedJobs:
                             return
                         event = self._event(sent.event, _json(sent, self._url)) if sent.data else None
                         if event is not None:
-                            after, failed = event.offset, 0
+                            failed = 0
+                            after = after if isinstance(event, Activity) else event.offset
                             yield event
                 problem = "the service ended the stream"
             except (httpx.TransportError, SSEError) as error:
@@ -144,7 +148,7 @@ class ServedJobs:
                 raise Unreachable(f"the stream of job {job_id} at {self._url} broke, and cannot be opened: {problem}")
             await asyncio.sleep(pause)  # as long as the service asks for
 
-    def _event(self, name: str, data: Any) -> Event | None:
+    def _event(self, name: str, data: Any) -> Event | Activity | None:
         try:
             return event_of(name, data)
         except (msgspec.ValidationError, KeyError, TypeError) as error:
@@ -196,7 +200,7 @@ class ServedJobs:
         return Unreachable(f"what {self._url} answered is not understood: {error}. Is it of another version?")
 
 
-def event_of(name: str, data: Any) -> Event | None:
+def event_of(name: str, data: Any) -> Event | Activity | None:
     """Makes an event of what a service tells; None if it is none of a job's log.
 
     Raises:
@@ -207,7 +211,7 @@ def event_of(name: str, data: Any) -> Event | None:
     kind = _KINDS.get(name)
     if kind is None:
         return None
-    event: Event = msgspec.convert(data, kind)
+    event: Event | Activity = msgspec.convert(data, kind)
     return event
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dfm_async.cli.exits import BadInput, exit_of_status
-from dfm_async.cli.following import follow
+from dfm_async.cli.following import follow, watched
 from dfm_async.cli.params import ParameterFile, ParameterSet, parse_params
 from dfm_async.cli.results import FileResults, JsonResults, ResultWriter, TextResults
 from dfm_async.cli.streams import StandardOutput
@@ -60,6 +60,7 @@ class Run:
     job_id: str | None = None
     deadline: float | None = None
     on_error: Literal["continue", "stop"] = "continue"
+    trace: Path | None = None
     output: Output = Output()
 
 
@@ -70,18 +71,23 @@ async def run_job(run: Run) -> int:
         DfmError: it cannot be run.
     """
     output = StandardOutput()
-    async with Session(run.federation, target=run.target, store=run.store) as session:
+    _check_trace(run.trace)
+    async with Session(run.federation, target=run.target, store=run.store, trace=run.trace) as session:
         plan = await session.prepare(run.pipeline)
         run.output.check_places(plan.places)
         file, sets = await _sets(run, plan)
         writer = run.output.writer(output)
         view = view_of(quiet=run.output.quiet, sets=len(sets) if isinstance(sets, list) else None)
         with view.shown(output):
-            job = await session.execute(plan, sets, job_id=run.job_id, deadline=run.deadline, on_error=run.on_error)
+            live = isinstance(view, LiveView)
+            job = await session.execute(
+                plan, sets, job_id=run.job_id, deadline=run.deadline, on_error=run.on_error, watch=live
+            )
             if job.status is JobStatus.INTERRUPTED:  # left over from before: the same again goes on with it
-                job = await session.resume(job.job_id)
+                job = await session.resume(job.job_id, watch=live)
             try:
-                await follow(job.events(), writer, view, run.output.places)
+                async with watched(job, view):
+                    await follow(job.events(), writer, view, run.output.places)
             except (asyncio.CancelledError, BrokenPipeError):
                 await _cancel(job, view)
                 raise
@@ -89,6 +95,15 @@ async def run_job(run: Run) -> int:
     if file is not None and file.problem is not None:
         raise file.problem
     return exit_of_status(job.status)
+
+
+def _check_trace(path: Path | None) -> None:
+    """Refuses a file that spans cannot be appended to."""
+    if path is not None:
+        try:
+            path.open("ab").close()
+        except OSError as error:
+            raise BadInput(f"--trace {path}: {error.strerror or error}") from error
 
 
 async def _sets(run: Run, plan: Plan) -> tuple[ParameterFile | None, list[ParameterSet] | AsyncIterator[ParameterSet]]:

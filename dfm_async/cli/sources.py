@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from dfm_async.model.activity import Activity
 from dfm_async.model.events import Event
 from dfm_async.model.info import JobInfo
 from dfm_async.model.status import JobStatus
@@ -28,8 +29,10 @@ class JobSource(Protocol):
         """
         ...
 
-    def events(self, job_id: str, after: int, *, following: bool) -> AsyncGenerator[Event, None]:
+    def events(self, job_id: str, after: int, *, following: bool) -> AsyncGenerator[Event | Activity, None]:
         """Gives the events of a job behind an offset: those that are there, or all until it ends.
+
+        While it is followed, what its operations do stands between them, if that is known.
 
         Raises:
             Unreachable: there is none, or what comes behind the offset is gone.

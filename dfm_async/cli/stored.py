@@ -12,6 +12,7 @@ from dfm_async.cli.references import load_module
 from dfm_async.cli.sources import JobSource
 from dfm_async.errors import JobOwned
 from dfm_async.federation.federation import Federation
+from dfm_async.model.activity import Activity
 from dfm_async.model.events import Event
 from dfm_async.model.info import JobInfo
 from dfm_async.model.status import JobStatus
@@ -61,7 +62,7 @@ class StoredJobs:
         """What is known of one job."""
         return (await self._job(job_id)).info()
 
-    async def events(self, job_id: str, after: int, *, following: bool) -> AsyncGenerator[Event, None]:
+    async def events(self, job_id: str, after: int, *, following: bool) -> AsyncGenerator[Event | Activity, None]:
         """Gives the events of a job behind an offset: those that are there, or all until it ends."""
         job = await self._job(job_id)
         end = job.info().events

@@ -7,7 +7,7 @@ import os
 import select
 import stat
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final
 
 from dfm_async.cli.exits import BadInput
@@ -102,7 +102,7 @@ def _once(ready: asyncio.Future[None]) -> None:
         ready.set_result(None)
 
 
-async def input_lines() -> AsyncIterator[bytes]:
+async def input_lines() -> AsyncGenerator[bytes, None]:
     """Gives the lines of standard input as they come.
 
     Raises:

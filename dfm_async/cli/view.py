@@ -20,6 +20,7 @@ from dfm_async.cli.program import safe
 from dfm_async.cli.results import frame_text
 from dfm_async.cli.streams import StandardOutput
 from dfm_async.errors import DecodingError
+from dfm_async.model.activity import Activity, NodeActivity
 from dfm_async.model.events import (
     Event,
     Failure,
@@ -66,6 +67,7 @@ class JobView:
         self.failures = 0
         self.results: Counter[str] = Counter()
         self.progress: dict[tuple[str, str], Progress] = {}
+        self.calls: dict[str, NodeActivity] = {}
         self._began = time.monotonic()
 
     def take(self, event: Event) -> None:
@@ -87,6 +89,11 @@ class JobView:
                 self.progress[key] = event
             case Metrics():
                 pass
+
+    def look(self, activity: Activity) -> None:
+        """Takes what operations have done since the last time."""
+        for node in activity.nodes:
+            self.calls[node.node] = node
 
     def say(self, text: str, style: str = "") -> None:
         """Writes lines that stay; if quiet is wanted, only errors."""
@@ -164,6 +171,11 @@ class LiveView(JobView):
         super().take(event)
         self.touch()
 
+    def look(self, activity: Activity) -> None:
+        """Takes what operations have done since the last time, and draws it soon."""
+        super().look(activity)
+        self.touch()
+
     def touch(self) -> None:
         """Has the picture drawn again: not at once, so that many events cost one drawing."""
         if self._timer is None and self._live is not None:
@@ -183,12 +195,23 @@ class LiveView(JobView):
             f"  {_bar(self.done, self.sets)}",
             (f"  {_counted(self.failures, 'error')}" if self.failures else "", "red"),
         )
-        sites = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(self.results))
-        sites.add_column("site", style="bold")
-        sites.add_column("results", justify="right")
-        for site in sorted(self.results):
-            sites.add_row(site, f"{self.results[site]:,}")
-        return Group(head, sites, *self._notes())
+        return Group(head, self._sites(), *self._notes())
+
+    def _sites(self) -> Table:
+        known = bool(self.calls or self.results)
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=known)
+        table.add_column("site", style="bold")
+        for name in ("running", "done", "failed", "results"):
+            table.add_column(name, justify="right")
+        counts: dict[str, list[int]] = {}
+        for node in self.calls.values():
+            row = counts.setdefault(node.site, [0, 0, 0])
+            for at, number in enumerate((node.running, node.done, node.failed)):
+                row[at] += number
+        for site in sorted({*counts, *self.results}):
+            running, done, failed = counts.get(site, (0, 0, 0))
+            table.add_row(safe(site), *(f"{n:,}" if n else "" for n in (running, done, failed, self.results[site])))
+        return table
 
     def _notes(self) -> Iterator[Text]:
         for (site, node), progress in list(self.progress.items())[-_NOTES:]:

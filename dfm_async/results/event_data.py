@@ -34,19 +34,20 @@ NAMES: Final[dict[type[Any], str]] = {
 """What each kind of event is called."""
 
 
-def error_data(error: DfmError) -> dict[str, Any]:
-    """What clients are told about an error. Tracebacks stay here: they show code and paths."""
+def error_data(error: DfmError, *, tracebacks: bool = False) -> dict[str, Any]:
+    """What clients are told about an error. Tracebacks show code and paths: not everybody may see them."""
     if isinstance(error, OperationFailed):
-        return {
+        data: dict[str, Any] = {
             "type": error.type_name,
             "message": error.message,
             "operation": error.operation,
             "attempt": error.attempt,
         }
+        return {**data, "traceback": error.remote_traceback} if tracebacks and error.remote_traceback else data
     return {"type": type_name(type(error)), "message": str(error).split("\n", 1)[0]}
 
 
-def event_data(event: Event, values: JsonValues) -> dict[str, Any]:
+def event_data(event: Event, values: JsonValues, *, tracebacks: bool = False) -> dict[str, Any]:
     """What JSON tells about an event."""
     data: dict[str, Any] = {"event": NAMES[type(event)], "offset": event.offset}
     match event:
@@ -54,7 +55,7 @@ def event_data(event: Event, values: JsonValues) -> dict[str, Any]:
             value = msgspec.Raw(values.encode(event.value))
             data.update(place=event.place, value=value, frame=event.frame, site=event.site, node=event.node)
         case Failure():
-            error = error_data(event.error)
+            error = error_data(event.error, tracebacks=tracebacks)
             data.update(place=event.place, error=error, frame=event.frame, site=event.site, node=event.node)
         case StatusChanged():
             data.update(status=event.status.value, reason=event.reason)

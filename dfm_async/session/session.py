@@ -36,7 +36,7 @@ from dfm_async.runtime.once import in_thread
 from dfm_async.session.callbacks import Callback, CallbackDispatcher, LoopDispatcher
 from dfm_async.session.job import Job, check_places, record_info, summary_info
 from dfm_async.session.parameters import ParameterSets
-from dfm_async.session.watch import JobWatch
+from dfm_async.session.watch import JobWatch, SiteWatch
 from dfm_async.store import open_store
 from dfm_async.targets.base import Target
 from dfm_async.targets.coordinator import Coordinator, JobRules
@@ -634,6 +634,18 @@ class Session:
         """
         self._check_open()
         return JobWatch(self._jobs, self._jobs.changes.reader(interval), self.infos())
+
+    def health(self, interval: float = 1.0) -> SiteWatch:
+        """Gives an iterator over how the workers of all sites are: first as they are now, then whenever that changes.
+
+        It is a state and not a history, as with :meth:`changes`. Workers that have no jobs say nothing. It ends with
+        the session.
+
+        Args:
+            interval: how many seconds lie at least between looks at the workers.
+        """
+        self._check_open()
+        return SiteWatch(self._target, interval)
 
     def coordinator(self, job_id: str) -> Coordinator | None:
         """The one who runs a job, while it runs here; what :class:`Job` steers it by."""

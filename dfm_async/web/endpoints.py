@@ -15,7 +15,7 @@ from dfm_async.errors import DfmError
 from dfm_async.web.answers import Refusal, refusal_of
 from dfm_async.web.limits import WebLimits
 
-__all__ = ["Endpoint", "Handler", "SocketEndpoint", "SocketHandler", "choice", "whole_number"]
+__all__ = ["Endpoint", "Handler", "SocketEndpoint", "SocketHandler", "choice", "flag", "whole_number"]
 
 Handler: TypeAlias = Callable[[Request, Send], Awaitable[Response | None]]
 """Answers a request: gives the answer, or has sent it and gives None."""
@@ -97,3 +97,12 @@ def choice(query: QueryParams, name: str, default: str, options: tuple[str, ...]
     if found not in options:
         raise Refusal(422, "query", f"{name} must be one of: {', '.join(options)}")
     return found
+
+
+def flag(query: QueryParams, name: str) -> bool:
+    """Reads whether something is wanted; it is not if the query does not say so.
+
+    Raises:
+        Refusal: it is no yes or no.
+    """
+    return choice(query, name, "false", ("false", "true", "0", "1")) in ("true", "1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -17,7 +18,7 @@ from dfm_async.session.job import Job
 from dfm_async.web.access import Principal
 from dfm_async.web.answers import Refusal, answer
 from dfm_async.web.bodies import Cancel, Inputs, Submission, read_body
-from dfm_async.web.endpoints import choice, whole_number
+from dfm_async.web.endpoints import choice, flag, whole_number
 from dfm_async.web.sse import EventWriter
 from dfm_async.web.state import State
 from dfm_async.web.streams import Seat
@@ -26,11 +27,25 @@ __all__ = ["ON_DISCONNECT", "JobHandlers", "info_data"]
 
 ON_DISCONNECT: Final = ("keep", "cancel")
 
+_INTERVAL: Final = 0.2
+"""How many seconds lie at least between two looks at what operations do."""
+
 
 def info_data(info: JobInfo) -> dict[str, Any]:
     """What clients are told about a job."""
     data = {name: getattr(info, name) for name in info.__struct_fields__ if name != "label"}
     return {**data, "status": info.status.value, "principal": info.label}
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """How a client wants to have a stream."""
+
+    principal: Principal
+    after: int
+    on_disconnect: str
+    activity: bool
+    status: int = 200
 
 
 class JobHandlers:
@@ -62,9 +77,11 @@ class JobHandlers:
                 raise Refusal(422, "body", message)
             job = await self._execute(principal, pipeline, body)
             return answer(info_data(job.info()), 201)
+        activity = flag(request.query_params, "activity")
+        order = _Order(principal, -1, body.on_disconnect, activity, 201)
         with self._state.streams.seat(principal) as seat:
             job = await self._execute(principal, pipeline, body)
-            await self._stream(request, send, seat, job, -1, body.on_disconnect, 201)
+            await self._stream(request, send, seat, job, order)
         return None
 
     async def _execute(self, principal: Principal, pipeline: Pipeline, body: Submission) -> Job:
@@ -80,6 +97,7 @@ class JobHandlers:
                 deadline=body.deadline,
                 on_error=body.on_error,
                 label=principal.id,
+                watch=state.page,
             )
             if job.info().label != principal.id:  # the id was taken, by an equal job of somebody else
                 raise ParameterError([f"a job {job.job_id!r} exists already, with other content"])
@@ -99,6 +117,7 @@ class JobHandlers:
         state = self._state
         principal = await state.guard.principal(request)
         job, info = await state.job(principal, "read", request.path_params["job_id"])
+        activity = flag(request.query_params, "activity")
         gone = choice(request.query_params, "on_disconnect", "keep", ON_DISCONNECT)
         if gone == "cancel":
             state.guard.check_job(principal, "cancel", info)
@@ -106,19 +125,18 @@ class JobHandlers:
         if info.status.ended and after >= info.events - 1:
             return Response(status_code=204)  # tells a browser that it need not come back
         with state.streams.seat(principal) as seat:
-            await self._stream(request, send, seat, job, after, gone)
+            await self._stream(request, send, seat, job, _Order(principal, after, gone, activity))
         return None
 
-    async def _stream(
-        self, request: Request, send: Send, seat: Seat, job: Job, after: int, on_disconnect: str, status: int = 200
-    ) -> None:
+    async def _stream(self, request: Request, send: Send, seat: Seat, job: Job, order: _Order) -> None:
         state = self._state
-        async with seat.reading(job, after) as reader:
+        async with seat.reading(job, order.after) as reader:
             headers = [(b"x-job-id", quote(job.job_id, safe="").encode())]
-            await EventWriter(reader, state.records.of(reader.log), state.limits).run(
-                request.receive, send, status, headers
-            )
-        if reader.gone and on_disconnect == "cancel":
+            records = state.records_for(order.principal, job.info(), reader.log)
+            activity = job.activity(_INTERVAL) if order.activity and job.watched else None
+            writer = EventWriter(reader, records, state.limits, activity)
+            await writer.run(request.receive, send, order.status, headers)
+        if reader.gone and order.on_disconnect == "cancel":
             await job.cancel("the reader of its stream has gone")
 
     # steering
@@ -153,7 +171,7 @@ class JobHandlers:
         if info.status is not JobStatus.INTERRUPTED:
             raise Refusal(409, "not interrupted", f"the job is {info.status.value}: only interrupted jobs are resumed")
         with state.quota.room(principal):
-            job = await state.session.resume(job.job_id)
+            job = await state.session.resume(job.job_id, watch=state.page)
             state.quota.add(principal, job)
         return answer(info_data(job.info()), 202)
 

@@ -54,9 +54,9 @@ _JOB: Final[Schema] = {
 }
 _EVENT: Final[Schema] = {
     "type": "object",
-    "required": ["event", "offset"],
+    "required": ["event"],
     "properties": {
-        "event": {"enum": [*NAMES.values(), "end", "drain"]},
+        "event": {"enum": [*NAMES.values(), "activity", "end", "drain"]},
         "offset": {"type": "integer", "minimum": -1, "description": "its position in the log of the job"},
         "place": _MAYBE_TEXT,
         "value": {"description": "of results: the value"},
@@ -83,16 +83,21 @@ class OpenApi:
         state.guard.check(principal, "list")
         schemas, definitions = await state.schemas(_REF)
         root = request.scope.get("root_path", "") or "/"
-        return answer(_document(root, state.allow_pipelines, schemas, definitions))
+        fixed = {**_PAGE, **_FIXED} if state.page else _FIXED
+        return answer(_document(root, fixed, state.allow_pipelines, schemas, definitions))
 
 
 def _document(
-    root: str, allow_pipelines: bool, schemas: Mapping[str, PipelineSchema], definitions: Mapping[str, Schema]
+    root: str,
+    fixed: Schema,
+    allow_pipelines: bool,
+    schemas: Mapping[str, PipelineSchema],
+    definitions: Mapping[str, Schema],
 ) -> Schema:
     bodies: list[type[BaseModel]] = [Submission, Inputs, Cancel, *([WholePipeline] if allow_pipelines else [])]
     _, own = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF)
     components = {**definitions, **own["$defs"], "Job": _JOB, "Event": _EVENT, "Error": _ERROR}
-    paths: Schema = {**_FIXED}
+    paths: Schema = {**fixed}
     if allow_pipelines:
         paths["/jobs"] = {
             **paths["/jobs"],
@@ -150,6 +155,10 @@ _GONE: Final = _query(
     "on_disconnect", {"enum": ["keep", "cancel"]}, "what happens to the job when the reader goes away"
 )
 
+_ACTIVITY: Final = _query(
+    "activity", {"enum": ["false", "true", "0", "1"]}, "whether to tell what the operations do, in events without an id"
+)
+
 
 def _get(name: str, summary: str, content: Schema, *parameters: Schema) -> Schema:
     responses = {"200": {"description": summary, "content": content}, **_REFUSED}
@@ -175,9 +184,12 @@ def _page(name: str, item: Schema, **more: Any) -> Schema:
 _ANYTHING: Final = _json({"type": "object"})
 _PLAIN: Final = {"text/plain": {"schema": _TEXT}}
 _STREAM: Final = {"text/event-stream": {"schema": {**_TEXT, "description": "events; the data of each is an Event"}}}
+_LIVE: Final = {"text/event-stream": {"schema": {**_TEXT, "description": "events: job (a Job), and sites"}}}
+_DRAWING: Final = {"image/svg+xml": {"schema": _TEXT}}
 _RESUME: Final[Schema] = {"name": "Last-Event-ID", "in": "header", "schema": _TEXT, "description": "as after"}
 
 _FIXED: Final[Schema] = {
+    "/stream": _get("streamJobs", "What happens to all jobs, and how the workers are", _LIVE),
     "/health": _get("health", "Whether the service is alive", _ANYTHING),
     "/ready": _get("ready", "Whether jobs and streams are taken", _ANYTHING),
     "/metrics": _get("metrics", "Metrics for Prometheus", _PLAIN),
@@ -201,9 +213,21 @@ _FIXED: Final[Schema] = {
         _LIMIT,
         _query("wait", {"type": "integer", "minimum": 0, "maximum": 60}, "how many seconds to wait for an event"),
     ),
-    "/jobs/{job_id}/stream": _get("streamEvents", "Events of a job", _STREAM, _JOB_ID, _AFTER, _RESUME, _GONE),
+    "/jobs/{job_id}/stream": _get(
+        "streamEvents", "Events of a job", _STREAM, _JOB_ID, _AFTER, _RESUME, _GONE, _ACTIVITY
+    ),
+    "/jobs/{job_id}/graph": _get("drawJob", "A drawing of the pipeline of a job", _DRAWING, _JOB_ID),
     "/jobs/{job_id}/inputs": _post("sendInputs", "Sends further parameter sets", "202", "Inputs"),
     "/jobs/{job_id}/finish": _post("finishInputs", "Says that no more parameter sets will come", "202"),
     "/jobs/{job_id}/resume": _post("resumeJob", "Goes on with an interrupted job", "202"),
     "/jobs/{job_id}/cancel": _post("cancelJob", "Cancels a job", "200", "Cancel"),
+}
+_PAGE: Final[Schema] = {
+    "/": _get("page", "The live page", {"text/html": {"schema": _TEXT}}),
+    "/page/{name}": _get(
+        "pageFile",
+        "What the live page is made of",
+        {"*/*": {}},
+        {"name": "name", "in": "path", "required": True, "schema": _TEXT},
+    ),
 }

@@ -29,14 +29,15 @@ class Records:
         )
         # By log and not by job id, which may be used again; weakly, so that a log can go when nobody reads it. The
         # events themselves are not kept: their values may be much larger than their records.
-        self._logs: WeakKeyDictionary[ResultLog, LogRecords] = WeakKeyDictionary()
+        self._logs: WeakKeyDictionary[ResultLog, dict[bool, LogRecords]] = WeakKeyDictionary()
         self._size = 0
 
-    def of(self, log: ResultLog) -> LogRecords:
-        """Gives the records of one log."""
-        found = self._logs.get(log)
+    def of(self, log: ResultLog, debug: bool = False) -> LogRecords:
+        """Gives the records of one log: those for clients who may debug, or those for others."""
+        made = self._logs.setdefault(log, {})
+        found = made.get(debug)
         if found is None:
-            found = self._logs[log] = LogRecords(self)
+            found = made[debug] = LogRecords(self, debug)
         return found
 
     def keep(self, size: int) -> None:
@@ -47,16 +48,18 @@ class Records:
 
     def forget(self) -> None:
         """Drops what is kept."""
-        for found in self._logs.values():
-            found.forget()
+        for made in self._logs.values():
+            for found in made.values():
+                found.forget()
         self._size = 0
 
 
 class LogRecords:
     """The records of one log, as JSON in one line, or as server-sent events."""
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: Records, debug: bool) -> None:
         self._records = records
+        self._debug = debug
         self._kept: dict[int, bytes] = {}
 
     def forget(self) -> None:
@@ -68,7 +71,8 @@ class LogRecords:
         found = self._kept.get(event.offset)
         if found is None:
             values = self._records.values
-            found = sse_event(NAMES[type(event)], values.encode_whole(event_data(event, values)), event.offset)
+            data = values.encode_whole(event_data(event, values, tracebacks=self._debug))
+            found = sse_event(NAMES[type(event)], data, event.offset)
             if len(found) <= _SMALL:
                 self._records.keep(len(found))
                 self._kept[event.offset] = found

@@ -16,9 +16,12 @@ from dfm_async.federation.federation import Federation
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.session.session import Session
 from dfm_async.web.access import Authorizer, Guard
+from dfm_async.web.assets import Assets
 from dfm_async.web.endpoints import Endpoint, Handler, SocketEndpoint
+from dfm_async.web.graphs import GraphHandlers
 from dfm_async.web.jobs import JobHandlers
 from dfm_async.web.limits import WebLimits
+from dfm_async.web.live import LiveHandlers
 from dfm_async.web.openapi import OpenApi
 from dfm_async.web.pages import Pages
 from dfm_async.web.pipelines import PipelineHandlers
@@ -60,6 +63,7 @@ class Service:
             federation, with any arguments.
         drain_on_signals: whether the service drains when the process is asked to end (SIGINT, SIGTERM). Servers wait
             for open connections before they end the lifespan, so that streams would hold them up otherwise.
+        page: whether the live page is served, at ``/``. Jobs of clients are then executed with ``watch=True``.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Service:
         limits: WebLimits | None = None,
         allow_pipelines: bool = False,
         drain_on_signals: bool = True,
+        page: bool = True,
     ) -> None:
         if (federation is None) == (session is None):
             raise TypeError("give either a federation or a session")
@@ -87,7 +92,7 @@ class Service:
         self._drain_on_signals = drain_on_signals
         self.limits = limits or WebLimits()
         """What clients may have at most."""
-        self._state = State(Guard(authorizer), self.limits, pipelines or {}, allow_pipelines)
+        self._state = State(Guard(authorizer), self.limits, pipelines or {}, allow_pipelines, page)
         self.routes: list[BaseRoute] = self._make_routes()
         """The routes, to include them in an application."""
         self.app = Starlette(routes=self.routes, lifespan=self.lifespan)
@@ -97,6 +102,7 @@ class Service:
         state = self._state
         jobs, pages, probes = JobHandlers(state), Pages(state), Probes(state)
         pipelines, sockets = PipelineHandlers(state, jobs), SocketHandlers(state)
+        live, graphs, assets = LiveHandlers(state), GraphHandlers(state), Assets(state)
 
         def route(method: str, path: str, handler: Handler) -> Route:
             if method == "POST":  # others only look
@@ -105,7 +111,10 @@ class Service:
             made.methods = {method}  # HEAD comes with GET otherwise, and would open a stream that nobody sees
             return made
 
+        page = [route("GET", "/", assets.index), route("GET", "/page/{name}", assets.file)] if state.page else []
         return [
+            *page,
+            route("GET", "/stream", live.stream),
             route("GET", "/health", probes.health),
             route("GET", "/ready", probes.ready),
             route("GET", "/metrics", MetricHandlers(state).metrics),
@@ -117,6 +126,7 @@ class Service:
             route("GET", "/jobs/{job_id}", jobs.show),
             route("GET", "/jobs/{job_id}/events", pages.events),
             route("GET", "/jobs/{job_id}/stream", jobs.stream),
+            route("GET", "/jobs/{job_id}/graph", graphs.graph),
             WebSocketRoute("/jobs/{job_id}/socket", SocketEndpoint(sockets.stream, self.limits)),
             route("POST", "/jobs/{job_id}/inputs", jobs.send),
             route("POST", "/jobs/{job_id}/finish", jobs.finish),

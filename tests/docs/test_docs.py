@@ -18,8 +18,6 @@ import subprocess
 import sys
 import types
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,76 +26,17 @@ import psutil
 import pytest
 
 import dfm_async
-from dfm_async import LocalOptions, ResultLimits, RetryPolicy, errors, exchange, testing, web
+from dfm_async import LocalOptions, ResultLimits, RetryPolicy, drawing, errors, exchange, testing, web
 from dfm_async.exchange import AgentOptions, ExecutorOptions, sync
 from dfm_async.exchange.filepipe import gate
 from dfm_async.targets import local
 from dfm_async.web import WebLimits
-
-ROOT = Path(__file__).resolve().parents[2]
-EXCLUDED = {"api.md"}
-
-_FILE = re.compile(r"^# (?P<name>[\w-]+\.py)\n")
-_OPEN = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<language>[^`\s]*)[^`]*$")
-
-
-@dataclass(frozen=True)
-class Block:
-    """One fenced block of a page."""
-
-    language: str
-    line: int
-    """The line of the page that its first line stands on, counted from 1."""
-    text: str
-    follows: bool
-    """Whether only empty lines stand between it and the block before."""
-
-
-def pages() -> list[Path]:
-    found = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in EXCLUDED]
-    readme = ROOT / "README.md"
-    return [*found, readme] if readme.exists() else found
-
-
-def blocks(text: str) -> Iterator[Block]:
-    lines = text.splitlines()
-    number = 0
-    follows = False
-    while number < len(lines):
-        opened = _OPEN.match(lines[number])
-        if opened is None:
-            follows = follows and not lines[number].strip()
-            number += 1
-            continue
-        indent, fence = len(opened["indent"]), opened["fence"]
-        first = number = number + 1
-        while number < len(lines) and lines[number].strip() != fence:
-            number += 1
-        if number == len(lines):
-            raise ValueError(f"the block that begins on line {first} never ends")
-        body = "".join(f"{line[indent:]}\n" for line in lines[first:number])
-        yield Block(opened["language"], first + 1, body, follows)
-        follows = True
-        number += 1
-
-
-def examples_of(page: Path) -> list[tuple[Block, Block | None]]:
-    return list(examples(page.read_text(encoding="utf-8")))
-
-
-def examples(text: str) -> Iterator[tuple[Block, Block | None]]:
-    """Gives each Python block, with the text block directly behind it if there is one."""
-    found = list(blocks(text))
-    for index, block in enumerate(found):
-        if block.language == "python":
-            behind = found[index + 1] if index + 1 < len(found) else None
-            shown = behind if behind is not None and behind.language == "text" and behind.follows else None
-            yield block, shown
+from tests.docs.pages import FILE, ROOT, Block, blocks, examples, examples_of, pages
 
 
 async def run_block(block: Block, page: Path, namespace: dict[str, Any]) -> str:
     """Runs a block, which may use ``await`` on its top level, and gives what it printed; or writes the file it is."""
-    file = _FILE.match(block.text)
+    file = FILE.match(block.text)
     if file is not None:
         Path(file["name"]).write_text(block.text, encoding="utf-8")  # noqa: ASYNC240 - a small local file
         return ""
@@ -234,6 +173,7 @@ def test_the_api_page_has_every_public_name() -> None:
         "dfm_async.targets.local": local.__all__,
         "dfm_async.testing": testing.__all__,
         "dfm_async.web": web.__all__,
+        "dfm_async.drawing": drawing.__all__,
     }
     names = [f"{home}.{name}" for home, found in homes.items() for name in found]
     assert [name for name in names if not re.search(rf":: {re.escape(name)}\b", page)] == []

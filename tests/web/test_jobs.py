@@ -61,7 +61,7 @@ async def test_each_kind_of_event_has_a_name() -> None:
     assert [failure["place"] for failure in failures] == [None, "yield"]
     assert failures[0]["error"]["type"] == "ValueError"
     assert failures[0]["error"]["message"] == "no 1"
-    assert "Traceback" not in str(failures)
+    assert "raise ValueError" in failures[0]["error"]["traceback"]
     assert found[-1].data["status"] == "failed"
 
 

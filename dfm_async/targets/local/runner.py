@@ -16,6 +16,7 @@ from dfm_async.model.stats import LaneStats, SiteStats, TargetStats, Traffic
 from dfm_async.model.status import JobStatus
 from dfm_async.results.log import LogReader
 from dfm_async.results.record import JobRecord
+from dfm_async.results.watching import Bells
 from dfm_async.runtime.once import in_thread
 from dfm_async.runtime.operations import OperationTable
 from dfm_async.runtime.site import SiteRuntime
@@ -48,6 +49,7 @@ class FederationRunner:
         self._arena = Arena()
         self.codec = Codec(trusted=True, arena=self._arena)
         self.jobs = JobTable(self.options)
+        self.worker_bells = Bells()
         self._hub = Hub(self.send_token_package)
         self._queue = JobQueue()
         self._crowd: dict[Coordinator, asyncio.Future[None]] = {}
@@ -70,7 +72,13 @@ class FederationRunner:
             self._fork_server = ForkServer.acquire(self.options.preload)
         try:
             pools = self._pools = SitePools(
-                federation, homesite, self.options, self.codec, self._fork_server, self._hub.receive
+                federation,
+                homesite,
+                self.options,
+                self.codec,
+                self._fork_server,
+                self._hub.receive,
+                self.worker_bells.ring,
             )
             home = federation.sites.get(homesite)
             async with (
@@ -100,6 +108,7 @@ class FederationRunner:
                         self._arena.close()
         finally:
             self.jobs.close()
+            self.worker_bells.close()
             if self._fork_server is not None:
                 with anyio.CancelScope(shield=True):
                     await in_thread(self._fork_server.release, "fork-server")

@@ -61,6 +61,11 @@ class Seat(Protocol):
 class WorkerOwner(Protocol):
     """Whoever is told what happens to a worker."""
 
+    @property
+    def worker_changed(self) -> Callable[[], None]:
+        """Is called when something about a worker has changed."""
+        ...
+
     async def pause(self, seconds: float) -> None:
         """Waits before a start."""
         ...
@@ -198,16 +203,19 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         self.tokens = Traffic(pulse.tokens, pulse.token_bytes)
         if self._watch is not None:
             self._watch.pulse(pulse)
+        self._pool.worker_changed()
 
     def launched(self) -> None:
         """A job is sent to the worker: from now on it should give signs of life."""
         if self._watch is not None:
             self._watch.begin()
+        self._pool.worker_changed()
 
     def left(self) -> None:
         """A job has left its seat."""
         if self._watch is not None and not self.seats:
             self._watch.end()
+        self._pool.worker_changed()
 
     @property
     def lag(self) -> float | None:
