@@ -89,8 +89,10 @@ def definitions(page: Path) -> tuple[dict[str, int], set[str]]:
         file = FILE.match(block.text)
         if file is not None:
             defined[file["name"]] = block.line
+        used |= set(re.findall(r"[\w-]+\.py", block.text.partition("\n")[2] if file else block.text))
+        used |= {f"{name}.py" for name in re.findall(r"^from (\w+) import", block.text, re.MULTILINE)}
+        if file is not None or block.language == "console":
             continue
-        used |= set(re.findall(r"[\w-]+\.py", block.text))
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
         tree = compile(block.text, str(page), "exec", flags=flags)
         used |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
