@@ -7,7 +7,7 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from playwright.async_api import Page
+from playwright.async_api import Page, ViewportSize
 
 from dfm_async import Session
 from dfm_async.web import Service
@@ -16,7 +16,7 @@ from tests.web.page.browser import launched
 from tests.web.rig import Server, serving
 
 HOME = Path(__file__).resolve().parents[3] / "docs" / "images"
-SIZE = {"width": 1360, "height": 850}
+SIZE: ViewportSize = {"width": 1360, "height": 850}
 
 
 async def main(home: Path) -> None:
