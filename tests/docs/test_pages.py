@@ -120,6 +120,12 @@ def test_what_a_page_defines_is_used_on_it(page: Path) -> None:
     assert unused == excused, "only defined, never run: use it, or say in NOT_RUN who does"
 
 
+def test_the_layout_of_the_code_names_every_package() -> None:
+    rows = re.findall(r"^\| `(\w+)/` \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.M)
+    packages = {path.parent.name for path in (ROOT / "dfm_async").glob("*/__init__.py")}
+    assert sorted(rows) == sorted(packages)
+
+
 # promises
 
 
