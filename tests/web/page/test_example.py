@@ -5,55 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 from playwright.async_api import Browser, Page, expect
 
 from tests.web.page.browser import launched
+from tests.web.page.example import example
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "service.py"
 LINES = {"mon": "mon: -2.5 to +4.5", "tue": "tue: -5.5 to +6.5", "wed": "wed: -4.0 to +3.5"}
 DELTAS = {"mon": [-1.0, 4.5, 1.0, -2.5], "tue": [-5.5, -3.0, 6.5], "wed": [0.5, 2.0, -2.0, 3.5, -4.0]}
 EXPECTED = {
     *((("line", str(i)), LINES[day]) for i, day in enumerate(DELTAS)),
     *((("delta", f"{i}.{j}"), value) for i, day in enumerate(DELTAS) for j, value in enumerate(DELTAS[day])),
 }
-
-
-@asynccontextmanager
-async def started(store: Path, port: int = 0) -> AsyncIterator[str]:
-    """Starts the example, gives its address, and asks it to end."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-u", EXAMPLE, "--port", str(port), "--store", store, stderr=asyncio.subprocess.PIPE
-    )
-    assert process.stderr is not None
-    said: list[str] = []
-    try:
-        address = None
-        while address is None:
-            line = (await process.stderr.readline()).decode()
-            assert line, "".join(said)
-            said.append(line)
-            address = re.search(r"http://127\.0\.0\.1:\d+", line)
-        yield address[0]
-        family = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        said.append((await process.stderr.read()).decode())
-        assert await process.wait() in (0, -signal.SIGINT)  # the server passes the signal on when it has ended
-        assert "Application shutdown complete" in said[-1]
-        assert "Traceback" not in said[-1]
-        assert psutil.wait_procs(family, timeout=10)[1] == []
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 async def curl(*arguments: str) -> Any:
@@ -88,7 +56,7 @@ async def test_a_newcomer_starts_submits_watches_kills_reloads_and_loses_nothing
     store = tmp_path / "jobs.db"
     badge = "h1 .badge"
     async with launched() as browser:
-        async with started(store) as service:
+        async with example(store) as service:
             job = await curl(
                 f"{service}/dfm/pipelines/report/jobs",
                 "-H",
@@ -111,7 +79,7 @@ async def test_a_newcomer_starts_submits_watches_kills_reloads_and_loses_nothing
             assert [event["kind"] for event in events["events"] if event["event"] == "worker"] == ["lost"]
             assert [event["offset"] for event in events["events"]] == list(range(len(events["events"])))
         async with (
-            started(store) as service,
+            example(store) as service,
             opened(browser, f"{service}/dfm/?job={job['job_id']}") as page,
         ):
             await expect(page.locator(badge)).to_contain_text("finished")
@@ -119,5 +87,5 @@ async def test_a_newcomer_starts_submits_watches_kills_reloads_and_loses_nothing
 
 
 async def test_a_handler_of_ones_own_uses_the_same_session(tmp_path: Path) -> None:
-    async with started(tmp_path / "jobs.db") as service:
+    async with example(tmp_path / "jobs.db") as service:
         assert await curl(f"{service}/lines") == list(LINES.values())
