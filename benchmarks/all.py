@@ -21,6 +21,7 @@ NAMES = (
     "jobs_per_second",
     "small_results",
     "time_to_first_result",
+    "startup",
     "cold_start",
     "idle",
     "prepare",

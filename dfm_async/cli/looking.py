@@ -14,7 +14,7 @@ from rich.text import Text
 from dfm_async.cli.exits import Exit, exit_of_status
 from dfm_async.cli.following import follow
 from dfm_async.cli.program import complain, safe
-from dfm_async.cli.results import frame_text, json_values, value_text
+from dfm_async.cli.results import json_values, value_text
 from dfm_async.cli.running import Output
 from dfm_async.cli.sources import JobSource
 from dfm_async.cli.streams import StandardOutput
@@ -24,6 +24,7 @@ from dfm_async.model.events import Event, Failure, FrameCompleted, Metrics, Prog
 from dfm_async.model.info import JobInfo
 from dfm_async.model.status import JobStatus
 from dfm_async.results.event_data import event_data
+from dfm_async.telemetry.spans import frame_text
 
 __all__ = ["attach", "cancel", "list_jobs", "show_log"]
 
@@ -97,7 +98,7 @@ async def show_log(opening: Source, job_id: str, after: int, *, following: bool,
             if isinstance(event, Activity):
                 continue
             if as_json:
-                await output.line(values.encode_whole(event_data(event, values)).decode())
+                await output.line(values.encode_whole(event_data(event, values, tracebacks=True)).decode())
             else:
                 await output.line(f"{event.offset:>6}  {_line(event)}")
     return Exit.SUCCESS

@@ -17,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from dfm_async.cli.program import safe
-from dfm_async.cli.results import frame_text
 from dfm_async.cli.streams import StandardOutput
 from dfm_async.errors import DecodingError
 from dfm_async.model.activity import Activity, NodeActivity
@@ -32,6 +31,7 @@ from dfm_async.model.events import (
     WorkerNotice,
 )
 from dfm_async.model.status import JobStatus
+from dfm_async.telemetry.spans import frame_text
 
 __all__ = ["STATUS_STYLES", "JobView", "LineView", "LiveView", "view_of"]
 

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from dfm_async import Federation, Pipeline, PlaceParam, Yield
-from dfm_async.cli.app import app
 from dfm_async.cli.exits import BadInput
 from dfm_async.cli.params import ParameterFile, parse_params
 from dfm_async.cli.references import find_federation, find_pipeline
-from tests.cli.rig import STATIONS
+from tests.cli.rig import STATIONS, invoked
 
 
 @pytest.fixture(autouse=True)
@@ -120,8 +118,7 @@ def test_bad_input_is_2_and_told_in_plain_words(
     with Pipeline("good") as good:
         Yield(PlaceParam("x"))
     good.save_to_file(tmp_path / "good.json")
-    monkeypatch.delenv("DFM_TOKEN", raising=False)
-    done = CliRunner().invoke(app, arguments)
+    done = invoked(*arguments)
     assert done.exit_code == 2, done.output
     assert message in done.output
     assert "Traceback" not in done.output

@@ -21,7 +21,7 @@ export class Timeline {
     this.note = h("span", { class: "soft" });
     this.body = h("tbody");
     this.fold = h("details", { class: "fold", ontoggle: () => this.#list() }, h("summary", {}, "The same as a table"),
-      h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Calls" },
+      h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Calls" },
         table(["Site", "Node", "Frame", "#Attempt", "#Start", "#Took", "Outcome"], this.body, "Calls, the newest first")));
     this.card = card("Timeline", [this.note], h("div", { class: "time" }, this.canvas, this.tip), this.fold);
     this.card.hidden = true;
