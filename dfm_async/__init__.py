@@ -6,6 +6,7 @@ The public names are loaded when they are first used: a worker process needs onl
 from typing import TYPE_CHECKING
 
 from dfm_async.lazy import lazy_names
+from dfm_async.rendering import provide as _provide
 
 if TYPE_CHECKING:
     from dfm_async.errors import (
@@ -67,12 +68,14 @@ if TYPE_CHECKING:
     from dfm_async.model.limits import ResultLimits
     from dfm_async.model.options import LocalOptions
     from dfm_async.model.policies import Cost, RetryPolicy
-    from dfm_async.model.stats import LaneStats, SessionStats, SiteStats, WorkerStats
+    from dfm_async.model.results import Results
+    from dfm_async.model.stats import LaneStats, SessionStats, SiteStats, Traffic, WorkerStats
     from dfm_async.model.status import JobStatus
     from dfm_async.pipeline.builder import ForEach, If, PlaceParam, Repeat, TryFromCache, Yield, collect
     from dfm_async.pipeline.pipeline import Pipeline
     from dfm_async.pipeline.statements import BestOf
     from dfm_async.planner.plan import Plan
+    from dfm_async.rendering import Renderer as _Renderer
     from dfm_async.runtime.context import OperationContext, current_context
     from dfm_async.session.callbacks import (
         CallbackDispatcher,
@@ -145,6 +148,7 @@ __all__ = [
     "Result",
     "ResultLimits",
     "ResultNotDelivered",
+    "Results",
     "ResultsExpired",
     "ResultsUnread",
     "RetryPolicy",
@@ -160,6 +164,7 @@ __all__ = [
     "SubprocessLauncher",
     "TaskAborted",
     "TaskRejected",
+    "Traffic",
     "TransferFailed",
     "TryFromCache",
     "WorkerLost",
@@ -230,7 +235,8 @@ _HOMES = {
     "dfm_async.model.limits": ("ResultLimits",),
     "dfm_async.model.options": ("LocalOptions",),
     "dfm_async.model.policies": ("Cost", "RetryPolicy"),
-    "dfm_async.model.stats": ("LaneStats", "SessionStats", "SiteStats", "WorkerStats"),
+    "dfm_async.model.results": ("Results",),
+    "dfm_async.model.stats": ("LaneStats", "SessionStats", "SiteStats", "Traffic", "WorkerStats"),
     "dfm_async.model.status": ("JobStatus",),
     "dfm_async.pipeline.builder": ("ForEach", "If", "PlaceParam", "Repeat", "TryFromCache", "Yield", "collect"),
     "dfm_async.pipeline.pipeline": ("Pipeline",),
@@ -242,3 +248,10 @@ _HOMES = {
     "dfm_async.session.session": ("Session",),
 }
 __getattr__, __dir__ = lazy_names(__name__, globals(), _HOMES)
+
+
+@_provide
+def _renderer() -> "_Renderer":
+    from dfm_async.display.renderer import NotebookRenderer
+
+    return NotebookRenderer()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
+from dfm_async.rendering import Shown
+
 __all__ = [
     "AgentClosed",
     "BadResult",
@@ -53,7 +55,7 @@ __all__ = [
 _SHOWN = 10
 
 
-class DfmError(Exception):
+class DfmError(Shown, Exception):
     """The root of all errors of this library."""
 
 

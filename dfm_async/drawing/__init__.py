@@ -6,7 +6,18 @@ The one layered layout in plain Python, grandalf, has rested since 2023, knows n
 that does not go with ours.
 """
 
-from dfm_async.drawing.graph import Edge, Graph, Node, graph_of
-from dfm_async.drawing.picture import svg
+from typing import TYPE_CHECKING
+
+from dfm_async.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from dfm_async.drawing.graph import Edge, Graph, Node, graph_of
+    from dfm_async.drawing.picture import svg
 
 __all__ = ["Edge", "Graph", "Node", "graph_of", "svg"]
+
+_HOMES = {
+    "dfm_async.drawing.graph": ("Edge", "Graph", "Node", "graph_of"),
+    "dfm_async.drawing.picture": ("svg",),
+}
+__getattr__, __dir__ = lazy_names(__name__, globals(), _HOMES)

@@ -98,8 +98,9 @@ def lay_out(graph: Graph, size: Size) -> Layout:
 
 def _append(runs: list[Run], run: Run) -> None:
     """Adds a run, or makes the last one longer."""
-    if runs and abs(runs[-1].x - run.x) < 0.5 and runs[-1].bottom <= run.bottom:
-        runs[-1] = Run(runs[-1].x, runs[-1].top, run.bottom)
+    last = runs[-1] if runs else None
+    if last is not None and abs(last.x - run.x) < 0.001 and run.bottom > last.bottom - 0.5:
+        runs[-1] = Run(last.x, last.top, max(last.bottom, run.bottom))
     else:
         runs.append(run)
 

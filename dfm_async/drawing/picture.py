@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape, quoteattr
 
 from dfm_async.drawing.boxes import End
@@ -16,18 +16,24 @@ __all__ = ["svg"]
 _MARGIN = 16.0
 _WORDS = {"yield": "yield", "parameter": "parameter", "if": "if"}
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NO_MARKS: Mapping[str, str] = {}
 _FEET = {"repeat": "next", "try_from_cache": "store"}
 
 
-def svg(graph: Graph) -> str:
+def svg(graph: Graph, marks: Mapping[str, str] = _NO_MARKS) -> str:
     """Draws a graph.
 
     Each node is ``<g class="node KIND" data-node="ID" data-site="SITE">``, each edge
     ``<path class="edge ROLE" data-from="ID" data-to="ID">``. Sites have colours, and their names stand in the nodes.
+
+    Args:
+        graph: what is drawn.
+        marks: for nodes by their id: "active", "done" or "failed", which becomes a class too, and shows.
     """
     nodes = {node.id: node for node in graph.nodes}
     layout = lay_out(graph, lambda end: _size(nodes[end.node], end.part))
     colours = {site: f" s{index % COLOURS}" for index, site in enumerate(graph.sites)}
+    classes = {node.id: _classes(node, colours.get(node.site, ""), marks.get(node.id, "")) for node in graph.nodes}
     keys, wide, high = _legend(graph.sites, colours, layout)
     width, height = max(layout.width, wide) + 2 * _MARGIN, layout.height + high + 2 * _MARGIN
     title = _title(graph)
@@ -43,7 +49,7 @@ def svg(graph: Graph) -> str:
             word = f'<text class="word" x="{_n(rect.x + 10)}" y="{_n(rect.y + 16)}">{box.word}</text>'
             parts.append(_rect(rect, 8, "branch") + word)
         else:
-            parts.append(_compound(node, rect, layout, colours.get(node.site, "")))
+            parts.append(_compound(node, rect, layout, classes[node.id]))
     for line, runs in layout.lines:
         path = _path(runs)
         if line.edge is None:
@@ -56,7 +62,7 @@ def svg(graph: Graph) -> str:
         if node.kind not in COMPOUND:
             rect = layout.ends[End(node.id, "node")]
             inside = _title_of(node) + _shape(node, rect) + _label(node, rect)
-            parts.append(f"{_open(node, colours.get(node.site, ''))}{inside}</g>")
+            parts.append(f"{_open(node, classes[node.id])}{inside}</g>")
     return "".join([*parts, *keys, "</svg>"])
 
 
@@ -89,10 +95,14 @@ def _below(node: Node) -> str:
     return " · ".join(part for part in (_WORDS.get(node.kind, ""), clipped(node.site)) if part)
 
 
-def _open(node: Node, colour: str) -> str:
+def _classes(node: Node, colour: str, mark: str) -> str:
     kind = node.kind if node.kind.isidentifier() else "other"
+    return f"node {kind}{colour}" + (f" {mark}" if mark in ("active", "done", "failed") else "")
+
+
+def _open(node: Node, classes: str) -> str:
     names = f"data-node={quoteattr(_clean(node.id))} data-site={quoteattr(_clean(node.site))}"
-    return f'<g class="node {kind}{colour}" {names}>'
+    return f'<g class="{classes}" {names}>'
 
 
 def _title_of(node: Node) -> str:
@@ -101,9 +111,9 @@ def _title_of(node: Node) -> str:
     return f"<title>{escape(_clean(node.id + where + why))}</title>"
 
 
-def _compound(node: Node, frame: Rect, layout: Layout, colour: str) -> str:
+def _compound(node: Node, frame: Rect, layout: Layout, classes: str) -> str:
     head = layout.ends[End(node.id, "head")]
-    parts = [_open(node, colour), _title_of(node), _rect(frame, 12, "frame"), _shape(node, head), _label(node, head)]
+    parts = [_open(node, classes), _title_of(node), _rect(frame, 12, "frame"), _shape(node, head), _label(node, head)]
     foot = layout.ends.get(End(node.id, "foot"))
     if foot is not None:
         parts.append(_rect(foot, 11, "shape foot"))

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 from dfm_async.federation.external import body_of, declared_by, stand_in
 from dfm_async.federation.operation import GENERATORS, RESERVED, Adapter, ExternalCode, Operation, Signature
 from dfm_async.model.policies import Cost, RetryPolicy
+from dfm_async.rendering import Shown
 
 __all__ = ["Federation", "Site"]
 
@@ -32,7 +33,7 @@ class _Decorator(Protocol):
     def __call__(self, code: Callable[P, R], /) -> Operation[P, R]: ...
 
 
-class Federation:
+class Federation(Shown):
     """Named sites and the operations that each of them offers.
 
     Args:

@@ -9,6 +9,7 @@ import msgspec
 from dfm_async.errors import DfmError
 from dfm_async.model.ids import Frame
 from dfm_async.model.status import JobStatus
+from dfm_async.rendering import Shown
 
 __all__ = [
     "Event",
@@ -26,7 +27,7 @@ Scalar: TypeAlias = bool | int | float | str
 """What a metric can be."""
 
 
-class Result(msgspec.Struct, frozen=True):
+class Result(Shown, msgspec.Struct, frozen=True):
     """A value that a pipeline yielded.
 
     Attributes:
@@ -46,7 +47,7 @@ class Result(msgspec.Struct, frozen=True):
     node: str
 
 
-class Failure(msgspec.Struct, frozen=True):
+class Failure(Shown, msgspec.Struct, frozen=True):
     """An operation that failed (``place`` is None), or a yield that will not come because of one.
 
     Attributes:

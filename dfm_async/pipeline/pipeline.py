@@ -16,6 +16,7 @@ from dfm_async.pipeline.current import building
 from dfm_async.pipeline.expressions import Constant, constant_data
 from dfm_async.pipeline.statements import Statement
 from dfm_async.pipeline.text import pipeline_mermaid, pipeline_text
+from dfm_async.rendering import Shown, renderer
 
 __all__ = ["Pipeline"]
 
@@ -63,7 +64,7 @@ def _problems(data: Any, error: Exception) -> PipelineError:
     return PipelineError(None, found or [_problem(error)])
 
 
-class Pipeline:
+class Pipeline(Shown):
     """What is to be computed, written once, over the operations of a federation.
 
     ``with Pipeline("name") as pipeline:`` records the statements of its block. The result is plain data. Pydantic
@@ -125,6 +126,10 @@ class Pipeline:
     def to_mermaid(self) -> str:
         """Draws the pipeline as a Mermaid flow chart."""
         return pipeline_mermaid(self)
+
+    def to_svg(self) -> str:
+        """Draws the pipeline as SVG that needs nothing else: blocks are boxes, sites that are fixed have colours."""
+        return renderer().svg(self)
 
     # JSON
 

@@ -22,6 +22,7 @@ from dfm_async.planner.nets import build_nets
 from dfm_async.planner.placement import Placement, place
 from dfm_async.planner.structure import Spot, Structure, analyse
 from dfm_async.planner.types import fits, type_text, validate
+from dfm_async.rendering import Shown, renderer
 from dfm_async.wire.codec import Codec
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class NodePlan(msgspec.Struct, frozen=True):
         return self.location.partition("#")[0]
 
 
-class Plan(msgspec.Struct, frozen=True, dict=True):
+class Plan(Shown, msgspec.Struct, frozen=True, dict=True):
     """A prepared pipeline: one net per participating location. Reusable for many jobs."""
 
     pipeline: str | None
@@ -213,6 +214,10 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         from dfm_async.planner.explain import Explanation
 
         return Explanation(self)
+
+    def to_svg(self) -> str:
+        """Draws the plan as SVG that needs nothing else: blocks are boxes, sites have colours."""
+        return renderer().svg(self)
 
     def __repr__(self) -> str:
         return f"<Plan {self.pipeline!r}: {len(self.nodes)} nodes at {', '.join(self.locations)}>"

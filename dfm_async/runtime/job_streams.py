@@ -244,6 +244,7 @@ class JobStreams:
             export.wanted -= len(packed)
             export.wanted_bytes -= size_of(payload)
             ended = not packed
+            job.outbox.sending(len(packed), payload)
             items = msg.StreamItems(
                 job.number, export.route, stream_id, job.at, payload, ended, error, job.outbox.origin()
             )

@@ -13,7 +13,7 @@ from dfm_async.telemetry.recorder import Recorder
 from dfm_async.telemetry.spans import Origin
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Packed
-from dfm_async.wire.memory import size_of
+from dfm_async.wire.memory import Payload, size_of
 
 if TYPE_CHECKING:
     from dfm_async.runtime.site import SiteRuntime
@@ -227,11 +227,18 @@ class Outbox:
         """What a message with values tells of where it comes from, if the job is traced."""
         return None if self._recorder is None else self._recorder.origin()
 
+    def sending(self, count: int, payload: bytes | Payload) -> None:
+        """Counts values that go to another location."""
+        self._runtime.tokens += count
+        self._runtime.token_bytes += size_of(payload)
+
     def flush(self) -> None:
         """Sends everything that has gathered."""
         codec, number = self._runtime.codec, self._number
         for route, (heads, values) in self._tokens.items():
-            self.send(route, msg.Tokens(number, route, heads, codec.payload(values), self.origin()))
+            payload = codec.payload(values)
+            self.sending(len(heads), payload)
+            self.send(route, msg.Tokens(number, route, heads, payload, self.origin()))
         self._tokens.clear()
         for (route, loop), frames in self._elements_done.items():
             self.send(route, msg.ElementDone(number, route, loop, frames))

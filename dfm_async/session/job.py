@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from dfm_async.errors import DfmError, JobAborted, JobFailed, JobInterrupted, JobNotFound
 from dfm_async.model.events import Result
 from dfm_async.model.info import JobInfo
+from dfm_async.model.results import Results
 from dfm_async.model.status import JobStatus
 from dfm_async.planner.plan import Plan
+from dfm_async.rendering import Shown, renderer
 from dfm_async.results.record import JobRecord, JobSummary
 from dfm_async.results.watching import ActivityReader
 from dfm_async.session.callbacks import Callback, CallbackDispatcher
+from dfm_async.session.info_watch import InfoWatch
 from dfm_async.session.stream import EventStream, ResultStream
 from dfm_async.targets.coordinator import Coordinator
 
@@ -24,9 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["Job", "check_places", "record_info", "summary_info"]
 
 _log = logging.getLogger(__name__)
+_LOOKED_AT = 1000
+"""How many events are looked at to find the newest results."""
 
 
-class Job:
+class Job(Shown):
     """One execution of a pipeline. Made by :meth:`Session.execute` and :meth:`Session.reattach`.
 
     ``async for result in job`` gives its results, ``await job`` waits for its end. A job is independent of those who
@@ -94,6 +100,23 @@ class Job:
         """
         return self._known().plan
 
+    @property
+    def errors(self) -> tuple[DfmError, ...]:
+        """The first errors of the job, as far as they are known here; ``info().errors`` tells how many there are."""
+        return tuple(self._known().errors)
+
+    def latest(self, count: int = 5) -> Results:
+        """The newest results that are in memory, oldest first. Only looks at them: readers still get them all."""
+        log = self._known().log
+        found: deque[Result] = deque()
+        for offset in range(log.readable - 1, max(log.first, log.readable - _LOOKED_AT) - 1, -1):
+            event = log.get(offset)
+            if type(event) is Result:
+                found.appendleft(event)
+                if len(found) == count:
+                    break
+        return Results(found)
+
     # waiting
 
     def __await__(self) -> Generator[Any, None, JobStatus]:
@@ -157,6 +180,29 @@ class Job:
         """Gives an iterator over everything that happens to the job."""
         return EventStream(self._known(), self._after if after is None else after)
 
+    def changes(self, interval: float = 0.1) -> InfoWatch:
+        """Gives an iterator over what is known of the job: first what is known now, then whenever something happened.
+
+        It is a state and not a history: what happens faster than it is read, or than the interval, is joined. The last
+        item tells how the job ended. Unlike ``events()`` it reads nothing, so the job never waits for it.
+
+        Args:
+            interval: how many seconds lie at least between items.
+        """
+        return InfoWatch(self, self._known(), interval)
+
+    async def show(self) -> None:
+        """Shows the job until it has ended: in a notebook as a view that changes, elsewhere as lines.
+
+        Does not raise for a job that failed. Cancelling it ends the view, not the job. Executed with ``watch=True``, a
+        job shows what each of its nodes does.
+
+        Raises:
+            ResultsUnread: the job cannot go on, because its log is full and nobody reads it.
+        """
+        self._known()
+        await renderer().show(self)
+
     def activity(self, interval: float = 0.1) -> ActivityReader:
         """Gives an iterator over what the job's operations do: how often each was called, and which calls have ended.
 
@@ -179,9 +225,9 @@ class Job:
         """Whether there is something to see for :meth:`activity`."""
         return self._record is not None and self._record.activity is not None
 
-    async def collect(self) -> list[Result]:
-        """Waits for the end and gives all results; raises if the job failed."""
-        return [result async for result in self.results()]
+    async def collect(self) -> Results:
+        """Waits for the end and gives all results, as a list; raises if the job failed."""
+        return Results([result async for result in self.results()])
 
     async def first(self, place: str | None = None) -> Result:
         """Waits for the first result, of one place or of any.
@@ -221,7 +267,7 @@ class Job:
         Operations are cancelled at once; what has not stopped after the grace is killed.
 
         Returns:
-            For each site: "stopped"; "stopped after grace" (an operation took a part of the grace to return);
+            How each site stopped. "stopped"; "stopped after grace" (an operation took a part of the grace to return);
             "killed" (its process had to be); "retired" (an operation does not return; its process takes no further
             job, and ends with the last of the others that run in it); or "abandoned" (an operation of the application's
             own process does not return, and is left alone). Empty if the job had ended before, or had not begun.

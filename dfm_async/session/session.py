@@ -45,6 +45,7 @@ from dfm_async.targets.inline import InlineTarget
 from dfm_async.targets.jobs import JobTable
 from dfm_async.targets.local.runner import FederationRunner
 from dfm_async.targets.process import memory_of
+from dfm_async.telemetry.metrics import observed
 from dfm_async.telemetry.sinks import Sink, sink_of
 from dfm_async.telemetry.traces import Traces
 from dfm_async.wire.codec import Codec
@@ -188,6 +189,7 @@ class Session:
                     await self._durable.refresh()
                 if any(operation.signature.types for operation in self.federation.operations.values()):
                     group.create_task(in_thread(warm, "types"))  # while the first workers start
+                stack.enter_context(observed(self.federation.name, self.stats))
                 ready.set_result(None)
                 try:
                     await self._closing.wait()
@@ -231,6 +233,11 @@ class Session:
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: work.close())  # a task that is cancelled early has not begun it
         return task
+
+    @property
+    def traces(self) -> Traces:
+        """What begins its traces; for services whose requests belong to them."""
+        return self._traces
 
     # for those who test
 
@@ -677,6 +684,9 @@ class Session:
             memory=memory_of(os.getpid()),
             results=results,
             result_bytes=result_bytes,
+            yielded=self._jobs.yielded,
+            tokens=sum((site.tokens for site in found.sites.values()), found.tokens),
+            lag=found.lag,
         )
 
     def __repr__(self) -> str:

@@ -12,6 +12,7 @@ import msgspec
 from dfm_async.errors import DfmError, EncodingError, WorkerLost
 from dfm_async.model.events import Failure, WorkerNotice
 from dfm_async.model.ids import JobNumber
+from dfm_async.model.stats import Traffic
 from dfm_async.model.status import JobStatus
 from dfm_async.results.record import JobRecord
 from dfm_async.results.seen import Seen
@@ -82,6 +83,8 @@ class Coordinator:
         """Whether it goes on where an earlier run has ended."""
         self.waiting_for = "its workers"
         """What a job in the phase WAITING waits for."""
+        self.yielded = Traffic()
+        """The results that have come."""
         self.outcomes: dict[str, str] = {}
         """For each location, how it stopped when the job was cancelled."""
         self.trace: JobTrace | None = None
@@ -499,6 +502,7 @@ class Coordinator:
             return
         if self.trace is not None and message.origin is not None:
             self.trace.arrived(message.origin, items, size)
+        self.yielded += Traffic(items, size)
         self._owe(message.at, items, size)
         if message.frames:
             self._close_frames(message.frames)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from opentelemetry import context, trace
+from opentelemetry import context, propagate, trace
 from opentelemetry.trace import NonRecordingSpan, ProxyTracerProvider, SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
 from dfm_async.model.events import Scalar
 from dfm_async.telemetry.current import Position
-from dfm_async.telemetry.spans import Span
+from dfm_async.telemetry.spans import Span, new_span_id
 
 __all__ = ["Bridge", "enter_span", "find_bridge"]
 
@@ -25,8 +25,11 @@ _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 
 def enter_span(trace_id: str, span: int) -> Callable[[], None]:
     """Makes a span the current one for libraries that use OpenTelemetry; the function that it gives undoes that."""
+    return _enter(SpanContext(int(trace_id, 16), span, is_remote=True, trace_flags=_SAMPLED))
+
+
+def _enter(place: SpanContext) -> Callable[[], None]:
     before = context.get_current()
-    place = SpanContext(int(trace_id, 16), span, is_remote=True, trace_flags=_SAMPLED)
     context.attach(trace.set_span_in_context(NonRecordingSpan(place), before))
     # Attached again instead of detached: a generator can be entered in one task and left in another.
     return lambda: _leave(before)
@@ -49,19 +52,36 @@ class Bridge:
         self._on_end = provider._active_span_processor.on_end  # noqa: SLF001 - there is no public way
         self._made = _span_type(provider.resource)
 
-    def decide(self, name: str, attributes: dict[str, Scalar]) -> tuple[str, Position | None, dict[str, Scalar]] | None:
+    def in_span(self) -> bool:
+        """Whether the running code belongs to a span."""
+        return bool(trace.get_current_span().get_span_context().is_valid)
+
+    def decide(
+        self, name: str, attributes: dict[str, Scalar], headers: Mapping[str, str] | None
+    ) -> tuple[str, Position | None, dict[str, Scalar]] | None:
         """Asks the user's sampler whether to trace what begins now, below the current span.
+
+        Args:
+            name: what it is.
+            attributes: what is known of it.
+            headers: of a request: the user's propagator reads them.
 
         Returns:
             The trace, the parent, and the attributes that the sampler wants; None if it is not to be traced.
         """
-        parent = trace.get_current_span().get_span_context()
+        here = context.get_current() if headers is None else propagate.extract(headers)
+        kind = SpanKind.INTERNAL if headers is None else SpanKind.SERVER
+        parent = trace.get_current_span(here).get_span_context()
         trace_id = parent.trace_id if parent.is_valid else self._new_trace_id()
-        said = self._sampler.should_sample(context.get_current(), trace_id, name, SpanKind.INTERNAL, attributes, ())
+        said = self._sampler.should_sample(here, trace_id, name, kind, attributes, ())
         if not said.decision.is_sampled():
             return None
         text = f"{trace_id:032x}"
         return text, Position(text, parent.span_id) if parent.is_valid else None, {**attributes, **said.attributes}
+
+    def enter_unwanted(self) -> Callable[[], None]:
+        """Makes a span the current one that the sampler did not want; the function that it gives undoes that."""
+        return _enter(SpanContext(self._new_trace_id(), new_span_id(), is_remote=False))
 
     def open(self) -> None:
         """Nothing to do: the user has set it up."""
@@ -113,6 +133,7 @@ def _span_type(resource: Any) -> Callable[[Span], Any]:
                 resource=resource,
                 attributes=attributes,
                 events=events,
+                kind=SpanKind.SERVER if span.name == "dfm.request" else SpanKind.INTERNAL,
                 status=status,
                 start_time=span.start,
                 end_time=span.end,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from dfm_async.model.events import Scalar
-from dfm_async.telemetry.current import Position, current_position
+from dfm_async.telemetry.current import Position, current_position, enter_position
 from dfm_async.telemetry.queue import SpanQueue, SpanSource
 from dfm_async.telemetry.sinks import Sink
 from dfm_async.telemetry.spans import APPLICATION, Made, Origin, failure_attributes, new_span_id, new_trace_id
+from dfm_async.telemetry.traceparent import read_traceparent
 from dfm_async.telemetry.user_spans import failure_of
 
 if TYPE_CHECKING:
@@ -61,10 +62,42 @@ class Traces:
             attributes["dfm.resumed"] = True
         return self.begin("dfm.execute", start, attributes)
 
+    @contextmanager
+    def request(
+        self, start: int, attributes: dict[str, Scalar], headers: Mapping[str, str]
+    ) -> Iterator[ApplicationSpan | None]:
+        """Begins the span of a request, a part of the caller's trace if there is one; or nothing.
+
+        Nothing, too, if somebody else has made a span for the request already: what is executed belongs to that.
+        """
+        bridge = _bridge()
+        if bridge is not None and bridge.in_span():
+            yield None
+            return
+        with self.begin("dfm.request", start, attributes, headers) as span:
+            if span is not None:
+                leave = enter_position(span.position)
+            elif bridge is not None:
+                leave = bridge.enter_unwanted()  # what it executes is not traced, either
+            else:
+                yield None
+                return
+            try:
+                yield span
+            finally:
+                leave()
+
     def begin(
-        self, name: str, start: int, attributes: dict[str, Scalar]
+        self, name: str, start: int, attributes: dict[str, Scalar], headers: Mapping[str, str] | None = None
     ) -> AbstractContextManager[ApplicationSpan | None]:
-        """Begins a span of the application: the first of a trace, or a part of the current one; or nothing."""
+        """Begins a span of the application: the first of a trace, or a part of the current one; or nothing.
+
+        Args:
+            name: what it is.
+            start: when it began.
+            attributes: what is known of it.
+            headers: of a request, which may tell a trace that it is a part of.
+        """
         bridge = _bridge()
         if bridge is not self._bridge:
             self._bridge = bridge
@@ -72,9 +105,11 @@ class Traces:
         if not self._sinks:
             return _UNTRACED
         parent = current_position()
+        if parent is None and headers is not None:
+            parent = read_traceparent(headers.get("traceparent"))
         trace_id = new_trace_id() if parent is None else parent.trace_id
         if bridge is not None:
-            decided = bridge.decide(name, attributes)
+            decided = bridge.decide(name, attributes, headers)
             if decided is None:
                 return _UNTRACED
             trace_id, parent, attributes = decided
@@ -97,7 +132,7 @@ class ApplicationSpan:
         position: where in the trace it is.
     """
 
-    __slots__ = ("_attributes", "_name", "_queue", "_source", "_start", "position")
+    __slots__ = ("_attributes", "_name", "_queue", "_refusal", "_source", "_start", "position")
 
     def __init__(self, queue: SpanQueue, source: SpanSource, name: str, position: Position, start: int) -> None:
         self._queue = queue
@@ -105,6 +140,7 @@ class ApplicationSpan:
         self._name = name
         self._start = start
         self._attributes: dict[str, Scalar] = {}
+        self._refusal: str | None = None
         self.position = position
 
     def job(self, job_id: str, pipeline: str | None, sites: Sequence[str]) -> JobTrace:
@@ -112,12 +148,21 @@ class ApplicationSpan:
         self._attributes["dfm.job"] = job_id
         return JobTrace(self.position, self._queue, self._source.sinks, job_id, pipeline or "", sites)
 
+    def set(self, attributes: dict[str, Scalar]) -> None:
+        """Adds attributes."""
+        self._attributes |= attributes
+
+    def refused(self, why: str, attributes: dict[str, Scalar]) -> None:
+        """Notes that it was not granted: what is raised then is an answer, and no error of ours."""
+        self._refusal = why
+        self._attributes |= attributes
+
     def __enter__(self) -> ApplicationSpan:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        said = None
-        if error is not None:
+        said = self._refusal
+        if error is not None and said is None:
             failure = failure_of(error)
             said = ": ".join(filter(None, failure[:2]))
             self._attributes |= failure_attributes(*failure)

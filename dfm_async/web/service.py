@@ -30,6 +30,7 @@ from dfm_async.web.prometheus import MetricHandlers
 from dfm_async.web.signals import heard_signals
 from dfm_async.web.sockets import SocketHandlers
 from dfm_async.web.state import State
+from dfm_async.web.tracing import traced
 
 __all__ = ["Service", "valid_name"]
 
@@ -104,6 +105,8 @@ class Service:
         live, graphs, assets = LiveHandlers(state), GraphHandlers(state), Assets(state)
 
         def route(method: str, path: str, handler: Handler) -> Route:
+            if method == "POST":  # others only look
+                handler = traced(state, path, handler)
             made = Route(path, Endpoint(handler, self.limits), methods=[method])
             made.methods = {method}  # HEAD comes with GET otherwise, and would open a stream that nobody sees
             return made

@@ -106,10 +106,10 @@ def assert_lines_keep_clear(layout: Layout) -> None:
         start, end = layout.ends[line.start], layout.ends[line.end]
         assert (runs[0].x, runs[0].top) == pytest.approx((start.middle, start.bottom))
         if line.edge is not None:
-            assert (runs[-1].x, runs[-1].bottom) == pytest.approx((end.middle, end.y))
+            assert (runs[-1].x, runs[-1].bottom) == pytest.approx((end.middle, end.y), abs=0.01)
         shapes = [Rect(run.x, run.top, 0.01, run.bottom - run.top) for run in runs]
         for a, b in pairwise(runs):  # a curve stays within the rectangle between its ends
-            assert a.bottom <= b.top
+            assert a.bottom <= b.top + 0.01
             shapes.append(Rect(min(a.x, b.x), a.bottom, abs(a.x - b.x), b.top - a.bottom))
         for rect in layout.ends.values():
             slim = Rect(rect.x + 0.1, rect.y + 0.1, rect.width - 0.2, rect.height - 0.2)

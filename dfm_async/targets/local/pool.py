@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from aiomultiprocess import Pool
 
 from dfm_async.errors import WorkerLost
-from dfm_async.model.stats import SiteStats
+from dfm_async.model.stats import SiteStats, Traffic
 from dfm_async.targets.local.site_worker import SiteWorker
 from dfm_async.targets.local.start import ForkServer
 
@@ -58,6 +58,7 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
         self._needed = [False] * workers
         self.restarts = 0
         """How many workers were lost and replaced."""
+        self._tokens = Traffic()
         self._opening: dict[SiteWorker, asyncio.Task[None]] = {}
         self._closed = asyncio.Event()
         super().__init__(processes=workers, loop_initializer=loop_initializer)
@@ -127,6 +128,7 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
         """A worker has ended: frees its slot, tells its jobs, and starts another one if it had been of use."""
         self.worker_changed()
         qid = self.processes.pop(worker, None)
+        self._tokens += worker.tokens
         was_ready = worker.ready.done() and worker.ready.exception() is None
         if qid is not None and self._slots[qid] is worker:
             self._slots[qid] = None
@@ -196,7 +198,9 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
 
     def stats(self) -> SiteStats:
         """How the workers are."""
-        return SiteStats(workers=tuple(worker.stats() for worker in self.processes), restarts=self.restarts)
+        workers = tuple(worker.stats() for worker in self.processes)
+        tokens = sum((worker.tokens for worker in self.processes), self._tokens)
+        return SiteStats(workers=workers, restarts=self.restarts, tokens=tokens)
 
     def terminate(self) -> None:
         """Asks all workers to end."""

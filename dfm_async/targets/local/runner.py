@@ -12,7 +12,7 @@ import anyio
 from dfm_async.errors import JobNotFound, QueueFull
 from dfm_async.federation.federation import Federation
 from dfm_async.model.options import LocalOptions
-from dfm_async.model.stats import LaneStats, SiteStats, TargetStats
+from dfm_async.model.stats import LaneStats, SiteStats, TargetStats, Traffic
 from dfm_async.model.status import JobStatus
 from dfm_async.results.log import LogReader
 from dfm_async.results.record import JobRecord
@@ -306,8 +306,21 @@ class FederationRunner:
         if self._pools is not None:
             for location, pool in self._pools.pools.items():
                 sites[location] = pool.stats()
-        lanes = tuple(LaneStats(jobs=lane.load, alive=lane.is_alive) for lane in self._lanes)
-        return TargetStats(running=len(self._lane_of), waiting=len(self._queue), lanes=lanes, sites=sites)
+        home = self._hub.home
+        return TargetStats(
+            running=len(self._lane_of),
+            waiting=len(self._queue),
+            lanes=tuple(LaneStats(jobs=lane.load, alive=lane.is_alive) for lane in self._lanes),
+            sites=sites,
+            tokens=Traffic() if home is None else Traffic(home.tokens, home.token_bytes),
+            lag=self._lag(),
+        )
+
+    def _lag(self) -> float | None:
+        """By how many seconds our loop was late to take the last sign of life of a worker."""
+        workers = () if self._pools is None else self._pools.workers
+        last = max((worker.heard for worker in workers if worker.heard is not None), default=None)
+        return None if last is None else last[1]
 
     # messages
 

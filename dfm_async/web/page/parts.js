@@ -14,7 +14,7 @@ export class Nodes {
     this.note = h("span", { class: "soft" });
     this.body = h("tbody");
     this.card = card("Progress", [this.note],
-      h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Progress by node" },
+      h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Progress by node" },
         table(["Node", "Site", "#Running", "#Done", "#Failed", "Progress"], this.body, "Progress by node")));
     this.card.hidden = true;
     this.paint = painter(() => this.#paint());

@@ -1,0 +1,53 @@
+"""Who shows what."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import Any
+
+from dfm_async.display import views
+from dfm_async.display.job_view import JobView
+from dfm_async.display.live import show
+from dfm_async.drawing import graph_of, svg
+from dfm_async.errors import DfmError
+from dfm_async.federation.federation import Federation
+from dfm_async.model.events import Failure, Result
+from dfm_async.model.results import Results
+from dfm_async.pipeline.pipeline import Pipeline
+from dfm_async.planner.explain import Explanation
+from dfm_async.planner.plan import Plan
+from dfm_async.session.job import Job
+
+__all__ = ["NotebookRenderer"]
+
+
+@singledispatch
+def _html(thing: Any) -> str:
+    raise TypeError(f"nothing is known about how a {type(thing).__name__} is shown")
+
+
+_html.register(Pipeline, views.pipeline_html)
+_html.register(Plan, lambda plan: views.plan_html(plan, explained=False))
+_html.register(Explanation, lambda found: views.plan_html(found.plan, explained=True))
+_html.register(Federation, views.federation_html)
+_html.register(Result, views.result_html)
+_html.register(Results, views.results_html)
+_html.register(Failure, views.failure_html)
+_html.register(DfmError, views.error_html)
+_html.register(Job, lambda job: JobView(job).html())
+
+
+class NotebookRenderer:
+    """Shows things in notebooks and terminals."""
+
+    def svg(self, thing: Pipeline | Plan) -> str:
+        """Draws a pipeline or a plan."""
+        return svg(graph_of(thing))
+
+    def html(self, thing: Any) -> str:
+        """Shows something as a part of a page."""
+        return _html(thing)
+
+    async def show(self, job: Job) -> None:
+        """Shows a job while it runs."""
+        await show(job)

@@ -1,0 +1,185 @@
+"""Pipelines, plans, federations, results and errors as HTML."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from dfm_async.display.markup import badge, folded, framed, table, value_html, value_text
+from dfm_async.drawing import graph_of, svg
+from dfm_async.errors import DfmError, JobFailed, OperationFailed, PipelineError, WorkerLost
+from dfm_async.federation.federation import Federation, Site
+from dfm_async.federation.operation import Signature
+from dfm_async.model.events import Failure, Result
+from dfm_async.pipeline.pipeline import Pipeline
+from dfm_async.planner.plan import Plan
+
+__all__ = [
+    "error_html",
+    "errors_part",
+    "failure_html",
+    "federation_html",
+    "pipeline_html",
+    "plan_html",
+    "result_html",
+    "results_html",
+    "results_table",
+]
+
+_MOST_NODES = 400
+_ROWS = 50
+_ERRORS = 5
+
+
+def _drawing(found: Pipeline | Plan) -> str:
+    """A drawing that scrolls if it is too wide; a word instead of one that nobody could read."""
+    graph = graph_of(found)
+    if len(graph.nodes) > _MOST_NODES:
+        return f'<p class="dfm-dim">{len(graph.nodes):,} nodes are too many to be drawn here; to_svg() draws them.</p>'
+    return f'<div class="dfm-scroll">{svg(graph)}</div>'
+
+
+def pipeline_html(pipeline: Pipeline) -> str:
+    """A pipeline: its drawing, and its text when that is wanted."""
+    name = "Pipeline" if pipeline.name is None else f"Pipeline <b>{escape(pipeline.name)}</b>"
+    return framed(f"<div>{name}</div>", _drawing(pipeline), folded("text", f"<pre>{escape(str(pipeline))}</pre>"))
+
+
+def plan_html(plan: Plan, *, explained: bool) -> str:
+    """A plan: its drawing, and where each node runs and why."""
+    rows = (
+        (
+            f'<span style="padding-left:{min(node.depth, 20)}em">{escape(node.label)}</span>',
+            escape(node.location),
+            escape(node.why),
+        )
+        for node in plan.nodes[:_MOST_NODES]
+    )
+    why = table(("node", "site", "why"), rows)
+    name = "Plan" if plan.pipeline is None else f"Plan of <b>{escape(plan.pipeline)}</b>"
+    head = f"<div>{name} over {escape(', '.join(plan.sites))}</div>"
+    return framed(head, _drawing(plan), why if explained else folded("where each node runs, and why", why))
+
+
+def federation_html(federation: Federation) -> str:
+    """A federation: its sites and what they offer."""
+    head = f"<div>Federation <b>{escape(federation.name)}</b> {escape(federation.api_version)}</div>"
+    if not federation.sites:
+        return framed(head, '<p class="dfm-dim">It has no sites yet.</p>')
+    rows = (
+        (
+            f"<b>{escape(site.name)}</b>",
+            "one per lane" if site.workers is None else str(site.workers),
+            "<br>".join(_offers(site)) or '<span class="dfm-dim">nothing yet</span>',
+        )
+        for site in federation.sites.values()
+    )
+    return framed(head, table(("site", "workers", "operations"), rows))
+
+
+def _offers(site: Site) -> Iterable[str]:
+    for (name, provider), adapter in site.adapters.items():
+        operation = site.federation.operations[name]
+        signature = _signature_text(operation.signature)
+        notes = [] if provider is None else [f"provider {provider}"]
+        if adapter.in_process:
+            notes.append("in a process of its own")
+        if adapter.declared is not None:
+            notes.append("an external program")
+        about = (inspect.getdoc(operation.code) or "").partition("\n")[0]
+        words = escape("; ".join([*notes, *([about] if about else [])]))
+        yield f'<code><b>{escape(name)}</b>{escape(signature)}</code> <span class="dfm-dim">{words}</span>'
+
+
+def _signature_text(signature: Signature) -> str:
+    """The parameters and types of an operation; only names if that is long."""
+    empty = inspect.Parameter.empty
+    listed = [
+        parameter.replace(annotation=signature.types.get(name, empty))
+        for name, parameter in signature.parameters.parameters.items()
+    ]
+    returns = empty if signature.returns is Any else signature.returns
+    text = str(inspect.Signature(listed, return_annotation=returns))
+    return text if len(text) <= 100 else f"({', '.join(signature.parameters.parameters)})"
+
+
+def result_html(result: Result) -> str:
+    """One result: where it comes from, and its value as that shows itself."""
+    return framed(_origin(result, result.place), f"<div>{value_html(result.value)}</div>")
+
+
+def _origin(event: Result | Failure, word: str) -> str:
+    where = f"{event.node} at {event.site}, frame {_frame(event.frame)}, offset {event.offset}"
+    return f'<div><b>{escape(word)}</b> <span class="dfm-dim">{escape(where)}</span></div>'
+
+
+def _frame(frame: Sequence[int]) -> str:
+    return ".".join(map(str, frame))
+
+
+def results_table(results: Sequence[Result]) -> str:
+    """Results as rows; of many, the first ones."""
+    rows = (
+        (
+            str(result.offset),
+            escape(result.place),
+            _frame(result.frame),
+            escape(result.site),
+            escape(result.node),
+            f"<code>{escape(value_text(result.value))}</code>",
+        )
+        for result in results[:_ROWS]
+    )
+    more = len(results) - _ROWS
+    below = f'<div class="dfm-dim">and {more:,} more</div>' if more > 0 else ""
+    return table(("offset", "place", "frame", "site", "node", "value"), rows) + below
+
+
+def results_html(results: Sequence[Result]) -> str:
+    """Results as a table."""
+    if not results:
+        return framed('<span class="dfm-dim">no results</span>')
+    return framed(results_table(results))
+
+
+def failure_html(failure: Failure) -> str:
+    """A failure: what it costs, and its error."""
+    word = "failed" if failure.place is None else f"no result for {failure.place}"
+    return framed(_origin(failure, word), _error_part(failure.error))
+
+
+def error_html(error: DfmError) -> str:
+    """An error by itself."""
+    return framed(_error_part(error))
+
+
+def _error_part(error: BaseException) -> str:
+    """An error: what was wrong and where; further ones and the remote traceback when they are wanted."""
+    name = f"{badge(type(error).__name__, 'bad')} "
+    match error:
+        case OperationFailed():
+            tries = f", attempt {error.attempt}" if error.attempt > 1 else ""
+            where = f"{error.node} at {error.site}, frame {_frame(error.frame)}{tries}"
+            line = f"{escape(error.type_name)}: {escape(error.message)} <span class='dfm-dim'>{escape(where)}</span>"
+            if not error.remote_traceback:
+                return f"<div>{name}{line}</div>"
+            return folded(name + line, f"<pre>{escape(error.remote_traceback.rstrip())}</pre>")
+        case JobFailed():
+            return f"<div>{name}job {escape(error.job_id)}</div>{errors_part(error.errors, error.count)}"
+        case PipelineError():
+            rows = ((f"<code>{escape(p.statement)}</code>", escape(p.message)) for p in error.problems[:_ROWS])
+            return f"<div>{name}{escape(error.pipeline or '')}</div>{table(('statement', 'problem'), rows)}"
+        case WorkerLost():
+            first, _, rest = str(error).partition("\n")
+            if rest:
+                return folded(name + escape(first), f"<pre>{escape(rest)}</pre>")
+    return f"<div>{name}{escape(str(error))}</div>"
+
+
+def errors_part(errors: Sequence[BaseException], count: int) -> str:
+    """The first errors, and how many more there are."""
+    shown = "".join(_error_part(error) for error in errors[:_ERRORS])
+    more = count - min(len(errors), _ERRORS)
+    return shown + (f'<div class="dfm-dim">and {more:,} more</div>' if more > 0 else "")
