@@ -120,9 +120,18 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+def screenshot(session: nox.Session) -> None:
+    """The pictures of the live page in the documentation."""
+    install(session, "test")
+    install_browser(session)
+    session.run("python", "-m", "tests.web.page.screenshots", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """The benchmarks: one command per figure, each beside a peer or a raw limit."""
     install(session, "bench")
+    install_browser(session)
     session.run("python", "-m", "benchmarks.all", *session.posargs)
 
 

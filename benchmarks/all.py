@@ -33,6 +33,7 @@ NAMES = (
     "worker_memory",
     "durable_store",
     "sse_readers",
+    "page_weight",
     "tracing",
     "program_round_trip",
     "program_transfer",

@@ -159,6 +159,7 @@ ERRORS: list[errors.DfmError] = [
     errors.PipelineError("p", [Problem("a#1", "is wrong"), Problem("", "is empty")]),
     errors.PipelineError(None, [Problem("a#1", "is wrong")]),
     errors.ParameterError(["x is missing", "y is unknown"]),
+    errors.JobExists("order-17"),
     errors.DecodingError("op#1", "module 'm' is not loaded here"),
     errors.EncodingError("function", "value[0]", "it cannot be pickled"),
     errors.FobsError("it has no encoding", "fractions.Fraction"),

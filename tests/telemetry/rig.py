@@ -108,6 +108,16 @@ async def dies_once(path: str) -> str:
     return "dead"
 
 
+@lab.operation
+async def waits_first(path: str) -> str:
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return "done"
+    await asyncio.Event().wait()
+    return "never"
+
+
 with Pipeline("doubles") as doubles:
     found = numbers(PlaceParam("count"))
     with ForEach(found) as number:
@@ -135,6 +145,9 @@ with Pipeline("endless") as endless:
 
 with Pipeline("mortal") as mortal:
     Yield(dies_once(PlaceParam("path")))
+
+with Pipeline("patient") as patient:
+    Yield(waits_first(PlaceParam("path")))
 
 
 class Gathered:

@@ -23,6 +23,7 @@ from tests.telemetry.rig import (
     generators,
     hands,
     mortal,
+    patient,
     streams,
     tries,
 )
@@ -165,6 +166,33 @@ async def test_a_killed_worker_leaves_a_span_that_says_so(tmp_path: Path) -> Non
     assert "SIGKILL" in lost.message
     assert (again.status, again.attributes["dfm.attempt"]) == ("ok", 2)
     assert tree.parent(tree.one("dfm.operation")) is again  # what the dead one did not send is missing
+
+
+async def test_a_job_that_is_resumed_has_a_trace_of_its_own(connect: Connect, tmp_path: Path) -> None:
+    store, first, second = f"sqlite:///{tmp_path / 'jobs.db'}", Gathered(), Gathered()
+    async with connect(fed, trace=first, store=store) as session:
+        job = await session.execute(patient, {"path": str(tmp_path / "once")}, watch=True)
+        async for activity in job.activity():
+            if any(node.started for node in activity.nodes):
+                break
+    assert first.tree.one("dfm.job").attributes["dfm.status"] == "interrupted"
+    async with connect(fed, trace=second, store=store) as session:
+        await (await session.resume(job.job_id))
+    tree = second.tree
+    assert (tree.root.name, tree.root.attributes["dfm.resumed"]) == ("dfm.execute", True)
+    assert tree.root.attributes["dfm.job"] == first.tree.root.attributes["dfm.job"] == job.job_id
+    assert tree.one("dfm.job").attributes["dfm.status"] == "finished"
+
+
+async def test_of_many_calls_all_are_told_or_counted(connect: Connect) -> None:
+    sink = Gathered()
+    async with connect(fed, trace=sink) as session:
+        await (await session.execute(doubles, {"count": 3000}))
+    assert len({span.span_id for span in sink.spans}) == len(sink.spans)
+    told = sum(span.name in ("dfm.operation", "in thread") for span in sink.spans)
+    left_out = sum(int(span.attributes.get("dfm.spans_left_out", 0)) for span in sink.spans)
+    assert told <= 6001
+    assert told + left_out >= 6001
 
 
 async def test_an_execution_that_is_refused_ends_its_trace(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:

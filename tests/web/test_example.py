@@ -29,7 +29,7 @@ def test_the_example_serves_until_it_is_asked_to_end() -> None:
             assert line, "it has ended"
             address = re.search(r"http://127\.0\.0\.1:\d+", line)
         with httpx.Client(base_url=address[0], timeout=30) as client:
-            assert client.get("/lines").json() == ["mon: -2.5 to +4.5", "tue: -5.5 to +6.5"]
+            assert client.get("/lines").json() == ["mon: -2.5 to +4.5", "tue: -5.5 to +6.5", "wed: -4.0 to +3.5"]
             headers = {"accept": "text/event-stream"}
             found = client.post("/dfm/pipelines/report/jobs", json={"params": {"day": "tue"}}, headers=headers)
             data = [json.loads(line[6:]) for line in found.text.splitlines() if line.startswith("data: ")]

@@ -143,6 +143,18 @@ async def test_a_cancelled_job_tells_how_its_sites_stopped() -> None:
         assert rest[0].data["reason"] == "enough"
 
 
+async def test_a_job_that_has_ended_can_be_forgotten() -> None:
+    async with serving(make()) as server:
+        job_id = await server.submit("endless", job_id="mine")
+        early = await server.client.delete(f"/jobs/{job_id}")
+        assert (early.status_code, early.json()["error"]) == (409, "not ended")
+        await server.client.post(f"/jobs/{job_id}/cancel")
+        assert (await server.client.delete(f"/jobs/{job_id}")).status_code == 204
+        assert (await server.client.get(f"/jobs/{job_id}")).status_code == 404
+        assert (await server.client.delete(f"/jobs/{job_id}")).status_code == 404
+        assert await server.submit("squares", {"x": 3}, job_id="mine") == "mine"  # the id is free again
+
+
 async def test_everything_that_is_wrong_with_a_submission_is_told() -> None:
     async with serving(make()) as server:
         post = server.client.post
@@ -168,7 +180,7 @@ async def test_the_same_id_again_is_the_same_job_and_other_content_is_refused() 
         first = await server.submit("squares", {"x": 3}, job_id="order-17")
         assert await server.submit("squares", {"x": 3}, job_id="order-17") == first
         other = await server.client.post("/pipelines/squares/jobs", json={"params": {"x": 4}, "job_id": "order-17"})
-        assert other.status_code == 422
+        assert (other.status_code, other.json()["error"]) == (409, "exists")
         bad = await server.client.post("/pipelines/squares/jobs", json={"params": {"x": 4}, "job_id": "a/b"})
         assert bad.status_code == 422
 

@@ -4,7 +4,7 @@ import { card, count, duration, h, painter, plural, say, siteTag, table } from "
 
 const LINE = 20;
 const THIN = 7;
-const DEEP = 5; // so many calls of a node at the same time stand below each other; further ones lie over the last
+const DEEP = 8; // so many calls of a node at the same time stand below each other; further ones lie over the last
 const LANE = 24;
 const FOOT = 22;
 const LISTED = 100;
