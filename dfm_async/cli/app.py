@@ -136,9 +136,12 @@ def run(
     from dfm_async.cli.program import plain_errors, run_async
 
     with plain_errors():
+        from dfm_async.cli.exits import BadInput
         from dfm_async.cli.references import find_federation, find_pipeline
         from dfm_async.cli.running import Output, Run, run_job
 
+        if pipeline == params == "-":
+            raise BadInput("standard input cannot be both the pipeline and its parameters: write one of them to a file")
         found, module = find_federation(federation)
         wanted = Run(
             federation=found,

@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +17,7 @@ from dfm_async.cli.results import json_values, value_text
 from dfm_async.cli.running import Output
 from dfm_async.cli.sources import JobSource
 from dfm_async.cli.streams import StandardOutput
+from dfm_async.cli.terminal import terminal
 from dfm_async.cli.view import STATUS_STYLES, view_of
 from dfm_async.model.activity import Activity
 from dfm_async.model.events import Event, Failure, FrameCompleted, Metrics, Progress, Result, StatusChanged
@@ -48,9 +48,6 @@ async def list_jobs(opening: Source, limit: int, status: JobStatus | None, *, as
 
 
 def _table(found: list[JobInfo]) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 10_000  # whoever reads lines wants them whole
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("job", "status", "pipeline", "created", "took", "sets", "events", "errors"):
         table.add_column(name, justify="right" if name in ("took", "sets", "events", "errors") else "left")
@@ -66,7 +63,7 @@ def _table(found: list[JobInfo]) -> None:
             str(info.events),
             str(info.errors or ""),
         )
-    console.print(table)
+    terminal().print(table)
 
 
 async def attach(opening: Source, job_id: str, after: int, output: Output) -> int:

@@ -80,9 +80,12 @@ async def run_job(run: Run) -> int:
         view = view_of(quiet=run.output.quiet, sets=len(sets) if isinstance(sets, list) else None)
         with view.shown(output):
             live = isinstance(view, LiveView)
-            job = await session.execute(
-                plan, sets, job_id=run.job_id, deadline=run.deadline, on_error=run.on_error, watch=live
-            )
+            try:
+                job = await session.execute(
+                    plan, sets, job_id=run.job_id, deadline=run.deadline, on_error=run.on_error, watch=live
+                )
+            except ValueError as error:  # an id that cannot be one, and the like
+                raise BadInput(str(error)) from error
             if job.status is JobStatus.INTERRUPTED:  # left over from before: the same again goes on with it
                 job = await session.resume(job.job_id, watch=live)
             try:

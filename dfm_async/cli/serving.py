@@ -98,7 +98,7 @@ async def serve_federation(serving: Serving) -> int:
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[None]:
         async with service.lifespan():
-            typer.echo(f"serving {serving.federation.name!r} at {url} (pipelines: {', '.join(serving.pipelines)})")
+            typer.echo(f"serving {serving.federation.name!r} at {url}/ (pipelines: {', '.join(serving.pipelines)})")
             yield
 
     app = Starlette(lifespan=lifespan, routes=service.routes)

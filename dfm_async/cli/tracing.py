@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from dfm_async.cli.pictures import write_text
 from dfm_async.cli.program import complain, safe
+from dfm_async.cli.terminal import terminal
 from dfm_async.cli.timeline import Figures, Lane, Row, Timeline, read_timeline
 from dfm_async.cli.timeline_page import MOST_SPANS, timeline_page
 
@@ -85,9 +85,7 @@ def _temporary() -> Path:
 
 
 def _print(timeline: Timeline) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 160
+    console = terminal(width=160)
     console.print(Text(safe(_headline(timeline)), "bold"))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("process")

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from dfm_async.cli.program import safe
 from dfm_async.cli.streams import StandardOutput
+from dfm_async.cli.terminal import terminal
 from dfm_async.errors import DecodingError
 from dfm_async.model.activity import Activity, NodeActivity
 from dfm_async.model.events import (
@@ -146,7 +147,7 @@ class LiveView(JobView):
     def shown(self, output: StandardOutput) -> Iterator[None]:
         """Shows the job while the block runs."""
         live = Live(
-            self._picture(),
+            self.picture(),
             console=self.console,
             auto_refresh=False,
             transient=True,
@@ -184,12 +185,13 @@ class LiveView(JobView):
     def _draw(self) -> None:
         self._timer = None
         if self._live is not None:
-            self._live.update(self._picture(), refresh=True)
+            self._live.update(self.picture(), refresh=True)
 
     def _above(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)
 
-    def _picture(self) -> Group:
+    def picture(self) -> Group:
+        """What is to be seen now."""
         head = Text.assemble(
             (self.status.value, STATUS_STYLES.get(self.status, "bold cyan")),
             f"  {_bar(self.done, self.sets)}",
@@ -222,7 +224,7 @@ class LiveView(JobView):
 
 def view_of(*, quiet: bool, sets: int | None) -> LineView | LiveView:
     """The view that suits where standard error goes."""
-    console = Console(stderr=True, highlight=False)
+    console = terminal(stderr=True)
     kind = LiveView if console.is_terminal and not quiet else LineView
     return kind(console, sets, quiet=quiet)
 
