@@ -48,18 +48,19 @@ def install(session: nox.Session, *groups: str) -> None:
 
 
 def install_browser(session: nox.Session) -> None:
-    """Installs Chromium where that is possible; tests that miss it say so."""
+    """Installs Chromium and curl where that is possible; tests that miss them say so."""
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    if "DFM_CHROMIUM" in os.environ or any(map(shutil.which, names)):
+    browser = "DFM_CHROMIUM" in os.environ or any(map(shutil.which, names))
+    missing = [*([] if browser else ["chromium", "fonts-liberation"]), *([] if shutil.which("curl") else ["curl"])]
+    if not missing:
         return
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        session.warn("there is no Chromium, and only root can install it: tests of the live page will fail")
+        session.warn(f"{missing[0]} is missing, and only root can install it: tests of the live page will fail")
         return
     apt = ["apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300"]
     env = {"DEBIAN_FRONTEND": "noninteractive"}
     session.run(*apt, "update", external=True, env=env, silent=True)
-    packages = ["chromium", "fonts-liberation"]
-    session.run(*apt, "install", "--no-install-recommends", *packages, external=True, env=env, silent=True)
+    session.run(*apt, "install", "--no-install-recommends", *missing, external=True, env=env, silent=True)
 
 
 @nox.session

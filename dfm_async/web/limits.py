@@ -24,7 +24,7 @@ class WebLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How deeply lists and objects may be nested in a request."""
     jobs_per_principal: int = 100
     """How many jobs of one principal may be under way."""
-    streams_per_principal: int = 200
+    streams_per_principal: int = 500
     """How many streams one principal may have open."""
     streams: int = 1000
     """How many streams may be open in all."""

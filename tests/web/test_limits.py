@@ -7,12 +7,11 @@ import json
 import socket
 from collections.abc import AsyncIterator
 
-import httpx
 import pytest
 
 from dfm_async import JobStatus
 from dfm_async.web import Service, WebLimits
-from tests.web.rig import PIPELINES, Server, all_events, events, inline, serving
+from tests.web.rig import PIPELINES, Server, all_events, inline, serving
 
 JSON = {"content-type": "application/json"}
 
@@ -149,25 +148,6 @@ async def test_a_dropped_reader_can_go_on_where_it_was() -> None:
         rest = await all_events(server.client, f"/jobs/{job_id}/stream", headers={"last-event-id": str(whole)})
         assert rest[0].id == whole + 1
         assert [event.id for event in rest[:-1]] == list(range(whole + 1, rest[-1].data["offset"] + 1))
-
-
-async def test_many_readers_of_one_job_all_see_everything() -> None:
-    async with serving(limited()) as server:
-        job_id = await server.submit("counting", None)
-
-        async def read() -> list[int]:
-            async with server.client.stream("GET", f"/jobs/{job_id}/stream") as response:
-                return [event.data["value"] async for event in events(response) if event.name == "result"]
-
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=server.client.base_url, timeout=60, limits=limits) as client:
-            server.client, control = client, server.client
-            readers = [asyncio.create_task(read()) for _ in range(150)]
-            await server.streams(150)
-            await control.post(f"/jobs/{job_id}/inputs", json={"params": {"n": 50}, "last": True})
-            found = await asyncio.gather(*readers)
-            server.client = control
-        assert found == [list(range(50))] * 150
 
 
 @pytest.mark.parametrize("wrong", [{"streams": 0}, {"stall": -1.0}, {"body_bytes": "many"}, {"page_size": True}])

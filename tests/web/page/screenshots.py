@@ -4,44 +4,43 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import tempfile
 from pathlib import Path
 
-from playwright.async_api import Page
+import httpx
+from playwright.async_api import Page, ViewportSize
 
-from dfm_async import Session
-from dfm_async.web import Service
-from examples.service import fed, report
 from tests.web.page.browser import launched
-from tests.web.rig import Server, serving
+from tests.web.page.example import ROOT, example
 
-HOME = Path(__file__).resolve().parents[3] / "docs" / "images"
-SIZE = {"width": 1360, "height": 850}
+SIZE = ViewportSize(width=1360, height=850)
 
 
 async def main(home: Path) -> None:
-    """Runs the example service, and takes pictures of one moment."""
-    with tempfile.TemporaryDirectory() as directory:
-        service = Service(
-            session=lambda: Session(fed, store=f"sqlite:///{directory}/jobs.db"), pipelines={"report": report}
-        )
-        async with serving(service) as server, launched() as browser:
-            await prepare(server)
-            job_id = await server.submit("report", [{"day": "mon"}, {"day": "tue"}, {"day": "wed"}], job_id="today")
-            pages = []
-            for scheme in ("light", "dark"):
-                context = await browser.new_context(viewport=SIZE, color_scheme=scheme, locale="en-GB")
-                page = await context.new_page()
-                await page.goto(f"http://127.0.0.1:{server.port}/dfm/?job={job_id}")
-                pages.append((scheme, page))
-            await asyncio.gather(*(take(page, home / f"live-page-{scheme}.png") for scheme, page in pages))
+    """Takes pictures of a job that runs."""
+    async with contextlib.AsyncExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory())
+        address = f"{await stack.enter_async_context(example(Path(directory) / 'jobs.db'))}/dfm/"
+        client = await stack.enter_async_context(httpx.AsyncClient(base_url=address))
+        browser = await stack.enter_async_context(launched())
 
+        async def submit(job_id: str, *days: str, accept: str = "application/json") -> None:
+            body = {"params": [{"day": day} for day in days], "job_id": job_id}
+            answer = await client.post("pipelines/report/jobs", json=body, headers={"accept": accept}, timeout=60)
+            answer.raise_for_status()
 
-async def prepare(server: Server) -> None:
-    """Lets some jobs end, one of them badly, so that there is something in the list."""
-    for job_id, day in (("monday", "mon"), ("typo", "mno"), ("tuesday", "tue")):
-        job = await server.session.reattach(await server.submit("report", {"day": day}, job_id=job_id))
-        await job.wait_until_finished()
+        for job_id, day in (("monday", "mon"), ("typo", "mno"), ("tuesday", "tue")):
+            await submit(job_id, day, accept="text/event-stream")  # the answer ends with the job
+        await submit("today", "mon", "tue", "wed")
+        pages = []
+        for scheme in ("light", "dark"):
+            context = await browser.new_context(viewport=SIZE, locale="en-GB")
+            page = await context.new_page()
+            await page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+            await page.goto(f"{address}?job=today")
+            pages.append(take(page, home / f"live-page-{scheme}.png"))
+        await asyncio.gather(*pages)
 
 
 async def take(page: Page, path: Path) -> None:
@@ -53,7 +52,7 @@ async def take(page: Page, path: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--home", type=Path, default=HOME)
+    parser.add_argument("--home", type=Path, default=ROOT / "docs" / "images")
     home = parser.parse_args().home
     home.mkdir(exist_ok=True)
     asyncio.run(main(home))
