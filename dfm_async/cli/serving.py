@@ -13,6 +13,8 @@ import typer
 
 from dfm_async.cli.exits import BadInput, Exit
 from dfm_async.cli.references import find_pipeline, named_pipelines
+from dfm_async.cli.terminal import terminal
+from dfm_async.cli.view import LineView, logged
 from dfm_async.federation.federation import Federation
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.planner.plan import prepare
@@ -96,7 +98,7 @@ async def serve_federation(serving: Serving) -> int:
     app = Starlette(lifespan=lifespan, routes=service.routes, middleware=entrance)
     config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=_GRACE)
     server = uvicorn.Server(config)
-    with listener:
+    with listener, logged(LineView(terminal(stderr=True), None)):
         await server.serve(sockets=[listener])
     return Exit.SUCCESS if server.started else Exit.FAILED
 
