@@ -57,14 +57,15 @@ async def run_console(block: Block) -> tuple[str, str]:
     parts = re.split(r"^\$ (.*)\n", block.text, flags=re.MULTILINE)
     assert len(parts) > 1, "there is no command"
     assert not parts[0], "something stands before the first command"
-    here = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    env = {name: value for name, value in os.environ.items() if not name.startswith("DFM_")}
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
     printed = []
     for command in parts[1::2]:
         process = await asyncio.create_subprocess_shell(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PATH": here}
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
         )
         out, err = await process.communicate()
-        assert process.returncode == 0, f"{command}: exit code {process.returncode}\n{err.decode()}"
+        assert (process.returncode, err.decode()) == (0, ""), command
         printed.append(out.decode())
     return "".join(parts[2::2]), "".join(printed)
 
