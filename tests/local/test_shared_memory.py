@@ -48,7 +48,7 @@ async def used() -> int:
 async def shrinks(limit: int) -> int:
     """Has a smaller arena from now on. Nothing may be in it."""
     arena = _arena()
-    arena.__init__(limit)  # type: ignore[misc] # it is not open yet
+    arena.__init__(limit)  # it is not open yet
     return int(arena.limit)
 
 
