@@ -277,20 +277,22 @@ async def test_nothing_is_hard_to_reach_or_to_read(server: Server, opened: Open,
     assert ground == {"light": "rgb(245, 246, 249)", "dark": "rgb(14, 17, 22)"}[scheme]
     await expect(row(page, failed)).to_contain_text("error")
     await expect(card(page, "New job")).to_be_visible()
-    await sound(page)
+    # Colours are what differs in the dark; the rest need not be looked at twice.
+    rules = ["color-contrast"] if scheme == "dark" else ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice"]
+    await sound(page, rules)
     await row(page, failed).click()
     await page.locator(".fault summary").click()
-    await sound(page)
+    await sound(page, rules)
     await row(page, running).click()
     await expect(node(page, "hold#2")).to_have_class("node call s1 active")
     await card(page, "Timeline").get_by_text("The same as a table").click()
-    await sound(page)
+    await sound(page, rules)
     await page.get_by_role("button", name="Cancel job").click()
-    await sound(page)
+    await sound(page, rules)
 
 
-async def sound(page: Page) -> None:
-    found = await Axe().run(page)
+async def sound(page: Page, rules: list[str]) -> None:
+    found = await Axe().run(page, options={"resultTypes": ["violations"], "runOnly": rules})
     assert not found.violations_count, found.generate_report()
 
 
