@@ -7,7 +7,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from playwright.async_api import Browser, async_playwright
+from playwright.async_api import Browser, async_playwright, expect
 
 __all__ = ["chromium", "launched"]
 
@@ -32,6 +32,7 @@ async def launched() -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
         # Without its sandbox: that needs rights which containers do not give, and it sees only pages of ours.
         browser = await playwright.chromium.launch(executable_path=chromium(), chromium_sandbox=False)
+        expect.set_options(timeout=20_000)  # on a busy machine; what is expected ends the wait
         try:
             yield browser
         finally:

@@ -24,13 +24,13 @@ class Open:
         self._address = address
         self._contexts: list[BrowserContext] = []
         self.wrong: list[str] = []
-        self.refusals: set[int] = set()
-        """The statuses of answers that a test provokes; browsers complain about them."""
+        self.expected: set[str] = set()
+        """What a test provokes, and browsers complain about."""
 
     async def __call__(self, job: str | None = None, *, clock: bool = False, **options: Any) -> Page:
         """Opens the page, at a job or at the beginning; ``clock``: whether the test can put its clock forward."""
         context = await self._browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(20_000)
         self._contexts.append(context)
         page = await context.new_page()
         if clock:
@@ -42,7 +42,7 @@ class Open:
         return page
 
     def _listen(self, message: ConsoleMessage) -> None:
-        expected = any(f"responded with a status of {status}" in message.text for status in self.refusals)
+        expected = any(text in message.text for text in self.expected)
         if message.type in ("error", "warning") and not expected:
             self.wrong.append(message.text)
 
