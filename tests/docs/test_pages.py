@@ -27,7 +27,6 @@ NOT_RUN = {
     ("web.md", "one_square"): "runs by its route",
     ("web.md", "small"): "shows how it is made",
     ("README.md", "app"): "is what a server is given; docs/web.md runs the same",
-    ("command-line.md", "weather.py"): "runs by the commands of the page, in tests/docs/test_command_line_page.py",
 }
 """What a page defines and does not name again, with the reason why that is enough."""
 
