@@ -4,6 +4,7 @@ Started as a script, it makes a virtual environment with nox in it and hands ove
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -46,6 +47,22 @@ def install(session: nox.Session, *groups: str) -> None:
     session.install("-q", "-e", ".", *nox.project.dependency_groups(PROJECT, *groups))
 
 
+def install_browser(session: nox.Session) -> None:
+    """Installs Chromium and curl where that is possible; tests that miss them say so."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    browser = "DFM_CHROMIUM" in os.environ or any(map(shutil.which, names))
+    missing = [*([] if browser else ["chromium", "fonts-liberation"]), *([] if shutil.which("curl") else ["curl"])]
+    if not missing:
+        return
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        session.warn(f"{missing[0]} is missing, and only root can install it: tests of the live page will fail")
+        return
+    apt = ["apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300"]
+    env = {"DEBIAN_FRONTEND": "noninteractive"}
+    session.run(*apt, "update", external=True, env=env, silent=True)
+    session.run(*apt, "install", "--no-install-recommends", *missing, external=True, env=env, silent=True)
+
+
 @nox.session
 def demo(session: nox.Session) -> None:
     """The main job on an embedded example: three sites, progress, results."""
@@ -80,6 +97,7 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """All tests: pure, in process, with real processes, random pipelines, and the code of the guide."""
     install(session, "test")
+    install_browser(session)
     session.run("pytest", *(session.posargs or SIDE_BY_SIDE))
 
 
@@ -103,9 +121,18 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+def screenshot(session: nox.Session) -> None:
+    """The pictures of the live page in the documentation."""
+    install(session, "test")
+    install_browser(session)
+    session.run("python", "-m", "tests.web.page.screenshots", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """The benchmarks: one command per figure, each beside a peer or a raw limit."""
     install(session, "bench")
+    install_browser(session)
     session.run("python", "-m", "benchmarks.all", *session.posargs)
 
 

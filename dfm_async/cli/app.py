@@ -33,6 +33,12 @@ class OnError(StrEnum):
     STOP = "stop"
 
 
+def _pipeline_names(context: typer.Context, incomplete: str) -> list[str]:
+    from dfm_async.cli.completion import complete_pipelines
+
+    return complete_pipelines(context, incomplete)
+
+
 FederationArgument = Annotated[
     str, typer.Argument(metavar="FEDERATION", help="package.module:name, or file.py[:name].", show_default=False)
 ]
@@ -43,6 +49,7 @@ PipelineArgument = Annotated[
         help="module:name, file.py:name, a name in the federation's module, or a JSON file (- is standard input). "
         "May be left out if the module has exactly one.",
         show_default=False,
+        autocompletion=_pipeline_names,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON lines.")]
@@ -129,9 +136,12 @@ def run(
     from dfm_async.cli.program import plain_errors, run_async
 
     with plain_errors():
+        from dfm_async.cli.exits import BadInput
         from dfm_async.cli.references import find_federation, find_pipeline
         from dfm_async.cli.running import Output, Run, run_job
 
+        if pipeline == params == "-":
+            raise BadInput("standard input cannot be both the pipeline and its parameters: write one of them to a file")
         found, module = find_federation(federation)
         wanted = Run(
             federation=found,
@@ -263,6 +273,7 @@ def serve(
             metavar="[PIPELINE]...",
             help="What clients may run; by default every pipeline of the federation's module.",
             show_default=False,
+            autocompletion=_pipeline_names,
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
@@ -360,3 +371,24 @@ def doctor(as_json: JsonOption = False) -> None:
     with plain_errors():
         from dfm_async.cli.doctor import examine
     run_async(lambda: examine(as_json=as_json))
+
+
+@app.command()
+def trace(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace, one span per line.", show_default=False)],
+    job: Annotated[
+        str | None, typer.Option(metavar="JOB", help="Only what belongs to this job.", show_default=False)
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="Write a page with the timeline.", show_default=False)
+    ] = None,
+    opening: Annotated[bool, typer.Option("--open/--no-open", help="Open that page, where there is a desktop.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the figures of each span name as JSON lines.")] = False,
+) -> None:
+    """Show the timeline of a trace: in the terminal, and as a page on a desktop."""
+    from dfm_async.cli.program import plain_errors
+
+    with plain_errors():
+        from dfm_async.cli.tracing import show_trace
+
+        show_trace(file, job=job, as_json=as_json, html=html, opening=opening)

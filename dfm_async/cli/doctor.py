@@ -10,12 +10,12 @@ from dataclasses import asdict
 from typing import Final, Literal
 
 import msgspec
-from rich.console import Console
 from rich.text import Text
 
 from dfm_async.cli.exits import BadInput, Exit
 from dfm_async.cli.machine import CHECKS, Finding
 from dfm_async.cli.streams import StandardOutput
+from dfm_async.cli.terminal import terminal
 from dfm_async.errors import DfmError
 from dfm_async.session.session import Session
 
@@ -28,7 +28,7 @@ _STYLES: Final = {"ok": "green", "warn": "yellow", "bad": "bold red"}
 
 async def examine(*, as_json: bool) -> int:
     """Tells everything that was found, as it is found. Gives the exit code: 1 if something is bad."""
-    output, console = StandardOutput(), Console(highlight=False, soft_wrap=True)
+    output, console = StandardOutput(), terminal()
     bad = False
     async for finding in _findings():
         bad = bad or finding.state == "bad"

@@ -7,23 +7,24 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from dfm_async.cli.exits import Exit, exit_of_status
 from dfm_async.cli.following import follow
 from dfm_async.cli.program import complain, safe
-from dfm_async.cli.results import frame_text, json_values, value_text
+from dfm_async.cli.results import json_values, value_text
 from dfm_async.cli.running import Output
 from dfm_async.cli.sources import JobSource
 from dfm_async.cli.streams import StandardOutput
+from dfm_async.cli.terminal import terminal
 from dfm_async.cli.view import STATUS_STYLES, view_of
 from dfm_async.model.activity import Activity
 from dfm_async.model.events import Event, Failure, FrameCompleted, Metrics, Progress, Result, StatusChanged
 from dfm_async.model.info import JobInfo
 from dfm_async.model.status import JobStatus
 from dfm_async.results.event_data import event_data
+from dfm_async.telemetry.spans import frame_text
 
 __all__ = ["attach", "cancel", "list_jobs", "show_log"]
 
@@ -47,9 +48,6 @@ async def list_jobs(opening: Source, limit: int, status: JobStatus | None, *, as
 
 
 def _table(found: list[JobInfo]) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 10_000  # whoever reads lines wants them whole
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("job", "status", "pipeline", "created", "took", "sets", "events", "errors"):
         table.add_column(name, justify="right" if name in ("took", "sets", "events", "errors") else "left")
@@ -65,7 +63,7 @@ def _table(found: list[JobInfo]) -> None:
             str(info.events),
             str(info.errors or ""),
         )
-    console.print(table)
+    terminal().print(table)
 
 
 async def attach(opening: Source, job_id: str, after: int, output: Output) -> int:
@@ -97,7 +95,7 @@ async def show_log(opening: Source, job_id: str, after: int, *, following: bool,
             if isinstance(event, Activity):
                 continue
             if as_json:
-                await output.line(values.encode_whole(event_data(event, values)).decode())
+                await output.line(values.encode_whole(event_data(event, values, tracebacks=True)).decode())
             else:
                 await output.line(f"{event.offset:>6}  {_line(event)}")
     return Exit.SUCCESS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -32,6 +33,8 @@ try:
     from httpx_sse import ServerSentEvent, SSEError, aconnect_sse
 except ImportError as error:
     raise BadInput("looking at a service needs httpx and httpx-sse: pip install 'dfm-async[cli]'") from error
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["ServedJobs", "event_of", "served_jobs"]
 
@@ -146,6 +149,7 @@ class ServedJobs:
             failed += 1
             if failed > _ATTEMPTS:
                 raise Unreachable(f"the stream of job {job_id} at {self._url} broke, and cannot be opened: {problem}")
+            _log.warning("the stream of job %s broke: %s; it is opened again in %g s", job_id, problem, pause)
             await asyncio.sleep(pause)  # as long as the service asks for
 
     def _event(self, name: str, data: Any) -> Event | Activity | None:

@@ -14,9 +14,10 @@ from dfm_async.cli.exits import BadInput
 from dfm_async.cli.program import safe
 from dfm_async.cli.streams import StandardOutput
 from dfm_async.model.events import Result
+from dfm_async.telemetry.spans import frame_text
 from dfm_async.wire.json_values import JsonValues
 
-__all__ = ["FileResults", "JsonResults", "ResultWriter", "TextResults", "frame_text", "json_values", "value_text"]
+__all__ = ["FileResults", "JsonResults", "ResultWriter", "TextResults", "json_values", "value_text"]
 
 _SHOWN: Final = 2000
 """How many characters of a value are shown as text."""
@@ -26,11 +27,6 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 def json_values() -> JsonValues:
     """The rules by which values are written as JSON: those of the web service, with room for larger ones."""
     return JsonValues(array_items=1_000_000, record_bytes=256 * 1024 * 1024, json_depth=64)
-
-
-def frame_text(frame: tuple[int, ...]) -> str:
-    """Writes a frame as ``0.3``."""
-    return ".".join(map(str, frame))
 
 
 def value_text(value: Any) -> str:

@@ -267,7 +267,7 @@ class Job(Shown):
         Operations are cancelled at once; what has not stopped after the grace is killed.
 
         Returns:
-            For each site: "stopped"; "stopped after grace" (an operation took a part of the grace to return);
+            How each site stopped. "stopped"; "stopped after grace" (an operation took a part of the grace to return);
             "killed" (its process had to be); "retired" (an operation does not return; its process takes no further
             job, and ends with the last of the others that run in it); or "abandoned" (an operation of the application's
             own process does not return, and is left alone). Empty if the job had ended before, or had not begun.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio
 
-from dfm_async.errors import DfmError, JobNotFound, ParameterError, PipelineError, Problem, SessionClosed
+from dfm_async.errors import DfmError, JobExists, JobNotFound, ParameterError, PipelineError, Problem, SessionClosed
 from dfm_async.federation.federation import Federation
 from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.model.info import JobInfo
@@ -344,6 +344,7 @@ class Session:
         Raises:
             PipelineError: the pipeline cannot be prepared.
             ParameterError: parameters are missing, unknown, of the wrong type, or cannot be sent.
+            JobExists: the job id is that of another job.
             QueueFull: too many jobs wait, and ``LocalOptions(queue_overflow="fail")`` was chosen.
         """
         self._check_open()
@@ -413,7 +414,7 @@ class Session:
     def _same(self, known: JobRecord | None, wanted: JobRecord) -> Job:
         """The job that was submitted before with the same id and the same content."""
         if known is None or known.fingerprint != wanted.fingerprint:
-            raise ParameterError([f"a job {wanted.job_id!r} exists already, with other content"])
+            raise JobExists(wanted.job_id)
         return Job(self, known.job_id, known)
 
     def _coordinate(self, record: JobRecord, rules: JobRules) -> Coordinator:

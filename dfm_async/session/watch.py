@@ -16,7 +16,7 @@ __all__ = ["JobWatch", "SiteWatch"]
 
 
 class JobWatch:
-    """Looks at the jobs that have changed. A closable iterator; made by :meth:`Session.changes`."""
+    """Looks at the jobs that have changed. A closable iterator; made by :meth:`~dfm_async.Session.changes`."""
 
     def __init__(self, jobs: JobTable, reader: ChangeReader, known: Iterable[JobInfo]) -> None:
         self._jobs = jobs

@@ -24,6 +24,7 @@ __all__ = [
     "encode_spans",
     "failure_attributes",
     "frame_text",
+    "iter_trace",
     "new_span_id",
     "new_trace_id",
     "read_trace",
@@ -156,8 +157,13 @@ def read_trace(path: str | os.PathLike[str]) -> list[Span]:
         OSError: the file cannot be read.
         ValueError: this is no file of spans; names the line that is wrong.
     """
+    return list(iter_trace(path))
+
+
+def iter_trace(path: str | os.PathLike[str]) -> Iterator[Span]:
+    """Reads the spans of a file one by one, as :func:`read_trace` does, without keeping them."""
     with Path(path).open("rb") as file:
-        return list(_spans(file, os.fspath(path)))
+        yield from _spans(file, os.fspath(path))
 
 
 def _spans(file: BinaryIO, path: Any) -> Iterator[Span]:

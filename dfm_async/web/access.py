@@ -15,9 +15,9 @@ from dfm_async.web.answers import Refusal
 
 __all__ = ["Action", "Authorizer", "Guard", "Principal"]
 
-Action: TypeAlias = Literal["list", "submit", "read", "send", "cancel", "debug", "metrics"]
-"""What a client wants: see jobs and pipelines, submit a job, read one, send it inputs, cancel it, see the tracebacks of
-its errors, see the metrics and how workers are."""
+Action: TypeAlias = Literal["list", "submit", "read", "send", "cancel", "forget", "debug", "metrics"]
+"""What a client wants: see jobs and pipelines, submit a job, read one, send it inputs, cancel it, forget it when it has
+ended, see the tracebacks of its errors, see the metrics and how workers are."""
 
 _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-real-ip")
 

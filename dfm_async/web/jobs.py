@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Send
 
-from dfm_async.errors import ParameterError
+from dfm_async.errors import JobExists
 from dfm_async.model.info import JobInfo
 from dfm_async.model.status import JobStatus
 from dfm_async.pipeline.pipeline import Pipeline
@@ -18,10 +18,11 @@ from dfm_async.session.job import Job
 from dfm_async.web.access import Principal
 from dfm_async.web.answers import Refusal, answer
 from dfm_async.web.bodies import Cancel, Inputs, Submission, read_body
-from dfm_async.web.endpoints import choice, flag, whole_number
+from dfm_async.web.endpoints import choice, flag, unless_gone, whole_number
 from dfm_async.web.sse import EventWriter
 from dfm_async.web.state import State
 from dfm_async.web.streams import Seat
+from dfm_async.web.uploads import Upload
 
 __all__ = ["ON_DISCONNECT", "JobHandlers", "info_data"]
 
@@ -64,11 +65,12 @@ class JobHandlers:
         pipeline = state.pipelines.get(request.path_params["name"])
         if pipeline is None:
             raise Refusal(404, "pipeline", "there is no such pipeline")
-        body = await read_body(request, state.limits, Submission)
-        return await self.run(request, send, principal, pipeline, body)
+        with state.uploads.upload(principal) as upload:
+            body = await read_body(request, state.limits, upload, Submission)
+            return await self.run(request, send, principal, upload, pipeline, body)
 
     async def run(
-        self, request: Request, send: Send, principal: Principal, pipeline: Pipeline, body: Submission
+        self, request: Request, send: Send, principal: Principal, upload: Upload, pipeline: Pipeline, body: Submission
     ) -> Response | None:
         """Submits a job, and answers with what is known of it, or with its events if the client asks for them."""
         if "text/event-stream" not in request.headers.get("accept", ""):
@@ -81,6 +83,7 @@ class JobHandlers:
         order = _Order(principal, -1, body.on_disconnect, activity, 201)
         with self._state.streams.seat(principal) as seat:
             job = await self._execute(principal, pipeline, body)
+            upload.release()
             await self._stream(request, send, seat, job, order)
         return None
 
@@ -100,7 +103,7 @@ class JobHandlers:
                 watch=state.page,
             )
             if job.info().label != principal.id:  # the id was taken, by an equal job of somebody else
-                raise ParameterError([f"a job {job.job_id!r} exists already, with other content"])
+                raise JobExists(job.job_id)
             state.quota.add(principal, job)
         return job
 
@@ -145,12 +148,14 @@ class JobHandlers:
         """Sends further parameter sets to a job that is open for them."""
         state = self._state
         principal = await state.guard.principal(request)
-        job, info = await state.job(principal, "send", request.path_params["job_id"])
-        body = await read_body(request, state.limits, Inputs)
-        if not info.accepts:
-            await state.session.check_steerable(job.job_id)
-            raise Refusal(409, "closed", "the job takes no further parameter sets")
-        await job.send_input_params(body.params)
+        job, _ = await state.job(principal, "send", request.path_params["job_id"])
+        with state.uploads.upload(principal) as upload:
+            body = await read_body(request, state.limits, upload, Inputs)
+            if not job.info().accepts:
+                await state.session.check_steerable(job.job_id)
+                raise Refusal(409, "closed", "the job takes no further parameter sets")
+            with state.uploads.inputs(job.job_id):
+                await unless_gone(request, job.send_input_params(body.params))
         if body.last:
             await job.send_stop_frame()
         return answer(info_data(job.info()), 202)
@@ -175,12 +180,23 @@ class JobHandlers:
             state.quota.add(principal, job)
         return answer(info_data(job.info()), 202)
 
+    async def forget(self, request: Request, _send: Send) -> Response:
+        """Forgets a job that has ended, with its events."""
+        state = self._state
+        principal = await state.guard.principal(request)
+        job, info = await state.job(principal, "forget", request.path_params["job_id"])
+        if not info.status.ended:
+            raise Refusal(409, "not ended", f"the job is {info.status.value}: cancel it, or wait for its end")
+        await state.session.forget(job.job_id)
+        return Response(status_code=204)
+
     async def cancel(self, request: Request, _send: Send) -> Response:
         """Cancels a job; answers when nothing of it runs any more."""
         state = self._state
         principal = await state.guard.principal(request)
         job, _ = await state.job(principal, "cancel", request.path_params["job_id"])
-        body = await read_body(request, state.limits, Cancel)
+        with state.uploads.upload(principal) as upload:
+            body = await read_body(request, state.limits, upload, Cancel)
         outcomes = await job.cancel(body.reason)
         return answer({**info_data(job.info()), "outcomes": outcomes})
 

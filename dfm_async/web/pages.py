@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
@@ -17,11 +18,16 @@ from dfm_async.web.records import LogRecords
 from dfm_async.web.state import State
 from dfm_async.web.streams import JobReader
 
-__all__ = ["Pages"]
+__all__ = ["CURSOR", "STATUS_CHOICES", "Pages"]
+
+CURSOR: Final = re.compile(r"^[0-9]+(\.[0-9]+)?~")
+"""Where a list of jobs goes on: when the last one was made, and its id."""
 
 _PAGE: Final = 100
 """How much a page has if the client does not say."""
 _ANY: Final = "any"
+STATUS_CHOICES: Final = (_ANY, *(status.value for status in JobStatus if status is not JobStatus.UNKNOWN))
+"""The jobs of which status a list can have."""
 
 
 class Pages:
@@ -37,7 +43,7 @@ class Pages:
         state.guard.check(principal, "list")
         query = request.query_params
         limit = whole_number(query, "limit", min(_PAGE, state.limits.page_size), 1, state.limits.page_size)
-        wanted = choice(query, "status", _ANY, (_ANY, *(status.value for status in JobStatus)))
+        wanted = choice(query, "status", _ANY, STATUS_CHOICES)
         before = _cursor(query.get("after"))
         found = []
         # By time and id and not by place in the list: jobs come and go between two pages.
@@ -92,8 +98,7 @@ class Pages:
 def _cursor(text: str | None) -> tuple[float, str] | None:
     if text is None:
         return None
+    if CURSOR.match(text) is None:
+        raise Refusal(422, "query", "after must be what the page before has as 'next'")
     created, _, job_id = text.partition("~")
-    try:
-        return float(created), job_id
-    except ValueError:
-        raise Refusal(422, "query", "after must be what the page before has as 'next'") from None
+    return float(created), job_id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 from weakref import WeakKeyDictionary
 
 from dfm_async.model.events import Event
@@ -11,13 +11,18 @@ from dfm_async.results.log import ResultLog
 from dfm_async.web.limits import WebLimits
 from dfm_async.wire.json_values import JsonValues
 
-__all__ = ["LogRecords", "Records", "sse_event"]
+__all__ = ["Chunk", "LogRecords", "Records", "sse_event"]
 
 _KEPT: Final = 8 * 1024 * 1024
 """How many bytes of records are kept for further readers."""
 _SMALL: Final = 16 * 1024
 """Only records of at most so many bytes are kept."""
+_CHUNK: Final = 64 * 1024
+"""About how many bytes are written at once."""
 _DATA: Final = b"\ndata: "
+
+Chunk: TypeAlias = tuple[bytes, int]
+"""Some records one after the other, and the offset of the last one."""
 
 
 class Records:
@@ -61,10 +66,12 @@ class LogRecords:
         self._records = records
         self._debug = debug
         self._kept: dict[int, bytes] = {}
+        self._chunks: dict[tuple[int, int], list[Chunk]] = {}
 
     def forget(self) -> None:
         """Drops what is kept."""
         self._kept.clear()
+        self._chunks.clear()
 
     def sse(self, event: Event) -> bytes:
         """Gives a record as a server-sent event, whose id is the offset and whose name is the event's."""
@@ -78,14 +85,39 @@ class LogRecords:
                 self._kept[event.offset] = found
         return found
 
-    def batch(self, events: list[Event]) -> list[bytes]:
-        """Gives several records as server-sent events. With many readers, most of them are there already."""
-        kept = self._kept
-        return [kept.get(event.offset) or self.sse(event) for event in events]
+    def chunks(self, events: list[Event], shared: bool) -> list[Chunk]:
+        """Gives the records of events that follow each other, as server-sent events, in pieces to be written at once.
+
+        Args:
+            events: the events, at least one.
+            shared: whether other readers will want the same ones.
+        """
+        key = events[0].offset, len(events)
+        found = self._chunks.get(key)
+        if found is None:
+            found = _chunks([self.sse(event) for event in events], events[0].offset)
+            size = sum(len(data) for data, _ in found)
+            if shared and size <= _CHUNK:
+                self._records.keep(size)
+                self._chunks[key] = found
+        return found
 
     def json(self, event: Event) -> bytes:
         """Gives a record as JSON in one line."""
         return self.sse(event).partition(_DATA)[2][:-2]
+
+
+def _chunks(parts: list[bytes], offset: int) -> list[Chunk]:
+    """Joins records while they fit; each piece has at least one."""
+    found: list[Chunk] = []
+    start = size = 0
+    for at, part in enumerate(parts):
+        if size + len(part) > _CHUNK and at > start:
+            found.append((b"".join(parts[start:at]), offset + at - 1))
+            start, size = at, 0
+        size += len(part)
+    found.append((b"".join(parts[start:]), offset + len(parts) - 1))
+    return found
 
 
 def sse_event(name: str, data: bytes, offset: int) -> bytes:

@@ -124,6 +124,7 @@ class Service:
             route("GET", "/jobs", pages.jobs),
             route("POST", "/jobs", pipelines.run),
             route("GET", "/jobs/{job_id}", jobs.show),
+            route("DELETE", "/jobs/{job_id}", jobs.forget),
             route("GET", "/jobs/{job_id}/events", pages.events),
             route("GET", "/jobs/{job_id}/stream", jobs.stream),
             route("GET", "/jobs/{job_id}/graph", graphs.graph),

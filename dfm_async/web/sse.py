@@ -23,8 +23,6 @@ __all__ = ["EventWriter", "Writer", "last_words"]
 
 _log = logging.getLogger(__name__)
 
-_CHUNK: Final = 64 * 1024
-"""About how many bytes are written at once."""
 _HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -49,18 +47,35 @@ class Writer:
     def __init__(self, reader: Reader, limits: WebLimits) -> None:
         self._reader = reader
         self._limits = limits
+        self._writes: dict[asyncio.Timeout, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, receive: Receive, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Writes until there is nothing more to come, the service drains, or the client is gone."""
         start = {"type": "http.response.start", "status": status, "headers": [*_HEADERS, *headers]}
+        loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             listener = group.create_task(self._listen(receive))
+            self._look_at(loop.time() + self._limits.stall)
             try:
                 await self._send(send, start)
                 await self._write(send, b"retry: %d\n\n" % round(self._limits.retry * 1000))
                 await self._stream(send)
             finally:
                 listener.cancel()
+                if self._timer is not None:
+                    self._timer.cancel()
+
+    def _look_at(self, when: float) -> None:
+        self._timer = asyncio.get_running_loop().call_at(when, self._look)
+
+    def _look(self) -> None:
+        """Ends writes that take too long. One look from time to time is much cheaper than a timer for each write."""
+        now, stall = asyncio.get_running_loop().time(), self._limits.stall
+        for patience, since in self._writes.items():
+            if since + stall <= now and not patience.expired():
+                patience.reschedule(now)
+        self._look_at(min((since for since in self._writes.values() if since + stall > now), default=now) + stall)
 
     async def _listen(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -82,8 +97,12 @@ class Writer:
         if reader.gone:
             return
         try:
-            async with asyncio.timeout(self._limits.stall):
-                await send(message)
+            async with asyncio.timeout(None) as patience:
+                self._writes[patience] = asyncio.get_running_loop().time()
+                try:
+                    await send(message)
+                finally:
+                    del self._writes[patience]
         except TimeoutError:
             reader.stall()
             _log.info("a client took nothing for %g s: its stream ended", self._limits.stall, extra=self._where())
@@ -149,25 +168,9 @@ class EventWriter(Writer):
 
     async def _write_events(self, send: Send, events: list[Event]) -> None:
         reader = self._job
-        parts = self._records.batch(events)
-        start = 0
-        while start < len(parts):
-            end = len(parts)
-            if sum(map(len, parts)) > _CHUNK:  # seldom: values are small, or come one by one
-                end = _chunk_end(parts, start)
-            await self._write(send, b"".join(parts[start:end]))
+        for data, position in self._records.chunks(events, shared=reader.log.readers > 1):
+            await self._write(send, data)
             if reader.gone:
                 return
-            reader.position = events[end - 1].offset
-            start = end
+            reader.position = position
             await asyncio.sleep(0)  # a client that takes everything at once must not keep others waiting
-
-
-def _chunk_end(parts: list[bytes], start: int) -> int:
-    """The end of what is written at once: at least one event, and further ones while they fit."""
-    size = 0
-    for end in range(start, len(parts)):
-        size += len(parts[end])
-        if size > _CHUNK and end > start:
-            return end
-    return len(parts)

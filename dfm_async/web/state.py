@@ -16,6 +16,7 @@ from dfm_async.web.quota import JobQuota
 from dfm_async.web.records import LogRecords, Records
 from dfm_async.web.schemas import PipelineSchemas, pipeline_schemas
 from dfm_async.web.streams import Streams
+from dfm_async.web.uploads import Uploads
 
 __all__ = ["State"]
 
@@ -42,6 +43,7 @@ class State:
         self.records = Records(limits)
         self.quota = JobQuota(limits)
         self.streams = Streams(limits)
+        self.uploads = Uploads(limits)
         self._schemas: dict[str, PipelineSchemas] = {}
         self.current: Session | None = None
         """The session while the service is open."""

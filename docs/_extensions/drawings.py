@@ -6,8 +6,6 @@ sites of its federation; so the drawing cannot say anything else than the code.
 """
 
 import ast
-import contextlib
-import io
 import re
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,7 +22,7 @@ ARROW = (
     '<defs><marker id="{id}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
     'orient="auto-start-reverse"><path class="head" d="M0 0 8 4 0 8z"/></marker></defs>'
 )
-CODE = re.compile(r"^```python\n(?!# [\w-]+\.py\n)(.*?)^```", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 class Figure(Directive):
@@ -76,38 +74,48 @@ class PipelineDrawing(Figure):
         """Runs what the page defines, and draws it."""
         page = Path(self.state.document.current_source)
         above = page.read_text(encoding="utf-8").splitlines(keepends=True)[: self.lineno]
-        made = defined("".join(above), str(page))
+        made = defined("".join(above), str(page), name)
         if name not in made:
             raise self.error(f"the code above makes no {name!r}")
         federation = next(value for value in made.values() if isinstance(value, Federation))
         return svg(graph_of(prepare(made[name], federation, "home")))
 
 
-def defined(text: str, page: str) -> dict[str, Any]:
-    """What the code of a page defines: its beginning and its last section. Of those between, only imports count."""
-    made: dict[str, Any] = {"__name__": "__main__"}
-    sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
-    for number, section in enumerate(sections):
-        counts = defines if number in (0, len(sections) - 1) else imports
-        for code in CODE.findall(section):
-            tree = compile(code, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
-            tree.body = [statement for statement in tree.body if counts(statement)]
-            with contextlib.redirect_stdout(io.StringIO()):
-                exec(compile(tree, page, "exec", dont_inherit=True), made)  # noqa: S102 - the pages are our own
-    return made
+def defined(text: str, page: str, name: str) -> dict[str, Any]:
+    """Runs what the code of a page needs to make a value, and nothing else; gives all that it has made."""
+    statements = [statement for code in CODE.findall(text) for statement in parsed(code, page)]
+    needed, taken = {name}, []
+    for statement in reversed(statements):
+        if needed & (made := bound(statement)):
+            needed = needed - made | loaded(statement)
+            taken.append(statement)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    module = ast.Module(body=taken[::-1], type_ignores=[])
+    exec(compile(module, page, "exec", dont_inherit=True), namespace)  # noqa: S102 - the pages are our own
+    return namespace
 
 
-def imports(statement: ast.stmt) -> bool:
-    """Whether a statement only makes names known."""
-    return isinstance(statement, ast.Import | ast.ImportFrom)
+def parsed(code: str, page: str) -> list[ast.stmt]:
+    """The statements of a block, which may use ``await`` on its top level."""
+    return compile(code, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST).body
 
 
-def defines(statement: ast.stmt) -> bool:
-    """Whether a statement needs no running loop: it defines something, and runs no job."""
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return True
-    waiting = (ast.Await, ast.AsyncWith, ast.AsyncFor)
-    return not any(isinstance(node, waiting) for node in ast.walk(statement))
+def bound(statement: ast.stmt) -> set[str]:
+    """The names that a statement defines; none if it is no definition."""
+    match statement:
+        case ast.Import(names) | ast.ImportFrom(names=names):
+            return {found.asname or found.name for found in names}
+        case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name):
+            return {name}
+        case ast.Assign() | ast.With():
+            names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+            return {found.id for found in names if isinstance(found.ctx, ast.Store)}
+    return set()
+
+
+def loaded(statement: ast.stmt) -> set[str]:
+    """The names that a statement uses."""
+    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -11,7 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["STATIONS", "Done", "command", "dfm", "lines", "started", "until"]
+from typer.testing import CliRunner, Result
+
+from dfm_async.cli.app import app
+
+__all__ = ["STATIONS", "Done", "command", "dfm", "invoked", "lines", "started", "until"]
 
 STATIONS = str(Path(__file__).parent / "programs" / "stations.py")
 SCRIPT = str(Path(sys.executable).parent / "dfm-async")
@@ -39,6 +43,12 @@ def dfm(*arguments: str, cwd: Path | None = None, given: str | None = None, env:
         check=False,
         env=_environment(env),
     )
+
+
+def invoked(*arguments: str, env: dict[str, str] | None = None) -> Result:
+    """Runs it in this process, which is quicker: for what needs no process of its own."""
+    none: dict[str, str | None] = {name: None for name in os.environ if name.startswith("DFM_")}
+    return CliRunner().invoke(app, list(arguments), env={**none, **(env or {})})
 
 
 @contextmanager

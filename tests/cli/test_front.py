@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-
-from typer.testing import CliRunner
+from pathlib import Path
 
 import dfm_async
-from dfm_async.cli.app import app
-from tests.cli.rig import dfm
+from tests.cli.rig import dfm, invoked
 
-COMMANDS = ["attach", "cancel", "demo", "doctor", "explain", "graph", "jobs", "logs", "run", "serve"]
+COMMANDS = ["attach", "cancel", "demo", "doctor", "explain", "graph", "jobs", "logs", "run", "serve", "trace"]
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -46,7 +44,7 @@ def test_the_module_is_the_same_program_as_the_script() -> None:
 
 def test_every_command_has_help() -> None:
     for name in COMMANDS:
-        done = CliRunner().invoke(app, [name, "--help"])
+        done = invoked(name, "--help")
         assert done.exit_code == 0, done.output
         assert f"dfm-async {name}" in done.output or f" {name} " in done.output
 
@@ -59,3 +57,20 @@ def test_the_demo_draws_a_year() -> None:
         "-2.26",
         "21.99",
     ]
+
+
+def test_pipelines_are_completed_without_running_their_file(tmp_path: Path) -> None:
+    file = tmp_path / "weather.py"
+    file.write_text(
+        "raise SystemExit('nobody runs this')\n"
+        "with Pipeline('means') as first:\n    pass\n"
+        "with dfm.Pipeline() as maximum:\n    pass\n"
+        "other = Pipeline('other')\nmoon = Federation('moon')\n"
+    )
+    env = {
+        "_DFM_ASYNC_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"dfm-async run {file} m",
+        "COMP_CWORD": "3",
+        "_TYPER_COMPLETE_TESTING": "1",
+    }
+    assert dfm(env=env).stdout.split() == ["means", "maximum"]

@@ -9,24 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from dfm_async import Federation, Pipeline, PlaceParam, Yield
-from dfm_async.cli.app import app
 from dfm_async.cli.exits import BadInput
 from dfm_async.cli.params import ParameterFile, parse_params
 from dfm_async.cli.references import find_federation, find_pipeline
-from tests.cli.rig import STATIONS
+from tests.cli.rig import STATIONS, invoked
 
 
 @pytest.fixture(autouse=True)
-def own_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test imports is not there for the next one."""
+def own_imports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """What a test imports from its folder is not there for the next one."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    before = dict(sys.modules)
     yield
-    for name in set(sys.modules) - set(before):
-        del sys.modules[name]
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 def write(folder: Path, name: str, text: str) -> str:
@@ -94,6 +92,8 @@ WRONG: list[tuple[list[str], str]] = [
     (["run", STATIONS, "squares", "--params", "sets.json"], "sets.json: item 1 is no object of parameters, but int"),
     (["run", STATIONS, "squares", "-p", "x=1", "--output", "raising.py"], "--output raising.py: "),
     (["run", STATIONS, "squares", "-p", "x=1", "--trace", "no/file"], "--trace no/file: No such file or directory"),
+    (["run", STATIONS, "squares", "-p", "x=1", "--job-id", ""], "job_id must be a text that is not empty"),
+    (["run", STATIONS, "-", "--params", "-"], "standard input cannot be both"),
     (["serve", STATIONS, "--host", "0.0.0.0"], "clients need a token"),
     (["serve", STATIONS, "--token-file", "short.txt"], "the token has 5 characters"),
     (["serve", STATIONS, "--token-file", "none.txt"], "--token-file none.txt: No such file or directory"),
@@ -120,8 +120,7 @@ def test_bad_input_is_2_and_told_in_plain_words(
     with Pipeline("good") as good:
         Yield(PlaceParam("x"))
     good.save_to_file(tmp_path / "good.json")
-    monkeypatch.delenv("DFM_TOKEN", raising=False)
-    done = CliRunner().invoke(app, arguments)
+    done = invoked(*arguments)
     assert done.exit_code == 2, done.output
     assert message in done.output
     assert "Traceback" not in done.output

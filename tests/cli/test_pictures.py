@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
-from typer.testing import CliRunner
-
-from dfm_async.cli.app import app
 from dfm_async.cli.references import find_federation, find_pipeline
-from tests.cli.rig import STATIONS, lines
+from tests.cli.rig import STATIONS, invoked, lines
 
 
 def say(*arguments: str) -> str:
-    done = CliRunner().invoke(app, list(arguments))
+    done = invoked(*arguments)
     assert done.exit_code == 0, done.output
     return done.stdout
 

@@ -12,8 +12,8 @@ DOCS = ROOT / "docs"
 WITHOUT_CODE = {"api.md", "benchmarks.md", "promises.md"}
 """They tell about code, and show none."""
 
-FILE = re.compile(r"^# (?P<name>[\w-]+\.py)\n")
-"""How a block begins that is a file."""
+FILE = re.compile(r"^# (?P<name>[\w-]+\.py)(?P<continued>, continued)?\n")
+"""How a block begins that is a file, or what is added to one."""
 
 _OPEN = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<language>[^`\s]*)[^`]*$")
 
@@ -59,15 +59,15 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def examples_of(page: Path) -> list[tuple[Block, Block | None]]:
-    """The Python blocks of a page, each with what it prints."""
+    """The blocks of a page that run, each with what it prints."""
     return list(examples(page.read_text(encoding="utf-8")))
 
 
 def examples(text: str) -> Iterator[tuple[Block, Block | None]]:
-    """Gives each Python block, with the text block directly behind it if there is one."""
+    """Gives each block that runs, with the text block directly behind it if there is one."""
     found = list(blocks(text))
     for index, block in enumerate(found):
-        if block.language == "python":
+        if block.language in ("python", "console"):
             behind = found[index + 1] if index + 1 < len(found) else None
             shown = behind if behind is not None and behind.language == "text" and behind.follows else None
             yield block, shown

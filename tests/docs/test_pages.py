@@ -88,8 +88,10 @@ def definitions(page: Path) -> tuple[dict[str, int], set[str]]:
         file = FILE.match(block.text)
         if file is not None:
             defined[file["name"]] = block.line
+        used |= set(re.findall(r"[\w-]+\.py", block.text.partition("\n")[2] if file else block.text))
+        used |= {f"{name}.py" for name in re.findall(r"^from (\w+) import", block.text, re.MULTILINE)}
+        if file is not None or block.language == "console":
             continue
-        used |= set(re.findall(r"[\w-]+\.py", block.text))
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
         tree = compile(block.text, str(page), "exec", flags=flags)
         used |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
@@ -115,6 +117,12 @@ def test_what_a_page_defines_is_used_on_it(page: Path) -> None:
     unused = {name for name in defined if name not in used}
     excused = {name for where, name in NOT_RUN if where == page.name}
     assert unused == excused, "only defined, never run: use it, or say in NOT_RUN who does"
+
+
+def test_the_layout_of_the_code_names_every_package() -> None:
+    rows = re.findall(r"^\| `(\w+)/` \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.M)
+    packages = {path.parent.name for path in (ROOT / "dfm_async").glob("*/__init__.py")}
+    assert sorted(rows) == sorted(packages)
 
 
 # promises

@@ -9,8 +9,8 @@ export class Sites {
     this.chips = chips;
     this.body = h("tbody");
     this.card = card("Sites", [],
-      h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Sites and their workers" },
-        table(["Site", "State", "#Workers", "#Jobs", "#Memory", "#Lag", "#Restarts"], this.body, "Sites and their workers")));
+      h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Sites and their workers" },
+        table(["Site", "State", "Processes", "#Jobs", "#Memory", "#Lag", "#Restarts"], this.body, "Sites and their workers")));
     this.card.classList.add("wider");
     this.card.hidden = true;
   }
@@ -40,7 +40,8 @@ function row(name, site) {
   const lags = site.workers.map(worker => worker.lag).filter(lag => lag !== null);
   const jobs = site.workers.reduce((sum, worker) => sum + worker.jobs, 0);
   const number = text => h("td", { class: "num" }, text);
-  return h("tr", {}, h("td", {}, name), h("td", { class: unwell(site) ? "bad" : "" }, state(site)), number(count(site.workers.length)),
+  return h("tr", {}, h("td", {}, name), h("td", { class: unwell(site) ? "bad" : "" }, state(site)),
+    h("td", { class: "mono" }, site.workers.map(worker => worker.pid ?? "starts").join(", ") || "–"),
     number(count(jobs)), number(memory ? bytes(memory) : "–"), number(lags.length ? duration(Math.max(...lags)) : "–"),
     number(count(site.restarts)));
 }

@@ -4,7 +4,7 @@ import { card, count, duration, h, painter, plural, say, siteTag, table } from "
 
 const LINE = 20;
 const THIN = 7;
-const DEEP = 5; // so many calls of a node at the same time stand below each other; further ones lie over the last
+const DEEP = 8; // so many calls of a node at the same time stand below each other; further ones lie over the last
 const LANE = 24;
 const FOOT = 22;
 const LISTED = 100;
@@ -21,11 +21,11 @@ export class Timeline {
     this.note = h("span", { class: "soft" });
     this.body = h("tbody");
     this.fold = h("details", { class: "fold", ontoggle: () => this.#list() }, h("summary", {}, "The same as a table"),
-      h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Calls" },
+      h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Calls" },
         table(["Site", "Node", "Frame", "#Attempt", "#Start", "#Took", "Outcome"], this.body, "Calls, the newest first")));
     this.card = card("Timeline", [this.note], h("div", { class: "time" }, this.canvas, this.tip), this.fold);
     this.card.hidden = true;
-    this.paint = painter(() => this.#paint());
+    this.paint = painter(() => this.#paint(), 400);
     this.resized = new ResizeObserver(() => this.paint());
     this.resized.observe(this.card);
     this.dark = matchMedia("(prefers-color-scheme: dark)");

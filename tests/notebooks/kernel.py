@@ -1,0 +1,86 @@
+"""A real Jupyter kernel, and what its cells put out."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from jupyter_client.asynchronous.client import AsyncKernelClient
+from jupyter_client.manager import AsyncKernelManager
+
+__all__ = ["Cell", "Kernel"]
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass
+class Cell:
+    """What one cell put out."""
+
+    printed: str = ""
+    result: dict[str, str] = field(default_factory=dict)
+    """What its last expression shows, by type."""
+    shown: list[dict[str, str]] = field(default_factory=list)
+    """What it displayed."""
+    updates: list[dict[str, str]] = field(default_factory=list)
+    """What replaced something that was displayed."""
+    error: str = ""
+
+    def take(self, message: dict[str, Any]) -> None:
+        content = message["content"]
+        match message["msg_type"]:
+            case "stream":
+                self.printed += content["text"]
+            case "execute_result":
+                self.result = content["data"]
+            case "display_data":
+                self.shown.append(content["data"])
+            case "update_display_data":
+                self.updates.append(content["data"])
+            case "error":
+                self.error = _COLOURS.sub("", "\n".join(content["traceback"]))
+
+
+class Kernel:
+    """Runs cells."""
+
+    def __init__(self, manager: AsyncKernelManager, client: AsyncKernelClient) -> None:
+        self.manager = manager
+        self.client = client
+
+    @classmethod
+    async def start(cls, **options: Any) -> Kernel:
+        manager = AsyncKernelManager()
+        await manager.start_kernel(**options)
+        client = manager.client()
+        client.start_channels()
+        await client.wait_for_ready(timeout=60)
+        return cls(manager, client)
+
+    async def run(self, code: str, seen: Callable[[], None] = lambda: None) -> Cell:
+        """Runs a cell to its end; an error is a part of what it put out. ``seen`` is called with each thing."""
+        cell = Cell()
+
+        def take(message: dict[str, Any]) -> None:
+            cell.take(message)
+            seen()
+
+        async with asyncio.timeout(60):
+            await self.client.execute_interactive(code, allow_stdin=False, stop_on_error=False, output_hook=take)
+        return cell
+
+    async def does(self, code: str) -> Cell:
+        """Runs a cell that must not fail."""
+        cell = await self.run(code)
+        assert not cell.error, cell.error
+        return cell
+
+    async def stop(self) -> None:
+        """Ends the kernel as a user does."""
+        self.client.stop_channels()
+        if self.manager.has_kernel:
+            await self.manager.shutdown_kernel()
+        self.manager.context.destroy(linger=0)
