@@ -4,6 +4,7 @@ Started as a script, it makes a virtual environment with nox in it and hands ove
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -35,6 +36,9 @@ nox.options.sessions = ["check"]
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_external_run = True
 
+SIDE_BY_SIDE = ["-n", "logical", "--maxprocesses", "4", "--dist", "worksteal"]
+"""How all tests run: on every core, each process with those that stand together as long as there are enough."""
+
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 
 
@@ -43,11 +47,34 @@ def install(session: nox.Session, *groups: str) -> None:
     session.install("-q", "-e", ".", *nox.project.dependency_groups(PROJECT, *groups))
 
 
+def install_browser(session: nox.Session) -> None:
+    """Installs Chromium and curl where that is possible; tests that miss them say so."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    browser = "DFM_CHROMIUM" in os.environ or any(map(shutil.which, names))
+    missing = [*([] if browser else ["chromium", "fonts-liberation"]), *([] if shutil.which("curl") else ["curl"])]
+    if not missing:
+        return
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        session.warn(f"{missing[0]} is missing, and only root can install it: tests of the live page will fail")
+        return
+    apt = ["apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300"]
+    env = {"DEBIAN_FRONTEND": "noninteractive"}
+    session.run(*apt, "update", external=True, env=env, silent=True)
+    session.run(*apt, "install", "--no-install-recommends", *missing, external=True, env=env, silent=True)
+
+
 @nox.session
 def demo(session: nox.Session) -> None:
     """The main job on an embedded example: three sites, progress, results."""
-    session.install("-q", "-e", ".")
-    session.run("python", "examples/demo.py", *session.posargs)
+    session.install("-q", "-e", ".[cli]")
+    session.run("dfm-async", "demo", *session.posargs)
+
+
+@nox.session
+def serve(session: nox.Session) -> None:
+    """The example service, with its live page."""
+    session.install("-q", "-e", ".[web,sqlite]", "fastapi>=0.115", "uvicorn>=0.35")
+    session.run("python", "examples/service.py", *session.posargs)
 
 
 @nox.session
@@ -70,7 +97,8 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """All tests: pure, in process, with real processes, random pipelines, and the code of the guide."""
     install(session, "test")
-    session.run("pytest", *session.posargs)
+    install_browser(session)
+    session.run("pytest", *(session.posargs or SIDE_BY_SIDE))
 
 
 @nox.session
@@ -93,9 +121,18 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+def screenshot(session: nox.Session) -> None:
+    """The pictures of the live page in the documentation."""
+    install(session, "test")
+    install_browser(session)
+    session.run("python", "-m", "tests.web.page.screenshots", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """The benchmarks: one command per figure, each beside a peer or a raw limit."""
     install(session, "bench")
+    install_browser(session)
     session.run("python", "-m", "benchmarks.all", *session.posargs)
 
 

@@ -1,12 +1,18 @@
-"""Runs all benchmarks, one after the other, each in a process of its own, and prints one summary."""
+"""Runs all benchmarks, one after the other, each in a process of its own, and prints one summary.
+
+``--save docs/benchmarks/results.json`` keeps the figures; the page about them in the documentation is made from that.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import textwrap
+from pathlib import Path
 from typing import Any
 
+from benchmarks import report
 from benchmarks.common import Options, table
 from benchmarks.external import ROOT, environment
 
@@ -15,6 +21,7 @@ NAMES = (
     "jobs_per_second",
     "small_results",
     "time_to_first_result",
+    "startup",
     "cold_start",
     "idle",
     "prepare",
@@ -26,6 +33,8 @@ NAMES = (
     "worker_memory",
     "durable_store",
     "sse_readers",
+    "page_weight",
+    "tracing",
     "program_round_trip",
     "program_transfer",
     "program_start",
@@ -47,23 +56,38 @@ def _run(name: str, quick: bool) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    options = Options.parse(__doc__)
-    rows: list[dict[str, Any]] = []
-    failed = []
-    for name in NAMES:
-        found = _run(name, options.quick)
-        rows += found
-        if not found:
-            failed.append(name)
-        if options.json:
+    parser = Options.parser(__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of them; all, if none is named:\n{_listed()}")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write all figures to a file, with machine and date")
+    parser.add_argument("--note", default="", help="a sentence to go with them, such as what else was running")
+    given = parser.parse_args()
+    if unknown := [name for name in given.names if name not in NAMES]:
+        parser.error(f"there is no benchmark {', '.join(unknown)}; there are:\n{_listed()}")
+    before = report.load()
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for name in given.names or NAMES:
+        found = rows[name] = _run(name, given.quick)
+        if given.json:
             print("\n".join(map(json.dumps, found)), flush=True)
         elif found:
             print(f"{name}\n{table(found)}\n", flush=True)
-    judged = [row for row in rows if row["verdict"]]
-    missed = [f"{row['benchmark']}: {row['metric']}" for row in judged if row["verdict"] == "MISSED"]
-    if not options.json:
-        print(f"{len(judged) - len(missed)} of {len(judged)} targets met")
-        print("".join(f"  missed: {name}\n" for name in missed) + "".join(f"  not run: {name}\n" for name in failed))
+    if given.save:
+        report.save(given.save, report.document(rows, quick=given.quick, before=before, note=given.note))
+    if not given.json:
+        print(_summary(rows))
+
+
+def _listed() -> str:
+    return textwrap.fill(", ".join(NAMES), 80)
+
+
+def _summary(found: dict[str, list[dict[str, Any]]]) -> str:
+    judged = [row for rows in found.values() for row in rows if row["met"] is not None]
+    missed = [f"{row['benchmark']}: {row['metric']}" for row in judged if not row["met"]]
+    lines = [f"{len(judged) - len(missed)} of {len(judged)} targets met"]
+    lines += [f"  missed: {name}" for name in missed]
+    lines += [f"  not run: {name}" for name, rows in found.items() if not rows]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

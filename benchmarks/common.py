@@ -29,11 +29,17 @@ class Target:
     peer: str | None = None
     at_least: bool = False
 
+    def bound(self, peers: Mapping[str, float]) -> float | None:
+        """The bound as a value; None if the peer was not measured."""
+        if self.peer is None:
+            return self.limit
+        return self.limit * peers[self.peer] if self.peer in peers else None
+
     def met(self, ours: float, peers: Mapping[str, float]) -> bool | None:
         """Tells whether the figure keeps the bound; None if the peer was not measured."""
-        if self.peer is not None and self.peer not in peers:
+        bound = self.bound(peers)
+        if bound is None:
             return None
-        bound = self.limit * (peers[self.peer] if self.peer else 1)
         return ours >= bound if self.at_least else ours <= bound
 
     def text(self, unit: str) -> str:
@@ -53,17 +59,15 @@ class Figure:
     target: Target | None = None
 
     @property
-    def ratio(self) -> float | None:
-        """Ours by the peer of the target, or else by the first one."""
-        name = self.target.peer if self.target and self.target.peer else next(iter(self.peers), None)
-        peer = self.peers.get(name) if name else None
-        return self.ours / peer if peer else None
+    def against(self) -> str | None:
+        """The peer that it is compared with: that of the target, or else the first one."""
+        return self.target.peer if self.target and self.target.peer else next(iter(self.peers), None)
 
     @property
-    def verdict(self) -> str:
-        """ "ok", "MISSED", or nothing."""
-        met = self.target.met(self.ours, self.peers) if self.target else None
-        return "" if met is None else "ok" if met else "MISSED"
+    def ratio(self) -> float | None:
+        """Ours by that peer."""
+        peer = self.peers.get(self.against) if self.against else None
+        return self.ours / peer if peer else None
 
     def as_dict(self, benchmark: str) -> dict[str, Any]:
         """The figure as a JSON object."""
@@ -73,10 +77,16 @@ class Figure:
             "unit": self.unit,
             "ours": self.ours,
             "peers": dict(self.peers),
+            "against": self.against,
             "ratio": self.ratio,
             "target": self.target.text(self.unit) if self.target else None,
-            "verdict": self.verdict,
+            "bound": self.target.bound(self.peers) if self.target else None,
+            "met": self.target.met(self.ours, self.peers) if self.target else None,
         }
+
+
+VERDICTS = {None: "", True: "ok", False: "MISSED"}
+"""How a table tells whether a target was met."""
 
 
 def number(value: float | None) -> str:
@@ -100,7 +110,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             *(number(row["peers"].get(peer)) for peer in peers),
             number(row["ratio"]),
             row["target"] or "-",
-            row["verdict"],
+            VERDICTS[row["met"]],
         ]
         for row in rows
     ]
@@ -125,13 +135,18 @@ class Options:
     json: bool
     quick: bool
 
-    @classmethod
-    def parse(cls, description: str | None) -> Self:
-        """Reads the command line."""
+    @staticmethod
+    def parser(description: str | None) -> argparse.ArgumentParser:
+        """What every benchmark understands."""
         parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
         parser.add_argument("--json", action="store_true", help="print one JSON object per figure")
         parser.add_argument("--quick", action="store_true", help="fewer repetitions")
-        given = parser.parse_args()
+        return parser
+
+    @classmethod
+    def parse(cls, description: str | None) -> Self:
+        """Reads the command line."""
+        given = cls.parser(description).parse_args()
         return cls(given.json, given.quick)
 
     @property

@@ -26,8 +26,8 @@ from benchmarks.common import Figure, Options, Target, interleave, main
 from dfm_async import Federation, Pipeline, PlaceParam, Session, Yield
 from dfm_async.web import Service, WebLimits
 
-EVENTS = 4_000
-READERS = (1, 100)
+EVENTS = {1: 20_000, 100: 4_000, 500: 1_000}
+"""How many events each reader takes, for so many readers."""
 CHUNK = 256
 """How many events the peer sends at once; as many as the service does."""
 
@@ -121,15 +121,15 @@ async def run(options: Options) -> list[Figure]:
     serving = asyncio.create_task(server.serve([listening]))
     figures = []
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/dfm", timeout=60) as client:
-            submitted = await client.post(
-                "/pipelines/c/jobs",
-                json={"params": {"n": options.size(EVENTS)}},
-                headers={"accept": "text/event-stream"},
-            )
+        for readers, events in EVENTS.items():
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/dfm", timeout=60) as client:
+                submitted = await client.post(
+                    "/pipelines/c/jobs",
+                    json={"params": {"n": options.size(events)}},
+                    headers={"accept": "text/event-stream"},
+                )
             path = f"/dfm/jobs/{submitted.headers['x-job-id']}/stream"
             bench.parts = [part + b"\n\n" for part in submitted.content.split(b"\n\n") if part]
-        for readers in READERS:
             found = await _measure(port, path, readers, options)
             peers = {"bare endpoint": found["bare endpoint"]}
             target = Target(0.5, "bare endpoint", at_least=True)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         FobsError,
         HandshakeRefused,
         JobAborted,
+        JobExists,
         JobFailed,
         JobInterrupted,
         JobNotFound,
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
     from dfm_async.model.options import LocalOptions
     from dfm_async.model.policies import Cost, RetryPolicy
     from dfm_async.model.results import Results
-    from dfm_async.model.stats import LaneStats, SessionStats, SiteStats, WorkerStats
+    from dfm_async.model.stats import LaneStats, SessionStats, SiteStats, Traffic, WorkerStats
     from dfm_async.model.status import JobStatus
     from dfm_async.pipeline.builder import ForEach, If, PlaceParam, Repeat, TryFromCache, Yield, collect
     from dfm_async.pipeline.pipeline import Pipeline
@@ -113,6 +114,7 @@ __all__ = [
     "If",
     "Job",
     "JobAborted",
+    "JobExists",
     "JobFailed",
     "JobInfo",
     "JobInterrupted",
@@ -162,6 +164,7 @@ __all__ = [
     "SubprocessLauncher",
     "TaskAborted",
     "TaskRejected",
+    "Traffic",
     "TransferFailed",
     "TryFromCache",
     "WorkerLost",
@@ -186,6 +189,7 @@ _HOMES = {
         "FobsError",
         "HandshakeRefused",
         "JobAborted",
+        "JobExists",
         "JobFailed",
         "JobInterrupted",
         "JobNotFound",
@@ -232,7 +236,7 @@ _HOMES = {
     "dfm_async.model.options": ("LocalOptions",),
     "dfm_async.model.policies": ("Cost", "RetryPolicy"),
     "dfm_async.model.results": ("Results",),
-    "dfm_async.model.stats": ("LaneStats", "SessionStats", "SiteStats", "WorkerStats"),
+    "dfm_async.model.stats": ("LaneStats", "SessionStats", "SiteStats", "Traffic", "WorkerStats"),
     "dfm_async.model.status": ("JobStatus",),
     "dfm_async.pipeline.builder": ("ForEach", "If", "PlaceParam", "Repeat", "TryFromCache", "Yield", "collect"),
     "dfm_async.pipeline.pipeline": ("Pipeline",),

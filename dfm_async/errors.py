@@ -24,6 +24,7 @@ __all__ = [
     "FobsError",
     "HandshakeRefused",
     "JobAborted",
+    "JobExists",
     "JobFailed",
     "JobInterrupted",
     "JobNotFound",
@@ -102,6 +103,15 @@ class ParameterError(DfmError):
 
     def __str__(self) -> str:
         return "; ".join(self.problems)
+
+
+class JobExists(ParameterError):
+    """A job with this id exists already, with another pipeline, other parameters, or other options."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__([f"a job {job_id!r} exists already, with other content"])
+        self.args = (job_id,)
+        self.job_id = job_id
 
 
 class EncodingError(DfmError):

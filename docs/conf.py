@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "_extensions"))
 
 from dfm_async import __version__
 
@@ -12,11 +13,19 @@ author = "The dfm_async authors"
 copyright = "The dfm_async authors"
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_design",
+    "benchmark_page",
+    "drawings",
+    "plain_docstrings",
+]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 
-myst_enable_extensions = ["colon_fence", "fieldlist"]
+myst_enable_extensions = ["attrs_block", "colon_fence", "fieldlist"]
 myst_heading_anchors = 3
 
 autodoc_typehints = "signature"
@@ -26,5 +35,23 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
+nitpicky = True
+nitpick_ignore_regex = [
+    # Other projects: their pages cannot be looked up while these are built.
+    (r"py:.*", r"(asyncio|collections|logging|os|pathlib|starlette|typing)\..*"),
+    # Type variables, and pieces of types that Sphinx has cut in two.
+    (r"py:.*", r"(.*\.)?[A-Z]|dict\[.*|.*Literal\[.*"),
+    # Types in signatures of what stands below the session; nobody makes or holds one.
+    (r"py:class", r"(dfm_async\.(exchange|federation|model|results|targets|wire)\..*|Store|Target)"),
+]
+
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = f"dfm_async {release}"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+html_copy_source = False
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#0b6e6e", "color-brand-content": "#0b6e6e"},
+    "dark_css_variables": {"color-brand-primary": "#5ecfc4", "color-brand-content": "#5ecfc4"},
+}

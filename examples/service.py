@@ -1,54 +1,58 @@
-r"""A web service over three sites: ``python examples/service.py``, then open http://127.0.0.1:8000/dfm/openapi.json.
+r"""A FastAPI service over three sites, with a live page: ``python examples/service.py``.
 
-Needs ``pip install 'dfm-async[web]' uvicorn``, and FastAPI if it is to be used. In another terminal::
+Needs ``pip install 'dfm-async[web,sqlite]' fastapi uvicorn``; ``python3 noxfile.py serve`` installs and starts it.
+Open http://127.0.0.1:8000/dfm/ in a browser, and submit a job in another terminal::
 
-    curl -N http://127.0.0.1:8000/dfm/pipelines/report/jobs \
-        -H 'content-type: application/json' -H 'accept: text/event-stream' \
-        -d '{"params": [{"day": "mon"}, {"day": "tue"}]}'
+    curl http://127.0.0.1:8000/dfm/pipelines/report/jobs \
+        -H 'content-type: application/json' -d '{"params": [{"day": "mon"}, {"day": "tue"}]}'
+
+Then kill a worker whose number the page shows, reload the page, end the service and start it again: nothing is lost.
 """
 
 import argparse
 import asyncio
+import tempfile
+from pathlib import Path
 
 import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.routing import Mount, Route
+from fastapi import Depends, FastAPI
 
-from dfm_async import Federation, ForEach, Pipeline, PlaceParam, Session, Yield, collect, current_context
+from dfm_async import (
+    Federation,
+    ForEach,
+    Pipeline,
+    PlaceParam,
+    RetryPolicy,
+    Session,
+    Yield,
+    collect,
+    current_context,
+)
 from dfm_async.web import Service
 
-try:
-    from fastapi import Depends, FastAPI
-except ImportError:
-    FastAPI = None  # type: ignore[assignment,misc] # Starlette is enough
+DAYS = {"mon": [14.0, 19.5, 16.0, 12.5], "tue": [9.5, 12.0, 21.5], "wed": [15.5, 17.0, 13.0, 18.5, 11.0]}
+AGAIN = RetryPolicy(on_worker_lost=5)  # what a lost worker did runs again
 
 fed = Federation("weather")
-archive = fed.site("archive")
-lab = fed.site("lab")
-office = fed.site("office")
-
-DAYS = {"mon": [14.0, 19.5, 16.0, 12.5], "tue": [9.5, 12.0, 21.5]}
+archive, lab, office = fed.site("archive"), fed.site("lab"), fed.site("office")
 
 
-@archive.operation
+@archive.operation(retry=AGAIN)
 async def load(day: str) -> list[float]:
     """Reads the temperatures of one day."""
     return DAYS[day]
 
 
-@lab.operation
+@lab.operation(retry=AGAIN)
 async def anomaly(value: float, base: float = 15.0) -> float:
     """Takes a while to tell how far a value lies from the base."""
-    context = current_context()
-    for step in range(5):
-        context.progress(step, 5)
-        await asyncio.sleep(0.1)
+    for step in range(10):
+        current_context().progress(step, 10)
+        await asyncio.sleep(0.2)
     return value - base
 
 
-@office.operation
+@office.operation(retry=AGAIN)
 async def summary(day: str, deltas: list[float]) -> str:
     """Writes one line about a day."""
     return f"{day}: {min(deltas):+.1f} to {max(deltas):+.1f}"
@@ -56,36 +60,31 @@ async def summary(day: str, deltas: list[float]) -> str:
 
 with Pipeline("report") as report:
     day = PlaceParam("day", multiuse=True)
-    with ForEach(load(day)) as temperature:
+    with ForEach(load(day), concurrency=2) as temperature:
         delta = anomaly(temperature)
         Yield(delta, place="delta")
     Yield(summary(day, collect(delta)), place="line")
 
-service = Service(fed, pipelines={"report": report})
 
-
-async def lines(session: Session) -> list[str]:
-    """Runs the report for all days, as a handler of one's own does."""
-    job = await session.execute(report, [{"day": name} for name in DAYS])
-    return sorted([result.value async for result in job.results("line")])
-
-
-if FastAPI is not None:
-    app: Starlette = FastAPI(lifespan=service.lifespan)
+def make_app(store: Path) -> FastAPI:
+    """Makes the application; jobs are kept in a file, so that they outlive it."""
+    service = Service(session=lambda: Session(fed, store=f"sqlite:///{store}"), pipelines={"report": report})
+    app = FastAPI(lifespan=service.lifespan)
     app.mount("/dfm", service.app)
 
-    @app.get("/lines")  # type: ignore[attr-defined,untyped-decorator] # it is a FastAPI
-    async def fastapi_lines(session: Session = Depends(service.session)) -> list[str]:  # noqa: B008 - as FastAPI wants it
-        return await lines(session)
-else:
+    @app.get("/lines")
+    async def lines(session: Session = Depends(service.session)) -> list[str]:  # noqa: B008 - as FastAPI wants it
+        """Runs the report for all days, as a handler of one's own does."""
+        job = await session.execute(report, [{"day": name} for name in DAYS])
+        return [result.value async for result in job.results("line", ordered=True)]
 
-    async def starlette_lines(request: Request) -> JSONResponse:
-        return JSONResponse(await lines(service.session(request)))
-
-    app = Starlette(lifespan=service.lifespan, routes=[Route("/lines", starlette_lines), Mount("/dfm", service.app)])
+    return app
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser = argparse.ArgumentParser(description="A web service over three sites, with a live page.")
     parser.add_argument("--port", type=int, default=8000)
-    uvicorn.run(app, port=parser.parse_args().port)
+    parser.add_argument("--store", type=Path, default=Path(tempfile.gettempdir()) / "dfm-async-example.db")
+    arguments = parser.parse_args()
+    print(f"the live page: http://127.0.0.1:{arguments.port}/dfm/")
+    uvicorn.run(make_app(arguments.store), port=arguments.port)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import os
+import shutil
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -21,6 +24,11 @@ hypothesis.settings.register_profile("long", deadline=None, max_examples=1000, p
 # The same examples in every run that decides about a change; others look for new ones.
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=60, print_blob=True, derandomize=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
+
+if beside := os.environ.get("PYTEST_XDIST_WORKER"):
+    # Tests that run beside others look for the temporary files of their own process, and of those that it starts.
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix=f"{beside}-")
+    atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 
 TargetName = Literal["inline", "local"]
 Connect = Callable[..., AbstractAsyncContextManager[Session]]

@@ -15,7 +15,7 @@ import cloudpickle
 import pytest
 
 import dfm_async
-from dfm_async import drawing, errors, exchange, testing, web
+from dfm_async import drawing, errors, exchange, telemetry, testing, web
 from dfm_async.errors import Problem
 from dfm_async.exchange import sync
 from dfm_async.exchange.filepipe.gate import FilePipeGate
@@ -35,6 +35,7 @@ EVERYTHING = {
     **{f"testing.{name}": getattr(testing, name) for name in testing.__all__},
     "FilePipeGate": FilePipeGate,
     **{f"drawing.{name}": getattr(drawing, name) for name in drawing.__all__},
+    **{f"telemetry.{name}": getattr(telemetry, name) for name in telemetry.__all__},
     **{f"web.{name}": getattr(web, name) for name in web.__all__ if name != "Action"},
 }
 
@@ -158,6 +159,7 @@ ERRORS: list[errors.DfmError] = [
     errors.PipelineError("p", [Problem("a#1", "is wrong"), Problem("", "is empty")]),
     errors.PipelineError(None, [Problem("a#1", "is wrong")]),
     errors.ParameterError(["x is missing", "y is unknown"]),
+    errors.JobExists("order-17"),
     errors.DecodingError("op#1", "module 'm' is not loaded here"),
     errors.EncodingError("function", "value[0]", "it cannot be pickled"),
     errors.FobsError("it has no encoding", "fractions.Fraction"),

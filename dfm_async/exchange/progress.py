@@ -227,7 +227,7 @@ class ProgressTracker:
         """Marks all pairs that are open as aborted.
 
         Returns:
-            True if there was none: everything had arrived after all.
+            Whether there was none, because everything had arrived after all.
         """
         if self.complete:
             return True

@@ -180,9 +180,9 @@ def init(
     """Connects to the site that launched this program, ours or one of NVFLARE. Further calls give the same agent.
 
     Args:
-        bootstrap: how to find the site; by default as :meth:`FlareAgent.from_environment` does.
+        bootstrap: how to find the site; by default as ``FlareAgent.from_environment`` does.
         options: how long to wait for what.
-        rest: further arguments of :class:`~dfm_async.exchange.FlareAgent`.
+        rest: further arguments of :class:`~dfm_async.FlareAgent`.
 
     Raises:
         HandshakeRefused: no site wants this program.

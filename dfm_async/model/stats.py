@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["LaneStats", "SessionStats", "SiteStats", "TargetStats", "WorkerStats"]
+__all__ = ["LaneStats", "SessionStats", "SiteStats", "TargetStats", "Traffic", "WorkerStats"]
 
 
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,16 +27,34 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     retired: bool = False
 
 
+class Traffic(msgspec.Struct, frozen=True):
+    """What was sent, since the beginning.
+
+    Attributes:
+        count: how many values.
+        bytes: how many bytes they had.
+    """
+
+    count: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.count + other.count, self.bytes + other.bytes)
+
+
 class SiteStats(msgspec.Struct, frozen=True, kw_only=True):
     """The workers of a site, or of an operation with a process of its own.
 
     Attributes:
         workers: those that are there.
         restarts: how many were lost and replaced.
+        tokens: the values that it has sent to other sites, as of the workers' last signs of life: about once per second
+            while they have jobs.
     """
 
     workers: tuple[WorkerStats, ...] = ()
     restarts: int = 0
+    tokens: Traffic = Traffic()
 
     @property
     def jobs(self) -> int:
@@ -74,12 +92,16 @@ class TargetStats(msgspec.Struct, frozen=True, kw_only=True):
         waiting: how many jobs wait for one.
         lanes: the lanes.
         sites: the sites that have workers, and operations with a process of their own (``site#operation``).
+        tokens: the values that sites in the application's own process have sent to others.
+        lag: by how many seconds the application's loop was late; None if it was not measured.
     """
 
     running: int
     waiting: int = 0
     lanes: tuple[LaneStats, ...] = ()
     sites: dict[str, SiteStats] = {}
+    tokens: Traffic = Traffic()
+    lag: float | None = None
 
 
 class SessionStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +117,10 @@ class SessionStats(msgspec.Struct, frozen=True, kw_only=True):
         memory: how many bytes of memory the application uses; None where that cannot be known.
         results: how many events the logs of all jobs hold.
         result_bytes: how many bytes of values they hold.
+        yielded: the results that have come from the sites.
+        tokens: the values that all sites have sent to each other.
+        lag: by how many seconds the application's loop was late to take a worker's last sign of life; None if there was
+            none.
     """
 
     running: int
@@ -106,3 +132,6 @@ class SessionStats(msgspec.Struct, frozen=True, kw_only=True):
     memory: int | None
     results: int
     result_bytes: int
+    yielded: Traffic = Traffic()
+    tokens: Traffic = Traffic()
+    lag: float | None = None

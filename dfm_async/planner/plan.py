@@ -28,7 +28,16 @@ from dfm_async.wire.codec import Codec
 if TYPE_CHECKING:
     from dfm_async.planner.explain import Explanation
 
-__all__ = ["NodePlan", "ParameterUse", "Plan", "missing_operations", "prepare", "retry_policies", "sketch"]
+__all__ = [
+    "NodePlan",
+    "ParameterUse",
+    "Plan",
+    "missing_operations",
+    "parameter_types",
+    "prepare",
+    "retry_policies",
+    "sketch",
+]
 
 _codec = Codec(trusted=False)
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
@@ -68,6 +77,17 @@ def retry_policies(plan: Plan, federation: Federation) -> list[RetryPolicy | Non
                 adapter = None if site is None else site.adapter(action.operation, action.provider)
                 policies.append(action.retry or (None if adapter is None else adapter.retry))
     return policies
+
+
+def parameter_types(plan: Plan, federation: Federation) -> dict[str, list[Any]]:
+    """The types that operations declare for the parameters of a plan; a parameter without one is not there."""
+    hints: dict[str, list[Any]] = {}
+    for use in plan.uses:
+        operation = federation.operations.get(use.operation)
+        hint = Any if operation is None else operation.signature.types.get(use.argument, Any)
+        if hint is not Any and hint not in hints.setdefault(use.name, []):
+            hints[use.name].append(hint)
+    return hints
 
 
 class NodePlan(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from typing import Final
 from dfm_async.model.activity import Activity, CallMade, NodeActivity
 from dfm_async.model.ids import Frame
 
-__all__ = ["ActivityReader", "Bell", "ChangeReader", "JobActivity", "JobChanges"]
+__all__ = ["ActivityReader", "Bell", "Bells", "ChangeReader", "JobActivity", "JobChanges"]
 
 _CALLS: Final = 512
 """How many calls of a job are kept one by one."""
@@ -49,6 +49,34 @@ class Bell:
                 await self._ended.wait()
         self._rung.clear()
         self._next = loop.time() + self._interval
+
+
+class Bells:
+    """The bells of all who watch one thing."""
+
+    def __init__(self) -> None:
+        self._hung: set[Bell] = set()
+
+    def hang(self, interval: float) -> Bell:
+        """Hangs up a bell; it rings at once, since there is something to see."""
+        bell = Bell(interval)
+        bell.ring()
+        self._hung.add(bell)
+        return bell
+
+    def take_down(self, bell: Bell) -> None:
+        """Takes a bell down."""
+        self._hung.discard(bell)
+
+    def ring(self) -> None:
+        """Something has changed."""
+        for bell in self._hung:
+            bell.ring()
+
+    def close(self) -> None:
+        """Nothing will change any more."""
+        for bell in self._hung:
+            bell.close()
 
 
 class JobActivity:

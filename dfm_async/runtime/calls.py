@@ -85,9 +85,9 @@ def invoke(job: SiteJob, effect: fx.Invoke) -> None:
         return
     call = _Call(effect, callee)
     if job.observer is not None:
-        call.seen = job.observer.began(call.activity, 1)
+        call.seen = job.observer.began(call.activity, call.operation, 1)
     context = contextvars.Context()  # fresh: an operation sees nothing of the code that happens to drive it
-    context.run(_context.enter, context_of(job, call.activity, call.operation, 1))
+    context.run(_context.enter, context_of(job, call.activity, call.operation, 1, call.seen))
     if not call.simple:
         job.spawn(_try(job, call), context)
         return
@@ -105,10 +105,12 @@ def invoke(job: SiteJob, effect: fx.Invoke) -> None:
         _in_background(job, call, work, context)
 
 
-def context_of(job: SiteJob, activity: Activity, operation: str, attempt: int) -> OperationContext:
+def context_of(
+    job: SiteJob, activity: Activity, operation: str, attempt: int, seen: Observation | None
+) -> OperationContext:
     """What an operation can know about a call."""
-    site = job.runtime.site
-    return OperationContext(job.job_id, site, operation, activity.label, activity.frame, attempt, job)
+    site, trace = job.runtime.site, None if seen is None else seen.trace
+    return OperationContext(job.job_id, site, operation, activity.label, activity.frame, attempt, job, trace)
 
 
 # one try
@@ -122,7 +124,7 @@ def _work(job: SiteJob, call: _Call) -> Callable[[], Any]:
     if callee.defaults:  # a program does not know them
         args = {**callee.defaults, **args}
     if callee.wants_context:
-        args = {**args, "context": context_of(job, call.activity, call.operation, call.attempt)}
+        args = {**args, "context": context_of(job, call.activity, call.operation, call.attempt, call.seen)}
     if callee.plain:
         return lambda: function(**args)
     positional, named = callee.arguments(args)
@@ -175,11 +177,11 @@ async def _try(job: SiteJob, call: _Call) -> None:
                 raise
             # What was read of a stream is gone: such a call is not tried again.
             if call.retry is not None and not call.streams and call.retry.allows(error, call.attempt):
-                _observe_end(job, call, failed=True)
+                _observe_end(job, call, error)
                 await asyncio.sleep(call.retry.pause(call.attempt))
                 call.attempt += 1
                 if job.observer is not None:
-                    call.seen = job.observer.began(call.activity, call.attempt)
+                    call.seen = job.observer.began(call.activity, call.operation, call.attempt)
                 continue
             _raised(job, call, error)
         else:
@@ -192,7 +194,7 @@ async def _attempt(job: SiteJob, call: _Call) -> Any:
     if call.reads_whole:
         await _read_whole(call)
     if call.attempt > 1:
-        _context.enter(context_of(job, call.activity, call.operation, call.attempt))
+        _context.enter(context_of(job, call.activity, call.operation, call.attempt, call.seen))
     work = _work(job, call)
     if call.callee.kind in GENERATORS:
         return work()
@@ -218,13 +220,13 @@ def _returned(job: SiteJob, call: _Call, value: Any) -> None:
     elif is_iterator(value):
         job.streams.returned(call.activity, value, call.seen)
     else:
-        _observe_end(job, call, failed=False)
+        _observe_end(job, call, None)
         call.close()
         job.game.complete(call.activity, value)
 
 
 def _raised(job: SiteJob, call: _Call, error: BaseException) -> None:
-    _observe_end(job, call, failed=True)
+    _observe_end(job, call, error)
     call.close()
     game = job.game
     if isinstance(error, StreamFailed):  # it read a stream that failed: the failure is the producer's
@@ -233,9 +235,9 @@ def _raised(job: SiteJob, call: _Call, error: BaseException) -> None:
         game.fail(call.activity, game.error(call.activity, error, call.attempt, cause_of(error)))
 
 
-def _observe_end(job: SiteJob, call: _Call, *, failed: bool) -> None:
+def _observe_end(job: SiteJob, call: _Call, error: BaseException | None) -> None:
     if job.observer is not None and call.seen is not None:
-        job.observer.ended(call.seen, failed)
+        job.observer.ended(call.seen, error)
         call.seen = None
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import Any, Protocol, SupportsIndex, TypeVar
 
 from dfm_async.model.events import Scalar
 from dfm_async.model.ids import Frame
-from dfm_async.runtime.scalars import plain_step, plain_text, plain_values
+from dfm_async.model.scalars import plain_step, plain_text, plain_values
+from dfm_async.telemetry import current
+from dfm_async.telemetry.recorder import TracedCall
+from dfm_async.telemetry.user_spans import NO_SPAN, RecordedSpan, UserSpan
 
-__all__ = ["Caller", "OperationContext", "current_context", "enter"]
+__all__ = ["Caller", "OperationContext", "current_context", "enter", "resumable"]
 
 T = TypeVar("T")
 
@@ -53,12 +57,21 @@ class OperationContext:
         node: the label of the node in the pipeline.
         frame: the execution that the call belongs to.
         attempt: which try this is, counted from 1.
+        trace: its span, if the job is traced; :meth:`span` opens others in it.
     """
 
-    __slots__ = ("_caller", "attempt", "frame", "job_id", "node", "operation", "site")
+    __slots__ = ("_caller", "attempt", "frame", "job_id", "node", "operation", "site", "trace")
 
     def __init__(
-        self, job_id: str, site: str, operation: str, node: str, frame: Frame, attempt: int, caller: Caller
+        self,
+        job_id: str,
+        site: str,
+        operation: str,
+        node: str,
+        frame: Frame,
+        attempt: int,
+        caller: Caller,
+        trace: TracedCall | None = None,
     ) -> None:
         self.job_id = job_id
         self.site = site
@@ -67,6 +80,7 @@ class OperationContext:
         self.frame = frame
         self.attempt = attempt
         self._caller = caller
+        self.trace = trace
 
     @property
     def cancelled(self) -> bool:
@@ -102,6 +116,26 @@ class OperationContext:
             ValueError: a whole number needs more than 64 bits.
         """
         self._caller.metrics(self.node, self.frame, plain_values(values), plain_step(step))
+
+    def span(self, name: str, /, **attributes: Any) -> UserSpan:
+        """Gives a span for a part of the operation, which lasts as long as its ``with`` block; any thread may open it.
+
+        It is a part of the span around it: that of the operation, or another one that is open in the same task or
+        thread. An exception that passes is noted. Does nothing if the job is not traced::
+
+            with context.span("download", url=url) as span:
+                data = await fetch(url)
+                span.set(size=len(data))
+
+        Args:
+            name: what it is, in a few words that are the same each time.
+            attributes: numbers, strings and truth values by their names.
+
+        Raises:
+            TypeError: an attribute is none of these.
+            ValueError: a whole number needs more than 64 bits.
+        """
+        return NO_SPAN if self.trace is None else RecordedSpan(self.trace, name, attributes)
 
     async def send_to_place(self, place: str, value: Any, *, job: str, key: str | None = None) -> None:
         """Sends a value to a parameter of another job that is open for more; returns when that job has taken it.
@@ -154,7 +188,28 @@ class OperationContext:
 def enter(context: OperationContext) -> Callable[[], None]:
     """Makes a context the current one; the function that it gives back undoes that."""
     token = _current.set(context)
-    return lambda: _current.reset(token)
+    if context.trace is None:
+        return lambda: _current.reset(token)
+    leave = current.enter_position(context.trace.position)
+    return lambda: _leave(token, leave)
+
+
+def resumable(context: OperationContext) -> Callable[[], Callable[[], None]]:
+    """The same for code that runs in pieces, such as a generator, in whatever tasks: what it gives enters each time."""
+    if context.trace is None:
+        return functools.partial(enter, context)
+    enter_span = current.resumable(context.trace.position)
+
+    def enter_both() -> Callable[[], None]:
+        token, leave = _current.set(context), enter_span()
+        return lambda: _leave(token, leave)
+
+    return enter_both
+
+
+def _leave(token: Token[OperationContext | None], leave: Callable[[], None]) -> None:
+    leave()
+    _current.reset(token)
 
 
 def current_context() -> OperationContext:

@@ -23,14 +23,16 @@ from dfm_async.runtime.cache import Ticket
 from dfm_async.runtime.faults import broken_record, cause_of, is_our_cancellation
 from dfm_async.runtime.job_streams import FAIR, PULL, JobStreams, as_it_is
 from dfm_async.runtime.objects import JobObjects
-from dfm_async.runtime.observer import CallCounter
+from dfm_async.runtime.observer import CallObserver
 from dfm_async.runtime.operations import is_iterator
 from dfm_async.runtime.outbox import Outbox, States, error_data
 from dfm_async.runtime.speech import Speech
 from dfm_async.runtime.streams import AsyncSource, Stream, StreamFailed
+from dfm_async.telemetry.recorder import Recorder
+from dfm_async.telemetry.spans import Origin
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Broken
-from dfm_async.wire.memory import Payload
+from dfm_async.wire.memory import Payload, size_of
 
 if TYPE_CHECKING:
     from dfm_async.runtime.site import SiteRuntime
@@ -67,6 +69,7 @@ class SiteJob:
         "observer",
         "outbox",
         "program",
+        "recorder",
         "runtime",
         "stopping",
         "threads_idle",
@@ -79,14 +82,21 @@ class SiteJob:
         self.job_id = start.job_id
         self.program = program
         self.game = Game(program, runtime.site, f"{start.job}.{start.at}")
-        self.outbox: Outbox = Outbox(runtime, start)
+        self.recorder: Recorder | None = None
+        """Gathers spans, if the job is traced."""
+        if start.trace is not None:
+            self.recorder = Recorder(*start.trace, runtime.site, self._spans_wait)
+            self.arrived(start.origin, start.count, start.payload)
+        self.outbox: Outbox = Outbox(runtime, start, self.recorder)
         self.stopping = False
         self.busy_threads = 0
         """How many threads run an operation of this job."""
         self.threads_idle: asyncio.Future[None] | None = None
         self.objects: JobObjects | None = None
         """The objects of classes. Most jobs have none, so this is made with the first."""
-        self.observer = CallCounter(self) if start.watch else None
+        self.observer = None
+        if start.watch or self.recorder is not None:
+            self.observer = CallObserver(self, start.watch, self.recorder)
         """Watches the calls, if somebody wants to know."""
         self._streams: JobStreams | None = None
         self._blocked: deque[fx.EmitValue] = deque()
@@ -110,6 +120,7 @@ class SiteJob:
 
     def open_frames(self, message: msg.OpenFrames) -> None:
         """Parameter sets have come."""
+        self.arrived(message.origin, message.count, message.payload)
         self.open(message.first, message.count, message.payload, message.last)
 
     def open(self, first: int, count: int, payload: bytes | Payload, last: bool) -> None:
@@ -126,6 +137,7 @@ class SiteJob:
     def tokens(self, message: msg.Tokens) -> None:
         """Tokens have come from another location."""
         values = self.runtime.codec.loads_batch(message.payload)
+        self.arrived(message.origin, len(values), message.payload)
         for (place, frame, state), value in zip(message.heads, values, strict=True):
             self.game.token(place, frame, self._token_value(place, frame, state, value))
         self.advance()
@@ -188,6 +200,33 @@ class SiteJob:
         """Another location is done with a stream from here."""
         self.streams.closed_elsewhere(message)
 
+    # spans
+
+    def arrived(self, origin: Origin | None, tokens: int, payload: bytes | Payload) -> None:
+        """Values have come from another location, or from the application."""
+        if origin is not None and self.recorder is not None:
+            self.recorder.arrived(origin, tokens, size_of(payload))
+
+    def spans_taken(self, message: msg.SpansTaken) -> None:
+        """The application has taken spans."""
+        if self.recorder is not None:
+            self.recorder.taken(message.count)
+
+    def _spans_wait(self) -> None:
+        """A batch of spans waits to be sent. May be called from any thread."""
+        runtime = self.runtime
+        if runtime.on_loop():
+            runtime.touch(self)
+        else:
+            runtime.threads.post(functools.partial(runtime.touch, self))
+
+    def _send_spans(self, recorder: Recorder, *, end: bool) -> None:
+        made = recorder.end("the job was stopped" if self.stopping else None) if end else recorder.take()
+        if end:
+            self.recorder = None
+        if made:
+            self.runtime.report(msg.SpansMade(self.number, self.at, made))
+
     # the game
 
     def advance(self) -> None:
@@ -232,13 +271,16 @@ class SiteJob:
         if self.observer is not None and done:
             self.observer.flush()
         held_up = not self.outbox.open
+        holding = self.objects is not None and self.objects.held
+        if self.recorder is not None and (done or self.outbox.has_frames_done or self.recorder.full):
+            self._send_spans(self.recorder, end=done and not holding)  # before the end of the job, or of its sets
         self.outbox.flush()
         if held_up and self.outbox.open:  # what was sent is less than it seemed
             asyncio.get_running_loop().call_soon(self._advance_later)
         if done:
             if self._streams is not None:
                 self._streams.close_all()
-            if self.objects is not None and self.objects.held:
+            if self.objects is not None and holding:
                 self.runtime.end(self, self.objects)
             else:
                 self.runtime.forget(self)
@@ -502,6 +544,8 @@ class SiteJob:
             self._speech.flush()
         if self.observer is not None:
             self.observer.flush()
+        if self.recorder is not None:
+            self._send_spans(self.recorder, end=True)
         self._blocked.clear()
         self._streams = None
         self.outbox.clear()

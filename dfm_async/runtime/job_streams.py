@@ -60,14 +60,16 @@ class JobStreams:
 
     # made here
 
-    def of_iterator(self, iterator: Any, activity: Activity, readers: int | None) -> Stream:
+    def of_iterator(
+        self, iterator: Any, activity: Activity, readers: int | None, seen: Observation | None = None
+    ) -> Stream:
         """Makes a stream of an iterator that a user's code returned."""
         job = self._job
         action = activity.transition.action
         operation = action.operation if isinstance(action, spec.Call) else activity.label
-        found = context_of(job, activity, operation, 1)
+        found = context_of(job, activity, operation, 1, seen)
         if hasattr(iterator, "__anext__"):
-            source: Source = AsyncSource(iterator, functools.partial(_context.enter, found))
+            source: Source = AsyncSource(iterator, _context.resumable(found))
         else:
             context = contextvars.Context()
             context.run(_context.enter, found)
@@ -94,7 +96,7 @@ class JobStreams:
         action = activity.transition.action
         assert isinstance(action, spec.Call)  # noqa: S101 - only calls return
         place = job.program.places.get(action.output)
-        stream = self.of_iterator(iterator, activity, 1 if place is None else place.readers)
+        stream = self.of_iterator(iterator, activity, 1 if place is None else place.readers, seen)
         if seen is not None:
             stream.on_end = functools.partial(self._observe_end, stream, seen)
         if place is None:
@@ -104,7 +106,7 @@ class JobStreams:
 
     def _observe_end(self, stream: Stream, seen: Observation) -> None:
         if self._job.observer is not None:
-            self._job.observer.ended(seen, stream.error is not None)
+            self._job.observer.ended(seen, stream.error)
 
     async def _drain(self, activity: Activity, stream: Stream) -> None:
         """Runs a generator whose elements nobody reads to its end."""
@@ -242,7 +244,10 @@ class JobStreams:
             export.wanted -= len(packed)
             export.wanted_bytes -= size_of(payload)
             ended = not packed
-            items = msg.StreamItems(job.number, export.route, stream_id, job.at, payload, ended, error)
+            job.outbox.sending(len(packed), payload)
+            items = msg.StreamItems(
+                job.number, export.route, stream_id, job.at, payload, ended, error, job.outbox.origin()
+            )
             job.outbox.send(export.route, items)
             if ended:
                 break
@@ -271,6 +276,7 @@ class JobStreams:
         remote = self.imports.get((message.source, message.stream))
         if remote is not None:
             items = self._job.runtime.codec.loads_batch(message.payload)
+            self._job.arrived(message.origin, len(items), message.payload)
             remote.arrived(items, size_of(message.payload), message.ended, message.error)
 
 

@@ -1,19 +1,22 @@
-"""Watches the calls of one job at one location, and tells the application a few times per second."""
+"""Watches the calls of one job at one location: counts them, or records their spans, or both."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
+from dfm_async.model.error_record import ErrorRecord
 from dfm_async.model.ids import Frame
+from dfm_async.runtime.paced import Paced
+from dfm_async.telemetry.recorder import Failure, Recorder, TracedCall
+from dfm_async.telemetry.user_spans import failure_of
 from dfm_async.wire import messages as msg
 
 if TYPE_CHECKING:
     from dfm_async.net.game import Activity
     from dfm_async.runtime.job import SiteJob
 
-__all__ = ["CallCounter", "Observation"]
+__all__ = ["CallObserver", "Observation"]
 
 _PAUSE: Final = 0.1
 """How many seconds lie between reports."""
@@ -22,21 +25,65 @@ _SAMPLE: Final = 64
 
 
 class Observation:
-    """One attempt of a call, while it runs."""
+    """One attempt of a call, while it runs. ``trace``: its span, if the job is traced."""
 
-    __slots__ = ("attempt", "frame", "node", "start")
+    __slots__ = ("attempt", "frame", "node", "start", "trace")
 
-    def __init__(self, node: str, frame: Frame, attempt: int) -> None:
+    def __init__(self, node: str, frame: Frame, attempt: int, trace: TracedCall | None) -> None:
         self.node = node
         self.frame = frame
         self.attempt = attempt
         self.start = time.time()
+        self.trace = trace
 
 
-class CallCounter:
-    """Counts the calls of each node, and keeps a sample of those that have ended."""
+class CallObserver:
+    """Sees calls begin and end.
 
-    __slots__ = ("_calls", "_changed", "_counts", "_due", "_job", "_left_out", "_timer")
+    Args:
+        job: the job.
+        counted: whether its calls are counted.
+        recorder: where spans go, if it is traced.
+    """
+
+    __slots__ = ("_counter", "_recorder")
+
+    def __init__(self, job: SiteJob, counted: bool, recorder: Recorder | None) -> None:
+        self._counter = _CallCounter(job) if counted else None
+        self._recorder = recorder
+
+    def began(self, activity: Activity, operation: str, attempt: int) -> Observation:
+        """An attempt begins."""
+        node, frame, trace = activity.label, activity.frame, None
+        if self._recorder is not None:
+            trace = self._recorder.begin_call(operation, node, frame, attempt)
+        if self._counter is not None:
+            self._counter.began(node)
+        return Observation(node, frame, attempt, trace)
+
+    def ended(self, seen: Observation, error: BaseException | ErrorRecord | None) -> None:
+        """An attempt has returned or raised."""
+        if seen.trace is not None:
+            seen.trace.end(None if error is None else _failure(error))
+        if self._counter is not None:
+            self._counter.ended(seen, error is not None)
+
+    def flush(self) -> None:
+        """Tells the application what was counted."""
+        if self._counter is not None:
+            self._counter.paced.now()
+
+
+def _failure(error: BaseException | ErrorRecord) -> Failure:
+    if isinstance(error, ErrorRecord):
+        return error.type_name, error.message, error.traceback
+    return failure_of(error)
+
+
+class _CallCounter:
+    """Counts the calls of each node, keeps a sample of those that have ended, and tells of them now and then."""
+
+    __slots__ = ("_calls", "_changed", "_counts", "_job", "_left_out", "paced")
 
     def __init__(self, job: SiteJob) -> None:
         self._job = job
@@ -44,19 +91,16 @@ class CallCounter:
         self._changed: set[str] = set()
         self._calls: list[tuple[str, Frame, int, float, float, bool]] = []
         self._left_out = 0
-        self._due = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self.paced = Paced(_PAUSE, self._send)
 
-    def began(self, activity: Activity, attempt: int) -> Observation:
+    def began(self, node: str) -> None:
         """An attempt begins."""
-        node = activity.label
         counts = self._counts.get(node)
         if counts is None:
             counts = self._counts[node] = [0, 0, 0]
         counts[0] += 1
         self._changed.add(node)
-        self._wait()
-        return Observation(node, activity.frame, attempt)
+        self.paced.soon()
 
     def ended(self, seen: Observation, failed: bool) -> None:
         """An attempt has returned or raised."""
@@ -67,24 +111,15 @@ class CallCounter:
             self._calls.append((node, seen.frame, seen.attempt, seen.start, time.time(), failed))
         else:
             self._left_out += 1
-        self._wait()
+        self.paced.soon()
 
-    def _wait(self) -> None:
-        if self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(max(self._due, loop.time()), self.flush)
-
-    def flush(self) -> None:
-        """Sends what there is, without regard to the pause."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _send(self) -> bool:
         if not self._changed:
-            return
+            return False
         changed, self._changed = self._changed, set()
         calls, self._calls = self._calls, []
         left_out, self._left_out = self._left_out, 0
         job = self._job
         nodes = [(node, started, done, failed) for node in changed for started, done, failed in [self._counts[node]]]
         job.runtime.report(msg.CallsMade(job.number, job.at, nodes, calls, left_out))
-        self._due = asyncio.get_running_loop().time() + _PAUSE
+        return True

@@ -9,9 +9,11 @@ from dfm_async.model.error_record import ErrorRecord
 from dfm_async.model.events import Scalar
 from dfm_async.model.ids import Frame
 from dfm_async.net.tokens import SKIPPED, Failed
+from dfm_async.telemetry.recorder import Recorder
+from dfm_async.telemetry.spans import Origin
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Packed
-from dfm_async.wire.memory import size_of
+from dfm_async.wire.memory import Payload, size_of
 
 if TYPE_CHECKING:
     from dfm_async.runtime.site import SiteRuntime
@@ -52,6 +54,7 @@ class Outbox:
         "_frames_done",
         "_metrics",
         "_number",
+        "_recorder",
         "_reported",
         "_routes",
         "_runs",
@@ -62,8 +65,9 @@ class Outbox:
         "_window",
     )
 
-    def __init__(self, runtime: SiteRuntime, start: msg.StartJob) -> None:
+    def __init__(self, runtime: SiteRuntime, start: msg.StartJob, recorder: Recorder | None = None) -> None:
         self._runtime = runtime
+        self._recorder = recorder
         self._number = start.job
         self._at = start.at
         self._routes = start.routes
@@ -219,11 +223,22 @@ class Outbox:
 
     # sending
 
+    def origin(self) -> Origin | None:
+        """What a message with values tells of where it comes from, if the job is traced."""
+        return None if self._recorder is None else self._recorder.origin()
+
+    def sending(self, count: int, payload: bytes | Payload) -> None:
+        """Counts values that go to another location."""
+        self._runtime.tokens += count
+        self._runtime.token_bytes += size_of(payload)
+
     def flush(self) -> None:
         """Sends everything that has gathered."""
         codec, number = self._runtime.codec, self._number
         for route, (heads, values) in self._tokens.items():
-            self.send(route, msg.Tokens(number, route, heads, codec.payload(values)))
+            payload = codec.payload(values)
+            self.sending(len(heads), payload)
+            self.send(route, msg.Tokens(number, route, heads, payload, self.origin()))
         self._tokens.clear()
         for (route, loop), frames in self._elements_done.items():
             self.send(route, msg.ElementDone(number, route, loop, frames))
@@ -240,5 +255,5 @@ class Outbox:
         payload = self._runtime.codec.payload(self._values)
         self._byte_credits += self._charged - size_of(payload)
         self._charged = 0
-        self._runtime.report(msg.Results(self._number, self._at, self._runs, payload, frames))
+        self._runtime.report(msg.Results(self._number, self._at, self._runs, payload, frames, self.origin()))
         self._runs, self._values = [], []

@@ -87,6 +87,10 @@ class SiteRuntime:
         self.cache = SiteCache(codec)
         self.stored_codec = Codec(trusted=False, stored=True)
         """How results are encoded that are written down: without pickle."""
+        self.tokens = 0
+        """How many values were sent to other locations."""
+        self.token_bytes = 0
+        """How many bytes they had."""
         self._thread_limit = threads
         self._threads: Threads | None = None
         self._grace = grace
@@ -111,6 +115,7 @@ class SiteRuntime:
             msg.StreamItems: SiteJob.stream_items,
             msg.StreamClose: SiteJob.stream_close,
             msg.PlaceTaken: SiteJob.place_taken,
+            msg.SpansTaken: SiteJob.spans_taken,
         }
 
     async def __aenter__(self) -> SiteRuntime:

@@ -92,14 +92,18 @@ class Job(Shown):
         return record_info(record, None if record.status.ended else self._coordinator)
 
     @property
+    def plan(self) -> Plan:
+        """The plan that the job runs by.
+
+        Raises:
+            JobNotFound: the session does not know the job.
+        """
+        return self._known().plan
+
+    @property
     def errors(self) -> tuple[DfmError, ...]:
         """The first errors of the job, as far as they are known here; ``info().errors`` tells how many there are."""
         return tuple(self._known().errors)
-
-    @property
-    def plan(self) -> Plan:
-        """What the job executes."""
-        return self._known().plan
 
     def latest(self, count: int = 5) -> Results:
         """The newest results that are in memory, oldest first. Only looks at them: readers still get them all."""
@@ -263,7 +267,7 @@ class Job(Shown):
         Operations are cancelled at once; what has not stopped after the grace is killed.
 
         Returns:
-            For each site: "stopped"; "stopped after grace" (an operation took a part of the grace to return);
+            How each site stopped. "stopped"; "stopped after grace" (an operation took a part of the grace to return);
             "killed" (its process had to be); "retired" (an operation does not return; its process takes no further
             job, and ends with the last of the others that run in it); or "abandoned" (an operation of the application's
             own process does not return, and is left alone). Empty if the job had ended before, or had not begun.

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from dfm_async.errors import EncodingError, ParameterError
 from dfm_async.federation.federation import Federation
-from dfm_async.planner.plan import Plan
+from dfm_async.planner.plan import Plan, parameter_types
 from dfm_async.planner.types import validate
 from dfm_async.targets.frames import Row
 from dfm_async.wire.codec import Codec
@@ -116,12 +116,7 @@ class ParameterSets:
         key = plan.hash
         hints = self._hints.get(key)
         if hints is None:
-            hints = self._hints[key] = {}
-            for use in plan.uses:
-                operation = self._federation.operations.get(use.operation)
-                hint = Any if operation is None else operation.signature.types.get(use.argument, Any)
-                if hint is not Any and hint not in hints.setdefault(use.name, []):
-                    hints[use.name].append(hint)
+            hints = self._hints[key] = parameter_types(plan, self._federation)
             if len(self._hints) > _PLANS:
                 self._hints.popitem(last=False)
         return hints

@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import secrets
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio
 
-from dfm_async.errors import DfmError, JobNotFound, ParameterError, PipelineError, Problem, SessionClosed
+from dfm_async.errors import DfmError, JobExists, JobNotFound, ParameterError, PipelineError, Problem, SessionClosed
 from dfm_async.federation.federation import Federation
 from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.model.info import JobInfo
@@ -35,7 +36,7 @@ from dfm_async.runtime.once import in_thread
 from dfm_async.session.callbacks import Callback, CallbackDispatcher, LoopDispatcher
 from dfm_async.session.job import Job, check_places, record_info, summary_info
 from dfm_async.session.parameters import ParameterSets
-from dfm_async.session.watch import JobWatch
+from dfm_async.session.watch import JobWatch, SiteWatch
 from dfm_async.store import open_store
 from dfm_async.targets.base import Target
 from dfm_async.targets.coordinator import Coordinator, JobRules
@@ -44,6 +45,9 @@ from dfm_async.targets.inline import InlineTarget
 from dfm_async.targets.jobs import JobTable
 from dfm_async.targets.local.runner import FederationRunner
 from dfm_async.targets.process import memory_of
+from dfm_async.telemetry.metrics import observed
+from dfm_async.telemetry.sinks import Sink, sink_of
+from dfm_async.telemetry.traces import Traces
 from dfm_async.wire.codec import Codec
 
 if TYPE_CHECKING:
@@ -74,6 +78,8 @@ class Session:
         callback_dispatcher: where callbacks run; by default on this loop.
         store: where jobs are written down, so that they outlive the application: ``"sqlite:///jobs.db"``, or a store.
             By default they are kept in memory.
+        trace: the file that spans are appended to, one JSON object per line, or a sink for them. The OpenTelemetry SDK
+            gets them, too, if it is set up in this process; that needs no setting here.
     """
 
     def __init__(
@@ -84,6 +90,7 @@ class Session:
         options: LocalOptions | None = None,
         callback_dispatcher: CallbackDispatcher | None = None,
         store: str | Store | None = None,
+        trace: str | os.PathLike[str] | Sink | None = None,
     ) -> None:
         self.federation = federation
         self.homesite = homesite
@@ -98,6 +105,7 @@ class Session:
             None if store is None else _durable(store, self._jobs, self._spawn, codec, self.options.keep_summaries)
         )
         self._params = ParameterSets(federation, codec, None if self._durable is None else self._durable.codec)
+        self._traces = Traces(sink_of(trace))
         self._reruns_of: OrderedDict[str, int] = OrderedDict()
         self._supervisor: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
@@ -123,6 +131,7 @@ class Session:
 
         Raises:
             StoreError: the store cannot be opened.
+            OSError: the file for spans cannot be written.
             ShippingError: the code of an operation cannot be sent to the processes of its site.
         """
         if self._supervisor is not None:
@@ -171,6 +180,7 @@ class Session:
         """Owns the target and all tasks of the session, so that others may enter and leave where they like."""
         try:
             async with contextlib.AsyncExitStack() as stack:
+                stack.enter_context(self._traces.opened())
                 if self._durable is not None:
                     await stack.enter_async_context(self._durable.opened())
                 await stack.enter_async_context(self._target.running(self.federation, self.homesite))
@@ -179,6 +189,7 @@ class Session:
                     await self._durable.refresh()
                 if any(operation.signature.types for operation in self.federation.operations.values()):
                     group.create_task(in_thread(warm, "types"))  # while the first workers start
+                stack.enter_context(observed(self.federation.name, self.stats))
                 ready.set_result(None)
                 try:
                     await self._closing.wait()
@@ -222,6 +233,11 @@ class Session:
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: work.close())  # a task that is cancelled early has not begun it
         return task
+
+    @property
+    def traces(self) -> Traces:
+        """What begins its traces; for services whose requests belong to them."""
+        return self._traces
 
     # for those who test
 
@@ -328,10 +344,11 @@ class Session:
         Raises:
             PipelineError: the pipeline cannot be prepared.
             ParameterError: parameters are missing, unknown, of the wrong type, or cannot be sent.
+            JobExists: the job id is that of another job.
             QueueFull: too many jobs wait, and ``LocalOptions(queue_overflow="fail")`` was chosen.
         """
         self._check_open()
-        began = asyncio.get_running_loop().time()
+        began, start = asyncio.get_running_loop().time(), time.time_ns()
         plan = pipeline if isinstance(pipeline, Plan) else self._prepare(pipeline)
         if on_error not in ("continue", "stop"):
             raise ValueError(f"on_error must be 'continue' or 'stop', not {on_error!r}")
@@ -372,12 +389,14 @@ class Session:
         coordinator.add(rows)
         if autostop and stream is None and input_params is not None:
             coordinator.stop()
-        with self._entrance:
+        with self._entrance, self._traces.execution(start, plan.pipeline) as execution:
             if self._durable is not None and not await self._write_down(
                 coordinator, rows, unique=job_id is None, fed=stream is not None and autostop
             ):
                 return self._same(await self._durable.find(record.job_id), record)
             job = Job(self, record.job_id, record)
+            if execution is not None:
+                coordinator.trace = execution.job(record.job_id, plan.pipeline, plan.sites_at)
             try:
                 self._check_open()
                 job.start_callbacks(self._spawn, self._dispatcher, default_callback, place_callbacks)
@@ -395,7 +414,7 @@ class Session:
     def _same(self, known: JobRecord | None, wanted: JobRecord) -> Job:
         """The job that was submitted before with the same id and the same content."""
         if known is None or known.fingerprint != wanted.fingerprint:
-            raise ParameterError([f"a job {wanted.job_id!r} exists already, with other content"])
+            raise JobExists(wanted.job_id)
         return Job(self, known.job_id, known)
 
     def _coordinate(self, record: JobRecord, rules: JobRules) -> Coordinator:
@@ -451,6 +470,7 @@ class Session:
         if self._durable is None:
             raise DfmError("only sessions with a store can resume jobs: Session(..., store='sqlite:///jobs.db')")
         stream = input_params if isinstance(input_params, AsyncIterable) else None
+        start = time.time_ns()
         with self._entrance:
             async with self._durable.lock:
                 running = self._jobs.coordinator(job_id)
@@ -470,14 +490,18 @@ class Session:
                 coordinator.add(rows)
                 if left.options.fed and stream is None:
                     coordinator.stop()
-            try:
-                self._check_open()
-                if stream is not None:
-                    self._spawn(self._feed(stream, coordinator, left.options.fed))
-                await self._target.submit(coordinator, priority)
-            except BaseException:
-                coordinator.shut_down("it was not submitted again", coordinator.rules.grace)
-                raise
+            plan = left.record.plan
+            with self._traces.execution(start, plan.pipeline, resumed=True) as execution:
+                if execution is not None:
+                    coordinator.trace = execution.job(job_id, plan.pipeline, plan.sites_at)
+                try:
+                    self._check_open()
+                    if stream is not None:
+                        self._spawn(self._feed(stream, coordinator, left.options.fed))
+                    await self._target.submit(coordinator, priority)
+                except BaseException:
+                    coordinator.shut_down("it was not submitted again", coordinator.rules.grace)
+                    raise
         return Job(self, job_id, left.record)
 
     def _check_offered(self, plan: Plan) -> None:
@@ -612,6 +636,18 @@ class Session:
         self._check_open()
         return JobWatch(self._jobs, self._jobs.changes.reader(interval), self.infos())
 
+    def health(self, interval: float = 1.0) -> SiteWatch:
+        """Gives an iterator over how the workers of all sites are: first as they are now, then whenever that changes.
+
+        It is a state and not a history, as with :meth:`changes`. Workers that have no jobs say nothing. It ends with
+        the session.
+
+        Args:
+            interval: how many seconds lie at least between looks at the workers.
+        """
+        self._check_open()
+        return SiteWatch(self._target, interval)
+
     def coordinator(self, job_id: str) -> Coordinator | None:
         """The one who runs a job, while it runs here; what :class:`Job` steers it by."""
         return self._jobs.coordinator(job_id)
@@ -648,6 +684,9 @@ class Session:
             memory=memory_of(os.getpid()),
             results=results,
             result_bytes=result_bytes,
+            yielded=self._jobs.yielded,
+            tokens=sum((site.tokens for site in found.sites.values()), found.tokens),
+            lag=found.lag,
         )
 
     def __repr__(self) -> str:

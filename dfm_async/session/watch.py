@@ -1,4 +1,4 @@
-"""What happens to all jobs of a session, as an iterator."""
+"""What happens to all jobs and workers of a session, as iterators."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections import deque
 from collections.abc import Iterable
 
 from dfm_async.model.info import JobInfo
+from dfm_async.model.stats import SiteStats
 from dfm_async.results.watching import ChangeReader
 from dfm_async.session.job import record_info
+from dfm_async.targets.base import Target
 from dfm_async.targets.jobs import JobTable
 
-__all__ = ["JobWatch"]
+__all__ = ["JobWatch", "SiteWatch"]
 
 
 class JobWatch:
-    """Looks at the jobs that have changed. A closable iterator; made by :meth:`Session.changes`."""
+    """Looks at the jobs that have changed. A closable iterator; made by :meth:`~dfm_async.Session.changes`."""
 
     def __init__(self, jobs: JobTable, reader: ChangeReader, known: Iterable[JobInfo]) -> None:
         self._jobs = jobs
@@ -49,3 +51,36 @@ class JobWatch:
         self._known.clear()
         self._changed.clear()
         self._reader.close()
+
+
+class SiteWatch:
+    """Looks at the workers of all sites when they have changed. A closable iterator; made by :meth:`Session.health`."""
+
+    def __init__(self, target: Target, interval: float) -> None:
+        self._target = target
+        self._bell = target.worker_bells.hang(interval)
+        self._seen: dict[str, SiteStats] | None = None
+
+    def __aiter__(self) -> SiteWatch:
+        return self
+
+    async def __anext__(self) -> dict[str, SiteStats]:
+        while True:
+            await self._bell.wait()
+            if self._bell.closed:
+                raise StopAsyncIteration
+            sites = self._target.stats().sites
+            if sites != self._seen:
+                self._seen = sites
+                return sites
+
+    async def __aenter__(self) -> SiteWatch:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Looks no more. Whoever waits for the next item gets the end."""
+        self._target.worker_bells.take_down(self._bell)
+        self._bell.close()

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from dfm_async.federation.federation import Federation
 from dfm_async.model.stats import TargetStats
+from dfm_async.results.watching import Bells
 from dfm_async.targets.coordinator import Coordinator
 from dfm_async.targets.jobs import JobTable
 from dfm_async.wire.codec import Codec
@@ -26,6 +27,11 @@ class Target(Protocol):
     @property
     def jobs(self) -> JobTable:
         """The jobs that the target knows."""
+        ...
+
+    @property
+    def worker_bells(self) -> Bells:
+        """They ring when something about the workers has changed, for those who look at :meth:`stats`."""
         ...
 
     def running(self, federation: Federation, homesite: str) -> AbstractAsyncContextManager[None]:

@@ -12,6 +12,7 @@ import msgspec
 from dfm_async.errors import DfmError, EncodingError, WorkerLost
 from dfm_async.model.events import Failure, WorkerNotice
 from dfm_async.model.ids import JobNumber
+from dfm_async.model.stats import Traffic
 from dfm_async.model.status import JobStatus
 from dfm_async.results.record import JobRecord
 from dfm_async.results.seen import Seen
@@ -19,6 +20,8 @@ from dfm_async.targets.failures import Told, rebuild
 from dfm_async.targets.frames import FRAME_WINDOW, Batch, FrameLedger, Row
 from dfm_async.targets.intake import Intake
 from dfm_async.targets.offers import Answer, Offers
+from dfm_async.telemetry.spans import Origin
+from dfm_async.telemetry.traces import JobTrace
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec, weight
 from dfm_async.wire.memory import Payload
@@ -80,8 +83,12 @@ class Coordinator:
         """Whether it goes on where an earlier run has ended."""
         self.waiting_for = "its workers"
         """What a job in the phase WAITING waits for."""
+        self.yielded = Traffic()
+        """The results that have come."""
         self.outcomes: dict[str, str] = {}
         """For each location, how it stopped when the job was cancelled."""
+        self.trace: JobTrace | None = None
+        """The job's spans, if it is traced."""
         self.resubmit: Callable[[Coordinator], None] | None = None
         """Gives the job new workers, after it has lost one."""
         self.frames = FrameLedger(record.open_frames, len(self.plan.locations), rules.window, rules.reruns > 0, _weigh)
@@ -185,11 +192,17 @@ class Coordinator:
         batches = self._next_batches()
         if not batches:
             return
-        number = self.record.number
         for batch in batches:
             for at, names in enumerate(self._names):
-                payload = self._payload(batch.rows, names)
-                self._send(at, msg.OpenFrames(number, at, batch.first, len(batch.rows), payload, batch.last))
+                self._send(at, self._opening(at, batch, names))
+
+    def _opening(self, at: int, batch: Batch, names: Sequence[str]) -> msg.OpenFrames:
+        payload, count = self._payload(batch.rows, names), len(batch.rows)
+        return msg.OpenFrames(self.record.number, at, batch.first, count, payload, batch.last, self._origin())
+
+    def _origin(self) -> Origin | None:
+        """What a message with values tells of where it comes from, if the job is traced."""
+        return None if self.trace is None else self.trace.origin()
 
     def _next_batches(self) -> list[Batch]:
         batches = self.frames.take(allow_new=not self.record.log.full)
@@ -254,6 +267,7 @@ class Coordinator:
         plan = self.plan.hash
         batches = self._next_batches()
         head = batches[0] if batches else Batch(0, [], False)
+        spans = None if self.trace is None else self.trace.launch()
         for at, names in enumerate(self._names):
             self._owed[at][:] = (0, 0)
             payload = self._payload(head.rows, names)
@@ -271,11 +285,12 @@ class Coordinator:
                 head.last,
                 record.journal is not None,
                 record.activity is not None,
+                None if self.trace is None or spans is None else (self.trace.trace_id, spans[at]),
+                self._origin(),
             )
             send(at, start)
             for batch in batches[1:]:
-                payload = self._payload(batch.rows, names)
-                send(at, msg.OpenFrames(number, at, batch.first, len(batch.rows), payload, batch.last))
+                send(at, self._opening(at, batch, names))
         if self._room:
             self._make_room()
         self._check_end()
@@ -370,6 +385,8 @@ class Coordinator:
 
     def lost(self, at: int, error: WorkerLost) -> None:
         """The worker of a location has ended."""
+        if self.trace is not None:
+            self.trace.lost(at, str(error))
         if self.phase is Phase.RUNNING and self.frames.finished:
             # Only objects were left to be closed: those of this worker are gone with it.
             self._stopping |= {at}
@@ -466,6 +483,10 @@ class Coordinator:
         self._intake.release_progress()
         self.record.log.on_room = self.record.log.on_full = self.record.blocked = None
         self._send, self._kill, self.resubmit, self._pack_rows = _nowhere, _nobody, None, None
+        if self.trace is not None:
+            failed = reason or (None if status is JobStatus.FINISHED else _errors(self.record.error_count))
+            self.trace.end(status.value, failed)
+            self.trace = None
         self.record.change(status, reason)
         calls, self._on_end = self._on_end, []  # what is done is let go: a session has many jobs
         for call in calls:
@@ -479,6 +500,9 @@ class Coordinator:
         except EncodingError as error:
             self.fail(error)
             return
+        if self.trace is not None and message.origin is not None:
+            self.trace.arrived(message.origin, items, size)
+        self.yielded += Traffic(items, size)
         self._owe(message.at, items, size)
         if message.frames:
             self._close_frames(message.frames)
@@ -554,6 +578,10 @@ class Coordinator:
             site = self.plan.sites_at[message.at]
             activity.made(message.at, site, message.nodes, message.calls, message.left_out)
 
+    def _spans_made(self, message: msg.SpansMade) -> None:
+        if self.trace is not None and self.trace.take(message.at, message.spans):
+            self._send(message.at, msg.SpansTaken(message.job, message.at, len(message.spans)))
+
     def _objects_built(self, message: msg.ObjectsBuilt) -> None:
         self._holding |= {message.at}
 
@@ -591,6 +619,7 @@ _HANDLERS: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
     msg.ProgressMade: Coordinator._progress_made,  # noqa: SLF001
     msg.MetricsMade: Coordinator._metrics_made,  # noqa: SLF001
     msg.CallsMade: Coordinator._calls_made,  # noqa: SLF001
+    msg.SpansMade: Coordinator._spans_made,  # noqa: SLF001
     msg.ObjectsBuilt: Coordinator._objects_built,  # noqa: SLF001
     msg.ObjectsClosed: Coordinator._objects_closed,  # noqa: SLF001
     msg.FramesDone: Coordinator._frames_done,  # noqa: SLF001
@@ -599,7 +628,7 @@ _HANDLERS: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
     msg.JobBroken: Coordinator._job_broken,  # noqa: SLF001
 }
 _WHILE_RESTARTING: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
-    kind: _HANDLERS[kind] for kind in (msg.CancelSeen, msg.JobStopped)
+    kind: _HANDLERS[kind] for kind in (msg.CancelSeen, msg.JobStopped, msg.SpansMade)
 }
 
 
@@ -609,6 +638,10 @@ def _overflow(record: JobRecord) -> DfmError:
         f"job {record.job_id}: the log holds {record.log.held:,} events that nobody has read, more than "
         f"ResultLimits(max_items={limits.max_items:,}, max_bytes={limits.max_bytes:,}) allows"
     )
+
+
+def _errors(count: int) -> str:
+    return f"{count} error{'s' * (count != 1)}"
 
 
 def _weigh(row: Row) -> int:

@@ -28,6 +28,7 @@ _FOR_COORDINATOR = frozenset(
         msg.OperationError,
         msg.ProgressMade,
         msg.Results,
+        msg.SpansMade,
         msg.YieldFailed,
     }
 )

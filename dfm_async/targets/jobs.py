@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from dfm_async.model.options import LocalOptions
+from dfm_async.model.stats import Traffic
 from dfm_async.model.status import JobStatus
 from dfm_async.planner.plan import Plan
 from dfm_async.results.log import Backing
@@ -37,6 +38,7 @@ class JobTable:
         """Where the logs of jobs stand that are not kept here any more."""
         self.totals: dict[JobStatus, int] = {}
         """How many jobs have ended, by their status."""
+        self._yielded = Traffic()
         self.changes = JobChanges()
         """Tells those who watch all jobs what has changed."""
 
@@ -110,6 +112,11 @@ class JobTable:
         return sum(log.held for log in logs), sum(log.size for log in logs)
 
     @property
+    def yielded(self) -> Traffic:
+        """The results that have come from the sites, of all jobs that ran here."""
+        return sum((coordinator.yielded for coordinator in self._running.values()), self._yielded)
+
+    @property
     def coordinators(self) -> list[Coordinator]:
         """The jobs that have not ended."""
         return list(self._running.values())
@@ -120,6 +127,7 @@ class JobTable:
     def _job_ended(self, coordinator: Coordinator) -> None:
         record = coordinator.record
         self._running.pop(record.job_id, None)
+        self._yielded += coordinator.yielded
         if self._records.get(record.job_id) is not record:
             return
         self.totals[record.decided] = self.totals.get(record.decided, 0) + 1

@@ -49,7 +49,7 @@ class Snapshot:
         found += [f"process {pid}: {processes[pid]}" for pid in processes.keys() - self._processes.keys() - known]
         new = _descriptors().items() - self._descriptors.items()
         found += [_describe(number, what) for number, what in sorted(new) if number not in known]
-        found += [f"shared memory {name}" for name in sorted(_shared_memory() - self._memory)]
+        found += [f"shared memory {name}" for name in _not_of_others(_shared_memory() - self._memory)]
         return found
 
 
@@ -181,3 +181,14 @@ def _peer(found: socket.socket) -> Any:
 def _shared_memory() -> set[str]:
     folder = Path("/dev/shm")  # noqa: S108 - where the kernel shows it
     return {str(path) for path in folder.iterdir()} if folder.exists() else set()
+
+
+def _not_of_others(names: set[str]) -> list[str]:
+    """Leaves out what processes use that have nothing to do with this one: all of the machine have one folder."""
+    family = {os.getpid(), *_descendants()} if names else set()
+    used: set[str] = set()
+    for folder in Path("/proc").iterdir() if names else ():
+        if folder.name.isdigit() and int(folder.name) not in family:
+            with contextlib.suppress(OSError):  # it has ended in the meantime, or is none of our business
+                used.update(name for name in names if name in (folder / "maps").read_text())
+    return sorted(names - used)

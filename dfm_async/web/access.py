@@ -15,8 +15,9 @@ from dfm_async.web.answers import Refusal
 
 __all__ = ["Action", "Authorizer", "Guard", "Principal"]
 
-Action: TypeAlias = Literal["list", "submit", "read", "send", "cancel", "metrics"]
-"""What a client wants: see jobs and pipelines, submit a job, read one, send it inputs, cancel it, see the metrics."""
+Action: TypeAlias = Literal["list", "submit", "read", "send", "cancel", "forget", "debug", "metrics"]
+"""What a client wants: see jobs and pipelines, submit a job, read one, send it inputs, cancel it, forget it when it has
+ended, see the tracebacks of its errors, see the metrics and how workers are."""
 
 _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-real-ip")
 
@@ -42,14 +43,14 @@ class Authorizer(Protocol):
         ...
 
     def allows(self, principal: Principal, action: Action, job: JobInfo | None) -> bool:
-        """Tells whether somebody may do something; by default everything, with jobs of their own.
+        """Tells whether somebody may do something; by default everything but ``"debug"``, with jobs of their own.
 
         Args:
             principal: who.
             action: what.
             job: with which job; None if it is about no particular one. Its ``label`` is the id of its principal.
         """
-        return job is None or job.label == principal.id
+        return action != "debug" and (job is None or job.label == principal.id)
 
 
 class _Loopback(Authorizer):
@@ -124,6 +125,10 @@ class Guard:
             raise Refusal(404, "job", "there is no such job")
         if action != "read" and not self._authorizer.allows(principal, action, job):
             raise Refusal(403, "forbidden", f"you may not {action} this job")
+
+    def allows(self, principal: Principal, action: Action, job: JobInfo | None = None) -> bool:
+        """Tells whether somebody may do something."""
+        return self._authorizer.allows(principal, action, job)
 
     def sees(self, principal: Principal, job: JobInfo) -> bool:
         """Tells whether somebody may know of a job."""

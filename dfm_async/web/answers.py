@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from dfm_async.errors import (
     DfmError,
+    JobExists,
     JobNotFound,
     JobOwned,
     ParameterError,
@@ -57,8 +58,6 @@ class Refusal(Exception):
         if self.problems:
             content["problems"] = self.problems
         found = answer(content, self.status)
-        if self.status == 413:
-            found.headers["connection"] = "close"  # else the server would have to take the rest of the body
         if self.retry_after is not None:
             found.headers["retry-after"] = str(max(1, round(self.retry_after)))
         return found
@@ -73,6 +72,8 @@ def answer(content: Any, status: int = 200) -> Response:
 def refusal_of(error: DfmError, retry: float) -> Refusal:
     """What a client is told about an error of the library."""
     match error:
+        case JobExists():
+            return Refusal(409, "exists", str(error))
         case ParameterError():
             return Refusal(422, "parameters", "the parameters do not fit", error.problems)
         case PipelineError():

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from dfm_async.web.answers import Refusal
 from dfm_async.web.limits import WebLimits
+from dfm_async.web.uploads import Upload
 
 __all__ = ["Cancel", "Inputs", "OnDisconnect", "Submission", "WholePipeline", "read_body"]
 
@@ -17,6 +19,11 @@ OnDisconnect = Literal["keep", "cancel"]
 """What happens to a job when the reader of its stream goes away."""
 
 _SETS: Final = {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}}]}
+
+
+def _whole(value: Any) -> Any:
+    """JSON does not tell 3 from 3.0."""
+    return int(value) if type(value) is float and value.is_integer() else value
 
 
 class _Body(BaseModel):
@@ -32,7 +39,9 @@ class Submission(_Body):
         str | None,
         Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._~-]{0,127}$", description="the same again is the same job"),
     ] = None
-    priority: Annotated[int, Field(ge=-1000, le=1000, description="the highest runs first")] = 0
+    priority: Annotated[
+        int, Field(ge=-1000, le=1000, description="the highest runs first"), BeforeValidator(_whole)
+    ] = 0
     deadline: Annotated[float | None, Field(gt=0, description="seconds until the job is aborted")] = None
     on_error: Annotated[Literal["continue", "stop"], Field(description="whether other work goes on")] = "continue"
     on_disconnect: Annotated[OnDisconnect, Field(description="when the reader of the answer goes away")] = "keep"
@@ -62,13 +71,17 @@ T = TypeVar("T", bound=_Body)
 _JSON: Final = "application/json"
 
 
-async def read_body(request: Request, limits: WebLimits, kind: type[T]) -> T:
+async def read_body(request: Request, limits: WebLimits, upload: Upload, kind: type[T]) -> T:
     """Reads the body of a request. An empty one is an empty object.
 
     Raises:
-        Refusal: it is too large, too deep, or not what is needed; with everything that is wrong.
+        Refusal: it is too large, too slow, too deep, or not what is needed; with everything that is wrong.
     """
-    data = await _bytes(request, limits.body_bytes)
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            data = await _bytes(request, limits.body_bytes, upload)
+    except TimeoutError:
+        raise Refusal(408, "slow", f"the body must come within {limits.body_seconds:g} seconds") from None
     found: Any = {}
     if data.strip():
         # Browsers ask before they send this type for a page of another site; other types they just send.
@@ -88,21 +101,20 @@ async def read_body(request: Request, limits: WebLimits, kind: type[T]) -> T:
         raise Refusal(422, "body", "the request does not fit", _problems(error)) from error
 
 
-async def _bytes(request: Request, limit: int) -> bytes:
+async def _bytes(request: Request, limit: int, upload: Upload) -> bytearray:
     told = request.headers.get("content-length", "")
     if told.isdigit() and int(told) > limit:
         raise _too_large(limit)
-    parts: list[bytes] = []
-    size = 0
+    found = bytearray()
     try:
         async for part in request.stream():
-            size += len(part)
-            if size > limit:
+            if len(found) + len(part) > limit:
                 raise _too_large(limit)
-            parts.append(part)
+            upload.hold(len(part))
+            found += part
     except ClientDisconnect as error:
         raise Refusal(400, "gone", "the client went away") from error
-    return b"".join(parts)
+    return found
 
 
 def _too_large(limit: int) -> Refusal:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeAlias, TypeVar
 
-from starlette.datastructures import QueryParams
+from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from dfm_async.errors import DfmError
 from dfm_async.web.answers import Refusal, refusal_of
 from dfm_async.web.limits import WebLimits
 
-__all__ = ["Endpoint", "Handler", "SocketEndpoint", "SocketHandler", "choice", "whole_number"]
+__all__ = ["Endpoint", "Handler", "SocketEndpoint", "SocketHandler", "choice", "flag", "unless_gone", "whole_number"]
+
+T = TypeVar("T")
 
 Handler: TypeAlias = Callable[[Request, Send], Awaitable[Response | None]]
 """Answers a request: gives the answer, or has sent it and gives None."""
@@ -33,14 +36,37 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
+        request = Request(scope, body := _Body(receive))
         try:
-            response = await self._handler(Request(scope, receive), send)
+            response = await self._handler(request, send)
         except Refusal as refusal:
             response = refusal.response()
         except DfmError as error:
             response = refusal_of(error, self._limits.retry).response()
         if response is not None:
+            if body.unread(request.headers):
+                response.headers["connection"] = "close"  # else the server would have to take the rest of it
             await response(scope, receive, send)
+
+
+class _Body:
+    """What a server receives from a client; knows whether the whole body has come."""
+
+    __slots__ = ("_receive", "_whole")
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._whole = False
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        if not message.get("more_body", False):
+            self._whole = True
+        return message
+
+    def unread(self, headers: Headers) -> bool:
+        """Tells whether there is more of the body than was asked for."""
+        return not self._whole and ("transfer-encoding" in headers or headers.get("content-length", "0") != "0")
 
 
 class SocketEndpoint:
@@ -66,6 +92,29 @@ async def _deny(socket: WebSocket, refusal: Refusal) -> None:
         await socket.send_denial_response(refusal.response())
     else:
         await socket.close(1008, refusal.message[:120])
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Waits for something on behalf of a client, until that has left. The body must have been read.
+
+    Raises:
+        Refusal: the client has left; the work was cancelled.
+    """
+    doing, leaving = asyncio.create_task(work), asyncio.create_task(_until_gone(request.receive))
+    try:
+        await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        doing.cancel()
+        leaving.cancel()
+        await asyncio.gather(doing, leaving, return_exceptions=True)
+    if doing.cancelled():
+        raise Refusal(400, "gone", "the client went away")
+    return doing.result()
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def whole_number(query: QueryParams, name: str, default: int, least: int, most: int | None = None) -> int:
@@ -97,3 +146,12 @@ def choice(query: QueryParams, name: str, default: str, options: tuple[str, ...]
     if found not in options:
         raise Refusal(422, "query", f"{name} must be one of: {', '.join(options)}")
     return found
+
+
+def flag(query: QueryParams, name: str) -> bool:
+    """Reads whether something is wanted; it is not if the query does not say so.
+
+    Raises:
+        Refusal: it is no yes or no.
+    """
+    return choice(query, name, "false", ("false", "true", "0", "1")) in ("true", "1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -9,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Send
 
-from dfm_async.errors import ParameterError
+from dfm_async.errors import JobExists
 from dfm_async.model.info import JobInfo
 from dfm_async.model.status import JobStatus
 from dfm_async.pipeline.pipeline import Pipeline
@@ -17,20 +18,35 @@ from dfm_async.session.job import Job
 from dfm_async.web.access import Principal
 from dfm_async.web.answers import Refusal, answer
 from dfm_async.web.bodies import Cancel, Inputs, Submission, read_body
-from dfm_async.web.endpoints import choice, whole_number
+from dfm_async.web.endpoints import choice, flag, unless_gone, whole_number
 from dfm_async.web.sse import EventWriter
 from dfm_async.web.state import State
 from dfm_async.web.streams import Seat
+from dfm_async.web.uploads import Upload
 
 __all__ = ["ON_DISCONNECT", "JobHandlers", "info_data"]
 
 ON_DISCONNECT: Final = ("keep", "cancel")
+
+_INTERVAL: Final = 0.2
+"""How many seconds lie at least between two looks at what operations do."""
 
 
 def info_data(info: JobInfo) -> dict[str, Any]:
     """What clients are told about a job."""
     data = {name: getattr(info, name) for name in info.__struct_fields__ if name != "label"}
     return {**data, "status": info.status.value, "principal": info.label}
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """How a client wants to have a stream."""
+
+    principal: Principal
+    after: int
+    on_disconnect: str
+    activity: bool
+    status: int = 200
 
 
 class JobHandlers:
@@ -49,11 +65,12 @@ class JobHandlers:
         pipeline = state.pipelines.get(request.path_params["name"])
         if pipeline is None:
             raise Refusal(404, "pipeline", "there is no such pipeline")
-        body = await read_body(request, state.limits, Submission)
-        return await self.run(request, send, principal, pipeline, body)
+        with state.uploads.upload(principal) as upload:
+            body = await read_body(request, state.limits, upload, Submission)
+            return await self.run(request, send, principal, upload, pipeline, body)
 
     async def run(
-        self, request: Request, send: Send, principal: Principal, pipeline: Pipeline, body: Submission
+        self, request: Request, send: Send, principal: Principal, upload: Upload, pipeline: Pipeline, body: Submission
     ) -> Response | None:
         """Submits a job, and answers with what is known of it, or with its events if the client asks for them."""
         if "text/event-stream" not in request.headers.get("accept", ""):
@@ -62,9 +79,12 @@ class JobHandlers:
                 raise Refusal(422, "body", message)
             job = await self._execute(principal, pipeline, body)
             return answer(info_data(job.info()), 201)
+        activity = flag(request.query_params, "activity")
+        order = _Order(principal, -1, body.on_disconnect, activity, 201)
         with self._state.streams.seat(principal) as seat:
             job = await self._execute(principal, pipeline, body)
-            await self._stream(request, send, seat, job, -1, body.on_disconnect, 201)
+            upload.release()
+            await self._stream(request, send, seat, job, order)
         return None
 
     async def _execute(self, principal: Principal, pipeline: Pipeline, body: Submission) -> Job:
@@ -80,9 +100,10 @@ class JobHandlers:
                 deadline=body.deadline,
                 on_error=body.on_error,
                 label=principal.id,
+                watch=state.page,
             )
             if job.info().label != principal.id:  # the id was taken, by an equal job of somebody else
-                raise ParameterError([f"a job {job.job_id!r} exists already, with other content"])
+                raise JobExists(job.job_id)
             state.quota.add(principal, job)
         return job
 
@@ -99,6 +120,7 @@ class JobHandlers:
         state = self._state
         principal = await state.guard.principal(request)
         job, info = await state.job(principal, "read", request.path_params["job_id"])
+        activity = flag(request.query_params, "activity")
         gone = choice(request.query_params, "on_disconnect", "keep", ON_DISCONNECT)
         if gone == "cancel":
             state.guard.check_job(principal, "cancel", info)
@@ -106,19 +128,18 @@ class JobHandlers:
         if info.status.ended and after >= info.events - 1:
             return Response(status_code=204)  # tells a browser that it need not come back
         with state.streams.seat(principal) as seat:
-            await self._stream(request, send, seat, job, after, gone)
+            await self._stream(request, send, seat, job, _Order(principal, after, gone, activity))
         return None
 
-    async def _stream(
-        self, request: Request, send: Send, seat: Seat, job: Job, after: int, on_disconnect: str, status: int = 200
-    ) -> None:
+    async def _stream(self, request: Request, send: Send, seat: Seat, job: Job, order: _Order) -> None:
         state = self._state
-        async with seat.reading(job, after) as reader:
+        async with seat.reading(job, order.after) as reader:
             headers = [(b"x-job-id", quote(job.job_id, safe="").encode())]
-            await EventWriter(reader, state.records.of(reader.log), state.limits).run(
-                request.receive, send, status, headers
-            )
-        if reader.gone and on_disconnect == "cancel":
+            records = state.records_for(order.principal, job.info(), reader.log)
+            activity = job.activity(_INTERVAL) if order.activity and job.watched else None
+            writer = EventWriter(reader, records, state.limits, activity)
+            await writer.run(request.receive, send, order.status, headers)
+        if reader.gone and order.on_disconnect == "cancel":
             await job.cancel("the reader of its stream has gone")
 
     # steering
@@ -127,12 +148,14 @@ class JobHandlers:
         """Sends further parameter sets to a job that is open for them."""
         state = self._state
         principal = await state.guard.principal(request)
-        job, info = await state.job(principal, "send", request.path_params["job_id"])
-        body = await read_body(request, state.limits, Inputs)
-        if not info.accepts:
-            await state.session.check_steerable(job.job_id)
-            raise Refusal(409, "closed", "the job takes no further parameter sets")
-        await job.send_input_params(body.params)
+        job, _ = await state.job(principal, "send", request.path_params["job_id"])
+        with state.uploads.upload(principal) as upload:
+            body = await read_body(request, state.limits, upload, Inputs)
+            if not job.info().accepts:
+                await state.session.check_steerable(job.job_id)
+                raise Refusal(409, "closed", "the job takes no further parameter sets")
+            with state.uploads.inputs(job.job_id):
+                await unless_gone(request, job.send_input_params(body.params))
         if body.last:
             await job.send_stop_frame()
         return answer(info_data(job.info()), 202)
@@ -153,16 +176,27 @@ class JobHandlers:
         if info.status is not JobStatus.INTERRUPTED:
             raise Refusal(409, "not interrupted", f"the job is {info.status.value}: only interrupted jobs are resumed")
         with state.quota.room(principal):
-            job = await state.session.resume(job.job_id)
+            job = await state.session.resume(job.job_id, watch=state.page)
             state.quota.add(principal, job)
         return answer(info_data(job.info()), 202)
+
+    async def forget(self, request: Request, _send: Send) -> Response:
+        """Forgets a job that has ended, with its events."""
+        state = self._state
+        principal = await state.guard.principal(request)
+        job, info = await state.job(principal, "forget", request.path_params["job_id"])
+        if not info.status.ended:
+            raise Refusal(409, "not ended", f"the job is {info.status.value}: cancel it, or wait for its end")
+        await state.session.forget(job.job_id)
+        return Response(status_code=204)
 
     async def cancel(self, request: Request, _send: Send) -> Response:
         """Cancels a job; answers when nothing of it runs any more."""
         state = self._state
         principal = await state.guard.principal(request)
         job, _ = await state.job(principal, "cancel", request.path_params["job_id"])
-        body = await read_body(request, state.limits, Cancel)
+        with state.uploads.upload(principal) as upload:
+            body = await read_body(request, state.limits, upload, Cancel)
         outcomes = await job.cancel(body.reason)
         return answer({**info_data(job.info()), "outcomes": outcomes})
 

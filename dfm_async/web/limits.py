@@ -12,11 +12,19 @@ class WebLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     body_bytes: int = 1024 * 1024
     """How many bytes the body of a request may have."""
+    body_seconds: float = 30.0
+    """How many seconds the body of a request may take to come."""
+    upload_bytes: int = 64 * 1024 * 1024
+    """How many bytes of bodies are held at the same time, of all clients together."""
+    uploads_per_principal: int = 200
+    """How many requests with a body one principal may have under way."""
+    inputs_per_job: int = 20
+    """How many requests may wait until a job has room for their parameter sets."""
     json_depth: int = 64
     """How deeply lists and objects may be nested in a request."""
     jobs_per_principal: int = 100
     """How many jobs of one principal may be under way."""
-    streams_per_principal: int = 200
+    streams_per_principal: int = 500
     """How many streams one principal may have open."""
     streams: int = 1000
     """How many streams may be open in all."""

@@ -12,9 +12,11 @@ from starlette.responses import Response
 from starlette.types import Send
 
 import dfm_async
+from dfm_async.model.status import JobStatus
+from dfm_async.results.event_data import NAMES
 from dfm_async.web.answers import answer
 from dfm_async.web.bodies import Cancel, Inputs, Submission, WholePipeline
-from dfm_async.web.records import NAMES
+from dfm_async.web.pages import CURSOR, STATUS_CHOICES
 from dfm_async.web.schemas import PipelineSchema, Schema
 from dfm_async.web.state import State
 
@@ -37,7 +39,7 @@ _JOB: Final[Schema] = {
     "required": ["job_id", "status"],
     "properties": {
         "job_id": _TEXT,
-        "status": {"enum": ["submitted", "running", "finished", "failed", "aborted", "interrupted"]},
+        "status": {"enum": [status.value for status in JobStatus if status is not JobStatus.UNKNOWN]},
         "reason": _MAYBE_TEXT,
         "pipeline": _MAYBE_TEXT,
         "places": {"type": "array", "items": _TEXT},
@@ -54,9 +56,9 @@ _JOB: Final[Schema] = {
 }
 _EVENT: Final[Schema] = {
     "type": "object",
-    "required": ["event", "offset"],
+    "required": ["event"],
     "properties": {
-        "event": {"enum": [*NAMES.values(), "end", "drain"]},
+        "event": {"enum": [*NAMES.values(), "activity", "end", "drain"]},
         "offset": {"type": "integer", "minimum": -1, "description": "its position in the log of the job"},
         "place": _MAYBE_TEXT,
         "value": {"description": "of results: the value"},
@@ -83,17 +85,17 @@ class OpenApi:
         state.guard.check(principal, "list")
         schemas, definitions = await state.schemas(_REF)
         root = request.scope.get("root_path", "") or "/"
-        return answer(_document(root, state.allow_pipelines, schemas, definitions))
+        return answer(_document(root, state, schemas, definitions))
 
 
 def _document(
-    root: str, allow_pipelines: bool, schemas: Mapping[str, PipelineSchema], definitions: Mapping[str, Schema]
+    root: str, state: State, schemas: Mapping[str, PipelineSchema], definitions: Mapping[str, Schema]
 ) -> Schema:
-    bodies: list[type[BaseModel]] = [Submission, Inputs, Cancel, *([WholePipeline] if allow_pipelines else [])]
+    bodies: list[type[BaseModel]] = [Submission, Inputs, Cancel, *([WholePipeline] if state.allow_pipelines else [])]
     _, own = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF)
     components = {**definitions, **own["$defs"], "Job": _JOB, "Event": _EVENT, "Error": _ERROR}
-    paths: Schema = {**_FIXED}
-    if allow_pipelines:
+    paths = {**(_PAGE if state.page else {}), **_fixed(state.limits.page_size)}
+    if state.allow_pipelines:
         paths["/jobs"] = {
             **paths["/jobs"],
             "post": _submission("Runs a pipeline", _ref("WholePipeline"), "runPipeline"),
@@ -117,24 +119,41 @@ def _json(schema: Schema) -> Schema:
     return {"application/json": {"schema": schema}}
 
 
+def _events(names: list[str], data: Schema, about: str) -> Schema:
+    """Server-sent events of these names, whose data is JSON."""
+    properties = {
+        "event": {"enum": names},
+        "id": {**_TEXT, "description": "the offset, to come back with Last-Event-ID"},
+        "data": {**_TEXT, "contentMediaType": "application/json", "contentSchema": data},
+    }
+    event = {"type": "object", "description": about, "required": ["event", "data"], "properties": properties}
+    return {"text/event-stream": {"schema": event}}
+
+
+_STREAM: Final = _events(
+    [*NAMES.values(), "activity", "end", "drain"],
+    _ref("Event"),
+    "one of them for each event of the job, then one that says how the stream ends",
+)
 _REFUSED: Final[Schema] = {"default": {"description": "refused", "content": _json(_ref("Error"))}}
 
 
 def _registered(schema: PipelineSchema) -> Schema:
     sets = {"anyOf": [schema.params, {"type": "array", "items": schema.params}, {"type": "null"}]}
     body = {"allOf": [_ref("Submission"), {"type": "object", "properties": {"params": sets}}]}
-    if schema.params["required"]:
+    needed = bool(schema.params["required"])
+    if needed:
         body["allOf"][1]["required"] = ["params"]
-    found = _submission(f"Runs {schema.pipeline or schema.name}", body, f"run_{schema.name}")
+    found = _submission(f"Runs {schema.pipeline or schema.name}", body, f"run_{schema.name}", needed)
     return {**found, "x-results": schema.results}
 
 
-def _submission(summary: str, body: Schema, name: str) -> Schema:
-    content = {**_json(_ref("Job")), "text/event-stream": {"schema": _TEXT}}
+def _submission(summary: str, body: Schema, name: str, needed: bool = True) -> Schema:
+    content = {**_json(_ref("Job")), **_STREAM}
     return {
         "operationId": name,
         "summary": summary,
-        "requestBody": {"content": _json(body)},
+        "requestBody": {"content": _json(body), "required": needed},
         "responses": {"201": {"description": "the job, or its events", "content": content}, **_REFUSED},
     }
 
@@ -145,9 +164,12 @@ def _query(name: str, schema: Schema, about: str) -> Schema:
 
 _JOB_ID: Final[Schema] = {"name": "job_id", "in": "path", "required": True, "schema": _TEXT}
 _AFTER: Final = _query("after", {"type": "integer", "minimum": -1}, "begin behind this offset")
-_LIMIT: Final = _query("limit", {"type": "integer", "minimum": 1}, "how much a page has")
 _GONE: Final = _query(
     "on_disconnect", {"enum": ["keep", "cancel"]}, "what happens to the job when the reader goes away"
+)
+
+_ACTIVITY: Final = _query(
+    "activity", {"enum": ["false", "true", "0", "1"]}, "whether to tell what the operations do, in events without an id"
 )
 
 
@@ -156,7 +178,7 @@ def _get(name: str, summary: str, content: Schema, *parameters: Schema) -> Schem
     return {"get": {"operationId": name, "summary": summary, "parameters": list(parameters), "responses": responses}}
 
 
-def _post(name: str, summary: str, status: str, body: str | None = None) -> Schema:
+def _post(name: str, summary: str, status: str, body: type[BaseModel] | None = None) -> Schema:
     found: Schema = {
         "operationId": name,
         "summary": summary,
@@ -164,7 +186,8 @@ def _post(name: str, summary: str, status: str, body: str | None = None) -> Sche
         "responses": {status: {"description": summary, "content": _json(_ref("Job"))}, **_REFUSED},
     }
     if body is not None:
-        found["requestBody"] = {"content": _json(_ref(body))}
+        needed = any(field.is_required() for field in body.model_fields.values())
+        found["requestBody"] = {"content": _json(_ref(body.__name__)), "required": needed}
     return {"post": found}
 
 
@@ -174,36 +197,62 @@ def _page(name: str, item: Schema, **more: Any) -> Schema:
 
 _ANYTHING: Final = _json({"type": "object"})
 _PLAIN: Final = {"text/plain": {"schema": _TEXT}}
-_STREAM: Final = {"text/event-stream": {"schema": {**_TEXT, "description": "events; the data of each is an Event"}}}
 _RESUME: Final[Schema] = {"name": "Last-Event-ID", "in": "header", "schema": _TEXT, "description": "as after"}
 
-_FIXED: Final[Schema] = {
-    "/health": _get("health", "Whether the service is alive", _ANYTHING),
-    "/ready": _get("ready", "Whether jobs and streams are taken", _ANYTHING),
-    "/metrics": _get("metrics", "Metrics for Prometheus", _PLAIN),
-    "/openapi.json": _get("openapi", "This document", _ANYTHING),
-    "/pipelines": _get("listPipelines", "The registered pipelines", _ANYTHING),
-    "/jobs": _get(
-        "listJobs",
-        "Jobs, the newest first",
-        _page("jobs", _ref("Job"), next=_MAYBE_TEXT),
-        _query("after", _TEXT, "what the page before has as next"),
-        _LIMIT,
-        _query("status", _TEXT, "only jobs of this status"),
+_LIVE: Final = _events(["job", "sites"], {"type": "object"}, "a Job, or the health of the workers by site")
+_DRAWING: Final[Schema] = {"image/svg+xml": {}}
+_FORGET: Final[Schema] = {
+    "operationId": "forgetJob",
+    "summary": "Forgets a job that has ended",
+    "parameters": [_JOB_ID],
+    "responses": {"204": {"description": "it is forgotten"}, **_REFUSED},
+}
+
+
+def _fixed(page_size: int) -> Schema:
+    limit = _query("limit", {"type": "integer", "minimum": 1, "maximum": page_size}, "how much a page has")
+    return {
+        "/stream": _get("streamJobs", "What happens to all jobs, and how the workers are", _LIVE),
+        "/health": _get("health", "Whether the service is alive", _ANYTHING),
+        "/ready": _get("ready", "Whether jobs and streams are taken", _ANYTHING),
+        "/metrics": _get("metrics", "Metrics for Prometheus", _PLAIN),
+        "/openapi.json": _get("openapi", "This document", _ANYTHING),
+        "/pipelines": _get("listPipelines", "The registered pipelines", _ANYTHING),
+        "/jobs": _get(
+            "listJobs",
+            "Jobs, the newest first",
+            _page("jobs", _ref("Job"), next=_MAYBE_TEXT),
+            _query("after", {**_TEXT, "pattern": CURSOR.pattern}, "what the page before has as next"),
+            limit,
+            _query("status", {"enum": [*STATUS_CHOICES]}, "only jobs of this status"),
+        ),
+        "/jobs/{job_id}": {**_get("showJob", "One job", _json(_ref("Job")), _JOB_ID), "delete": _FORGET},
+        "/jobs/{job_id}/events": _get(
+            "readEvents",
+            "Events of a job, page by page",
+            _page("events", _ref("Event"), next={"type": "integer"}, ended={"type": "boolean"}, status=_TEXT),
+            _JOB_ID,
+            _AFTER,
+            limit,
+            _query("wait", {"type": "integer", "minimum": 0, "maximum": 60}, "how many seconds to wait for an event"),
+        ),
+        "/jobs/{job_id}/stream": _get(
+            "streamEvents", "Events of a job", _STREAM, _JOB_ID, _AFTER, _RESUME, _GONE, _ACTIVITY
+        ),
+        "/jobs/{job_id}/graph": _get("drawJob", "A drawing of the pipeline of a job", _DRAWING, _JOB_ID),
+        "/jobs/{job_id}/inputs": _post("sendInputs", "Sends further parameter sets", "202", Inputs),
+        "/jobs/{job_id}/finish": _post("finishInputs", "Says that no more parameter sets will come", "202"),
+        "/jobs/{job_id}/resume": _post("resumeJob", "Goes on with an interrupted job", "202"),
+        "/jobs/{job_id}/cancel": _post("cancelJob", "Cancels a job", "200", Cancel),
+    }
+
+
+_PAGE: Final[Schema] = {
+    "/": _get("page", "The live page", {"text/html": {}}),
+    "/page/{name}": _get(
+        "pageFile",
+        "What the live page is made of",
+        {"*/*": {}},
+        {"name": "name", "in": "path", "required": True, "schema": _TEXT},
     ),
-    "/jobs/{job_id}": _get("showJob", "One job", _json(_ref("Job")), _JOB_ID),
-    "/jobs/{job_id}/events": _get(
-        "readEvents",
-        "Events of a job, page by page",
-        _page("events", _ref("Event"), next={"type": "integer"}, ended={"type": "boolean"}, status=_TEXT),
-        _JOB_ID,
-        _AFTER,
-        _LIMIT,
-        _query("wait", {"type": "integer", "minimum": 0, "maximum": 60}, "how many seconds to wait for an event"),
-    ),
-    "/jobs/{job_id}/stream": _get("streamEvents", "Events of a job", _STREAM, _JOB_ID, _AFTER, _RESUME, _GONE),
-    "/jobs/{job_id}/inputs": _post("sendInputs", "Sends further parameter sets", "202", "Inputs"),
-    "/jobs/{job_id}/finish": _post("finishInputs", "Says that no more parameter sets will come", "202"),
-    "/jobs/{job_id}/resume": _post("resumeJob", "Goes on with an interrupted job", "202"),
-    "/jobs/{job_id}/cancel": _post("cancelJob", "Cancels a job", "200", "Cancel"),
 }

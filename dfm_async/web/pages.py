@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
@@ -13,14 +14,20 @@ from dfm_async.model.status import JobStatus
 from dfm_async.web.answers import Refusal, answer
 from dfm_async.web.endpoints import choice, whole_number
 from dfm_async.web.jobs import info_data
+from dfm_async.web.records import LogRecords
 from dfm_async.web.state import State
 from dfm_async.web.streams import JobReader
 
-__all__ = ["Pages"]
+__all__ = ["CURSOR", "STATUS_CHOICES", "Pages"]
+
+CURSOR: Final = re.compile(r"^[0-9]+(\.[0-9]+)?~")
+"""Where a list of jobs goes on: when the last one was made, and its id."""
 
 _PAGE: Final = 100
 """How much a page has if the client does not say."""
 _ANY: Final = "any"
+STATUS_CHOICES: Final = (_ANY, *(status.value for status in JobStatus if status is not JobStatus.UNKNOWN))
+"""The jobs of which status a list can have."""
 
 
 class Pages:
@@ -36,7 +43,7 @@ class Pages:
         state.guard.check(principal, "list")
         query = request.query_params
         limit = whole_number(query, "limit", min(_PAGE, state.limits.page_size), 1, state.limits.page_size)
-        wanted = choice(query, "status", _ANY, (_ANY, *(status.value for status in JobStatus)))
+        wanted = choice(query, "status", _ANY, STATUS_CHOICES)
         before = _cursor(query.get("after"))
         found = []
         # By time and id and not by place in the list: jobs come and go between two pages.
@@ -55,7 +62,7 @@ class Pages:
         """Gives the events of a job behind an offset; with ``wait``, waits so many seconds for the first of them."""
         state = self._state
         principal = await state.guard.principal(request)
-        job, _ = await state.job(principal, "read", request.path_params["job_id"])
+        job, info = await state.job(principal, "read", request.path_params["job_id"])
         query, limits = request.query_params, state.limits
         after = whole_number(query, "after", -1, -1)
         limit = whole_number(query, "limit", min(_PAGE, limits.page_size), 1, limits.page_size)
@@ -63,18 +70,17 @@ class Pages:
         if wait:
             with state.streams.seat(principal) as seat:
                 async with seat.reading(job, after) as reader:
-                    records = await self._page(reader, limit, wait)
+                    records = await self._page(reader, state.records_for(principal, info, reader.log), limit, wait)
         else:
             reader = JobReader(job, after)
             try:
-                records = await self._page(reader, limit, 0)
+                records = await self._page(reader, state.records_for(principal, info, reader.log), limit, 0)
             finally:
                 await reader.close()
         ended = job.status.ended and reader.position >= job.info().events - 1
         return answer({"events": records, "next": reader.position, "ended": ended, "status": job.status.value})
 
-    async def _page(self, reader: JobReader, limit: int, wait: float) -> list[msgspec.Raw]:
-        state, made = self._state, self._state.records.of(reader.log)
+    async def _page(self, reader: JobReader, made: LogRecords, limit: int, wait: float) -> list[msgspec.Raw]:
         records: list[msgspec.Raw] = []
         size = 0
         found = await reader.batch(wait, 1) if wait else []
@@ -84,7 +90,7 @@ class Pages:
             size += len(record)
             records.append(msgspec.Raw(record))
             reader.position = event.offset
-            full = len(records) == limit or size >= state.limits.record_bytes
+            full = len(records) == limit or size >= self._state.limits.record_bytes
             event = None if full else await reader.stored()
         return records
 
@@ -92,8 +98,7 @@ class Pages:
 def _cursor(text: str | None) -> tuple[float, str] | None:
     if text is None:
         return None
+    if CURSOR.match(text) is None:
+        raise Refusal(422, "query", "after must be what the page before has as 'next'")
     created, _, job_id = text.partition("~")
-    try:
-        return float(created), job_id
-    except ValueError:
-        raise Refusal(422, "query", "after must be what the page before has as 'next'") from None
+    return float(created), job_id

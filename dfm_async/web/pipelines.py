@@ -42,10 +42,11 @@ class PipelineHandlers:
         state.guard.check(principal, "submit")
         if not state.allow_pipelines:
             raise Refusal(403, "pipelines", "only registered pipelines can be run here")
-        body = await read_body(request, state.limits, WholePipeline)
-        pipeline = foreign_pipeline(body.pipeline)
-        submission = Submission.model_construct(**{name: getattr(body, name) for name in Submission.model_fields})
-        return await self._jobs.run(request, send, principal, pipeline, submission)
+        with state.uploads.upload(principal) as upload:
+            body = await read_body(request, state.limits, upload, WholePipeline)
+            pipeline = foreign_pipeline(body.pipeline)
+            submission = Submission.model_construct(**{name: getattr(body, name) for name in Submission.model_fields})
+            return await self._jobs.run(request, send, principal, upload, pipeline, submission)
 
 
 def _described(schema: PipelineSchema) -> dict[str, Any]:

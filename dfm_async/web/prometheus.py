@@ -56,6 +56,11 @@ def metrics_text(stats: SessionStats, streams: Streams) -> str:
     tell("jobs_ended_total", "counter", "Jobs that have ended.", ended)
     tell("log_events", "gauge", "Events in the logs of all jobs.", one(stats.results))
     tell("log_bytes", "gauge", "Bytes of values in the logs of all jobs.", one(stats.result_bytes))
+    tell("results_total", "counter", "Results that have come from the sites.", one(stats.yielded.count))
+    tell("result_bytes_total", "counter", "Bytes of results that have come.", one(stats.yielded.bytes))
+    tell("tokens_total", "counter", "Values that sites have sent to each other.", one(stats.tokens.count))
+    tell("token_bytes_total", "counter", "Bytes of values that sites have sent to each other.", one(stats.tokens.bytes))
+    tell("loop_lag_seconds", "gauge", "How late the loop of the application is.", one(stats.lag))
     tell("memory_bytes", "gauge", "Memory of the application.", one(stats.memory))
     lanes = [({"lane": str(index)}, lane) for index, lane in enumerate(stats.lanes)]
     tell("lane_jobs", "gauge", "Jobs that run on a lane.", [(labels, lane.jobs) for labels, lane in lanes])
@@ -64,6 +69,10 @@ def metrics_text(stats: SessionStats, streams: Streams) -> str:
     tell("site_jobs", "gauge", "Jobs on the workers of a site.", [({"site": name}, site.jobs) for name, site in sites])
     restarts = [({"site": name}, site.restarts) for name, site in sites]
     tell("site_restarts_total", "counter", "Workers of a site that were lost and replaced.", restarts)
+    tokens = [({"site": name}, site.tokens.count) for name, site in sites]
+    tell("site_tokens_total", "counter", "Values that a site has sent to others.", tokens)
+    sizes = [({"site": name}, site.tokens.bytes) for name, site in sites]
+    tell("site_token_bytes_total", "counter", "Bytes of values that a site has sent to others.", sizes)
     memory = [({"site": name}, site.memory) for name, site in sites]
     tell("site_memory_bytes", "gauge", "Memory of the workers of a site.", memory)
     tell(

@@ -2,74 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final, TypeAlias
 from weakref import WeakKeyDictionary
 
-import msgspec
-
-from dfm_async.errors import DfmError, OperationFailed
-from dfm_async.model.events import (
-    Event,
-    Failure,
-    FrameCompleted,
-    Metrics,
-    Progress,
-    Result,
-    StatusChanged,
-    WorkerNotice,
-)
+from dfm_async.model.events import Event
+from dfm_async.results.event_data import NAMES, event_data
 from dfm_async.results.log import ResultLog
 from dfm_async.web.limits import WebLimits
-from dfm_async.web.values import JsonValues
-from dfm_async.wire.codec import type_name
+from dfm_async.wire.json_values import JsonValues
 
-__all__ = ["NAMES", "LogRecords", "Records", "error_data", "sse_event"]
-
-NAMES: Final[dict[type[Any], str]] = {
-    Result: "result",
-    Failure: "failure",
-    Progress: "progress",
-    Metrics: "metrics",
-    StatusChanged: "status",
-    FrameCompleted: "frame",
-    WorkerNotice: "worker",
-}
-"""What each kind of event is called."""
+__all__ = ["Chunk", "LogRecords", "Records", "sse_event"]
 
 _KEPT: Final = 8 * 1024 * 1024
 """How many bytes of records are kept for further readers."""
 _SMALL: Final = 16 * 1024
 """Only records of at most so many bytes are kept."""
+_CHUNK: Final = 64 * 1024
+"""About how many bytes are written at once."""
 _DATA: Final = b"\ndata: "
 
-
-def error_data(error: DfmError) -> dict[str, Any]:
-    """What clients are told about an error. Tracebacks stay here: they show code and paths."""
-    if isinstance(error, OperationFailed):
-        return {
-            "type": error.type_name,
-            "message": error.message,
-            "operation": error.operation,
-            "attempt": error.attempt,
-        }
-    return {"type": type_name(type(error)), "message": str(error).split("\n", 1)[0]}
+Chunk: TypeAlias = tuple[bytes, int]
+"""Some records one after the other, and the offset of the last one."""
 
 
 class Records:
     """Makes records of events. One that several readers get is made once."""
 
     def __init__(self, limits: WebLimits) -> None:
-        self.values = JsonValues(limits)
+        self.values = JsonValues(
+            array_items=limits.array_items, record_bytes=limits.record_bytes, json_depth=limits.json_depth
+        )
         # By log and not by job id, which may be used again; weakly, so that a log can go when nobody reads it. The
         # events themselves are not kept: their values may be much larger than their records.
-        self._logs: WeakKeyDictionary[ResultLog, LogRecords] = WeakKeyDictionary()
+        self._logs: WeakKeyDictionary[ResultLog, dict[bool, LogRecords]] = WeakKeyDictionary()
         self._size = 0
 
-    def of(self, log: ResultLog) -> LogRecords:
-        """Gives the records of one log."""
-        found = self._logs.get(log)
+    def of(self, log: ResultLog, debug: bool = False) -> LogRecords:
+        """Gives the records of one log: those for clients who may debug, or those for others."""
+        made = self._logs.setdefault(log, {})
+        found = made.get(debug)
         if found is None:
-            found = self._logs[log] = LogRecords(self)
+            found = made[debug] = LogRecords(self, debug)
         return found
 
     def keep(self, size: int) -> None:
@@ -80,61 +53,74 @@ class Records:
 
     def forget(self) -> None:
         """Drops what is kept."""
-        for found in self._logs.values():
-            found.forget()
+        for made in self._logs.values():
+            for found in made.values():
+                found.forget()
         self._size = 0
 
 
 class LogRecords:
     """The records of one log, as JSON in one line, or as server-sent events."""
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: Records, debug: bool) -> None:
         self._records = records
+        self._debug = debug
         self._kept: dict[int, bytes] = {}
+        self._chunks: dict[tuple[int, int], list[Chunk]] = {}
 
     def forget(self) -> None:
         """Drops what is kept."""
         self._kept.clear()
+        self._chunks.clear()
 
     def sse(self, event: Event) -> bytes:
         """Gives a record as a server-sent event, whose id is the offset and whose name is the event's."""
         found = self._kept.get(event.offset)
         if found is None:
-            found = sse_event(
-                NAMES[type(event)], self._records.values.encode_whole(_data(event, self._records)), event.offset
-            )
+            values = self._records.values
+            data = values.encode_whole(event_data(event, values, tracebacks=self._debug))
+            found = sse_event(NAMES[type(event)], data, event.offset)
             if len(found) <= _SMALL:
                 self._records.keep(len(found))
                 self._kept[event.offset] = found
         return found
 
-    def batch(self, events: list[Event]) -> list[bytes]:
-        """Gives several records as server-sent events. With many readers, most of them are there already."""
-        kept = self._kept
-        return [kept.get(event.offset) or self.sse(event) for event in events]
+    def chunks(self, events: list[Event], shared: bool) -> list[Chunk]:
+        """Gives the records of events that follow each other, as server-sent events, in pieces to be written at once.
+
+        Args:
+            events: the events, at least one.
+            shared: whether other readers will want the same ones.
+        """
+        key = events[0].offset, len(events)
+        found = self._chunks.get(key)
+        if found is None:
+            found = _chunks([self.sse(event) for event in events], events[0].offset)
+            size = sum(len(data) for data, _ in found)
+            if shared and size <= _CHUNK:
+                self._records.keep(size)
+                self._chunks[key] = found
+        return found
 
     def json(self, event: Event) -> bytes:
         """Gives a record as JSON in one line."""
         return self.sse(event).partition(_DATA)[2][:-2]
 
 
+def _chunks(parts: list[bytes], offset: int) -> list[Chunk]:
+    """Joins records while they fit; each piece has at least one."""
+    found: list[Chunk] = []
+    start = size = 0
+    for at, part in enumerate(parts):
+        if size + len(part) > _CHUNK and at > start:
+            found.append((b"".join(parts[start:at]), offset + at - 1))
+            start, size = at, 0
+        size += len(part)
+    found.append((b"".join(parts[start:]), offset + len(parts) - 1))
+    return found
+
+
 def sse_event(name: str, data: bytes, offset: int) -> bytes:
     """Writes a server-sent event; the data is JSON in one line. Nothing stands before offset 0, so it has no id."""
     head = b"id: %d\n" % offset if offset >= 0 else b""
     return b"%sevent: %s%s%s\n\n" % (head, name.encode(), _DATA, data)
-
-
-def _data(event: Event, records: Records) -> dict[str, Any]:
-    data: dict[str, Any] = {"event": NAMES[type(event)], "offset": event.offset}
-    match event:
-        case Result():
-            value = msgspec.Raw(records.values.encode(event.value))
-            data.update(place=event.place, value=value, frame=event.frame, site=event.site, node=event.node)
-        case Failure():
-            error = error_data(event.error)
-            data.update(place=event.place, error=error, frame=event.frame, site=event.site, node=event.node)
-        case StatusChanged():
-            data.update(status=event.status.value, reason=event.reason)
-        case _:
-            data.update({name: getattr(event, name) for name in event.__struct_fields__ if name != "offset"})
-    return data

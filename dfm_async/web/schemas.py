@@ -14,7 +14,7 @@ from dfm_async.federation.federation import Federation
 from dfm_async.pipeline.expressions import Expression, Parameter, Ref
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.pipeline.statements import CallStatement, CollectStatement, Statement, YieldStatement, walk_statements
-from dfm_async.planner.plan import Plan
+from dfm_async.planner.plan import parameter_types
 from dfm_async.session.session import Session
 
 __all__ = ["PipelineSchema", "PipelineSchemas", "Schema", "pipeline_schemas"]
@@ -59,7 +59,7 @@ async def pipeline_schemas(session: Session, pipelines: Mapping[str, Pipeline], 
     wanted: dict[str, tuple[Pipeline, dict[str, list[int]], dict[str, list[_Shape]]]] = {}
     for name, pipeline in pipelines.items():
         plan = await session.prepare(pipeline)
-        params = _parameter_hints(plan, session.federation)
+        params = parameter_types(plan, session.federation)
         shapes = _result_shapes(pipeline, params, session.federation)
         wanted[name] = (
             pipeline,
@@ -142,16 +142,6 @@ class _Shape:
         for _ in range(self.lists):
             schema = {"type": "array", "items": schema}
         return schema
-
-
-def _parameter_hints(plan: Plan, federation: Federation) -> dict[str, list[Any]]:
-    hints: dict[str, list[Any]] = {}
-    for use in plan.uses:
-        operation = federation.operations.get(use.operation)
-        hint = Any if operation is None else operation.signature.types.get(use.argument, Any)
-        if hint is not Any and hint not in hints.setdefault(use.name, []):
-            hints[use.name].append(hint)
-    return hints
 
 
 def _result_shapes(

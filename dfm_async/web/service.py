@@ -16,9 +16,12 @@ from dfm_async.federation.federation import Federation
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.session.session import Session
 from dfm_async.web.access import Authorizer, Guard
+from dfm_async.web.assets import Assets
 from dfm_async.web.endpoints import Endpoint, Handler, SocketEndpoint
+from dfm_async.web.graphs import GraphHandlers
 from dfm_async.web.jobs import JobHandlers
 from dfm_async.web.limits import WebLimits
+from dfm_async.web.live import LiveHandlers
 from dfm_async.web.openapi import OpenApi
 from dfm_async.web.pages import Pages
 from dfm_async.web.pipelines import PipelineHandlers
@@ -27,10 +30,16 @@ from dfm_async.web.prometheus import MetricHandlers
 from dfm_async.web.signals import heard_signals
 from dfm_async.web.sockets import SocketHandlers
 from dfm_async.web.state import State
+from dfm_async.web.tracing import traced
 
-__all__ = ["Service"]
+__all__ = ["Service", "valid_name"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._~-]+")
+
+
+def valid_name(name: str) -> bool:
+    """Tells whether a pipeline can be registered by a name: it stands in URLs."""
+    return _NAME.fullmatch(name) is not None
 
 
 class Service:
@@ -54,6 +63,7 @@ class Service:
             federation, with any arguments.
         drain_on_signals: whether the service drains when the process is asked to end (SIGINT, SIGTERM). Servers wait
             for open connections before they end the lifespan, so that streams would hold them up otherwise.
+        page: whether the live page is served, at ``/``. Jobs of clients are then executed with ``watch=True``.
     """
 
     def __init__(
@@ -66,13 +76,14 @@ class Service:
         limits: WebLimits | None = None,
         allow_pipelines: bool = False,
         drain_on_signals: bool = True,
+        page: bool = True,
     ) -> None:
         if (federation is None) == (session is None):
             raise TypeError("give either a federation or a session")
         for name, pipeline in (pipelines or {}).items():
             if not isinstance(pipeline, Pipeline):
                 raise TypeError(f"pipeline {name!r} is no Pipeline, but {pipeline!r}")
-            if _NAME.fullmatch(name) is None:
+            if not valid_name(name):
                 raise ValueError(
                     f"pipeline {name!r} must have a name that can stand in a URL: letters, digits, . _ ~ -"
                 )
@@ -81,7 +92,7 @@ class Service:
         self._drain_on_signals = drain_on_signals
         self.limits = limits or WebLimits()
         """What clients may have at most."""
-        self._state = State(Guard(authorizer), self.limits, pipelines or {}, allow_pipelines)
+        self._state = State(Guard(authorizer), self.limits, pipelines or {}, allow_pipelines, page)
         self.routes: list[BaseRoute] = self._make_routes()
         """The routes, to include them in an application."""
         self.app = Starlette(routes=self.routes, lifespan=self.lifespan)
@@ -91,13 +102,19 @@ class Service:
         state = self._state
         jobs, pages, probes = JobHandlers(state), Pages(state), Probes(state)
         pipelines, sockets = PipelineHandlers(state, jobs), SocketHandlers(state)
+        live, graphs, assets = LiveHandlers(state), GraphHandlers(state), Assets(state)
 
         def route(method: str, path: str, handler: Handler) -> Route:
+            if method == "POST":  # others only look
+                handler = traced(state, path, handler)
             made = Route(path, Endpoint(handler, self.limits), methods=[method])
             made.methods = {method}  # HEAD comes with GET otherwise, and would open a stream that nobody sees
             return made
 
+        page = [route("GET", "/", assets.index), route("GET", "/page/{name}", assets.file)] if state.page else []
         return [
+            *page,
+            route("GET", "/stream", live.stream),
             route("GET", "/health", probes.health),
             route("GET", "/ready", probes.ready),
             route("GET", "/metrics", MetricHandlers(state).metrics),
@@ -107,8 +124,10 @@ class Service:
             route("GET", "/jobs", pages.jobs),
             route("POST", "/jobs", pipelines.run),
             route("GET", "/jobs/{job_id}", jobs.show),
+            route("DELETE", "/jobs/{job_id}", jobs.forget),
             route("GET", "/jobs/{job_id}/events", pages.events),
             route("GET", "/jobs/{job_id}/stream", jobs.stream),
+            route("GET", "/jobs/{job_id}/graph", graphs.graph),
             WebSocketRoute("/jobs/{job_id}/socket", SocketEndpoint(sockets.stream, self.limits)),
             route("POST", "/jobs/{job_id}/inputs", jobs.send),
             route("POST", "/jobs/{job_id}/finish", jobs.finish),

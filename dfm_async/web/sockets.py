@@ -45,7 +45,7 @@ class SocketHandlers:
         with state.streams.seat(principal) as seat:
             async with seat.reading(job, after) as reader:
                 await socket.accept()
-                await _Writer(socket, reader, state.records.of(reader.log), state.limits).run()
+                await _Writer(socket, reader, state.records_for(principal, info, reader.log), state.limits).run()
         if reader.gone and gone == "cancel":
             await job.cancel("the reader of its stream has gone")
 

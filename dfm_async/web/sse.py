@@ -14,16 +14,15 @@ import msgspec
 from starlette.types import Receive, Send
 
 from dfm_async.model.events import Event
+from dfm_async.results.watching import ActivityReader
 from dfm_async.web.limits import WebLimits
 from dfm_async.web.records import LogRecords, sse_event
-from dfm_async.web.streams import JobReader
+from dfm_async.web.streams import JobReader, Reader
 
-__all__ = ["EventWriter", "last_words"]
+__all__ = ["EventWriter", "Writer", "last_words"]
 
 _log = logging.getLogger(__name__)
 
-_CHUNK: Final = 64 * 1024
-"""About how many bytes are written at once."""
 _HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -37,30 +36,46 @@ def last_words(reader: JobReader) -> dict[str, Any]:
     return {"event": name, "offset": reader.position, "status": reader.job.status.value}
 
 
-class EventWriter:
-    """Writes the records of a job to one client as server-sent events.
+class Writer:
+    """Writes server-sent events to one client.
 
     Args:
-        reader: reads the job.
-        records: makes records of the job's events.
+        reader: what the client reads.
         limits: how long to wait for what.
     """
 
-    def __init__(self, reader: JobReader, records: LogRecords, limits: WebLimits) -> None:
+    def __init__(self, reader: Reader, limits: WebLimits) -> None:
         self._reader = reader
-        self._records = records
         self._limits = limits
+        self._writes: dict[asyncio.Timeout, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, receive: Receive, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Writes until the job has ended, the service drains, or the client is gone."""
+        """Writes until there is nothing more to come, the service drains, or the client is gone."""
         start = {"type": "http.response.start", "status": status, "headers": [*_HEADERS, *headers]}
+        loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             listener = group.create_task(self._listen(receive))
+            self._look_at(loop.time() + self._limits.stall)
             try:
                 await self._send(send, start)
+                await self._write(send, b"retry: %d\n\n" % round(self._limits.retry * 1000))
                 await self._stream(send)
             finally:
                 listener.cancel()
+                if self._timer is not None:
+                    self._timer.cancel()
+
+    def _look_at(self, when: float) -> None:
+        self._timer = asyncio.get_running_loop().call_at(when, self._look)
+
+    def _look(self) -> None:
+        """Ends writes that take too long. One look from time to time is much cheaper than a timer for each write."""
+        now, stall = asyncio.get_running_loop().time(), self._limits.stall
+        for patience, since in self._writes.items():
+            if since + stall <= now and not patience.expired():
+                patience.reschedule(now)
+        self._look_at(min((since for since in self._writes.values() if since + stall > now), default=now) + stall)
 
     async def _listen(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -68,32 +83,11 @@ class EventWriter:
         self._reader.leave()
 
     async def _stream(self, send: Send) -> None:
-        reader, limits = self._reader, self._limits
-        await self._write(send, b"retry: %d\n\n" % round(limits.retry * 1000))
-        while reader.going_on:
-            events = await reader.batch(limits.heartbeat)
-            if events:
-                await self._write_events(send, events)
-            elif reader.going_on:
-                await self._write(send, b": still here\n\n")
-        if not reader.gone:
-            words = last_words(reader)
-            await self._write(send, sse_event(words["event"], msgspec.json.encode(words), reader.position), more=False)
+        """Writes everything that is between the first words and the end."""
+        raise NotImplementedError
 
-    async def _write_events(self, send: Send, events: list[Event]) -> None:
-        reader = self._reader
-        parts = self._records.batch(events)
-        start = 0
-        while start < len(parts):
-            end = len(parts)
-            if sum(map(len, parts)) > _CHUNK:  # seldom: values are small, or come one by one
-                end = _chunk_end(parts, start)
-            await self._write(send, b"".join(parts[start:end]))
-            if reader.gone:
-                return
-            reader.position = events[end - 1].offset
-            start = end
-            await asyncio.sleep(0)  # a client that takes everything at once must not keep others waiting
+    async def _still_here(self, send: Send) -> None:
+        await self._write(send, b": still here\n\n")
 
     async def _write(self, send: Send, data: bytes, more: bool = True) -> None:
         await self._send(send, {"type": "http.response.body", "body": data, "more_body": more})
@@ -103,21 +97,80 @@ class EventWriter:
         if reader.gone:
             return
         try:
-            async with asyncio.timeout(self._limits.stall):
-                await send(message)
+            async with asyncio.timeout(None) as patience:
+                self._writes[patience] = asyncio.get_running_loop().time()
+                try:
+                    await send(message)
+                finally:
+                    del self._writes[patience]
         except TimeoutError:
             reader.stall()
-            where = {"job": reader.job.job_id, "offset": reader.position}
-            _log.info("a client took nothing for %g s: its stream ended", self._limits.stall, extra=where)
+            _log.info("a client took nothing for %g s: its stream ended", self._limits.stall, extra=self._where())
         except OSError:
             reader.leave()
 
+    def _where(self) -> dict[str, Any]:
+        """What a line in the log tells about the stream."""
+        return {}
 
-def _chunk_end(parts: list[bytes], start: int) -> int:
-    """The end of what is written at once: at least one event, and further ones while they fit."""
-    size = 0
-    for end in range(start, len(parts)):
-        size += len(parts[end])
-        if size > _CHUNK and end > start:
-            return end
-    return len(parts)
+
+class EventWriter(Writer):
+    """Writes the records of a job to one client as server-sent events.
+
+    Args:
+        reader: reads the job.
+        records: makes records of the job's events.
+        limits: how long to wait for what.
+        activity: what the operations of the job do, if the client wants to see it.
+    """
+
+    def __init__(
+        self, reader: JobReader, records: LogRecords, limits: WebLimits, activity: ActivityReader | None = None
+    ) -> None:
+        super().__init__(reader, limits)
+        self._job = reader
+        self._records = records
+        self._activity = activity
+
+    async def _stream(self, send: Send) -> None:
+        if self._activity is None:
+            await self._write_log(send)
+        else:
+            async with self._activity as activity, asyncio.TaskGroup() as group:
+                watcher = group.create_task(self._watch(send, activity))
+                await self._write_log(send)
+                if not self._job.ended:  # else it ends by itself, and the totals at the end are seen
+                    watcher.cancel()
+        await self._write_end(send)
+
+    async def _watch(self, send: Send, activity: ActivityReader) -> None:
+        async for seen in activity:
+            data = msgspec.json.encode({"event": "activity", **msgspec.structs.asdict(seen)})
+            await self._write(send, sse_event("activity", data, -1))
+
+    async def _write_log(self, send: Send) -> None:
+        reader, limits = self._job, self._limits
+        while reader.going_on:
+            events = await reader.batch(limits.heartbeat)
+            if events:
+                await self._write_events(send, events)
+            elif reader.going_on:
+                await self._still_here(send)
+
+    async def _write_end(self, send: Send) -> None:
+        reader = self._job
+        if not reader.gone:
+            words = last_words(reader)
+            await self._write(send, sse_event(words["event"], msgspec.json.encode(words), reader.position), more=False)
+
+    def _where(self) -> dict[str, Any]:
+        return {"job": self._job.job.job_id, "offset": self._job.position}
+
+    async def _write_events(self, send: Send, events: list[Event]) -> None:
+        reader = self._job
+        for data, position in self._records.chunks(events, shared=reader.log.readers > 1):
+            await self._write(send, data)
+            if reader.gone:
+                return
+            reader.position = position
+            await asyncio.sleep(0)  # a client that takes everything at once must not keep others waiting

@@ -6,15 +6,17 @@ from collections.abc import Mapping
 
 from dfm_async.model.info import JobInfo
 from dfm_async.pipeline.pipeline import Pipeline
+from dfm_async.results.log import ResultLog
 from dfm_async.session.job import Job
 from dfm_async.session.session import Session
 from dfm_async.web.access import Action, Guard, Principal
 from dfm_async.web.answers import Refusal
 from dfm_async.web.limits import WebLimits
 from dfm_async.web.quota import JobQuota
-from dfm_async.web.records import Records
+from dfm_async.web.records import LogRecords, Records
 from dfm_async.web.schemas import PipelineSchemas, pipeline_schemas
 from dfm_async.web.streams import Streams
+from dfm_async.web.uploads import Uploads
 
 __all__ = ["State"]
 
@@ -27,18 +29,21 @@ class State:
         limits: what clients may have at most.
         pipelines: the registered pipelines by name.
         allow_pipelines: whether clients may bring pipelines of their own.
+        page: whether there is a live page, and jobs are watched for it.
     """
 
     def __init__(
-        self, guard: Guard, limits: WebLimits, pipelines: Mapping[str, Pipeline], allow_pipelines: bool
+        self, guard: Guard, limits: WebLimits, pipelines: Mapping[str, Pipeline], allow_pipelines: bool, page: bool
     ) -> None:
         self.guard = guard
         self.limits = limits
         self.pipelines = dict(pipelines)
         self.allow_pipelines = allow_pipelines
+        self.page = page
         self.records = Records(limits)
         self.quota = JobQuota(limits)
         self.streams = Streams(limits)
+        self.uploads = Uploads(limits)
         self._schemas: dict[str, PipelineSchemas] = {}
         self.current: Session | None = None
         """The session while the service is open."""
@@ -76,6 +81,10 @@ class State:
         """Drops what was made for clients: the service is closed."""
         self.records.forget()
         self._schemas.clear()
+
+    def records_for(self, principal: Principal, info: JobInfo, log: ResultLog) -> LogRecords:
+        """The records of a job as somebody may see them."""
+        return self.records.of(log, self.guard.allows(principal, "debug", info))
 
     def infos(self) -> list[JobInfo]:
         """What is known of all jobs."""

@@ -1,4 +1,4 @@
-"""Open streams: each reads one job for one client, and can be told to end."""
+"""Open streams: each reads for one client, one job or all of them, and can be told to end."""
 
 from __future__ import annotations
 
@@ -13,39 +13,68 @@ from dfm_async.web.access import Principal
 from dfm_async.web.answers import Refusal
 from dfm_async.web.limits import WebLimits
 
-__all__ = ["JobReader", "Seat", "Streams"]
+__all__ = ["JobReader", "Reader", "Seat", "Streams"]
 
 _BATCH: Final = 256
 """How many events are written at once, if so many are there."""
 
 
-class JobReader:
-    """Reads a job's log for one client. Ends with the log, when it is told to, or when the client is gone.
+class Reader:
+    """What one client reads. Ends when everything was given, when it is told to, or when the client is gone.
 
     Attributes:
-        position: the offset of the last event that was given; -1 before the first.
-        ended: whether the log has ended, and everything was given.
+        ended: whether there is nothing more to come, and everything was given.
         draining: whether the service wants the stream to end.
         gone: whether the client has left, or takes nothing any more.
         stalled: whether it was the latter.
     """
 
-    def __init__(self, job: Job, after: int) -> None:
-        self.job = job
-        self.position = after
+    def __init__(self) -> None:
         self.ended = False
         self.draining = False
         self.gone = False
         self.stalled = False
-        self._events = job.events(after if after >= 0 else None)
-        self._reader = self._events.attach()
-        self.log = self._reader.log
-        self._waiting: asyncio.Timeout | None = None
 
     @property
     def going_on(self) -> bool:
         """Whether further events may be given."""
         return not (self.ended or self.draining or self.gone)
+
+    def drain(self) -> None:
+        """Has the stream end; the client may come back elsewhere or later."""
+        self.draining = True
+        self.wake()
+
+    def leave(self) -> None:
+        """Has the stream end: nobody reads it."""
+        self.gone = True
+        self.wake()
+
+    def stall(self) -> None:
+        """Has the stream end: its client takes nothing."""
+        self.stalled = True
+        self.leave()
+
+    def wake(self) -> None:
+        """Lets whoever waits for something to give look at the reasons to end."""
+        raise NotImplementedError
+
+
+class JobReader(Reader):
+    """Reads a job's log for one client. Ends with the log, too.
+
+    Attributes:
+        position: the offset of the last event that was given; -1 before the first.
+    """
+
+    def __init__(self, job: Job, after: int) -> None:
+        super().__init__()
+        self.job = job
+        self.position = after
+        self._events = job.events(after if after >= 0 else None)
+        self._reader = self._events.attach()
+        self.log = self._reader.log
+        self._waiting: asyncio.Timeout | None = None
 
     async def stored(self) -> Event | None:
         """Gives the next event, if it is there already."""
@@ -56,6 +85,10 @@ class JobReader:
         """Gives the next events; none if none came for so many seconds, or there is a reason to end."""
         if not self.going_on:
             return []
+        # Readers of one log take the same events together, wherever they began, so that these are written down once.
+        most = min(most, _BATCH - self._reader.position % _BATCH)
+        if found := self._reader.take_nowait(most):
+            return found
         try:
             async with asyncio.timeout(patience) as self._waiting:
                 event = await self._reader.next()
@@ -70,22 +103,8 @@ class JobReader:
             return []
         return [event, *self._reader.take_nowait(most - 1)] if most > 1 else [event]
 
-    def drain(self) -> None:
-        """Has the stream end; the client may come back elsewhere or later."""
-        self.draining = True
-        self._wake()
-
-    def leave(self) -> None:
-        """Has the stream end: nobody reads it."""
-        self.gone = True
-        self._wake()
-
-    def stall(self) -> None:
-        """Has the stream end: its client takes nothing."""
-        self.stalled = True
-        self.leave()
-
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Ends the wait for an event."""
         if self._waiting is not None and not self._waiting.expired():
             self._waiting.reschedule(asyncio.get_running_loop().time())
 
@@ -108,11 +127,19 @@ class Seat:
             ResultsExpired: what comes behind it is gone.
         """
         reader = JobReader(job, after)
+        with self.taken(reader):
+            try:
+                yield reader
+            finally:
+                await reader.close()
+
+    @contextmanager
+    def taken(self, reader: Reader) -> Iterator[None]:
+        """A reader has the seat, and is told when the service drains."""
         self._streams.enter(reader)
         try:
-            yield reader
+            yield
         finally:
-            await reader.close()
             self._streams.leave(reader)
 
 
@@ -122,7 +149,7 @@ class Streams:
     def __init__(self, limits: WebLimits) -> None:
         self._limits = limits
         self._seats = 0
-        self._readers: set[JobReader] = set()
+        self._readers: set[Reader] = set()
         self._counts: dict[str, int] = {}
         self._changed = asyncio.Event()
         self.draining = False
@@ -153,7 +180,7 @@ class Streams:
             if not self._counts[principal.id]:
                 del self._counts[principal.id]
 
-    def enter(self, reader: JobReader) -> None:
+    def enter(self, reader: Reader) -> None:
         """A stream begins."""
         self._readers.add(reader)
         self.opened += 1
@@ -161,7 +188,7 @@ class Streams:
             reader.drain()
         self._change()
 
-    def leave(self, reader: JobReader) -> None:
+    def leave(self, reader: Reader) -> None:
         """A stream has ended."""
         self._readers.discard(reader)
         self.stalled += reader.stalled

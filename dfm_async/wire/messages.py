@@ -13,6 +13,7 @@ import msgspec
 from dfm_async.model.error_record import ErrorRecord
 from dfm_async.model.events import Scalar
 from dfm_async.model.ids import Frame
+from dfm_async.telemetry.spans import Made, Origin
 from dfm_async.wire.memory import Block, Payload
 
 __all__ = [
@@ -41,6 +42,8 @@ __all__ = [
     "Results",
     "SendNet",
     "SendToPlace",
+    "SpansMade",
+    "SpansTaken",
     "StartJob",
     "StreamClose",
     "StreamItems",
@@ -70,7 +73,8 @@ class SendNet(_Message, frozen=True, tag=1):
 class StartJob(_Message, frozen=True, tag=2):
     """A job begins, with its first parameter sets as in :class:`OpenFrames`. ``routes``: each location's address.
 
-    ``stored``: its results are written down, so they must not need pickle. ``watch``: its calls are counted.
+    ``stored``: its results are written down, so they must not need pickle. ``watch``: its calls are counted. ``trace``:
+    the trace that it belongs to, and the id of the location's span; None if it is not traced.
     """
 
     job: int
@@ -86,6 +90,8 @@ class StartJob(_Message, frozen=True, tag=2):
     last: bool
     stored: bool = False
     watch: bool = False
+    trace: tuple[str, int] | None = None
+    origin: Origin | None = None
 
 
 class OpenFrames(_Message, frozen=True, tag=3):
@@ -97,6 +103,7 @@ class OpenFrames(_Message, frozen=True, tag=3):
     count: int
     payload: bytes | Payload
     last: bool
+    origin: Origin | None = None
 
 
 class Credit(_Message, frozen=True, tag=4):
@@ -124,6 +131,14 @@ class PlaceTaken(_Message, frozen=True, tag=6):
     error: str
 
 
+class SpansTaken(_Message, frozen=True, tag=41):
+    """Answers :class:`SpansMade`: the application has taken so many spans."""
+
+    job: int
+    at: int
+    count: int
+
+
 # Between sites.
 
 
@@ -134,6 +149,7 @@ class Tokens(_Message, frozen=True, tag=10):
     at: int
     heads: list[tuple[int, Frame, int]]
     payload: bytes | Payload
+    origin: Origin | None = None
 
 
 class LoopEnded(_Message, frozen=True, tag=11):
@@ -178,6 +194,7 @@ class StreamItems(_Message, frozen=True, tag=14):
     payload: bytes | Payload
     ended: bool
     error: ErrorRecord | None
+    origin: Origin | None = None
 
 
 class StreamClose(_Message, frozen=True, tag=15):
@@ -216,6 +233,7 @@ class Results(_Message, frozen=True, tag=22):
     runs: list[tuple[int, Frame, int, int]]
     payload: bytes | Payload
     frames: list[int]
+    origin: Origin | None = None
 
 
 class OperationError(_Message, frozen=True, tag=23):
@@ -326,6 +344,14 @@ class CallsMade(_Message, frozen=True, tag=36):
     left_out: int
 
 
+class SpansMade(_Message, frozen=True, tag=40):
+    """What ran at the location, of a job that is traced; answered by :class:`SpansTaken`."""
+
+    job: int
+    at: int
+    spans: list[Made]
+
+
 # Between channels, about shared memory. Those who use a channel do not see them.
 
 
@@ -373,6 +399,8 @@ Message: TypeAlias = (
     | ObjectsBuilt
     | ObjectsClosed
     | SendToPlace
+    | SpansMade
+    | SpansTaken
     | Memory
     | Release
 )

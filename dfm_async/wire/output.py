@@ -64,11 +64,17 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse", omit_defaults=True):
         lag: how long the event loop took for its last turn, or takes by now, in seconds.
         alive: when the event loop was last known to run, on the monotonic clock that all processes share.
         idle: whether this is the last pulse because there are no jobs.
+        sent: when it was sent, on the same clock.
+        tokens: how many values the worker has sent to other sites so far.
+        token_bytes: how many bytes they had.
     """
 
     lag: float
     alive: float
     idle: bool = False
+    sent: float = 0.0
+    tokens: int = 0
+    token_bytes: int = 0
 
 
 Output: TypeAlias = LogRecord | Pulse | str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
@@ -24,6 +24,7 @@ from dfm_async import (
     Session,
     Yield,
 )
+from dfm_async.model.stats import SiteStats
 from tests.conftest import Connect
 
 fed = Federation("watched")
@@ -220,6 +221,34 @@ async def test_changes_tell_of_all_jobs_until_the_session_ends(connect: Connect)
     after = [info for info in seen if info.job_id == "after"]
     assert after[-1].status is JobStatus.FAILED
     assert (after[-1].errors, after[-1].sets) == (1, 1)
+
+
+async def test_health_ends_with_the_session(connect: Connect) -> None:
+    async with connect(fed) as session:
+        health = session.health(interval=0)
+        assert await anext(health) == {}  # no worker was needed yet
+    with pytest.raises(StopAsyncIteration):
+        await anext(health)
+
+
+async def test_health_tells_of_workers_that_come_get_jobs_and_are_lost() -> None:
+    async with Session(fed) as session, session.health(interval=0) as health:
+
+        async def until(fits: Callable[[SiteStats], bool]) -> SiteStats:
+            async for sites in health:
+                if "lab" in sites and fits(sites["lab"]):
+                    return sites["lab"]
+            raise AssertionError("the session has ended")
+
+        job = await session.execute(doubles, {"count": 1}, autostop=False)
+        await until(lambda lab: lab.jobs == 1)
+        await job.send_stop_frame()
+        await job
+        worker = (await until(lambda lab: lab.jobs == 0)).workers[0]
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGKILL)  # nobody uses it: no job can tell
+        found = await until(lambda lab: lab.restarts == 1 and lab.workers[0].pid is not None)
+        assert found.workers[0].pid != worker.pid
 
 
 async def test_changes_are_joined_for_a_reader_that_does_not_look(connect: Connect) -> None:

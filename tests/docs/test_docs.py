@@ -2,6 +2,8 @@
 
 All blocks of one page run one after the other in one namespace, as the cells of a notebook do. A block whose first line
 is a comment that names a file, such as ``# square.py``, is that file: it is written to the folder of the page's run.
+Blocks with ``# square.py, continued`` are added to it; others can import it. Blocks of the language ``console`` hold
+commands behind ``$`` and what they print.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ import sys
 import types
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,79 +28,18 @@ import msgspec
 import psutil
 import pytest
 
-import dfm_async
-from dfm_async import LocalOptions, ResultLimits, RetryPolicy, drawing, errors, exchange, testing, web
-from dfm_async.exchange import AgentOptions, ExecutorOptions, sync
-from dfm_async.exchange.filepipe import gate
-from dfm_async.targets import local
+from dfm_async import LocalOptions, ResultLimits, RetryPolicy, errors
+from dfm_async.exchange import AgentOptions, ExecutorOptions
 from dfm_async.web import WebLimits
-
-ROOT = Path(__file__).resolve().parents[2]
-EXCLUDED = {"api.md"}
-
-_FILE = re.compile(r"^# (?P<name>[\w-]+\.py)\n")
-_OPEN = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<language>[^`\s]*)[^`]*$")
-
-
-@dataclass(frozen=True)
-class Block:
-    """One fenced block of a page."""
-
-    language: str
-    line: int
-    """The line of the page that its first line stands on, counted from 1."""
-    text: str
-    follows: bool
-    """Whether only empty lines stand between it and the block before."""
-
-
-def pages() -> list[Path]:
-    found = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in EXCLUDED]
-    readme = ROOT / "README.md"
-    return [*found, readme] if readme.exists() else found
-
-
-def blocks(text: str) -> Iterator[Block]:
-    lines = text.splitlines()
-    number = 0
-    follows = False
-    while number < len(lines):
-        opened = _OPEN.match(lines[number])
-        if opened is None:
-            follows = follows and not lines[number].strip()
-            number += 1
-            continue
-        indent, fence = len(opened["indent"]), opened["fence"]
-        first = number = number + 1
-        while number < len(lines) and lines[number].strip() != fence:
-            number += 1
-        if number == len(lines):
-            raise ValueError(f"the block that begins on line {first} never ends")
-        body = "".join(f"{line[indent:]}\n" for line in lines[first:number])
-        yield Block(opened["language"], first + 1, body, follows)
-        follows = True
-        number += 1
-
-
-def examples_of(page: Path) -> list[tuple[Block, Block | None]]:
-    return list(examples(page.read_text(encoding="utf-8")))
-
-
-def examples(text: str) -> Iterator[tuple[Block, Block | None]]:
-    """Gives each Python block, with the text block directly behind it if there is one."""
-    found = list(blocks(text))
-    for index, block in enumerate(found):
-        if block.language == "python":
-            behind = found[index + 1] if index + 1 < len(found) else None
-            shown = behind if behind is not None and behind.language == "text" and behind.follows else None
-            yield block, shown
+from tests.docs.pages import FILE, ROOT, Block, blocks, examples, examples_of, pages
 
 
 async def run_block(block: Block, page: Path, namespace: dict[str, Any]) -> str:
     """Runs a block, which may use ``await`` on its top level, and gives what it printed; or writes the file it is."""
-    file = _FILE.match(block.text)
+    file = FILE.match(block.text)
     if file is not None:
-        Path(file["name"]).write_text(block.text, encoding="utf-8")  # noqa: ASYNC240 - a small local file
+        with Path(file["name"]).open("a" if file["continued"] else "w", encoding="utf-8") as written:  # noqa: ASYNC230 - a small local file
+            written.write(block.text)
         return ""
     text = block.text.replace("asyncio.run(main())", "await main()")  # a loop runs already
     source = "\n" * (block.line - 1) + text  # so that tracebacks name the page's own lines
@@ -112,43 +52,69 @@ async def run_block(block: Block, page: Path, namespace: dict[str, Any]) -> str:
     return printed.getvalue()
 
 
+async def run_console(block: Block) -> tuple[str, str]:
+    """Runs the commands of a block; gives what they should print, and what they printed."""
+    parts = re.split(r"^\$ (.*)\n", block.text, flags=re.MULTILINE)
+    assert len(parts) > 1, "there is no command"
+    assert not parts[0], "something stands before the first command"
+    env = {name: value for name, value in os.environ.items() if not name.startswith("DFM_")}
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
+    printed = []
+    for command in parts[1::2]:
+        process = await asyncio.create_subprocess_shell(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+        )
+        out, err = await process.communicate()
+        assert (process.returncode, err.decode()) == (0, ""), command
+        printed.append(out.decode())
+    return "".join(parts[2::2]), "".join(printed)
+
+
 def normal(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
 @pytest.fixture
-def main_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.ModuleType:
+def main_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[types.ModuleType]:
     """The module that the blocks run in. What it defines travels to workers by value, as from a notebook."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     module = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", module)
-    return module
+    yield module
+    for name, imported in list(sys.modules.items()):
+        if (getattr(imported, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
-def describe(error: BaseException, page: Path) -> str:
+def describe(error: BaseException, page: Path, block: Block) -> str:
     lines = []
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == str(page):
             lines.append(trace.tb_lineno)
         trace = trace.tb_next
-    where = f"{page.relative_to(ROOT)}:{lines[0]}" if lines else str(page.relative_to(ROOT))
+    where = f"{page.relative_to(ROOT)}:{lines[0] if lines else block.line}"
     return f"{where}: {type(error).__name__}: {error}"
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 async def test_page(page: Path, main_module: types.ModuleType) -> None:
     for block, shown in examples_of(page):
+        expected = None if shown is None else shown.text
         try:
             async with asyncio.timeout(60):
-                printed = await run_block(block, page, main_module.__dict__)
+                if block.language == "console":
+                    expected, printed = await run_console(block)
+                else:
+                    printed = await run_block(block, page, main_module.__dict__)
         except Exception as error:
-            raise AssertionError(describe(error, page)) from error
-        if shown is not None and normal(printed) != normal(shown.text):
+            raise AssertionError(describe(error, page, block)) from error
+        if expected is not None and normal(printed) != normal(expected):
             difference = "\n".join(
-                difflib.unified_diff(normal(shown.text), normal(printed), "the page", "printed", lineterm="")
+                difflib.unified_diff(normal(expected), normal(printed), "the page", "printed", lineterm="")
             )
-            where = f"{page.relative_to(ROOT)}:{shown.line}"
+            where = f"{page.relative_to(ROOT)}:{(shown or block).line}"
             pytest.fail(f"{where}: the output differs\n{difference}", pytrace=False)
 
 
@@ -184,7 +150,7 @@ def test_the_first_block_of_the_readme_is_the_quickstart_example() -> None:
     assert [line for line in first.text.splitlines() if line] == [line for line in code.splitlines() if line]
 
 
-@pytest.mark.parametrize("name", ["quickstart.py", "demo.py"])
+@pytest.mark.parametrize("name", ["quickstart.py"])
 def test_an_example_runs_as_it_stands(name: str) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / name)], capture_output=True, text=True, timeout=60, check=False
@@ -222,22 +188,6 @@ def marked(mark: str) -> list[psutil.Process]:
             if process.environ().get("DFM_TEST_MARK") == mark:
                 found.append(process)
     return found
-
-
-def test_the_api_page_has_every_public_name() -> None:
-    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    homes = {
-        "dfm_async": dfm_async.__all__,
-        "dfm_async.exchange": [name for name in exchange.__all__ if name not in dfm_async.__all__],
-        "dfm_async.exchange.sync": sync.__all__,
-        "dfm_async.exchange.filepipe.gate": gate.__all__,
-        "dfm_async.targets.local": local.__all__,
-        "dfm_async.testing": testing.__all__,
-        "dfm_async.web": web.__all__,
-        "dfm_async.drawing": drawing.__all__,
-    }
-    names = [f"{home}.{name}" for home, found in homes.items() for name in found]
-    assert [name for name in names if not re.search(rf":: {re.escape(name)}\b", page)] == []
 
 
 OPTIONS = [AgentOptions, ExecutorOptions, LocalOptions, ResultLimits, RetryPolicy, WebLimits]

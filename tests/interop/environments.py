@@ -1,5 +1,6 @@
 """Environments with the real NVFLARE in them. They are made when they are first needed, and kept beside nox's own."""
 
+import fcntl
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,13 @@ def environment(name: str, *packages: str, make: bool = True) -> Path | None:
 
     With ``make=False``: None if it is not there.
     """
+    HOME.mkdir(parents=True, exist_ok=True)
+    with (HOME / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests that run beside each other want the same ones
+        return _environment(name, packages, make)
+
+
+def _environment(name: str, packages: tuple[str, ...], make: bool) -> Path | None:
     home = HOME / f"{name}-{sys.version_info.major}.{sys.version_info.minor}"
     python = home / "bin" / "python"
     ready = home / "ready"

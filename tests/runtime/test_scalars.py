@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfm_async.runtime.scalars import plain_step, plain_values
+from dfm_async.model.scalars import plain_step, plain_values
 
 PLAIN = {bool, int, float, str}
 whole = st.integers(-(2**63), 2**64 - 1)

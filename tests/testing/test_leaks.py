@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from multiprocessing import shared_memory
+from pathlib import Path
 
 import pytest
 
@@ -97,6 +98,30 @@ def test_shared_memory_is_found() -> None:
         memory = shared_memory.SharedMemory("dfm_forgotten", create=True, size=100)
     memory.close()
     memory.unlink()
+
+
+def test_shared_memory_of_a_process_that_is_no_child_is_no_leak() -> None:
+    code = """
+import os, sys
+from multiprocessing import shared_memory
+if os.fork() == 0:  # an orphan: nobody's child
+    sys.stdin.readline()
+    memory = shared_memory.SharedMemory(create=True, size=100)
+    print(memory.name, flush=True)
+    sys.stdin.read()
+    memory.close()
+    memory.unlink()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.wait() == 0
+        with no_leaks():
+            other.stdin.write("go\n")
+            other.stdin.flush()
+            assert Path("/dev/shm", other.stdout.readline().strip()).exists()
+        other.stdin.close()
+        assert other.stdout.read() == ""  # it has ended
 
 
 def test_what_was_there_before_is_no_leak() -> None:

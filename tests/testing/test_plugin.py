@@ -36,6 +36,13 @@ async def run(session, x=3):
     return (await (await session.execute(squares, {"x": x})).first()).value
 """
 
+
+@pytest.fixture(autouse=True)
+def only_what_is_needed(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other plugins take longer to load than these runs take."""
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:schemathesis -p no:xdist -p no:hypothesispytest")
+
+
 STRICT = "[pytest]\nasyncio_mode = strict\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n"
 AUTO = STRICT.replace("strict", "auto")
 

@@ -153,6 +153,61 @@ class Server:
             await self.service._state.streams.until(number)
 
 
+@dataclass
+class Answer:
+    """What a server said to a request that was written by hand."""
+
+    status: int
+    headers: dict[str, str]
+    data: Any
+
+
+class Wire:
+    """A connection on which a test writes what it wants, as slowly as it wants."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, data: str | bytes) -> None:
+        self.writer.write(data.encode() if isinstance(data, str) else data)
+        await self.writer.drain()
+
+    async def post(self, path: str, body: bytes, size: int | None = None, **headers: str) -> None:
+        """Sends a request; with a size, only the beginning of one with so many bytes."""
+        lines = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json"]
+        lines += [f"content-length: {len(body) if size is None else size}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        await self.send("\r\n".join([*lines, "", ""]).encode() + body)
+
+    async def answer(self) -> Answer:
+        async with asyncio.timeout(20):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:-2])}
+            body = await self.reader.readexactly(int(headers.get("content-length", 0)))
+        json_body = headers.get("content-type") == "application/json"
+        return Answer(int(head[0].split()[1]), headers, json.loads(body) if json_body else body)
+
+    async def ended(self) -> bool:
+        """Waits for the end of the connection; what comes until then is of no interest."""
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionError):
+                while await self.reader.read(1 << 16):
+                    pass
+        return True
+
+
+@asynccontextmanager
+async def wire(server: Server) -> AsyncIterator[Wire]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        yield Wire(reader, writer)
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
 def free_socket() -> socket.socket:
     found = socket.socket()
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -151,4 +151,4 @@ async def test_the_id_of_somebody_elses_job_is_taken_also_for_an_equal_one() -> 
         assert (await ada.post("/pipelines/squares/jobs", json=body)).status_code == 201
         async with client(service, authorization="bob") as bob:
             found = await bob.post("/pipelines/squares/jobs", json=body)
-            assert (found.status_code, found.json()["error"]) == (422, "parameters")
+            assert (found.status_code, found.json()["error"]) == (409, "exists")

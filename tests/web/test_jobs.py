@@ -61,7 +61,7 @@ async def test_each_kind_of_event_has_a_name() -> None:
     assert [failure["place"] for failure in failures] == [None, "yield"]
     assert failures[0]["error"]["type"] == "ValueError"
     assert failures[0]["error"]["message"] == "no 1"
-    assert "Traceback" not in str(failures)
+    assert "raise ValueError" in failures[0]["error"]["traceback"]
     assert found[-1].data["status"] == "failed"
 
 
@@ -86,6 +86,15 @@ async def test_a_reader_that_comes_back_loses_and_repeats_nothing() -> None:
             if portion == 13:
                 gates["back"].set()
     assert seen == list(range(100))
+
+
+async def test_what_a_browser_remembers_counts_more_than_the_address() -> None:
+    async with serving(make()) as server:
+        url = f"/jobs/{await server.submit('counting', {'n': 10})}/stream?after=2"
+        assert (await all_events(server.client, url))[0].id == 3
+        assert (await all_events(server.client, url, headers={"last-event-id": "5"}))[0].id == 6
+        wrong = await server.client.get(url, headers={"last-event-id": "five"})
+        assert (wrong.status_code, wrong.json()["error"]) == (422, "query")
 
 
 async def test_a_reader_who_knows_everything_of_an_ended_job_need_not_come_back() -> None:
@@ -143,6 +152,18 @@ async def test_a_cancelled_job_tells_how_its_sites_stopped() -> None:
         assert rest[0].data["reason"] == "enough"
 
 
+async def test_a_job_that_has_ended_can_be_forgotten() -> None:
+    async with serving(make()) as server:
+        job_id = await server.submit("endless", job_id="mine")
+        early = await server.client.delete(f"/jobs/{job_id}")
+        assert (early.status_code, early.json()["error"]) == (409, "not ended")
+        await server.client.post(f"/jobs/{job_id}/cancel")
+        assert (await server.client.delete(f"/jobs/{job_id}")).status_code == 204
+        assert (await server.client.get(f"/jobs/{job_id}")).status_code == 404
+        assert (await server.client.delete(f"/jobs/{job_id}")).status_code == 404
+        assert await server.submit("squares", {"x": 3}, job_id="mine") == "mine"  # the id is free again
+
+
 async def test_everything_that_is_wrong_with_a_submission_is_told() -> None:
     async with serving(make()) as server:
         post = server.client.post
@@ -168,7 +189,7 @@ async def test_the_same_id_again_is_the_same_job_and_other_content_is_refused() 
         first = await server.submit("squares", {"x": 3}, job_id="order-17")
         assert await server.submit("squares", {"x": 3}, job_id="order-17") == first
         other = await server.client.post("/pipelines/squares/jobs", json={"params": {"x": 4}, "job_id": "order-17"})
-        assert other.status_code == 422
+        assert (other.status_code, other.json()["error"]) == (409, "exists")
         bad = await server.client.post("/pipelines/squares/jobs", json={"params": {"x": 4}, "job_id": "a/b"})
         assert bad.status_code == 422
 

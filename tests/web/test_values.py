@@ -25,13 +25,12 @@ from dfm_async import Failure, OperationFailed, Result, ResultLimits
 from dfm_async.results.log import ResultLog
 from dfm_async.web import WebLimits
 from dfm_async.web.records import Records
-from dfm_async.web.values import JsonValues
 
 LIMITS = WebLimits(array_items=10, record_bytes=10_000)
 
 
 def written(value: Any) -> Any:
-    return json.loads(JsonValues(LIMITS).encode(value))
+    return json.loads(Records(LIMITS).values.encode(value))
 
 
 class Colour(enum.Enum):

@@ -410,7 +410,9 @@ def test_what_arrives_shares_nothing_with_the_message(value: Any) -> None:
 # trust
 
 
-@pytest.mark.parametrize("value", [Plain(1), OrderedDict(a=1), KeyError("k"), np.array([None])], ids=repr)
+@pytest.mark.parametrize(
+    "value", [Plain(1), OrderedDict(a=1), KeyError("k"), np.array([None])], ids=["object", "dict", "error", "array"]
+)
 def test_an_untrusted_codec_does_not_pack_what_it_would_have_to_pickle(value: Any) -> None:
     with pytest.raises(EncodingError, match="pickle is not allowed") as caught:
         untrusted.pack({"a": [value]})

@@ -8,7 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from dfm_async.federation.federation import Federation
 from dfm_async.model.options import LocalOptions
-from dfm_async.model.stats import TargetStats
+from dfm_async.model.stats import TargetStats, Traffic
+from dfm_async.results.watching import Bells
 from dfm_async.runtime.operations import OperationTable
 from dfm_async.runtime.site import SiteRuntime
 from dfm_async.targets.coordinator import Coordinator
@@ -28,6 +29,7 @@ class InlineTarget:
         self.options = options or LocalOptions()
         self.codec = Codec(trusted=True)
         self.jobs = JobTable(self.options)
+        self.worker_bells = Bells()
         self._hub = Hub(self._post)
         self._sites: dict[str, SiteRuntime] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -54,6 +56,7 @@ class InlineTarget:
                 yield
             finally:
                 self.jobs.close()
+                self.worker_bells.close()
                 self._sites.clear()
 
     async def submit(self, coordinator: Coordinator, priority: int = 0) -> None:
@@ -84,7 +87,9 @@ class InlineTarget:
 
     def stats(self) -> TargetStats:
         """What runs."""
-        return TargetStats(running=len(self.jobs.coordinators))
+        sites = self._sites.values()
+        tokens = Traffic(sum(site.tokens for site in sites), sum(site.token_bytes for site in sites))
+        return TargetStats(running=len(self.jobs.coordinators), tokens=tokens)
 
     def _post(self, sender: Coordinator, message: msg.SendToPlace) -> None:
         deliver(self.jobs, self.codec, sender, message, Coordinator.offer)

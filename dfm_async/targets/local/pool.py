@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from aiomultiprocess import Pool
 
 from dfm_async.errors import WorkerLost
-from dfm_async.model.stats import SiteStats
+from dfm_async.model.stats import SiteStats, Traffic
 from dfm_async.targets.local.site_worker import SiteWorker
 from dfm_async.targets.local.start import ForkServer
 
@@ -40,6 +40,7 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
         fork_server: ForkServer | None,
         loop_initializer: Callable[[], asyncio.AbstractEventLoop] | None,
         on_message: Callable[[Any], None],
+        on_change: Callable[[], None],
         output: Literal["log", "inherit"] = "log",
         unresponsive_after: float | None = None,
     ) -> None:
@@ -50,11 +51,14 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
         self._shipped = shipped
         self._fork_server = fork_server
         self._on_message = on_message
+        self.worker_changed = on_change
+        """Is called when a worker comes or goes, gets a job or loses one, gives a sign of life or misses one."""
         self._slots: list[SiteWorker | None] = [None] * workers
         self._deaths = [0] * workers
         self._needed = [False] * workers
         self.restarts = 0
         """How many workers were lost and replaced."""
+        self._tokens = Traffic()
         self._opening: dict[SiteWorker, asyncio.Task[None]] = {}
         self._closed = asyncio.Event()
         super().__init__(processes=workers, loop_initializer=loop_initializer)
@@ -91,11 +95,13 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
         self.processes[worker] = qid
         task = asyncio.create_task(worker.open(), name=f"start worker {qid} of {self.site}")
         self._opening[worker] = task
+        self.worker_changed()
         task.add_done_callback(lambda done: self._opened(worker, done))
         return worker
 
     def _opened(self, worker: SiteWorker, task: asyncio.Task[None]) -> None:
         self._opening.pop(worker, None)
+        self.worker_changed()
         error = None if task.cancelled() else task.exception()
         if error is not None and not worker.ended.done() and worker.aio_process.pid is None:
             # It never came to be: nobody else will tell.
@@ -120,7 +126,9 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
 
     def worker_ended(self, worker: SiteWorker) -> None:
         """A worker has ended: frees its slot, tells its jobs, and starts another one if it had been of use."""
+        self.worker_changed()
         qid = self.processes.pop(worker, None)
+        self._tokens += worker.tokens
         was_ready = worker.ready.done() and worker.ready.exception() is None
         if qid is not None and self._slots[qid] is worker:
             self._slots[qid] = None
@@ -159,6 +167,7 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
 
     def worker_unresponsive(self, worker: SiteWorker, seconds: float) -> None:
         """A worker with jobs does not respond: tells them."""
+        self.worker_changed()
         pid = worker.aio_process.pid
         text = "worker %s of site %s has %d jobs and has not responded for %.1f s"
         _log.warning(text, pid, self.site, len(worker.seats), seconds, extra={"site": self.site})
@@ -167,6 +176,7 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
 
     def worker_responsive(self, worker: SiteWorker) -> None:
         """A worker responds again: tells its jobs."""
+        self.worker_changed()
         _log.warning(
             "worker %s of site %s responds again", worker.aio_process.pid, self.site, extra={"site": self.site}
         )
@@ -188,7 +198,9 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
 
     def stats(self) -> SiteStats:
         """How the workers are."""
-        return SiteStats(workers=tuple(worker.stats() for worker in self.processes), restarts=self.restarts)
+        workers = tuple(worker.stats() for worker in self.processes)
+        tokens = sum((worker.tokens for worker in self.processes), self._tokens)
+        return SiteStats(workers=workers, restarts=self.restarts, tokens=tokens)
 
     def terminate(self) -> None:
         """Asks all workers to end."""

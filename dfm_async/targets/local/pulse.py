@@ -28,11 +28,13 @@ class PulseThread:
     Args:
         interval: the time between two pulses, in seconds.
         send: is called in the thread with each of them.
+        tokens: tells in the thread how many values were sent to other sites so far, and their bytes.
     """
 
-    def __init__(self, interval: float, send: Callable[[Pulse], None]) -> None:
+    def __init__(self, interval: float, send: Callable[[Pulse], None], tokens: Callable[[], tuple[int, int]]) -> None:
         self._interval = interval
         self._send = send
+        self._tokens = tokens
         self._loop = asyncio.get_running_loop()
         self._thread: threading.Thread | None = None
         self._gate = threading.Semaphore(0)
@@ -72,7 +74,7 @@ class PulseThread:
                 self._lag = now - asked
             if self._busy or self._worked or asked is not None:
                 self._worked = False
-                self._send(Pulse(self._lag, self._alive))
+                self._tell(self._lag, self._alive)
                 self._ask(now)
             else:
                 self._sleep(now)
@@ -97,5 +99,8 @@ class PulseThread:
         if self._worked:
             self._asleep = False
             return
-        self._send(Pulse(0.0, now, idle=True))
+        self._tell(0.0, now, idle=True)
         self._gate.acquire()
+
+    def _tell(self, lag: float, alive: float, *, idle: bool = False) -> None:
+        self._send(Pulse(lag, alive, idle, time.monotonic(), *self._tokens()))

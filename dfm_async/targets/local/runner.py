@@ -12,10 +12,11 @@ import anyio
 from dfm_async.errors import JobNotFound, QueueFull
 from dfm_async.federation.federation import Federation
 from dfm_async.model.options import LocalOptions
-from dfm_async.model.stats import LaneStats, SiteStats, TargetStats
+from dfm_async.model.stats import LaneStats, SiteStats, TargetStats, Traffic
 from dfm_async.model.status import JobStatus
 from dfm_async.results.log import LogReader
 from dfm_async.results.record import JobRecord
+from dfm_async.results.watching import Bells
 from dfm_async.runtime.once import in_thread
 from dfm_async.runtime.operations import OperationTable
 from dfm_async.runtime.site import SiteRuntime
@@ -48,6 +49,7 @@ class FederationRunner:
         self._arena = Arena()
         self.codec = Codec(trusted=True, arena=self._arena)
         self.jobs = JobTable(self.options)
+        self.worker_bells = Bells()
         self._hub = Hub(self.send_token_package)
         self._queue = JobQueue()
         self._crowd: dict[Coordinator, asyncio.Future[None]] = {}
@@ -70,7 +72,13 @@ class FederationRunner:
             self._fork_server = ForkServer.acquire(self.options.preload)
         try:
             pools = self._pools = SitePools(
-                federation, homesite, self.options, self.codec, self._fork_server, self._hub.receive
+                federation,
+                homesite,
+                self.options,
+                self.codec,
+                self._fork_server,
+                self._hub.receive,
+                self.worker_bells.ring,
             )
             home = federation.sites.get(homesite)
             async with (
@@ -100,6 +108,7 @@ class FederationRunner:
                         self._arena.close()
         finally:
             self.jobs.close()
+            self.worker_bells.close()
             if self._fork_server is not None:
                 with anyio.CancelScope(shield=True):
                     await in_thread(self._fork_server.release, "fork-server")
@@ -297,8 +306,21 @@ class FederationRunner:
         if self._pools is not None:
             for location, pool in self._pools.pools.items():
                 sites[location] = pool.stats()
-        lanes = tuple(LaneStats(jobs=lane.load, alive=lane.is_alive) for lane in self._lanes)
-        return TargetStats(running=len(self._lane_of), waiting=len(self._queue), lanes=lanes, sites=sites)
+        home = self._hub.home
+        return TargetStats(
+            running=len(self._lane_of),
+            waiting=len(self._queue),
+            lanes=tuple(LaneStats(jobs=lane.load, alive=lane.is_alive) for lane in self._lanes),
+            sites=sites,
+            tokens=Traffic() if home is None else Traffic(home.tokens, home.token_bytes),
+            lag=self._lag(),
+        )
+
+    def _lag(self) -> float | None:
+        """By how many seconds our loop was late to take the last sign of life of a worker."""
+        workers = () if self._pools is None else self._pools.workers
+        last = max((worker.heard for worker in workers if worker.heard is not None), default=None)
+        return None if last is None else last[1]
 
     # messages
 

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final, Literal, Protocol
@@ -16,7 +17,7 @@ from aiomultiprocess.pool import PoolWorker
 from aiomultiprocess.types import Unit
 
 from dfm_async.errors import DfmError, WorkerLost
-from dfm_async.model.stats import WorkerStats
+from dfm_async.model.stats import Traffic, WorkerStats
 from dfm_async.runtime.once import in_thread
 from dfm_async.runtime.site import PROGRAMS_KEPT
 from dfm_async.targets.local.memory import oom_kills
@@ -59,6 +60,11 @@ class Seat(Protocol):
 
 class WorkerOwner(Protocol):
     """Whoever is told what happens to a worker."""
+
+    @property
+    def worker_changed(self) -> Callable[[], None]:
+        """Is called when something about a worker has changed."""
+        ...
 
     async def pause(self, seconds: float) -> None:
         """Waits before a start."""
@@ -128,6 +134,10 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         said, pipe = open_pipe()
         self._output = OutputReader(site, said, self._pulse)
         self._watch: Watch | None = None
+        self.tokens = Traffic()
+        """What it has sent to other sites, as of its last sign of life."""
+        self.heard: tuple[float, float] | None = None
+        """When its last sign of life was taken, and how many seconds late."""
         pulse = None
         if unresponsive_after is not None:
             pulse = pulse_interval(unresponsive_after)
@@ -188,18 +198,24 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         self._output.pid = self.aio_process.pid
 
     def _pulse(self, pulse: Pulse) -> None:
+        now = time.monotonic()
+        self.heard = (now, max(0.0, now - pulse.sent))
+        self.tokens = Traffic(pulse.tokens, pulse.token_bytes)
         if self._watch is not None:
             self._watch.pulse(pulse)
+        self._pool.worker_changed()
 
     def launched(self) -> None:
         """A job is sent to the worker: from now on it should give signs of life."""
         if self._watch is not None:
             self._watch.begin()
+        self._pool.worker_changed()
 
     def left(self) -> None:
         """A job has left its seat."""
         if self._watch is not None and not self.seats:
             self._watch.end()
+        self._pool.worker_changed()
 
     @property
     def lag(self) -> float | None:

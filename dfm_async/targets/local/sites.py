@@ -40,6 +40,7 @@ class SitePools:
         codec: Codec,
         fork_server: ForkServer | None,
         on_message: Callable[[Any], None],
+        on_change: Callable[[], None],
     ) -> None:
         self._federation = federation
         self._homesite = homesite
@@ -47,6 +48,7 @@ class SitePools:
         self._codec = codec
         self._fork_server = fork_server
         self._on_message = on_message
+        self._on_change = on_change
         self._shipped = self._ship()
         self._pools: dict[str, SitePool] = {}
         self._closed = False
@@ -106,6 +108,7 @@ class SitePools:
                 fork_server=self._fork_server,
                 loop_initializer=_uvloop() if self._options.uvloop else None,
                 on_message=self._on_message,
+                on_change=self._on_change,
                 output=self._options.output,
                 unresponsive_after=self._options.unresponsive_after,
             )

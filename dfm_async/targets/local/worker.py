@@ -119,7 +119,7 @@ class _Worker:
         self._peers: dict[str, Channel] = {}
         self._accepted: set[Channel] = set()
         self._connecting: set[asyncio.Task[None]] = set()
-        self._pulse = None if setup.pulse is None else PulseThread(setup.pulse, setup.output.send)
+        self._pulse = None if setup.pulse is None else PulseThread(setup.pulse, setup.output.send, self._tokens)
 
     async def run(self, table: OperationTable, channel: Channel) -> None:
         loop = asyncio.get_running_loop()
@@ -149,6 +149,9 @@ class _Worker:
                 peer.close()
             if folder is not None:
                 folder.cleanup()
+
+    def _tokens(self) -> tuple[int, int]:
+        return (0, 0) if self._runtime is None else (self._runtime.tokens, self._runtime.token_bytes)
 
     def receive(self, message: msg.Message) -> None:
         """Takes a message of the application or of a peer."""

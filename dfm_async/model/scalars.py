@@ -1,4 +1,4 @@
-"""Metrics as operations pass them, made plain: what can be sent, stored and read by anybody."""
+"""Metrics and attributes as operations pass them, made plain: what can be sent, stored and read by anybody."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from dfm_async.model.events import Scalar
 __all__ = ["plain_step", "plain_text", "plain_values"]
 
 
-def plain_values(values: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Checks and copies metrics.
+def plain_values(values: Mapping[str, Any], what: str = "metric") -> dict[str, Scalar]:
+    """Checks and copies named values; ``what`` names one of them in errors.
 
     Raises:
         TypeError: a name is no string, or a value no number, string or truth value.
         ValueError: a whole number needs more than 64 bits.
     """
     if not isinstance(values, Mapping):
-        raise TypeError(f"metrics must be a mapping of names to values, not {values!r}")
+        raise TypeError(f"{what}s must be a mapping of names to values, not {values!r}")
     found: dict[str, Scalar] = {}
     for name, value in values.items():
         if not isinstance(name, str):
-            raise TypeError(f"the name of a metric must be a string, not {name!r}")
-        found[plain_text(name)] = _plain(name, value)
+            raise TypeError(f"the name of {_a(what)} must be a string, not {name!r}")
+        found[plain_text(name)] = _plain(f"{what} {name!r}", value)
     return found
 
 
@@ -48,18 +48,22 @@ def plain_text(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _plain(name: str, value: Any) -> Scalar:
+def _plain(what: str, value: Any) -> Scalar:
     if getattr(value, "shape", None) == ():  # a scalar of numpy, or of a library that follows it
         value = value.item()
     if isinstance(value, bool):
         return value
     if isinstance(value, int):
-        return _sendable(f"metric {name!r}", int(value))
+        return _sendable(what, int(value))
     if isinstance(value, float):
         return float(value)
     if isinstance(value, str):
         return plain_text(value)
-    raise TypeError(f"metric {name!r} must be a number, a string or a truth value, not {value!r}")
+    raise TypeError(f"{what} must be a number, a string or a truth value, not {value!r}")
+
+
+def _a(what: str) -> str:
+    return f"{'an' if what[0] in 'aeiou' else 'a'} {what}"
 
 
 def _sendable(what: str, value: int) -> int:

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import msgspec
 
-from dfm_async.web.limits import WebLimits
 from dfm_async.wire.codec import type_name
 
 __all__ = ["JsonValues"]
@@ -25,16 +24,23 @@ class JsonValues:
     enums by their value; dataclasses, pydantic models and structs as objects; NaN and infinity as null. Arrays are
     nested lists as far as the limits allow, else a summary with their shape and type. What no rule knows is a summary
     with its type and the beginning of its ``repr``.
+
+    Args:
+        array_items: how many elements of an array are written as lists.
+        record_bytes: how many bytes of JSON one value may have; of larger ones only a summary is written.
+        json_depth: down to which depth values are written that need care.
     """
 
-    def __init__(self, limits: WebLimits) -> None:
-        self._limits = limits
+    def __init__(self, *, array_items: int, record_bytes: int, json_depth: int) -> None:
+        self._array_items = array_items
+        self._record_bytes = record_bytes
+        self._json_depth = json_depth
         self._encoder = msgspec.json.Encoder(enc_hook=self._plain)
 
     def encode(self, value: Any) -> bytes:
         """Writes a value. Never fails: of what is too large or too deep, a summary is written."""
         data = self.encode_whole(value)
-        if len(data) > self._limits.record_bytes:
+        if len(data) > self._record_bytes:
             return msgspec.json.encode({"type": type_name(type(value)), "json_bytes": len(data), "omitted": True})
         return data
 
@@ -52,13 +58,13 @@ class JsonValues:
         if hasattr(value, "dtype") and hasattr(value, "tolist"):
             return self._array(value)
         if isinstance(value, range):
-            return list(value[: self._limits.array_items])
+            return list(value[: self._array_items])
         if isinstance(value, memoryview):
             return value.tobytes()
         return _summary(value)
 
     def _array(self, value: Any) -> Any:
-        if value.size > self._limits.array_items:
+        if value.size > self._array_items:
             return {"type": type_name(type(value)), "shape": list(value.shape), "dtype": str(value.dtype)}
         return value.tolist()
 
@@ -72,7 +78,7 @@ class JsonValues:
             return int(value)
         if isinstance(value, float):
             return float(value) if math.isfinite(value) else None
-        if depth >= self._limits.json_depth:
+        if depth >= self._json_depth:
             return _summary(value)
         if isinstance(value, Mapping):
             return {_key(key): self._careful(item, depth + 1) for key, item in value.items()}

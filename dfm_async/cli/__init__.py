@@ -1,0 +1,31 @@
+"""The command line, ``dfm-async``. Needs the extra ``cli``: ``pip install 'dfm-async[cli]'``."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from importlib.util import find_spec
+from typing import NoReturn
+
+__all__ = ["Interrupted", "main"]
+
+
+class Interrupted(SystemExit):
+    """Ctrl-C, before a command has begun to listen for it."""
+
+
+def _interrupt(number: int, _frame: object) -> NoReturn:
+    raise Interrupted(128 + number)
+
+
+def main() -> int:
+    """Runs the command line. Says what to install if something is missing; otherwise the program ends here."""
+    missing = [name for name in ("typer", "rich") if find_spec(name) is None]
+    if missing:
+        sys.stderr.write(f"the command line needs an extra ({', '.join(missing)}): pip install 'dfm-async[cli]'\n")
+        return 2
+    signal.signal(signal.SIGINT, _interrupt)
+    from dfm_async.cli.app import app
+
+    app(prog_name="dfm-async")
+    return 0

@@ -1,0 +1,92 @@
+"""``dfm-async graph`` and ``explain``: pipelines and plans, drawn and told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+import typer
+
+from dfm_async.cli.exits import BadInput
+from dfm_async.cli.references import find_federation, find_pipeline
+from dfm_async.drawing import graph_of, svg
+from dfm_async.federation.federation import Federation
+from dfm_async.pipeline.pipeline import Pipeline
+from dfm_async.planner.plan import Plan, prepare
+
+__all__ = ["Kind", "explain", "picture", "write_text"]
+
+Kind: TypeAlias = Literal["text", "mermaid", "svg"]
+"""How a pipeline is drawn."""
+
+
+def _is_json(reference: str) -> bool:
+    return reference == "-" or reference.endswith(".json")
+
+
+def _found(federation: str, pipeline: str | None) -> tuple[Federation | None, Pipeline]:
+    """A federation and a pipeline; a JSON file in the first place is a pipeline alone."""
+    if pipeline is None and _is_json(federation):
+        return None, find_pipeline(federation, None)
+    found, module = find_federation(federation)
+    return found, find_pipeline(pipeline, module)
+
+
+def _plan(federation: Federation, pipeline: Pipeline) -> Plan:
+    return prepare(pipeline, federation, "home", None, 1)
+
+
+def picture(federation: str, pipeline: str | None, kind: Kind) -> str:
+    """Draws a pipeline, over the sites of its federation if there is one.
+
+    Raises:
+        BadInput: one of them is not there.
+        PipelineError: the pipeline cannot be run.
+    """
+    sites, found = _found(federation, pipeline)
+    if kind == "text":
+        return str(found)
+    if kind == "svg":
+        return svg(graph_of(found if sites is None else _plan(sites, found)))
+    return found.to_mermaid() if sites is None else _plan(sites, found).explain().to_mermaid()
+
+
+def explain(federation: str, pipeline: str | None, *, as_json: bool) -> Iterator[str]:
+    """Tells where each node of a pipeline runs and why: as a table, or as one JSON object per node.
+
+    Raises:
+        BadInput: one of them is not there.
+        PipelineError: the pipeline cannot be run.
+    """
+    sites, found = _found(federation, pipeline)
+    if sites is None:
+        raise BadInput("where a pipeline runs depends on the federation: give it, too")
+    plan = _plan(sites, found)
+    if as_json:
+        for node in plan.nodes:
+            told = {"node": node.label, "site": node.site, "location": node.location, "why": node.why}
+            inputs = [other.label for other in plan.nodes if other.id in node.inputs]
+            yield msgspec.json.encode({**told, "depth": node.depth, "inputs": inputs}).decode()
+    else:
+        yield str(plan.explain())
+
+
+def write_text(text: str, path: Path | None) -> None:
+    """Writes a text to a file as a whole, or to standard output.
+
+    Raises:
+        BadInput: the file cannot be written.
+    """
+    if path is None:
+        typer.echo(text)
+        return
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text if text.endswith("\n") else f"{text}\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise BadInput(f"{path}: {error.strerror or error}") from error

@@ -1,0 +1,205 @@
+"""Finds federations and pipelines by what users call them: ``package.module:name``, ``file.py:name``, a JSON file."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from dfm_async.cli import Interrupted
+from dfm_async.cli.exits import BadInput
+from dfm_async.errors import PipelineError
+from dfm_async.federation.federation import Federation
+from dfm_async.pipeline.pipeline import Pipeline
+
+__all__ = ["find_federation", "find_pipeline", "load_module", "named_pipelines", "read_pipeline"]
+
+T = TypeVar("T", Federation, Pipeline)
+
+
+def find_federation(reference: str) -> tuple[Federation, ModuleType]:
+    """Finds a federation, and the module that it is in.
+
+    Raises:
+        BadInput: there is none, or more than one and no name.
+    """
+    module, name = _split(reference)
+    loaded = load_module(module)
+    return _choose(loaded, module, name, Federation), loaded
+
+
+def find_pipeline(reference: str | None, module: ModuleType | None) -> Pipeline:
+    """Finds a pipeline: in a JSON file, in a module, or by its name in a module that is known already.
+
+    Args:
+        reference: what the user calls it; None for the only one of the module.
+        module: where a bare name is looked for.
+
+    Raises:
+        BadInput: there is none, or more than one and no name.
+        PipelineError: the JSON is none.
+    """
+    if reference == "-" or (reference is not None and reference.endswith(".json")):
+        return read_pipeline(reference)
+    if reference is None or not _is_path(reference):
+        if module is None:
+            raise BadInput(f"{reference!r} is no pipeline: give file.py:name, package.module:name or a .json file")
+        return _choose(module, _shown(module), reference, Pipeline)
+    where, name = _split(reference)
+    return _choose(load_module(where), where, name, Pipeline)
+
+
+def read_pipeline(path: str) -> Pipeline:
+    """Reads a pipeline from a JSON file, or from standard input if the path is ``-``."""
+    if path == "-":
+        try:
+            return Pipeline.model_validate_json(sys.stdin.buffer.read())
+        except PipelineError as error:
+            raise PipelineError("-", error.problems) from error
+    try:
+        return Pipeline.load_from_file(path)
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror or error}") from error
+
+
+def named_pipelines(module: ModuleType) -> dict[str, Pipeline]:
+    """The pipelines of a module, by the names of their variables."""
+    return _candidates(module, Pipeline)
+
+
+def load_module(target: str) -> ModuleType:
+    """Imports a module, or a file as the module that it is.
+
+    Worker processes import it again by that name, so that a file has to be where its name leads to.
+
+    Raises:
+        BadInput: it is not there, or cannot be imported.
+    """
+    if target.endswith(".py") or os.sep in target:
+        return _load_file(target)
+    _search_first(Path.cwd())
+    return _import(target, target)
+
+
+def _load_file(target: str) -> ModuleType:
+    path = Path(target).resolve()
+    if not path.is_file():
+        raise BadInput(f"there is no file {target}")
+    if path.suffix != ".py":
+        raise BadInput(f"{target} is no Python file (.py)")
+    parts = [] if path.stem == "__init__" else [path.stem]
+    folder = path.parent
+    while (folder / "__init__.py").is_file():  # a file of a package is a module of that package
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    _search_first(folder)
+    name = ".".join(parts)
+    loaded = _import(name, target)
+    if not _same_file(loaded, path):
+        raise BadInput(
+            f"{target} cannot be imported as {name!r}: there is another module of that name, "
+            f"{getattr(loaded, '__file__', None) or 'built into Python'}. Rename the file"
+        )
+    return loaded
+
+
+def _same_file(module: ModuleType, path: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).resolve() == path
+
+
+def _search_first(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+        importlib.invalidate_caches()
+
+
+def _import(name: str, target: str) -> ModuleType:
+    try:
+        with redirect_stdout(sys.stderr):  # what it prints is no result
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise BadInput(
+                f"there is no module {target!r} in the current folder or among the installed packages"
+            ) from error
+        raise BadInput(_import_problem(target, error)) from error
+    except Interrupted:
+        raise
+    except (Exception, SystemExit) as error:  # the user's code: whatever it raises is told
+        raise BadInput(_import_problem(target, error)) from error
+
+
+def _import_problem(target: str, error: BaseException) -> str:
+    """Where in the user's files it went wrong: the frames of the import itself say nothing."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen") and frame.filename not in (__file__, importlib.__file__)
+    ]
+    lines = [f"{target} cannot be imported: {type(error).__name__}: {error}"]
+    lines += [f"  {frame.filename}:{frame.lineno}: {frame.line}" for frame in frames[-5:]]
+    return "\n".join(lines)
+
+
+def _split(reference: str) -> tuple[str, str | None]:
+    target, separator, name = reference.rpartition(":")
+    if not separator:
+        return reference, None
+    if not target or not name:
+        raise BadInput(f"{reference!r} is incomplete: write file.py:name or package.module:name")
+    return target, name
+
+
+def _is_path(reference: str) -> bool:
+    return ":" in reference or reference.endswith(".py") or os.sep in reference
+
+
+def _shown(module: ModuleType) -> str:
+    file = getattr(module, "__file__", None)
+    return module.__name__ if file is None else os.path.basename(file)
+
+
+def _choose(module: ModuleType, target: str, name: str | None, kind: type[T]) -> T:
+    """Takes the named object of a module, or the only one of its kind."""
+    what = kind.__name__.lower()
+    candidates = _candidates(module, kind)
+    known = ", ".join(candidates)
+    if name is None:
+        if len(candidates) == 1:
+            return next(iter(candidates.values()))
+        if not candidates:
+            raise BadInput(f"{target} has no {what}")
+        raise BadInput(f"{target} has several {what}s ({known}): say which, as in {target}:{next(iter(candidates))}")
+    found = _attribute(module, name)
+    if isinstance(found, kind):
+        return found
+    called = [value for value in candidates.values() if value.name == name]
+    if len(called) == 1:
+        return called[0]
+    if len(called) > 1:
+        raise BadInput(f"{target} has several {what}s that are called {name!r}: use the name of the variable ({known})")
+    if found is not None:
+        raise BadInput(f"{name!r} of {target} is no {what}, but {type(found).__name__}")
+    raise BadInput(f"{target} has no {what} {name!r}; it has: {known or 'none'}")
+
+
+def _candidates(module: ModuleType, kind: type[T]) -> dict[str, T]:
+    """The objects of a kind that a module has; one with several names counts once."""
+    found: dict[str, T] = {}
+    for name, value in vars(module).items():
+        if isinstance(value, kind) and not any(value is other for other in found.values()):
+            found[name] = value
+    return found
+
+
+def _attribute(module: ModuleType, name: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found

@@ -1,0 +1,114 @@
+"""``dfm-async serve``: a federation over HTTP."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final
+
+import typer
+
+from dfm_async.cli.exits import BadInput, Exit
+from dfm_async.cli.references import find_pipeline, named_pipelines
+from dfm_async.cli.terminal import terminal
+from dfm_async.cli.view import LineView, logged
+from dfm_async.federation.federation import Federation
+from dfm_async.pipeline.pipeline import Pipeline
+from dfm_async.planner.plan import prepare
+from dfm_async.session.session import Session
+
+try:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+
+    from dfm_async.cli.access import BrowserEntrance, TokenAuthorizer
+    from dfm_async.web import Service
+    from dfm_async.web.service import valid_name
+except ImportError as error:
+    raise BadInput("a service needs Starlette and uvicorn: pip install 'dfm-async[cli]'") from error
+
+__all__ = ["Serving", "chosen_pipelines", "serve_federation"]
+
+_GRACE: Final = 10
+"""For how many seconds connections may stay open when the service ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What is to be served, and where."""
+
+    federation: Federation
+    pipelines: Mapping[str, Pipeline]
+    host: str
+    port: int
+    store: str | None
+    allow_pipelines: bool
+    token: str | None
+
+
+def chosen_pipelines(references: Sequence[str], module: ModuleType, federation: Federation) -> dict[str, Pipeline]:
+    """The pipelines that clients may run, by the names that they have in URLs.
+
+    Raises:
+        BadInput: one of them is not there, or two have one name.
+        PipelineError: one of them cannot be run.
+    """
+    found: dict[str, Pipeline] = {}
+    given = {reference: find_pipeline(reference, module) for reference in references} or named_pipelines(module)
+    for reference, pipeline in given.items():
+        name = next((name for name in (pipeline.name, reference) if name and valid_name(name)), None)
+        if name is None:
+            raise BadInput(f"pipeline {reference!r} has no name that can stand in a URL: letters, digits, . _ ~ -")
+        if name in found:
+            raise BadInput(f"two pipelines are called {name!r}; clients could not tell them apart")
+        prepare(pipeline, federation, "home", None, 1)
+        found[name] = pipeline
+    return found
+
+
+async def serve_federation(serving: Serving) -> int:
+    """Serves until the process is asked to end; the server hears the signals itself.
+
+    Raises:
+        BadInput: the address cannot be used.
+    """
+    listener = _listen(serving.host, serving.port)
+    service = Service(
+        session=lambda: Session(serving.federation, store=serving.store),
+        pipelines=serving.pipelines,
+        authorizer=None if serving.token is None else TokenAuthorizer(serving.token),
+        allow_pipelines=serving.allow_pipelines,
+    )
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    @asynccontextmanager
+    async def lifespan(_app: Any) -> AsyncIterator[None]:
+        async with service.lifespan():
+            typer.echo(f"serving {serving.federation.name!r} at {url}/ (pipelines: {', '.join(serving.pipelines)})")
+            if serving.token is not None:
+                typer.echo(f"in a browser: {url}/?token=, and the token")
+            yield
+
+    entrance = [] if serving.token is None else [Middleware(BrowserEntrance, token=serving.token)]
+    app = Starlette(lifespan=lifespan, routes=service.routes, middleware=entrance)
+    config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=_GRACE)
+    server = uvicorn.Server(config)
+    with listener, logged(LineView(terminal(stderr=True), None)):
+        await server.serve(sockets=[listener])
+    return Exit.SUCCESS if server.started else Exit.FAILED
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BadInput(
+            f"cannot listen at {host} port {port}: {reason}. Give another --port (0 takes a free one)"
+        ) from error

@@ -1,0 +1,178 @@
+"""OpenTelemetry: the only module that knows it. Loaded only where somebody else has loaded OpenTelemetry already."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from opentelemetry import context, propagate, trace
+from opentelemetry.trace import NonRecordingSpan, ProxyTracerProvider, SpanContext, SpanKind, TraceFlags
+from opentelemetry.trace.status import Status, StatusCode
+
+from dfm_async.model.events import Scalar
+from dfm_async.telemetry.current import Position
+from dfm_async.telemetry.spans import Span, new_span_id
+
+__all__ = ["Bridge", "enter_span", "find_bridge"]
+
+_log = logging.getLogger(__name__)
+
+_SCOPE: Final = "dfm_async"
+_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
+
+
+def enter_span(trace_id: str, span: int) -> Callable[[], None]:
+    """Makes a span the current one for libraries that use OpenTelemetry; the function that it gives undoes that."""
+    return _enter(SpanContext(int(trace_id, 16), span, is_remote=True, trace_flags=_SAMPLED))
+
+
+def _enter(place: SpanContext) -> Callable[[], None]:
+    before = context.get_current()
+    context.attach(trace.set_span_in_context(NonRecordingSpan(place), before))
+    # Attached again instead of detached: a generator can be entered in one task and left in another.
+    return lambda: _leave(before)
+
+
+def _leave(before: Any) -> None:
+    context.attach(before)
+
+
+class Bridge:
+    """Hands spans to the SDK that the user has set up. Those of sites keep the ids that the sites gave them.
+
+    The SDK's own way to make spans gives them other ids, and takes ten times as long. So the user's sampler is asked
+    at the beginning, and finished spans are handed to the provider's span processors, which is what the SDK does.
+    """
+
+    def __init__(self, provider: Any) -> None:
+        self._sampler = provider.sampler
+        self._new_trace_id = provider.id_generator.generate_trace_id
+        self._on_end = provider._active_span_processor.on_end  # noqa: SLF001 - there is no public way
+        self._made = _span_type(provider.resource)
+
+    def in_span(self) -> bool:
+        """Whether the running code belongs to a span."""
+        return bool(trace.get_current_span().get_span_context().is_valid)
+
+    def decide(
+        self, name: str, attributes: dict[str, Scalar], headers: Mapping[str, str] | None
+    ) -> tuple[str, Position | None, dict[str, Scalar]] | None:
+        """Asks the user's sampler whether to trace what begins now, below the current span.
+
+        Args:
+            name: what it is.
+            attributes: what is known of it.
+            headers: of a request: the user's propagator reads them.
+
+        Returns:
+            The trace, the parent, and the attributes that the sampler wants; None if it is not to be traced.
+        """
+        here = context.get_current() if headers is None else propagate.extract(headers)
+        kind = SpanKind.INTERNAL if headers is None else SpanKind.SERVER
+        parent = trace.get_current_span(here).get_span_context()
+        trace_id = parent.trace_id if parent.is_valid else self._new_trace_id()
+        said = self._sampler.should_sample(here, trace_id, name, kind, attributes, ())
+        if not said.decision.is_sampled():
+            return None
+        text = f"{trace_id:032x}"
+        return text, Position(text, parent.span_id) if parent.is_valid else None, {**attributes, **said.attributes}
+
+    def enter_unwanted(self) -> Callable[[], None]:
+        """Makes a span the current one that the sampler did not want; the function that it gives undoes that."""
+        return _enter(SpanContext(self._new_trace_id(), new_span_id(), is_remote=False))
+
+    def open(self) -> None:
+        """Nothing to do: the user has set it up."""
+
+    def write(self, spans: list[Span]) -> None:
+        """Hands finished spans to the span processors."""
+        for span in spans:
+            self._on_end(self._made(span))
+
+    def close(self) -> None:
+        """Nothing to do: the user closes it."""
+
+
+def _place(trace_id: str, span_id: str) -> SpanContext:
+    return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=False, trace_flags=_SAMPLED)
+
+
+def _span_type(resource: Any) -> Callable[[Span], Any]:
+    """The SDK's kind of spans, made of ours when somebody looks at them: usually the thread that exports them."""
+    from opentelemetry.sdk.trace import Event, ReadableSpan
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+    scope = InstrumentationScope(_SCOPE)
+
+    class SiteSpan(ReadableSpan):
+        def __init__(self, span: Span) -> None:
+            self._span = span
+            self._context = _place(span.trace_id, span.span_id)
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in _FILLED:
+                raise AttributeError(name)
+            self._fill(self._span)
+            return self.__dict__[name]
+
+        def _fill(self, span: Span) -> None:
+            parent = None if span.parent_id is None else _place(span.trace_id, span.parent_id)
+            attributes = span.attributes
+            status, events = Status(StatusCode.UNSET), []
+            if span.status == "error":
+                status = Status(StatusCode.ERROR, span.message)
+                told = {name: value for name, value in attributes.items() if name.startswith("exception.")}
+                attributes = {name: value for name, value in attributes.items() if name not in told}
+                events = [Event("exception", told, timestamp=span.end)] if told else []
+            super().__init__(
+                span.name,
+                context=self._context,
+                parent=parent,
+                resource=resource,
+                attributes=attributes,
+                events=events,
+                kind=SpanKind.SERVER if span.name == "dfm.request" else SpanKind.INTERNAL,
+                status=status,
+                start_time=span.start,
+                end_time=span.end,
+                instrumentation_scope=scope,
+            )
+
+    _FILLED = frozenset(vars(ReadableSpan("", resource=resource))) - {"_context"}
+    return SiteSpan
+
+
+class _Known:
+    """The provider that was seen last, and the bridge to it."""
+
+    provider: Any = None
+    bridge: Bridge | None = None
+
+
+def find_bridge() -> Bridge | None:
+    """The bridge to the SDK that is set up in this process, if one is."""
+    provider = trace.get_tracer_provider()
+    if provider is not _Known.provider:
+        _Known.provider, _Known.bridge = provider, _bridge_to(provider)
+    return _Known.bridge
+
+
+def _bridge_to(provider: Any) -> Bridge | None:
+    if isinstance(provider, (ProxyTracerProvider, trace.NoOpTracerProvider)):
+        return None
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    try:
+        return Bridge(provider)
+    except (ImportError, AttributeError) as error:
+        kind = type(provider)
+        _log.warning(
+            "the OpenTelemetry provider %s.%s is not that of opentelemetry-sdk, and cannot take the spans of jobs "
+            "(%s); Session(..., trace='trace.jsonl') writes them to a file",
+            kind.__module__,
+            kind.__qualname__,
+            error,
+        )
+        return None

@@ -1,0 +1,151 @@
+// The pipeline as a graph, which lights up where something happens.
+
+import { card, count, h, painter, plural, s, say } from "./dom.js";
+import { jobPath, text } from "./service.js";
+
+const ALLOWED = new Set(("svg g path rect circle ellipse line polyline polygon text tspan title desc defs marker "
+  + "linearGradient radialGradient stop clipPath").split(" "));
+// Drawings live in a shadow tree, so that their style and the page's do not meet.
+const LIVE = `
+  :host { display: block; }
+  svg { display: block; margin: 0 auto; }
+  .dfm-graph {
+    --dfm-card: var(--surface); --dfm-text: var(--ink); --dfm-dim: var(--soft); --dfm-failed: var(--bad);
+    ${[0, 1, 2, 3, 4, 5, 6, 7].map(index => `--dfm-site-${index}: var(--s${index});`).join(" ")}
+  }
+  .dfm-graph .count { font: 600 11px var(--text); fill: var(--accent-ink); text-anchor: middle; }
+  .plate { fill: var(--accent); stroke: var(--surface); stroke-width: 1.5; }
+  .failed .plate { fill: var(--bad); }
+  .dfm-graph .failed .count { fill: var(--surface); }
+  .dfm-graph .active > .shape { stroke: var(--accent); stroke-width: 3; }
+  .dfm-graph .failed > .shape { stroke: var(--bad); stroke-width: 3; }
+  @media (prefers-reduced-motion: no-preference) {
+    .active > .shape { stroke-dasharray: 7 4; animation: march .7s linear infinite; }
+    .pulse > .shape { animation: glow .7s ease-out; }
+    .edge.pulse { animation: flow .7s ease-out; }
+  }
+  @keyframes march { to { stroke-dashoffset: -11; } }
+  @keyframes glow { from { stroke: var(--accent); stroke-width: 7; } }
+  @keyframes flow { from { stroke: var(--accent); stroke-width: 4; } }
+`;
+
+const parsed = text => new DOMParser().parseFromString(text, "text/xml").documentElement;
+
+/** Takes a drawing as parsed XML, with nothing in it that could act or fetch; its style comes apart. */
+export function harmless(source) {
+  let style = "";
+  // Before it is parsed: the policy of the page forbids style elements, also in documents that are never shown.
+  const bare = source.replace(/<style>([^]*?)<\/style>/g, (_, css) => {
+    style += parsed(`<x>${css}</x>`).textContent;
+    return "";
+  });
+  const root = parsed(bare);
+  if (root.localName !== "svg") throw new Error("the drawing cannot be read");
+  for (const element of [root, ...root.querySelectorAll("*")]) {
+    if (!ALLOWED.has(element.localName)) element.remove();
+    for (const { name, value } of [...element.attributes]) {
+      const refers = /(^|:)href$/.test(name) || (/url\(/.test(value) && !/^url\(#[\w-]+\)$/.test(value));
+      if (name.startsWith("on") || name === "style" || refers) element.removeAttribute(name);
+    }
+  }
+  return { root: document.importNode(root, true), style };
+}
+
+const sheet = style => {
+  const made = new CSSStyleSheet();
+  made.replaceSync(style.replace(/@import[^;]*;?/g, ""));
+  return made;
+};
+
+export class Graph {
+  #marks = [];
+  #edges = new Map();
+
+  constructor(model, { drawn = () => {} } = {}) {
+    this.model = model;
+    this.drawn = drawn;
+    this.note = h("span", { class: "soft" });
+    this.host = h("div");
+    this.card = card("Graph", [this.note], h("div", { class: "graph", tabindex: 0, role: "group", "aria-label": "Drawing of the pipeline" }, this.host));
+    this.shadow = this.host.attachShadow({ mode: "open" });
+    this.paint = painter(() => this.#paint(), 150);
+  }
+
+  async load() {
+    let source;
+    try {
+      source = await text(jobPath(this.model.info.job_id, "/graph"));
+    } catch (refused) {
+      say(this.note, `There is no drawing: ${refused.message}.`);
+      return;
+    }
+    const { root, style } = harmless(source);
+    this.shadow.adoptedStyleSheets = [sheet(style), sheet(LIVE)];
+    this.shadow.replaceChildren(root);
+    for (const edge of root.querySelectorAll(".edge")) {
+      const from = edge.dataset.from;
+      this.#edges.set(from, [...(this.#edges.get(from) ?? []), edge]);
+    }
+    const labels = new Map();
+    const nodes = [...root.querySelectorAll(".node[data-node]")];
+    for (const node of nodes) labels.set(node.dataset.node, (labels.get(node.dataset.node) ?? 0) + 1);
+    this.#marks = nodes.map(node => this.#marked(node, labels.get(node.dataset.node) > 1));
+    this.drawn(nodes.flatMap(node => [...node.classList].filter(name => /^s\d$/.test(name)).map(name => [node.dataset.site, name.slice(1)])));
+    this.paint();
+  }
+
+  #marked(node, several) {
+    const box = (node.querySelector(":scope > .shape") ?? node).getBBox();
+    const label = s("text", { class: "count", x: box.x + box.width - 4, y: box.y + 4, dy: ".02em" });
+    const plate = s("rect", { class: "plate", rx: 8, height: 16, y: box.y - 8 });
+    const badge = s("g", { "aria-hidden": "true" }, plate, label);
+    badge.style.display = "none";
+    node.append(badge);
+    for (const element of [node, ...(this.#edges.get(node.dataset.node) ?? [])]) {
+      element.addEventListener("animationend", () => element.classList.remove("pulse"));
+    }
+    return { node, badge, plate, label, several, done: null, told: "", right: box.x + box.width + 6 };
+  }
+
+  #totals({ node, several }) {
+    const found = { started: 0, done: 0, failed: 0 };
+    for (const entry of this.model.nodes.values()) {
+      if (entry.label !== node.dataset.node || (several && entry.site !== node.dataset.site)) continue;
+      for (const name of Object.keys(found)) found[name] += entry[name];
+    }
+    return found;
+  }
+
+  #paint() {
+    let [running, failed] = [0, 0];
+    for (const mark of this.#marks) {
+      const total = this.#totals(mark);
+      const under = total.started - total.done - total.failed;
+      running += under > 0;
+      failed += total.failed > 0;
+      mark.node.classList.toggle("active", under > 0);
+      mark.node.classList.toggle("failed", total.failed > 0);
+      if (mark.done !== null && total.done > mark.done) {
+        for (const element of [mark.node, ...(this.#edges.get(mark.node.dataset.node) ?? [])]) element.classList.add("pulse");
+      }
+      mark.done = total.done;
+      this.#tell(mark, total);
+    }
+    const parts = [plural(this.#marks.length, "node")];
+    if (running) parts.push(`${running} running`);
+    if (failed) parts.push(`${failed} with failures`);
+    if (this.#marks.length) say(this.note, parts.join(", "));
+  }
+
+  #tell(mark, { started, done, failed }) {
+    const told = failed ? `${count(done)} · ${count(failed)} ✕` : started ? count(done) : "";
+    if (told === mark.told) return;
+    mark.told = told;
+    mark.badge.style.display = told ? "" : "none";
+    mark.label.textContent = told;
+    const width = Math.max(18, told.length * 7 + 9);
+    mark.plate.setAttribute("width", width);
+    mark.plate.setAttribute("x", mark.right - width);
+    mark.label.setAttribute("x", mark.right - width / 2);
+  }
+}

@@ -1,0 +1,199 @@
+// One job: everything that is known of it, live.
+
+import { announce, count, duration, ended, h, mark, moment, painter, say } from "./dom.js";
+import { Graph } from "./graph.js";
+import { JobModel } from "./model.js";
+import { Faults, Nodes, Series } from "./parts.js";
+import { Results } from "./results.js";
+import { Feed, get, jobPath, post } from "./service.js";
+import { Timeline } from "./timeline.js";
+
+const EVENTS = ["result", "failure", "progress", "metrics", "status", "worker", "activity", "end", "drain"];
+const REPLAYED = 10_000;
+const COLORS = 8;
+
+export class JobView {
+  #feed = null;
+  #clock = null;
+  #colors = new Map();
+  #closed = false;
+  #begin = -1;
+
+  /**
+   * @param root where it is shown
+   * @param info what is known of the job
+   * @param confirm asks the user; gives whether they want it
+   * @param tell gets the state of the line
+   */
+  constructor(root, info, { confirm, tell }) {
+    const model = (this.model = new JobModel(info));
+    const color = site => this.#color(site);
+    Object.assign(this, { root, confirm, tell });
+    this.graph = new Graph(model, { drawn: sites => this.#know(sites) });
+    this.nodes = new Nodes(model, color);
+    this.time = new Timeline(model, color);
+    this.results = new Results(model, color);
+    this.faults = new Faults(model, color);
+    this.series = new Series(model);
+    this.parts = { graph: this.graph, nodes: this.nodes, time: this.time, results: this.results, faults: this.faults, series: this.series };
+    this.parts.head = { paint: painter(() => this.#head()) };
+    this.#build();
+    this.#head();
+    // The drawing first: it gives the sites their colours.
+    this.graph.load().finally(() => {
+      if (!this.#closed) this.#follow();
+    });
+  }
+
+  #build() {
+    const { job_id: id, pipeline } = this.model.info;
+    this.badge = h("span");
+    const button = (name, kind, press) => h("button", { type: "button", class: kind, onclick: press }, name);
+    this.buttons = {
+      finish: button("Finish inputs", "plain", () => this.#steer("finish")),
+      resume: button("Resume", "primary", () => this.#steer("resume")),
+      cancel: button("Cancel job", "danger", () => this.#cancel()),
+    };
+    this.title = h("h1", { tabindex: -1 }, h("span", {}, pipeline ?? "pipeline"), this.badge);
+    this.facts = h("dl", { class: "facts" });
+    this.bar = h("progress", { "aria-label": "Parameter sets that are done" });
+    this.notice = h("p", { class: "notice", hidden: true });
+    this.problem = h("p", { class: "notice bad", role: "alert", hidden: true });
+    this.root.replaceChildren(
+      h("div", { class: "head" },
+        h("div", { class: "who" }, h("a", { class: "back", href: "?", "data-link": true }, "← All jobs"), this.title, h("p", { class: "soft mono" }, id)),
+        h("p", { class: "buttons" }, ...Object.values(this.buttons))),
+      this.notice, this.problem, this.facts, this.bar,
+      this.faults.card,
+      h("div", { class: "split" }, this.graph.card, h("div", { class: "stack" }, this.time.card, this.nodes.card, this.series.card)),
+      this.results.card);
+  }
+
+  #color(site) {
+    if (!this.#colors.has(site)) this.#colors.set(site, this.#colors.size % COLORS);
+    return `var(--s${this.#colors.get(site)})`;
+  }
+
+  /** The drawing has given colours to the sites: everything else goes by it. */
+  #know(sites) {
+    for (const [site, index] of sites) this.#colors.set(site, index);
+  }
+
+  #follow() {
+    const { job_id: id, first, events } = this.model.info;
+    this.#clock = setInterval(() => this.parts.head.paint(), 1000);
+    this.#begin = Math.max(first - 1, events - 1 - REPLAYED);
+    this.#leaveOut(0, this.#begin, first);
+    this.#feed = new Feed(last => `${jobPath(id, "/stream")}?activity=true&after=${Math.max(last ?? -1, this.#begin)}`, EVENTS, {
+      take: (name, data) => this.#take(name, data),
+      tell: state => this.tell(state === "over" ? "live" : state),
+      over: last => this.#over(Math.max(last ?? -1, this.#begin)),
+    });
+  }
+
+  /** The stream was refused: tells whether that is the end of it. */
+  async #over(last) {
+    const info = await get(jobPath(this.model.info.job_id)).catch(refused => (refused.status === 404 ? null : Promise.reject(refused)));
+    if (info === null || info.events <= last) return this.#lost(); // it is gone, or another one has its name
+    this.update(info);
+    if (info.first - 1 > last) {
+      this.#leaveOut(last + 1, info.first - 1, info.first);
+      this.#begin = info.first - 1;
+      return false;
+    }
+    return ended(info.status) && info.events === last + 1;
+  }
+
+  /** Says which events cannot be seen here. */
+  #leaveOut(from, to, first) {
+    if (to < from) return;
+    const which = to === from ? `Event ${count(from)} is` : `The events ${count(from)} to ${count(to)} are`;
+    const why = to < first ? "the service does not keep them any more" : "the newest are enough for a browser, and the service has them all";
+    this.notice.hidden = false;
+    say(this.notice, `${which} not shown: ${why}.`);
+  }
+
+  #take(name, data) {
+    if (name === "end") {
+      this.#feed.close();
+      get(jobPath(this.model.info.job_id)).then(info => this.update(info), () => {});
+      return;
+    }
+    for (const part of this.model.take(name, data)) this.parts[part].paint();
+  }
+
+  #lost() {
+    this.problem.hidden = false;
+    say(this.problem, "The service does not know this job any more. What was seen of it stays here until you leave.");
+    return true;
+  }
+
+  /** Takes what the service tells of its jobs. */
+  update(info) {
+    const before = this.model.info.status;
+    for (const part of this.model.update(info)) this.parts[part].paint();
+    if (before !== info.status) announce(`The job ${info.pipeline ?? ""} is ${info.status}.`);
+  }
+
+  #head() {
+    const { info, faultCount } = this.model;
+    const over = ended(info.status);
+    if (over) clearInterval(this.#clock);
+    this.badge.className = `badge s-${info.status}`;
+    this.badge.replaceChildren(mark(info.status), info.status);
+    this.buttons.cancel.hidden = over && info.status !== "interrupted";
+    this.buttons.finish.hidden = over || !info.accepts;
+    this.buttons.resume.hidden = info.status !== "interrupted";
+    const took = (info.finished ?? Date.now() / 1000) - info.created;
+    const errors = Math.max(info.errors, faultCount);
+    const sets = info.sets === null ? null : `${info.done === null ? "" : `${count(info.done)} of `}${count(info.sets)}${info.accepts ? " or more" : ""}`;
+    this.facts.replaceChildren(...[
+      ["Parameter sets", sets],
+      [over ? "Took" : "Running for", duration(Math.max(0, took))],
+      ["Errors", count(errors), errors > 0],
+      ["Submitted", moment(info.created)],
+      ["By", info.principal],
+      ["Reason", info.reason],
+    ].filter(([, value]) => value).map(([name, value, wrong]) =>
+      h("div", { class: wrong && "wrong" }, h("dt", {}, name), h("dd", { class: name === "Reason" && "small" }, value))));
+    this.bar.hidden = over || !info.sets;
+    if (info.sets) [this.bar.max, this.bar.value] = [info.sets, info.done ?? 0];
+    document.title = `${info.status === "running" && info.sets ? `${info.done ?? 0}/${info.sets} ` : `${info.status} · `}${info.pipeline ?? info.job_id} · dfm_async`;
+  }
+
+  async #cancel() {
+    const name = this.model.info.pipeline ?? "this job";
+    if (!(await this.confirm("Cancel the job?", `What runs of “${name}” is stopped. The results so far stay.`, "Cancel job"))) return;
+    await this.#steer("cancel", { reason: "cancelled on the live page" });
+  }
+
+  async #steer(action, body) {
+    const button = this.buttons[action];
+    button.disabled = true;
+    this.problem.hidden = true;
+    try {
+      this.update(await post(jobPath(this.model.info.job_id, `/${action}`), body));
+      if (action === "resume") this.#again();
+    } catch (refused) {
+      this.problem.hidden = false;
+      say(this.problem, `That did not work: ${refused.message}.`);
+    } finally {
+      button.disabled = false;
+      if (button.hidden) this.title.focus();
+    }
+  }
+
+  /** A job that goes on is read anew. */
+  #again() {
+    this.#feed.close();
+    clearInterval(this.#clock);
+    this.#follow();
+  }
+
+  close() {
+    this.#closed = true;
+    this.#feed?.close();
+    clearInterval(this.#clock);
+    this.time.close();
+  }
+}

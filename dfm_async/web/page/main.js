@@ -1,0 +1,113 @@
+// The live page: which job is shown, and the stream of the whole service.
+
+import { announce, h, painter, say } from "./dom.js";
+import { JobView } from "./job.js";
+import { JobList } from "./jobs.js";
+import { Feed, get, jobPath } from "./service.js";
+import { Sites } from "./sites.js";
+import { Submit } from "./submit.js";
+
+const TOTALS = { Running: ["running"], Waiting: ["submitted"], Finished: ["finished"], Failed: ["failed"], Stopped: ["aborted", "interrupted"] };
+
+const main = document.getElementById("main");
+const link = document.getElementById("link");
+const dialog = document.getElementById("ask");
+
+const submit = new Submit({ submitted: info => { jobs.take(info); go(`?job=${encodeURIComponent(info.job_id)}`); } });
+const sites = new Sites(document.getElementById("health"));
+const create = h("button", { type: "button", hidden: true, onclick: () => { go("?"); submit.focus(); } }, "New job");
+const jobs = new JobList(document.getElementById("jobs"), { create });
+const totals = h("dl", { class: "facts" });
+const count = painter(() => {
+  const known = jobs.all;
+  totals.replaceChildren(...Object.entries(TOTALS).map(([name, statuses]) => {
+    const number = known.filter(({ status }) => statuses.includes(status)).length;
+    return h("div", { class: name === "Failed" && number > 0 && "wrong" }, h("dt", {}, name), h("dd", {}, String(number)));
+  }));
+});
+let view = null;
+
+const lines = { service: "waiting", job: "live" };
+const WORDS = { live: "live", waiting: "connecting …", over: "not connected" };
+
+function tell(which, state) {
+  lines[which] = state;
+  const worst = lines.service !== "live" ? lines.service : lines.job;
+  if (link.dataset.state === worst) return;
+  if (link.dataset.state === "live") announce("The connection is lost. The page tries to come back.");
+  else if (worst === "live") announce("Connected.");
+  link.dataset.state = worst;
+  say(link.querySelector(".word"), WORDS[worst]);
+}
+
+function confirm(title, text, yes) {
+  say(document.getElementById("ask-title"), title);
+  say(document.getElementById("ask-text"), text);
+  say(document.getElementById("ask-yes"), yes);
+  dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise(resolve => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
+}
+
+function go(address) {
+  history.pushState(null, "", address);
+  route({ moved: true });
+}
+
+async function route({ moved = false } = {}) {
+  const id = new URLSearchParams(location.search).get("job");
+  view?.close();
+  view = null;
+  tell("job", "live");
+  jobs.point(id);
+  document.body.classList.toggle("on-job", Boolean(id));
+  if (!id) return overview();
+  let info = jobs.get(id);
+  try {
+    info = await get(jobPath(id)); // what the list knows may be older
+  } catch (refused) {
+    if (!info) return missing(id, refused);
+  }
+  if (new URLSearchParams(location.search).get("job") !== id) return;
+  view = new JobView(main, info, { confirm, tell: state => tell("job", state) });
+  if (!moved) return undefined;
+  view.title.focus({ preventScroll: true });
+  scrollTo(0, 0);
+  return undefined;
+}
+
+function overview() {
+  document.title = "dfm_async";
+  main.replaceChildren(h("h1", {}, "Overview"), totals, h("div", { class: "pair" }, submit.card, sites.card));
+}
+
+function missing(id, refused) {
+  document.title = "dfm_async";
+  const told = refused.status === 404 ? `There is no job ${id}, or you may not see it.` : `The job cannot be shown: ${refused.message}.`;
+  main.replaceChildren(h("p", {}, h("a", { href: "?", "data-link": true }, "← All jobs")), h("p", { class: "notice bad", role: "alert" }, told));
+}
+
+document.addEventListener("click", event => {
+  const anchor = event.target.closest?.("a[data-link]");
+  if (!anchor || event.metaKey || event.ctrlKey || event.shiftKey || event.button !== 0) return;
+  event.preventDefault();
+  go(anchor.getAttribute("href"));
+});
+addEventListener("popstate", () => route());
+
+new Feed(() => "stream", ["job", "sites", "drain"], {
+  opened: () => jobs.clear(),
+  tell: state => tell("service", state),
+  take: (name, data) => {
+    if (name === "sites") return sites.take(data);
+    if (name !== "job") return undefined;
+    jobs.take(data);
+    count();
+    if (view?.model.info.job_id === data.job_id) view.update(data);
+    return undefined;
+  },
+});
+
+count();
+route();
+submit.load().then(() => (create.hidden = submit.card.hidden), () => {});

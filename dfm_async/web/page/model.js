@@ -1,0 +1,136 @@
+// What the page knows of one job, bounded: a job may have more events than a browser has memory.
+
+const RESULTS = 5000;
+const TEXT = 16_000_000;
+const ONE = 100_000;
+const FAULTS = 200;
+const NOTICES = 50;
+const CALLS = 4000;
+const NODES = 2000;
+const SERIES = 48;
+const POINTS = 400;
+
+/** Keeps the newest entries of a map that would grow without end. */
+function trim(map, most) {
+  for (const key of map.keys()) {
+    if (map.size <= most) return;
+    map.delete(key);
+  }
+}
+
+const indented = value => {
+  const text = JSON.stringify(value, null, 2) ?? "null";
+  return text.length > ONE ? { text: text.slice(0, ONE), cut: true } : { text, cut: false };
+};
+
+export class JobModel {
+  constructor(info) {
+    this.info = info;
+    this.results = []; // the newest last
+    this.dropped = 0;
+    this.size = 0;
+    this.faults = [];
+    this.faultCount = 0;
+    this.missing = 0;
+    this.notices = [];
+    this.nodes = new Map();
+    this.calls = new Map();
+    this.leftOut = 0;
+    this.series = new Map();
+    this.places = new Set(info.places ?? []);
+    this.sites = new Set();
+  }
+
+  /** Takes an event of the stream; gives which parts of the page it concerns. */
+  take(name, data) {
+    if (data.site) this.sites.add(data.site);
+    return this[name]?.(data) ?? [];
+  }
+
+  node(label, site) {
+    const key = `${label}\n${site}`;
+    let found = this.nodes.get(key);
+    if (!found) {
+      found = { label, site, started: 0, done: 0, failed: 0, progress: null };
+      this.nodes.set(key, found);
+      this.sites.add(site);
+      trim(this.nodes, NODES);
+    }
+    return found;
+  }
+
+  result({ offset, place, value, frame, site, node }) {
+    const kept = { offset, place, frame: frame.join("."), site, node, ...indented(value) };
+    this.places.add(place);
+    this.results.push(kept);
+    this.size += kept.text.length;
+    while (this.results.length > RESULTS || (this.size > TEXT && this.results.length > 1)) {
+      this.size -= this.results.shift().text.length;
+      this.dropped += 1;
+    }
+    return ["results"];
+  }
+
+  failure(data) {
+    if (data.place !== null) {
+      this.missing += 1;
+      return ["faults"];
+    }
+    this.faultCount += 1;
+    this.faults.push(data);
+    if (this.faults.length > FAULTS) this.faults.shift();
+    return ["faults"];
+  }
+
+  progress({ frame, site, node, done, total, note }) {
+    this.node(node, site).progress = { frame: frame.join("."), done, total, note };
+    return ["nodes"];
+  }
+
+  metrics({ site, node, values }) {
+    for (const [name, value] of Object.entries(values)) {
+      if (typeof value !== "number") continue;
+      const key = `${site}\n${node}\n${name}`;
+      let found = this.series.get(key);
+      if (!found) this.series.set(key, (found = { site, node, name, points: [], every: 1, seen: 0 }));
+      // A long series keeps its shape: every second point goes, and from then on every second one comes.
+      if (found.seen++ % found.every === 0) found.points.push(value);
+      if (found.points.length > POINTS) {
+        found.points = found.points.filter((_, index) => index % 2 === 0);
+        found.every *= 2;
+      }
+      found.last = value;
+    }
+    trim(this.series, SERIES);
+    return ["series"];
+  }
+
+  status({ status, reason }) {
+    this.info = { ...this.info, status, reason };
+    return ["head", "graph"];
+  }
+
+  /** Takes what the service tells of its jobs. How many sets were done is not told of every job that has ended. */
+  update(info) {
+    this.info = { ...info, done: info.done ?? this.info.done };
+    return ["head", "graph"];
+  }
+
+  worker(data) {
+    this.notices.push(data);
+    if (this.notices.length > NOTICES) this.notices.shift();
+    return ["faults"];
+  }
+
+  /** Totals, not differences: it does no harm that a stream tells everything again when it comes back. */
+  activity({ nodes, calls, left_out: leftOut }) {
+    for (const { node, site, started, done, failed } of nodes) Object.assign(this.node(node, site), { started, done, failed });
+    for (const call of calls) {
+      const key = `${call.node} ${call.site} ${call.frame.join(".")} ${call.attempt} ${call.start}`;
+      if (!this.calls.has(key)) this.calls.set(key, { ...call, frame: call.frame.join(".") });
+    }
+    trim(this.calls, CALLS);
+    this.leftOut = leftOut;
+    return ["nodes", "graph", ...(calls.length ? ["time"] : [])];
+  }
+}

@@ -1,0 +1,138 @@
+// Parts of a job that are lists: its nodes and their progress, what went wrong, metrics.
+
+import { card, count, frameText, h, painter, plural, s, say, short, siteTag, table } from "./dom.js";
+
+const LISTED = 300;
+
+/** How far each node is, by site. */
+export class Nodes {
+  #rows = new Map();
+
+  constructor(model, color) {
+    this.model = model;
+    this.color = color;
+    this.note = h("span", { class: "soft" });
+    this.body = h("tbody");
+    this.card = card("Progress", [this.note],
+      h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Progress by node" },
+        table(["Node", "Site", "#Running", "#Done", "#Failed", "Progress"], this.body, "Progress by node")));
+    this.card.hidden = true;
+    this.paint = painter(() => this.#paint(), 150);
+  }
+
+  #paint() {
+    const nodes = [...this.model.nodes.values()];
+    this.card.hidden = nodes.length === 0;
+    const site = new Map();
+    for (const node of nodes.slice(0, LISTED)) {
+      this.#update(node);
+      site.set(node.site, (site.get(node.site) ?? 0) + node.done);
+    }
+    say(this.note, [...site].map(([name, done]) => `${name} ${count(done)}`).join(", "));
+  }
+
+  #update(node) {
+    let row = this.#rows.get(node);
+    if (!row) {
+      const number = () => h("td", { class: "num" });
+      const bar = h("progress", { max: 1, "aria-label": `Progress of ${node.label} at ${node.site}` });
+      row = { running: number(), done: number(), failed: number(), bar, said: h("span", { class: "soft" }) };
+      this.#rows.set(node, row);
+      this.body.append(h("tr", {}, h("td", {}, node.label), h("td", {}, siteTag(node.site, this.color(node.site))),
+        row.running, row.done, row.failed, h("td", { class: "how" }, row.bar, row.said)));
+    }
+    say(row.running, count(Math.max(0, node.started - node.done - node.failed)));
+    say(row.done, count(node.done));
+    say(row.failed, count(node.failed));
+    row.failed.classList.toggle("bad", node.failed > 0);
+    const { progress } = node;
+    row.bar.hidden = !progress?.total;
+    if (!progress) return;
+    if (progress.total) row.bar.value = Math.min(1, progress.done / progress.total);
+    const much = progress.total ? `${short(progress.done)} of ${short(progress.total)}` : short(progress.done);
+    say(row.said, [progress.note, much, `frame ${progress.frame}`].filter(Boolean).join(" · "));
+  }
+}
+
+/** What went wrong: failures with their tracebacks, and what happened to workers. */
+export class Faults {
+  #shown = 0;
+  #noticed = 0;
+
+  constructor(model, color) {
+    this.model = model;
+    this.color = color;
+    this.note = h("span", { class: "soft" });
+    this.list = h("div");
+    this.notices = h("ul");
+    this.card = card("Errors", [this.note], this.list, this.notices);
+    this.card.hidden = true;
+    this.paint = painter(() => this.#paint(), 150);
+  }
+
+  #paint() {
+    const { faults, faultCount, missing, notices } = this.model;
+    this.card.hidden = faultCount + missing + notices.length === 0;
+    this.card.classList.toggle("alert", faultCount > 0);
+    const fresh = faultCount - this.#shown;
+    this.#shown = faultCount;
+    if (fresh > 0) this.list.prepend(...faults.slice(-fresh).reverse().map(fault => this.#fault(fault)));
+    while (this.list.childElementCount > faults.length) this.list.lastElementChild.remove();
+    const parts = [plural(faultCount, "failure")];
+    if (faultCount > faults.length) parts.push(`the newest ${faults.length} are shown`);
+    if (missing) parts.push(`${plural(missing, "result")} will not come`);
+    say(this.note, parts.join(", "));
+    if (notices.length !== this.#noticed) {
+      this.#noticed = notices.length;
+      this.notices.replaceChildren(...notices.map(({ site, kind, detail }) =>
+        h("li", { class: "fault" }, siteTag(site, this.color(site)), ` worker ${kind}`, h("p", { class: "where" }, detail))));
+    }
+  }
+
+  #fault({ error, frame, site, node, offset }) {
+    const tries = error.attempt > 1 ? `, attempt ${error.attempt}` : "";
+    const where = h("p", { class: "where" }, siteTag(site, this.color(site)), ` ${node}, frame ${frameText(frame)}${tries}, offset ${offset}`);
+    const what = [h("strong", { class: "bad" }, error.type), ": ", error.message];
+    if (!error.traceback) return h("div", { class: "fault" }, h("p", {}, ...what), where);
+    return h("div", { class: "fault" }, h("details", {}, h("summary", {}, ...what), h("pre", {}, error.traceback)), where);
+  }
+}
+
+/** Metrics as small curves. */
+export class Series {
+  #plots = new Map();
+
+  constructor(model) {
+    this.model = model;
+    this.list = h("div", { class: "series" });
+    this.card = card("Metrics", [], h("div", { class: "body" }, this.list));
+    this.card.hidden = true;
+    this.paint = painter(() => this.#paint(), 150);
+  }
+
+  #paint() {
+    this.card.hidden = this.model.series.size === 0;
+    for (const [key, series] of this.model.series) {
+      let plot = this.#plots.get(key);
+      if (!plot) {
+        const line = s("path");
+        const drawing = s("svg", { viewBox: "0 0 100 30", preserveAspectRatio: "none", role: "img" }, line);
+        plot = { line, drawing, last: h("span", { class: "last" }) };
+        this.#plots.set(key, plot);
+        this.list.append(h("figure", {}, plot.last, h("figcaption", {}, series.name, h("span", { class: "soft" }, ` ${series.node} · ${series.site}`)), drawing));
+      }
+      const [low, high] = draw(plot.line, series.points);
+      say(plot.last, short(series.last));
+      plot.drawing.setAttribute("aria-label", `${series.name}: ${plural(series.seen, "value")} from ${short(low)} to ${short(high)}, now ${short(series.last)}`);
+    }
+  }
+}
+
+function draw(line, points) {
+  const [low, high] = [Math.min(...points), Math.max(...points)];
+  const x = index => ((index / (points.length - 1)) * 100).toFixed(2);
+  const y = value => (28 - ((value - low) / (high - low || 1)) * 26).toFixed(2);
+  const path = points.length === 1 ? `M0 ${y(low)}H100` : `M${points.map((value, index) => `${x(index)} ${y(value)}`).join("L")}`;
+  line.setAttribute("d", path);
+  return [low, high];
+}

@@ -1,0 +1,127 @@
+// A form for the registered pipelines, made from the schemas of their parameters.
+
+import { card, h } from "./dom.js";
+import { get, post } from "./service.js";
+
+const PLAIN = new Set(["string", "integer", "number", "boolean"]);
+
+/** Follows references, and takes the only choice if there is one besides null. */
+function plainly(schema, definitions, depth = 0) {
+  if (depth > 8 || typeof schema !== "object" || schema === null) return {};
+  if (schema.$ref) return plainly(definitions[schema.$ref.split("/").pop()], definitions, depth + 1);
+  const joined = schema.allOf ?? schema.anyOf;
+  if (joined?.length === 1) return plainly(joined[0], definitions, depth + 1);
+  return schema;
+}
+
+class Field {
+  constructor(name, schema) {
+    this.name = name;
+    this.kind = schema.enum ? "enum" : PLAIN.has(schema.type) ? schema.type : "json";
+    this.choices = schema.enum;
+    this.input = this.#input(schema);
+    const about = schema.description ?? (this.kind === "json" ? `${schema.type ?? "any value"}, as JSON` : this.kind);
+    this.label = this.kind === "boolean"
+      ? h("label", { class: "check" }, this.input, name)
+      : h("label", {}, h("span", {}, name, " ", h("small", {}, about)), this.input);
+  }
+
+  #input(schema) {
+    const value = schema.default === undefined ? undefined : this.kind === "json" ? JSON.stringify(schema.default) : String(schema.default);
+    switch (this.kind) {
+      case "enum": return h("select", {}, ...this.choices.map((choice, index) => h("option", { value: index }, String(choice))));
+      case "boolean": return h("input", { type: "checkbox", checked: schema.default === true });
+      case "integer": return h("input", { type: "number", step: 1, required: true, value });
+      case "number": return h("input", { type: "number", step: "any", required: true, value });
+      case "string": return h("input", { type: "text", value, autocomplete: "off" });
+      default: return h("textarea", { rows: 3, required: true, spellcheck: "false" }, value ?? "");
+    }
+  }
+
+  get value() {
+    switch (this.kind) {
+      case "enum": return this.choices[Number(this.input.value)];
+      case "boolean": return this.input.checked;
+      case "integer":
+      case "number": return Number(this.input.value);
+      case "string": return this.input.value;
+      default: return parsed(this.input.value, this.name);
+    }
+  }
+}
+
+function parsed(text, name) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(`${name} is not JSON: ${error.message}`);
+  }
+}
+
+export class Submit {
+  #pipelines = [];
+  #definitions = {};
+  #fields = [];
+
+  constructor({ submitted }) {
+    this.submitted = submitted;
+    this.choice = h("select", { onchange: () => this.#choose() });
+    this.fields = h("div", { class: "form" });
+    this.many = h("textarea", { rows: 5, spellcheck: "false", "aria-label": "Parameter sets, as a JSON list" });
+    this.several = h("input", { type: "checkbox", onchange: () => this.#swap() });
+    this.open = h("input", { type: "checkbox" });
+    this.problem = h("div", { role: "alert" });
+    this.form = h("form", { class: "form", onsubmit: event => this.#send(event) },
+      h("label", {}, "Pipeline", this.choice), this.fields, this.many,
+      h("label", { class: "check" }, this.several, "several parameter sets, as JSON"),
+      h("label", { class: "check" }, this.open, "leave it open for more"),
+      this.problem, h("p", {}, h("button", { class: "primary" }, "Run")));
+    this.card = card("New job", [], h("div", { class: "body" }, this.form));
+    this.card.hidden = true;
+  }
+
+  async load() {
+    const { pipelines, $defs } = await get("pipelines");
+    this.#pipelines = pipelines;
+    this.#definitions = $defs;
+    this.card.hidden = pipelines.length === 0;
+    this.choice.replaceChildren(...pipelines.map(({ name }) => h("option", { value: name }, name)));
+    if (pipelines.length) this.#choose();
+  }
+
+  focus() {
+    this.choice.focus();
+  }
+
+  #choose() {
+    const { params } = this.#pipelines.find(({ name }) => name === this.choice.value);
+    this.#fields = Object.entries(params.properties).map(([name, schema]) => new Field(name, plainly(schema, this.#definitions)));
+    this.fields.replaceChildren(...this.#fields.map(field => field.label));
+    this.problem.replaceChildren();
+    this.#swap();
+  }
+
+  #swap() {
+    const several = this.several.checked;
+    this.fields.hidden = several;
+    for (const field of this.#fields) field.input.disabled = several;
+    this.many.hidden = !several;
+    if (several && !this.many.value) {
+      const example = Object.fromEntries(this.#fields.map(({ name, kind }) => [name, kind === "string" ? "" : kind === "boolean" ? false : 0]));
+      this.many.value = JSON.stringify([example], null, 2);
+    }
+  }
+
+  async #send(event) {
+    event.preventDefault();
+    this.problem.replaceChildren();
+    try {
+      const params = this.several.checked ? parsed(this.many.value, "the list") : Object.fromEntries(this.#fields.map(field => [field.name, field.value]));
+      const path = `pipelines/${encodeURIComponent(this.choice.value)}/jobs`;
+      this.submitted(await post(path, { params, open: this.open.checked }));
+    } catch (error) {
+      const told = [error.message, ...(error.problems ?? [])];
+      this.problem.replaceChildren(h("div", { class: "notice bad" }, ...told.map(line => h("p", {}, line))));
+    }
+  }
+}

@@ -1,0 +1,24 @@
+"""Puts the stored figures of the benchmarks where a page says ``<!-- figures -->``."""
+
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+from benchmarks.page import page
+
+MARK = "<!-- figures -->"
+RESULTS = Path("benchmarks") / "results.json"
+
+
+def insert(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Replaces the mark; the page is made anew when the figures have changed."""
+    if MARK in source[0]:
+        path = Path(app.srcdir) / RESULTS
+        app.env.note_dependency(str(path), docname=docname)
+        source[0] = source[0].replace(MARK, page(path))
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Registers it with Sphinx."""
+    app.connect("source-read", insert)
+    return {"parallel_read_safe": True}

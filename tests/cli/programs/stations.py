@@ -1,0 +1,97 @@
+"""A federation as users have it in a file."""
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+
+from dfm_async import Federation, ForEach, If, Pipeline, PlaceParam, Yield
+
+fed = Federation("stations")
+archive = fed.site("archive")
+lab = fed.site("lab")
+
+DAYS = {"mon": [14.0, 19.5, 16.0], "tue": [9.5, 12.0]}
+
+
+@archive.operation
+async def load(day: str) -> list[float]:
+    return DAYS[day]
+
+
+@lab.operation
+def anomaly(value: float, base: float = 15.0) -> float:
+    return value - base
+
+
+@lab.operation
+async def wait(gate: str) -> str:
+    """Says that it has begun, and is done if there is a file; else it never is."""
+    print("begun", flush=True)
+    if not os.path.exists(gate):  # noqa: ASYNC240 - a small local file
+        await asyncio.Event().wait()
+    return "done"
+
+
+@lab.operation
+def hold() -> None:
+    """Says that it has begun, and never ends."""
+    print("begun", flush=True)
+    threading.Event().wait()
+
+
+@lab.operation
+async def numbers(count: int) -> AsyncIterator[str]:
+    print("begun", flush=True)
+    for number in range(count):
+        yield f"{number:>1000}"
+
+
+@lab.operation
+async def echo(value: Any) -> Any:
+    return value
+
+
+@lab.operation
+async def square(x: int) -> int:
+    return x * x
+
+
+@lab.operation
+async def values() -> dict[str, Any]:
+    return {"array": np.arange(3), "bytes": b"\x00\xff", "text": "grün", "other": {"a": [1, 2]}}
+
+
+with Pipeline("anomalies") as pipeline:
+    temperatures = load(day=PlaceParam("day"))
+    with ForEach(temperatures) as temperature:
+        delta = anomaly(temperature)
+        with If(delta > 0):
+            Yield(delta, place="warm")
+    Yield(temperatures, place="raw")
+
+with Pipeline("waiting") as waiting:
+    Yield(wait(PlaceParam("gate")))
+
+with Pipeline("holding") as holding:
+    Yield(hold())
+
+with Pipeline("many") as many:
+    Yield(numbers(PlaceParam("count")))
+
+with Pipeline("echoes") as echoes:
+    Yield(echo(PlaceParam("value")))
+
+with Pipeline("squares") as squares:
+    Yield(square(PlaceParam("x")))
+
+with Pipeline("files") as files:
+    found: Any = values()
+    Yield(found["array"], place="array")
+    Yield(found["bytes"], place="../../bytes")
+    Yield(found["text"], place="text", multiuse=True)
+    Yield(found["other"], place="other")
+    Yield(found["text"], place="text", multiuse=True)

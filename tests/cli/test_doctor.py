@@ -1,0 +1,56 @@
+"""``dfm-async doctor``."""
+
+from __future__ import annotations
+
+import resource
+from importlib import metadata
+
+import pytest
+
+from dfm_async.cli.machine import CHECKS, Finding
+from dfm_async.cli.packages import package_findings
+from tests.cli.rig import dfm, lines
+
+
+def found() -> dict[str, Finding]:
+    return {finding.name: finding for check in CHECKS for finding in check()}
+
+
+def test_a_machine_that_runs_these_tests_is_well() -> None:
+    done = dfm("doctor", "--json")
+    told = {line["name"]: line for line in lines(done.stdout)}
+    assert (done.returncode, [line for line in told.values() if line["state"] == "bad"]) == (0, [])
+    assert told["a worker"]["detail"].startswith("answered")
+    assert f"msgspec {metadata.version('msgspec')}" in told["packages"]["detail"]
+    assert "typer" in told["extra cli"]["detail"]
+
+
+def test_few_open_files_are_bad_and_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 2000))
+    assert found()["open files"] == Finding("open files", "bad", "100 (hard limit 2,000)", "ulimit -n 2000")
+
+
+def test_a_temporary_folder_whose_path_is_too_long_for_sockets_is_bad(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("x" * 80)
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    finding = found()["temporary files"]
+    assert (finding.state, finding.advice.partition(":")[0]) == ("bad", "set TMPDIR to a shorter path")
+
+
+def test_packages_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = metadata.version
+
+    def version(name: str) -> str:
+        if name == "typer":
+            return "0.1"
+        if name in ("msgspec", "uvloop"):
+            raise metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    told = {finding.name: finding for finding in package_findings()}
+    assert (told["packages"].state, told["packages"].detail) == ("bad", "msgspec is missing")
+    assert (told["extra cli"].state, told["extra cli"].detail) == ("warn", "typer is 0.1, needed is >=0.15")
+    assert told["extra uvloop"].detail == "not installed; if you want it: pip install 'dfm-async[uvloop]'"

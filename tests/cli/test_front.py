@@ -1,0 +1,76 @@
+"""The front of the command line: help, missing extras, what it costs to start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import dfm_async
+from tests.cli.rig import dfm, invoked
+
+COMMANDS = ["attach", "cancel", "demo", "doctor", "explain", "graph", "jobs", "logs", "run", "serve", "trace"]
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_without_the_extra_it_says_what_to_install() -> None:
+    done = python("import sys; sys.modules['typer'] = None; from dfm_async.cli import main; sys.exit(main())")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "the command line needs an extra (typer): pip install 'dfm-async[cli]'\n"
+
+
+def test_help_tells_of_every_command_and_loads_next_to_nothing() -> None:
+    code = (
+        "import sys\nfrom dfm_async.cli import main\nsys.argv = ['dfm-async', '--help']\n"
+        "try:\n    main()\nexcept SystemExit as error:\n    assert not error.code\n"
+        "heavy = {'rich', 'pydantic', 'msgspec', 'anyio', 'asyncio', 'httpx', 'starlette', 'dfm_async.session'}\n"
+        "print('LOADED', sorted(heavy & set(sys.modules)))"
+    )
+    done = python(code)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("LOADED []\n")
+    assert [name for name in COMMANDS if f"\n  {name} " not in done.stdout] == []
+
+
+def test_the_module_is_the_same_program_as_the_script() -> None:
+    module = subprocess.run(
+        [sys.executable, "-m", "dfm_async", "--version"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert module.stdout == dfm("--version").stdout == f"dfm-async {dfm_async.__version__}\n"
+
+
+def test_every_command_has_help() -> None:
+    for name in COMMANDS:
+        done = invoked(name, "--help")
+        assert done.exit_code == 0, done.output
+        assert f"dfm-async {name}" in done.output or f" {name} " in done.output
+
+
+def test_the_demo_draws_a_year() -> None:
+    done = dfm("demo")
+    assert done.returncode == 0
+    assert "JobStatus.FINISHED: 2,400 readings through three sites" in done.stdout
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith(("jan ", "jul "))] == [
+        "-2.26",
+        "21.99",
+    ]
+
+
+def test_pipelines_are_completed_without_running_their_file(tmp_path: Path) -> None:
+    file = tmp_path / "weather.py"
+    file.write_text(
+        "raise SystemExit('nobody runs this')\n"
+        "with Pipeline('means') as first:\n    pass\n"
+        "with dfm.Pipeline() as maximum:\n    pass\n"
+        "other = Pipeline('other')\nmoon = Federation('moon')\n"
+    )
+    env = {
+        "_DFM_ASYNC_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"dfm-async run {file} m",
+        "COMP_CWORD": "3",
+        "_TYPER_COMPLETE_TESTING": "1",
+    }
+    assert dfm(env=env).stdout.split() == ["means", "maximum"]

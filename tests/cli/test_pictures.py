@@ -1,0 +1,43 @@
+"""``dfm-async graph`` and ``explain``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+from dfm_async.cli.references import find_federation, find_pipeline
+from tests.cli.rig import STATIONS, invoked, lines
+
+
+def say(*arguments: str) -> str:
+    done = invoked(*arguments)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_a_pipeline_is_told_as_text_and_drawn_over_its_sites(tmp_path: Path) -> None:
+    assert say("graph", STATIONS, "squares").startswith("with Pipeline('squares') as pipeline:\n    n0 = square(x=")
+    drawn = say("graph", STATIONS, "anomalies", "--format", "mermaid")
+    assert drawn.startswith("flowchart")
+    assert '["archive"]' in drawn
+    say("graph", STATIONS, "anomalies", "--format", "svg", "-o", str(tmp_path / "plan.svg"))
+    drawn_nodes = ElementTree.parse(tmp_path / "plan.svg").getroot().findall(".//*[@data-node='load#0']")
+    assert [node.get("data-site") for node in drawn_nodes] == ["archive"]
+
+
+def test_a_pipeline_in_a_json_file_needs_no_federation(tmp_path: Path) -> None:
+    _, module = find_federation(STATIONS)
+    squares = find_pipeline("squares", module)
+    squares.save_to_file(tmp_path / "squares.json")
+    assert say("graph", str(tmp_path / "squares.json")) == f"{squares}\n"
+    assert say("graph", str(tmp_path / "squares.json"), "-f", "mermaid") == f"{squares.to_mermaid()}\n"
+    assert 'data-node="square#0"' in say("graph", str(tmp_path / "squares.json"), "-f", "svg")
+    assert say("explain", STATIONS, str(tmp_path / "squares.json")) == say("explain", STATIONS, "squares")
+
+
+def test_an_explanation_says_where_each_node_runs() -> None:
+    assert "load#0       archive  the only site that offers it" in say("explain", STATIONS, "anomalies")
+    found = {
+        node["node"]: (node["site"], node["inputs"]) for node in lines(say("explain", STATIONS, "squares", "--json"))
+    }
+    assert found == {"square#0": ("lab", []), "Yield#1": ("lab", ["square#0"])}

@@ -1,0 +1,175 @@
+"""A service of ``dfm-async serve``, and those who look at its jobs from another terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cli.rig import STATIONS, dfm, invoked, lines, started, until
+
+TOKEN = "a-token-for-the-tests"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with started("serve", STATIONS, "--port", "0") as process:
+        yield _address(until(process.stdout, "serving"))
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=30)
+        assert "Traceback" not in said
+
+
+def _address(line: str) -> str:
+    found = re.search(r"http://127\.0\.0\.1:\d+", line)
+    assert found is not None
+    return found[0]
+
+
+def submit(url: str, pipeline: str, job_id: str, params: Any) -> None:
+    body = {"params": params, "job_id": job_id}
+    httpx.post(f"{url}/pipelines/{pipeline}/jobs", json=body, timeout=30).raise_for_status()
+
+
+def test_attach_writes_what_run_would_have_written(url: str) -> None:
+    submit(url, "anomalies", "attached", [{"day": "mon"}, {"day": "fri"}])
+    done = invoked("attach", "attached", "--url", url)
+    assert done.exit_code == 1
+    assert sorted(done.stdout.splitlines()) == ["raw [0] [14.0, 19.5, 16.0]", "warm [0.1] 4.5", "warm [0.2] 1.0"]
+    assert "load#0 at site 'archive' (frame (1,)) raised KeyError: 'fri'" in done.stderr
+    assert "job attached failed: 3 results, 2 sets done, 1 error" in done.stderr
+    rest = invoked("attach", "attached", "--after", "1000", "--place", "warm", "--json", env={"DFM_URL": url})
+    assert (rest.exit_code, rest.stdout) == (3, ""), "there is nothing behind the end"
+
+
+def test_logs_tell_every_event_and_jobs_every_job(url: str) -> None:
+    submit(url, "squares", "logged", {"x": 3})
+    assert invoked("attach", "logged", "--url", url, "-q").stdout == "yield [0] 9\n"
+    told = invoked("logs", "logged", "--url", url).stdout.splitlines()
+    assert [line.split(None, 1)[1] for line in told] == [
+        "status    running",
+        "result    yield [0] 9",
+        "frame     [0] done",
+        "status    finished",
+    ]
+    followed = invoked("logs", "logged", "--url", url, "--follow", "--json", "--after", "0")
+    assert [line["event"] for line in lines(followed.stdout)] == ["result", "frame", "status"]
+    found = {job["job_id"]: job["status"] for job in lines(invoked("jobs", "--url", url, "--json").stdout)}
+    assert found["logged"] == "finished"
+    table = invoked("jobs", "--url", url, "--status", "finished").stdout
+    assert re.search(r"^logged +finished +squares ", table, re.MULTILINE)
+
+
+def test_cancel_ends_a_job_and_ctrl_c_only_ends_looking_at_it(url: str, tmp_path: Path) -> None:
+    submit(url, "waiting", "long", {"gate": str(tmp_path / "gate")})
+    with started("logs", "long", "--follow", "--url", url) as process:
+        until(process.stdout, "status    running")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+    done = invoked("cancel", "long", "--url", url, "--json", "--reason", "enough")
+    assert lines(done.stdout) == [{"job_id": "long", "status": "aborted", "outcomes": {"lab": "stopped"}}]
+    ended = invoked("attach", "long", "--url", url)
+    assert (ended.exit_code, ended.stdout) == (1, "")
+    assert "job long aborted (enough)" in ended.stderr
+
+
+class _Relay:
+    """Stands between a client and the service, and breaks the first stream in the middle."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._left = 50_000
+        self.streams = 0
+        self.open: set[asyncio.Task[Any]] = set()
+
+    async def connect(self, client: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.open.add(task)
+        service, ask = await asyncio.open_connection("127.0.0.1", self._port)
+        asking = asyncio.create_task(self._ask(client, ask))
+        with contextlib.suppress(ConnectionError):  # the client has gone
+            await self._answer(service, answer)
+        asking.cancel()
+        await asyncio.wait([asking])
+        for writer in (ask, answer):
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _ask(self, client: asyncio.StreamReader, ask: asyncio.StreamWriter) -> None:
+        while data := await client.read(10_000):
+            self.streams += b"/stream" in data
+            ask.write(data)
+        ask.close()
+
+    async def _answer(self, service: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
+        while data := await service.read(10_000):
+            answer.write(data)
+            await answer.drain()
+            if self.streams == 1:
+                self._left -= len(data)
+                if self._left < 0:
+                    return
+
+
+async def test_a_broken_connection_goes_on_where_it_was(url: str) -> None:
+    submit(url, "many", "broken", {"count": 300})
+    relay = _Relay(int(url.rpartition(":")[2]))
+    async with await asyncio.start_server(relay.connect, "127.0.0.1", 0) as server:
+        address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        done = await asyncio.to_thread(dfm, "attach", "broken", "--url", address, "--json", "-q")
+        await asyncio.wait(relay.open)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line["frame"][-1] for line in lines(done.stdout)] == list(range(300)), "every result comes once"
+    assert relay.streams == 2
+
+
+def test_what_is_not_there_is_3(url: str) -> None:
+    for name in ("attach", "logs", "cancel"):
+        done = invoked(name, "nothing", "--url", url)
+        assert (done.exit_code, done.stdout) == (3, "")
+        assert f"there is no job 'nothing' at {url}" in done.stderr
+    elsewhere = invoked("jobs", "--url", "http://127.0.0.1:9")
+    assert elsewhere.exit_code == 3
+    assert "there is no service at http://127.0.0.1:9" in elsewhere.stderr
+
+
+def test_with_a_token_only_those_who_have_it_are_served(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN + "\n")
+    with started("serve", STATIONS, "squares", "--port", "0", "--token-file", str(file)) as process:
+        address = _address(until(process.stdout, "serving"))
+        refused = invoked("jobs", "--url", address)
+        assert refused.exit_code == 3
+        assert "give --token-file, or set DFM_TOKEN" in refused.stderr
+        assert httpx.get(f"{address}/jobs", headers={"authorization": "Bearer no"}).status_code == 401
+        known = {"authorization": f"Bearer {TOKEN}"}
+        found = httpx.get(f"{address}/pipelines", headers=known).json()["pipelines"]
+        assert [pipeline["name"] for pipeline in found] == ["squares"]
+        assert invoked("jobs", "--url", address, "--token-file", str(file)).exit_code == 0
+        assert invoked("jobs", "--url", address, env={"DFM_TOKEN": TOKEN}).exit_code == 0
+        with httpx.Client(base_url=address, follow_redirects=True) as browser:
+            assert browser.get("/?token=another").status_code == 401
+            page = browser.get(f"/?token={TOKEN}")
+            assert (page.status_code, str(page.url), page.headers["content-type"].partition(";")[0]) == (
+                200,
+                f"{address}/",
+                "text/html",
+            )
+            assert browser.get("/jobs").status_code == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+
+
+def test_a_port_that_is_taken_is_told(url: str) -> None:
+    done = dfm("serve", STATIONS, "--port", url.rpartition(":")[2])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Address already in use" in done.stderr

@@ -1,0 +1,52 @@
+"""Jobs of a store file, looked at from another process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from tests.cli.rig import STATIONS, invoked, lines, started, until
+
+
+def test_a_job_is_read_along_while_another_process_runs_it(tmp_path: Path) -> None:
+    store = ["--store", f"sqlite:///{tmp_path / 'jobs.db'}"]
+    run = ["run", STATIONS, "waiting", "-p", f"gate={tmp_path / 'gate'}", "--job-id", "here", *store]
+    with started(*run) as owner:
+        until(owner.stderr, "begun")
+        assert [job["status"] for job in lines(invoked("jobs", *store, "--json").stdout)] == ["running"]
+        assert invoked("logs", "here", *store).stdout.split() == ["0", "status", "running"]
+        refused = invoked("cancel", "here", *store)
+        assert refused.exit_code == 3
+        assert (
+            f"job here runs in process {owner.pid} on {os.uname().nodename}, which alone can cancel" in refused.stderr
+        )
+        with started("attach", "here", *store, "--json") as reader:
+            owner.send_signal(signal.SIGINT)
+            assert owner.wait(30) == 130
+            _, said = reader.communicate(timeout=30)
+        assert reader.returncode == 1
+        assert "job here aborted (cancelled from the command line): 0 results" in said
+
+
+def test_an_interrupted_job_can_be_ended_for_good(tmp_path: Path) -> None:
+    store = ["--store", f"sqlite:///{tmp_path / 'jobs.db'}"]
+    with started("run", STATIONS, "waiting", "-p", f"gate={tmp_path / 'gate'}", "--job-id", "left", *store) as owner:
+        until(owner.stderr, "begun")
+        owner.kill()
+        owner.wait()
+    assert invoked("cancel", "left", *store).stdout == "job left is aborted\n"
+
+
+def test_what_is_no_store_is_3(tmp_path: Path) -> None:
+    (tmp_path / "other.db").write_text("something else")
+    for url, message in [
+        (f"sqlite:///{tmp_path / 'none.db'}", "there is no store"),
+        ("jobs.db", "this is no URL of a store"),
+        (f"sqlite:///{tmp_path / 'other.db'}", "other.db"),
+    ]:
+        done = invoked("jobs", "--store", url)
+        assert (done.exit_code, done.stdout) == (3, "")
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "none.db").exists()

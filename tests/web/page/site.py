@@ -1,0 +1,67 @@
+"""What the pages under test show: two sites, and operations that wait for the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from dfm_async import Federation, ForEach, OperationContext, Pipeline, PlaceParam, Yield
+
+fed = Federation("weather")
+archive = fed.site("archive")
+lab = fed.site("lab")
+
+gates: dict[str, asyncio.Event] = {}
+"""What operations wait for, by name."""
+
+
+def gate(name: str) -> asyncio.Event:
+    return gates.setdefault(name, asyncio.Event())
+
+
+@archive.operation
+async def load(n: int) -> list[int]:
+    return list(range(n))
+
+
+@lab.operation
+async def hold(x: int, name: str, context: OperationContext) -> dict[str, Any]:
+    """Tells how far it is, and waits for the test."""
+    context.progress(1, 4, "a quarter")
+    context.metrics({"loss": 1.0 / (x + 1)})
+    await gate(name).wait()
+    return {"x": x, "squares": [x * x] * 3}
+
+
+@lab.operation
+async def breaks(x: int) -> int:
+    raise ValueError(f"no {x}")
+
+
+@lab.operation
+async def says(text: str) -> str:
+    return text
+
+
+@lab.operation
+async def count(n: int) -> AsyncIterator[int]:
+    for number in range(n):
+        yield number
+
+
+with Pipeline("hold") as holding:
+    with ForEach(load(PlaceParam("n"))) as number:
+        Yield(hold(number, PlaceParam("name")), place="squares")
+        Yield(number, place="numbers")
+
+with Pipeline("break") as breaking:
+    Yield(breaks(PlaceParam("x")))
+
+with Pipeline("<b>say</b>") as saying:
+    Yield(says(PlaceParam("text")))
+
+with Pipeline("count") as counting:
+    Yield(count(PlaceParam("n")))
+
+PIPELINES = {"holding": holding, "breaking": breaking, "saying": saying, "counting": counting}

@@ -1,0 +1,322 @@
+"""The live page in a real browser, against a real server."""
+
+from __future__ import annotations
+
+import pytest
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Locator, Page, expect
+
+from tests.web.page.conftest import Open
+from tests.web.page.site import gate
+from tests.web.rig import Server
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def row(page: Page, job_id: str) -> Locator:
+    return page.locator(f'.row[data-job="{job_id}"]')
+
+
+def node(page: Page, label: str) -> Locator:
+    return page.locator(f'.node[data-node="{label}"]')
+
+
+def card(page: Page, title: str) -> Locator:
+    return page.get_by_role("region", name=title, exact=True)
+
+
+async def finished(page: Page, status: str = "finished") -> None:
+    await expect(page.locator("h1 .badge")).to_have_text(f"{'✓' if status == 'finished' else '✕'}{status}")
+
+
+async def test_the_list_shows_jobs_as_they_come_and_end(server: Server, opened: Open) -> None:
+    page = await opened()
+    job_id = await server.submit("holding", {"n": 1, "name": "list"})
+    await expect(row(page, job_id)).to_contain_text("running")
+    await expect(page.locator(".row").first).to_have_attribute("data-job", job_id)
+    gate("list").set()
+    await expect(row(page, job_id)).to_contain_text("finished")
+    await page.get_by_role("button", name="Active").click()
+    await expect(row(page, job_id)).to_have_count(0)
+    await page.get_by_role("button", name="Finished").click()
+    await expect(row(page, job_id)).to_have_count(1)
+
+
+async def test_nodes_light_up_while_their_operations_run(server: Server, opened: Open) -> None:
+    job_id = await server.submit("holding", {"n": 3, "name": "light"})
+    page = await opened(job_id)
+    await expect(node(page, "hold#2")).to_have_class("node call s1 active")
+    await expect(node(page, "load#0")).not_to_have_class("active")
+    await expect(node(page, "load#0").locator(".count")).to_have_text("1")
+    progress = card(page, "Progress").locator("tr", has_text="hold#2")
+    await expect(progress).to_contain_text("a quarter · 1 of 4")
+    await expect(progress.locator("td").nth(2)).to_have_text("3")
+    gate("light").set()
+    await finished(page)
+    await expect(node(page, "hold#2")).not_to_have_class("active")
+    await expect(node(page, "hold#2").locator(".count")).to_have_text("3")
+    await expect(progress.locator("td").nth(3)).to_have_text("3")
+    await expect(card(page, "Metrics").get_by_role("img")).to_have_attribute(
+        "aria-label", "loss: 3 values from 0.33333 to 1, now 0.33333"
+    )
+
+
+async def test_a_timeline_tells_what_ran_where_also_as_a_table(server: Server, opened: Open) -> None:
+    gate("time").set()
+    page = await opened(await server.submit("holding", {"n": 2, "name": "time"}))
+    await finished(page)
+    timeline = card(page, "Timeline")
+    label = await timeline.get_by_role("img").get_attribute("aria-label") or ""
+    assert "archive: 1 call of load#0" in label
+    assert "lab: 2 calls of hold#2" in label
+    await timeline.get_by_text("The same as a table").click()
+    await expect(timeline.locator("tbody tr")).to_have_count(3)
+    assert await timeline.locator("tbody tr").first.locator("td").nth(6).text_content() == "done"
+
+
+async def test_results_come_as_they_are_made_and_can_be_filtered(server: Server, opened: Open) -> None:
+    job_id = await server.submit("holding", {"n": 3, "name": "results"})
+    page = await opened(job_id)
+    results = card(page, "Results")
+    rows = results.locator("tbody tr")
+    await expect(rows).to_have_count(3)  # the numbers need not wait
+    gate("results").set()
+    await expect(rows).to_have_count(6)
+    await results.get_by_label("Place").select_option("squares")
+    await expect(rows).to_have_count(3)
+    await results.get_by_label("Frame").fill("0.2")
+    await expect(rows).to_have_count(1)
+    await expect(rows.locator("pre")).to_have_count(0)
+    await rows.locator("summary").click()
+    assert await rows.locator("pre").text_content() == '{\n  "x": 2,\n  "squares": [\n    4,\n    4,\n    4\n  ]\n}'
+
+
+async def test_a_failed_job_shows_the_traceback_of_its_site(server: Server, opened: Open) -> None:
+    page = await opened(await server.submit("breaking", [{"x": 1}, {"x": 2}]))
+    await finished(page, "failed")
+    errors = card(page, "Errors")
+    await expect(errors.locator(".fault")).to_have_count(2)
+    fault = errors.locator(".fault", has_text="no 1")
+    await expect(fault).to_contain_text("lab breaks#0, frame 0")
+    await fault.locator("summary").click()
+    await expect(fault.locator("pre")).to_contain_text('raise ValueError(f"no {x}")')
+    await expect(node(page, "breaks#0")).to_have_class("node call s0 failed")
+
+
+async def test_what_jobs_bring_along_is_shown_as_text(server: Server, opened: Open) -> None:
+    text = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+    page = await opened(await server.submit("saying", {"text": text}))
+    await finished(page)
+    await expect(page.locator("h1")).to_contain_text("<b>say</b>")
+    await expect(card(page, "Results").locator("tbody tr")).to_contain_text(text)
+    assert await page.locator("main img, main script, main b").count() == 0
+
+
+async def test_drawings_lose_what_could_act(opened: Open) -> None:
+    page = await opened()
+    found = await page.evaluate(
+        """async () => {
+            const { harmless } = await import("./page/graph.js");
+            const { root, style } = harmless(`<svg xmlns="http://www.w3.org/2000/svg" onload="alert(1)">
+                <style>a&gt;b{}</style><script>alert(2)</script><foreignObject><p>x</p></foreignObject>
+                <a href="http://x.example"><rect/></a>
+                <rect fill="url(http://x.example/y)" class="kept" mask="url(#z)"/></svg>`);
+            return [root.outerHTML.replace(/\\s+/g, " "), style];
+        }"""
+    )
+    assert found == [
+        '<svg xmlns="http://www.w3.org/2000/svg"> <rect class="kept" mask="url(#z)"></rect></svg>',
+        "a>b{}",
+    ]
+
+
+async def test_a_job_is_cancelled_only_when_that_is_confirmed(server: Server, opened: Open) -> None:
+    page = await opened(await server.submit("holding", {"n": 1, "name": "never"}))
+    cancel = page.get_by_role("button", name="Cancel job")
+    dialog = page.get_by_role("dialog")
+    await cancel.first.click()
+    await dialog.get_by_role("button", name="Keep it").click()
+    await expect(page.locator("h1 .badge")).to_contain_text("running")
+    await cancel.first.click()
+    await dialog.get_by_role("button", name="Cancel job").click()
+    await expect(page.locator("h1 .badge")).to_contain_text("aborted")
+    await expect(page.get_by_text("cancelled on the live page")).to_be_visible()
+    await expect(cancel).to_have_count(0)
+
+
+async def test_a_job_that_is_open_for_inputs_can_be_finished(server: Server, opened: Open) -> None:
+    page = await opened(await server.submit("counting", {"n": 1}, open=True))
+    await page.get_by_role("button", name="Finish inputs").click()
+    await finished(page)
+
+
+async def test_a_reload_loses_nothing(server: Server, opened: Open) -> None:
+    job_id = await server.submit("holding", {"n": 4, "name": "reload"})
+    page = await opened(job_id)
+    rows = card(page, "Results").locator("tbody tr")
+    await expect(rows).to_have_count(4)
+    await page.reload()
+    await expect(rows).to_have_count(4)
+    await expect(node(page, "hold#2")).to_have_class("node call s1 active")
+    gate("reload").set()
+    await finished(page)
+    await expect(rows).to_have_count(8)
+    before = await rows.all_text_contents()
+    await page.reload()
+    await expect(rows).to_have_count(8)
+    assert await rows.all_text_contents() == before
+    await expect(node(page, "hold#2").locator(".count")).to_have_text("4")
+
+
+async def test_a_broken_line_loses_and_repeats_nothing(server: Server, opened: Open) -> None:
+    job_id = await server.submit("holding", {"n": 2, "name": "line"})
+    page = await opened(job_id)
+    rows = card(page, "Results").locator("tbody tr")
+    await expect(rows).to_have_count(2)
+    await server.streams(2)
+    for reader in list(server.service._state.streams._readers):
+        reader.drain()
+    await server.streams(0)
+    gate("line").set()
+    await finished(page)
+    await expect(rows).to_have_count(4)
+    offsets = [await found.locator("td").first.text_content() for found in await rows.all()]
+    assert len(set(offsets)) == 4
+    await expect(node(page, "hold#2").locator(".count")).to_have_text("2")
+
+
+async def test_a_page_that_nobody_sees_holds_no_connection(server: Server, opened: Open) -> None:
+    page = await opened(await server.submit("holding", {"n": 2, "name": "hidden"}), clock=True)
+    hide = """hidden => {
+        Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    await server.streams(2)
+    await page.evaluate(hide, True)
+    await page.clock.fast_forward(31_000)
+    await server.streams(0)
+    gate("hidden").set()
+    await page.evaluate(hide, False)
+    await finished(page)
+    await expect(card(page, "Results").locator("tbody tr")).to_have_count(4)
+
+
+async def test_long_jobs_are_shown_from_where_a_browser_can_hold_them(server: Server, opened: Open) -> None:
+    job_id = await server.submit("counting", {"n": 10_500})
+    await (await server.session.reattach(job_id)).wait_until_finished()
+    page = await opened(job_id)
+    await expect(page.locator(".notice").first).to_contain_text("are not shown: the newest are enough for a browser")
+    await expect(card(page, "Results").locator(".cap")).to_contain_text("the newest 200 of 5,000")
+    await expect(card(page, "Results").locator("tbody tr")).to_have_count(200)
+    await expect(card(page, "Results").locator("tbody tr").first).to_contain_text("10499")
+
+
+async def test_a_job_that_does_not_exist_is_told_in_words(server: Server, opened: Open) -> None:
+    page = await opened()
+    opened.refusals = {404}
+    await page.evaluate("history.pushState(null, '', '?job=nothing'); dispatchEvent(new PopStateEvent('popstate'))")
+    await expect(page.get_by_role("alert")).to_have_text("There is no job nothing, or you may not see it.")
+
+
+async def test_a_form_runs_registered_pipelines(server: Server, opened: Open) -> None:
+    page = await opened()
+    form = card(page, "New job")
+    await form.get_by_label("Pipeline").select_option("counting")
+    await form.get_by_label("n integer").fill("3")
+    await form.get_by_role("button", name="Run").click()
+    await finished(page)
+    await expect(card(page, "Results").locator("tbody tr")).to_have_count(3)
+    await page.get_by_role("button", name="New job").click()
+    await form.get_by_label("several parameter sets").check()
+    await form.get_by_label("Parameter sets, as a JSON list").fill('[{"n": 1}, {"n": "two"}]')
+    opened.refusals = {422}
+    await form.get_by_role("button", name="Run").click()
+    await expect(form.get_by_role("alert")).to_contain_text("unable to parse string as an integer")
+
+
+async def test_everything_can_be_done_with_the_keyboard(server: Server, opened: Open) -> None:
+    first = await server.submit("holding", {"n": 1, "name": "keys"})
+    second = await server.submit("counting", {"n": 1})
+    page = await opened()
+    await expect(row(page, second)).to_be_visible()
+
+    async def tab_to(wanted: Locator) -> None:
+        for _ in range(40):
+            await page.keyboard.press("Tab")
+            if await wanted.evaluate("element => element === document.activeElement"):
+                outline = await wanted.evaluate("element => getComputedStyle(element).outlineStyle")
+                assert outline != "none"  # the focus can be seen
+                return
+        raise AssertionError(f"the keyboard does not reach {wanted}")
+
+    await tab_to(row(page, second))
+    await page.keyboard.press("ArrowDown")
+    await expect(row(page, first)).to_be_focused()
+    await page.keyboard.press("Enter")
+    await expect(page.locator("h1")).to_be_focused()
+    cancel = page.locator(".head").get_by_role("button", name="Cancel job")
+    await tab_to(cancel)
+    await page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog")
+    await expect(dialog).to_be_visible()
+    await page.keyboard.press("Escape")
+    await expect(dialog).to_be_hidden()
+    await expect(cancel).to_be_focused()
+    await page.keyboard.press("Enter")
+    await page.keyboard.press("Tab")
+    await page.keyboard.press("Enter")
+    await expect(page.locator("h1 .badge")).to_contain_text("aborted")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_nothing_is_hard_to_reach_or_to_read(server: Server, opened: Open, scheme: str) -> None:
+    failed = await server.submit("breaking", {"x": 1})
+    running = await server.submit("holding", {"n": 2, "name": "axe"})
+    page = await opened(color_scheme=scheme, reduced_motion="reduce")
+    ground = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert ground == {"light": "rgb(245, 246, 249)", "dark": "rgb(14, 17, 22)"}[scheme]
+    await expect(row(page, failed)).to_contain_text("error")
+    await expect(card(page, "New job")).to_be_visible()
+    await sound(page)
+    await row(page, failed).click()
+    await page.locator(".fault summary").click()
+    await sound(page)
+    await row(page, running).click()
+    await expect(node(page, "hold#2")).to_have_class("node call s1 active")
+    await card(page, "Timeline").get_by_text("The same as a table").click()
+    await sound(page)
+    await page.get_by_role("button", name="Cancel job").click()
+    await sound(page)
+
+
+async def sound(page: Page) -> None:
+    found = await Axe().run(page)
+    assert not found.violations_count, found.generate_report()
+
+
+async def test_a_small_screen_needs_no_sideways_scrolling(server: Server, opened: Open) -> None:
+    gate("small").set()
+    job_id = await server.submit("holding", [{"n": 3, "name": "small"}, {"n": 2, "name": "small"}])
+    failed = await server.submit("breaking", {"x": 1})
+    page = await opened(viewport={"width": 360, "height": 640})
+    fits = "document.documentElement.scrollWidth <= innerWidth"
+    await expect(row(page, job_id)).to_be_visible()
+    assert await page.evaluate(fits)
+    await row(page, job_id).click()
+    await finished(page)
+    await expect(node(page, "hold#2")).to_be_visible()
+    assert await page.evaluate(fits)
+    await expect(row(page, job_id)).to_be_hidden()
+    await page.get_by_role("link", name="All jobs").click()
+    await row(page, failed).click()
+    await page.locator(".fault summary").click()
+    assert await page.evaluate(fits)
+
+
+async def test_nothing_moves_for_those_who_do_not_want_it(server: Server, opened: Open) -> None:
+    job_id = await server.submit("holding", {"n": 1, "name": "still"})
+    for motion, name in (("reduce", "none"), ("no-preference", "march")):
+        page = await opened(job_id, reduced_motion=motion)
+        shape = node(page, "hold#2").locator(".shape").first
+        await expect(node(page, "hold#2")).to_have_class("node call s1 active")
+        assert await shape.evaluate("element => getComputedStyle(element).animationName") == name
