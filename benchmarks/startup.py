@@ -45,7 +45,6 @@ def _measure(options: Options) -> list[Figure]:
                 if turn:
                     runs[name].append(took)
     found = {name: min(times) for name, times in runs.items()}  # what other programs add is not ours
-    beyond = found["import"] - found["pydantic"]
     peers = {name: found[name] for name in ("interpreter", "pydantic")}
     return [
         Figure("a process that imports dfm_async", "ms", found["import"], peers),
