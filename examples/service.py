@@ -48,7 +48,7 @@ async def anomaly(value: float, base: float = 15.0) -> float:
     """Takes a while to tell how far a value lies from the base."""
     for step in range(10):
         current_context().progress(step, 10)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.2)
     return value - base
 
 

@@ -41,6 +41,14 @@ def test_a_failed_job_is_1_and_shows_the_remote_traceback() -> None:
     assert "failed: 0 results, 1 set done, 1 error" in done.stderr
 
 
+def test_what_operations_and_modules_print_is_no_result(tmp_path: Path) -> None:
+    (tmp_path / "talking.py").write_text("print('imported')\nfrom stations import fed, waiting\n")
+    env = {"PYTHONPATH": str(Path(STATIONS).parent)}
+    done = dfm("run", "talking.py", "-p", f"gate={tmp_path}", "--target", "inline", cwd=tmp_path, env=env)
+    assert (done.returncode, done.stdout) == (0, "yield [0] done\n")
+    assert done.stderr.splitlines()[:2] == ["imported", "begun"]
+
+
 def test_a_bad_line_of_the_input_is_bad_input_although_the_job_had_begun() -> None:
     done = dfm("run", STATIONS, "squares", "--params", "-", given='{"x": 2}\n{"x": \n')
     assert done.returncode == 2

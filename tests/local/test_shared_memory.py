@@ -41,12 +41,22 @@ def process() -> int:
 @field.operation
 async def used() -> int:
     """How much of the arena is in use."""
-    import gc
+    return int(_arena().used)
 
+
+@field.operation
+async def shrinks(limit: int) -> int:
+    """Has a smaller arena from now on. Nothing may be in it."""
+    arena = _arena()
+    arena.__init__(limit)  # it is not open yet
+    return int(arena.limit)
+
+
+def _arena() -> Any:
     from dfm_async.wire.memory import Arena
 
     (arena,) = (found for found in gc.get_objects() if isinstance(found, Arena))
-    return int(arena.used)
+    return arena
 
 
 @lab.operation
@@ -62,6 +72,8 @@ with Pipeline("process") as where:
     Yield(process())
 with Pipeline("used") as how_much:
     Yield(used())
+with Pipeline("small") as small:
+    Yield(shrinks(PlaceParam("limit")))
 with Pipeline("first") as first:
     Yield(first_of(arrays(PlaceParam("n"), PlaceParam("size"))))
 
@@ -136,9 +148,10 @@ async def test_results_that_were_read_do_not_fill_the_arena_job_after_job() -> N
 async def test_those_who_keep_everything_get_everything() -> None:
     """The arena of a worker has a limit that this goes beyond: what has no room there travels in the message."""
     async with Session(federation, target="local") as session:
+        assert await value_of(session, small, {"limit": 64 * MIB}) == 64 * MIB
         kept = []
         for part in range(3):
-            job = await session.execute(stream, {"n": 12, "size": 32 * MIB}, options=ResultLimits(max_items=1))
+            job = await session.execute(stream, {"n": 12, "size": 2 * MIB}, options=ResultLimits(max_items=1))
             kept += [result.value async for result in job]
             assert len(kept) == 12 * (part + 1)
         assert all(array[0] == array[-1] == i % 12 for i, array in enumerate(kept))

@@ -88,6 +88,15 @@ async def test_a_reader_that_comes_back_loses_and_repeats_nothing() -> None:
     assert seen == list(range(100))
 
 
+async def test_what_a_browser_remembers_counts_more_than_the_address() -> None:
+    async with serving(make()) as server:
+        url = f"/jobs/{await server.submit('counting', {'n': 10})}/stream?after=2"
+        assert (await all_events(server.client, url))[0].id == 3
+        assert (await all_events(server.client, url, headers={"last-event-id": "5"}))[0].id == 6
+        wrong = await server.client.get(url, headers={"last-event-id": "five"})
+        assert (wrong.status_code, wrong.json()["error"]) == (422, "query")
+
+
 async def test_a_reader_who_knows_everything_of_an_ended_job_need_not_come_back() -> None:
     async with serving(make()) as server:
         job_id = await server.submit("squares", {"x": 3})

@@ -94,21 +94,21 @@ async def test_a_stream_says_that_it_is_alive_and_when_to_come_back() -> None:
                     break
 
 
-async def raw_reader(server: Server, job_id: str) -> socket.socket:
+async def raw_reader(server: Server, stream: str) -> socket.socket:
     """A client that asks for a stream and then reads nothing; the kernel takes little for it."""
     found = socket.socket()
     found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     found.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(found, ("127.0.0.1", server.port))
-    await loop.sock_sendall(found, f"GET /dfm/jobs/{job_id}/stream HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    await loop.sock_sendall(found, f"GET /dfm/jobs/{stream} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     return found
 
 
 async def test_a_reader_that_takes_nothing_is_dropped_and_holds_nobody_up() -> None:
     async with serving(limited(stall=0.3)) as server:
         job_id = await server.submit("texts", {"n": 4000, "size": 2000})
-        stuck = await raw_reader(server, job_id)
+        stuck = await raw_reader(server, f"{job_id}/stream")
         try:
             found = await all_events(server.client, f"/jobs/{job_id}/stream")
             assert sum(event.name == "result" for event in found) == 4000
@@ -123,7 +123,7 @@ async def test_a_reader_that_takes_nothing_is_dropped_and_holds_nobody_up() -> N
 async def test_a_reader_whose_connection_breaks_is_noticed_at_once() -> None:
     async with serving(limited()) as server:
         job_id = await server.submit("endless")
-        broken = await raw_reader(server, job_id)
+        broken = await raw_reader(server, f"{job_id}/stream")
         await server.streams(1)
         broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         broken.close()  # with a reset, as from a machine that has lost its mind
@@ -131,10 +131,25 @@ async def test_a_reader_whose_connection_breaks_is_noticed_at_once() -> None:
         assert (await server.client.get(f"/jobs/{job_id}")).json()["status"] == "running"
 
 
+@pytest.mark.parametrize("how", ["breaks", "takes nothing"])
+async def test_a_job_can_end_with_a_reader_that_is_lost(how: str) -> None:
+    async with serving(limited(stall=0.3)) as server:
+        job_id = await server.submit("texts", {"n": 4000, "size": 2000}, open=True)
+        lost = await raw_reader(server, f"{job_id}/stream?on_disconnect=cancel")
+        await server.streams(1)
+        if how == "breaks":
+            lost.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            lost.close()
+        job = await server.session.reattach(job_id)
+        await asyncio.wait_for(job.completed.wait(), 20)
+        assert (job.status, job.info().reason) == (JobStatus.ABORTED, "the reader of its stream has gone")
+        lost.close()
+
+
 async def test_a_dropped_reader_can_go_on_where_it_was() -> None:
     async with serving(limited(stall=0.3)) as server:
         job_id = await server.submit("texts", {"n": 3000, "size": 2000})
-        stuck = await raw_reader(server, job_id)
+        stuck = await raw_reader(server, f"{job_id}/stream")
         await server.streams(1)
         await server.streams(0)
         loop = asyncio.get_running_loop()

@@ -146,6 +146,17 @@ async def test_open_streams_tell_where_to_go_on_when_the_service_drains() -> Non
         assert (await server.client.post(f"/jobs/{job_id}/cancel")).status_code == 200
 
 
+async def test_a_page_that_waits_for_an_event_is_answered_when_the_service_drains() -> None:
+    async with serving(make()) as server:
+        job_id = await server.submit("endless")
+        known = (await server.client.get(f"/jobs/{job_id}/events?wait=10")).json()["next"]
+        waiting = asyncio.create_task(server.client.get(f"/jobs/{job_id}/events?wait=60&after={known}"))
+        await server.streams(1)
+        await asyncio.wait_for(server.service.drain(), 5)
+        page = (await waiting).json()
+        assert (page["events"], page["next"], page["ended"]) == ([], known, False)
+
+
 async def test_a_reader_is_not_gone_because_the_service_drains() -> None:
     async with serving(make()) as server:
         job_id = await server.submit("endless")

@@ -1,6 +1,6 @@
 // One job: everything that is known of it, live.
 
-import { announce, count, duration, ended, h, mark, moment, painter, plural, say } from "./dom.js";
+import { announce, count, duration, ended, h, mark, moment, painter, say } from "./dom.js";
 import { Graph } from "./graph.js";
 import { JobModel } from "./model.js";
 import { Faults, Nodes, Series } from "./parts.js";
@@ -17,6 +17,7 @@ export class JobView {
   #clock = null;
   #colors = new Map();
   #closed = false;
+  #begin = -1;
 
   /**
    * @param root where it is shown
@@ -81,22 +82,35 @@ export class JobView {
   #follow() {
     const { job_id: id, first, events } = this.model.info;
     this.#clock = setInterval(() => this.parts.head.paint(), 1000);
-    const begin = Math.max(first - 1, events - 1 - REPLAYED);
-    if (begin >= 0) {
-      const why = begin === first - 1 ? "the service does not keep them any more" : `they are at ${jobPath(id, "/events")}`;
-      this.notice.hidden = false;
-      say(this.notice, `The first ${plural(begin + 1, "event")} are not shown: ${why}.`);
-    }
-    this.#feed = new Feed(last => `${jobPath(id, "/stream")}?activity=true&after=${last ?? begin}`, EVENTS, {
+    this.#begin = Math.max(first - 1, events - 1 - REPLAYED);
+    this.#leaveOut(0, this.#begin, first);
+    this.#feed = new Feed(last => `${jobPath(id, "/stream")}?activity=true&after=${Math.max(last ?? -1, this.#begin)}`, EVENTS, {
       take: (name, data) => this.#take(name, data),
       tell: state => this.tell(state === "over" ? "live" : state),
-      over: async () => {
-        const info = await get(jobPath(id)).catch(refused => (refused.status === 404 ? null : Promise.reject(refused)));
-        if (info === null) return this.#lost();
-        this.update(info);
-        return ended(info.status);
-      },
+      over: last => this.#over(Math.max(last ?? -1, this.#begin)),
     });
+  }
+
+  /** The stream was refused: tells whether that is the end of it. */
+  async #over(last) {
+    const info = await get(jobPath(this.model.info.job_id)).catch(refused => (refused.status === 404 ? null : Promise.reject(refused)));
+    if (info === null || info.events <= last) return this.#lost(); // it is gone, or another one has its name
+    this.update(info);
+    if (info.first - 1 > last) {
+      this.#leaveOut(last + 1, info.first - 1, info.first);
+      this.#begin = info.first - 1;
+      return false;
+    }
+    return ended(info.status) && info.events === last + 1;
+  }
+
+  /** Says which events cannot be seen here. */
+  #leaveOut(from, to, first) {
+    if (to < from) return;
+    const which = to === from ? `Event ${count(from)} is` : `The events ${count(from)} to ${count(to)} are`;
+    const why = to < first ? "the service does not keep them any more" : "the newest are enough for a browser, and the service has them all";
+    this.notice.hidden = false;
+    say(this.notice, `${which} not shown: ${why}.`);
   }
 
   #take(name, data) {

@@ -27,11 +27,14 @@ class Open:
         self.refusals: set[int] = set()
         """The statuses of answers that a test provokes; browsers complain about them."""
 
-    async def __call__(self, job: str | None = None, **options: Any) -> Page:
+    async def __call__(self, job: str | None = None, *, clock: bool = False, **options: Any) -> Page:
+        """Opens the page, at a job or at the beginning; ``clock``: whether the test can put its clock forward."""
         context = await self._browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
         context.set_default_timeout(15_000)
         self._contexts.append(context)
         page = await context.new_page()
+        if clock:
+            await page.clock.install()
         page.on("console", self._listen)
         page.on("pageerror", lambda error: self.wrong.append(str(error)))
         await page.goto(self._address if job is None else f"{self._address}?job={job}")

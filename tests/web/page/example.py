@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 @asynccontextmanager
 async def example(store: Path) -> AsyncIterator[str]:
     """Runs the example service and gives its address; in the end asks it to end, which must leave nothing behind."""
-    command = [sys.executable, "-u", "examples/service.py", "--port", "0", "--store", store]
+    command = [sys.executable, "-u", "examples/service.py", "--port", "0", "--store", str(store)]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=asyncio.subprocess.PIPE)
     assert process.stderr is not None
     said: list[str] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -56,32 +57,24 @@ async def test_a_newcomer_starts_submits_watches_kills_reloads_and_loses_nothing
     store = tmp_path / "jobs.db"
     badge = "h1 .badge"
     async with launched() as browser:
-        async with example(store) as service:
-            job = await curl(
-                f"{service}/dfm/pipelines/report/jobs",
-                "-H",
-                "content-type: application/json",
-                "-d",
-                json.dumps({"params": [{"day": day} for day in DELTAS]}),
-            )
-            async with opened(browser, f"{service}/dfm/?job={job['job_id']}") as page:
-                await page.wait_for_selector('.node[data-node^="anomaly"].active')
-                await page.locator("[aria-labelledby=card-results] tbody tr").nth(1).wait_for()
-                async with opened(browser, f"{service}/dfm/") as overview:
-                    sites = overview.get_by_role("region", name="Sites", exact=True)
-                    pid = await sites.locator("tr", has_text="lab").locator("td.mono").text_content()
-                os.kill(int(pid or ""), signal.SIGKILL)
-                await expect(page.locator(".chip", has_text="lab")).to_contain_text("1 restart", timeout=30_000)
-                await page.reload()
-                await expect(page.locator(badge)).to_contain_text("finished", timeout=60_000)
-                assert await shown(page) == EXPECTED
-            events = await curl(f"{service}/dfm/jobs/{job['job_id']}/events?limit=500")
-            assert [event["kind"] for event in events["events"] if event["event"] == "worker"] == ["lost"]
-            assert [event["offset"] for event in events["events"]] == list(range(len(events["events"])))
-        async with (
-            example(store) as service,
-            opened(browser, f"{service}/dfm/?job={job['job_id']}") as page,
-        ):
+        async with example(store) as service, opened(browser, f"{service}/dfm/") as page:
+            body = {"params": [{"day": day} for day in DELTAS], "job_id": "all-days"}
+            job = ["-H", "content-type: application/json", "-d", json.dumps(body)]
+            await curl(f"{service}/dfm/pipelines/report/jobs", *job)
+            worker = page.get_by_role("row", name="lab").get_by_role("cell").nth(2)
+            await expect(worker).to_have_text(re.compile(r"\d+"))
+            pid = int(await worker.text_content() or "")
+            await page.locator('.row[data-job="all-days"]').click()
+            await page.wait_for_selector('.node[data-node^="anomaly"].active')
+            os.kill(pid, signal.SIGKILL)
+            await expect(page.get_by_text("worker lost")).to_be_visible(timeout=30_000)
+            await page.reload()
+            await expect(page.locator(badge)).to_contain_text("finished", timeout=60_000)
+            assert await shown(page) == EXPECTED
+            events = (await curl(f"{service}/dfm/jobs/all-days/events?limit=500"))["events"]
+            assert [event["kind"] for event in events if event["event"] == "worker"] == ["lost"]
+            assert [event["offset"] for event in events] == list(range(len(events)))
+        async with example(store) as service, opened(browser, f"{service}/dfm/?job=all-days") as page:
             await expect(page.locator(badge)).to_contain_text("finished")
             assert await shown(page) == EXPECTED
 

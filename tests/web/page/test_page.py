@@ -185,11 +185,27 @@ async def test_a_broken_line_loses_and_repeats_nothing(server: Server, opened: O
     await expect(node(page, "hold#2").locator(".count")).to_have_text("2")
 
 
+async def test_a_page_that_nobody_sees_holds_no_connection(server: Server, opened: Open) -> None:
+    page = await opened(await server.submit("holding", {"n": 2, "name": "hidden"}), clock=True)
+    hide = """hidden => {
+        Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    await server.streams(2)
+    await page.evaluate(hide, True)
+    await page.clock.fast_forward(31_000)
+    await server.streams(0)
+    gate("hidden").set()
+    await page.evaluate(hide, False)
+    await finished(page)
+    await expect(card(page, "Results").locator("tbody tr")).to_have_count(4)
+
+
 async def test_long_jobs_are_shown_from_where_a_browser_can_hold_them(server: Server, opened: Open) -> None:
     job_id = await server.submit("counting", {"n": 10_500})
     await (await server.session.reattach(job_id)).wait_until_finished()
     page = await opened(job_id)
-    await expect(page.locator(".notice").first).to_contain_text("events are not shown")
+    await expect(page.locator(".notice").first).to_contain_text("are not shown: the newest are enough for a browser")
     await expect(card(page, "Results").locator(".cap")).to_contain_text("the newest 200 of 5,000")
     await expect(card(page, "Results").locator("tbody tr")).to_have_count(200)
     await expect(card(page, "Results").locator("tbody tr").first).to_contain_text("10499")
