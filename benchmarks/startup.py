@@ -48,7 +48,9 @@ def _measure(options: Options) -> list[Figure]:
     peers = {name: found[name] for name in ("interpreter", "pydantic")}
     return [
         Figure("a process that imports dfm_async", "ms", found["import"], peers),
-        Figure("the same, beyond one that imports pydantic", "ms", beyond, {}, Target(150)),
+        Figure(
+            "the same, beyond one that imports pydantic", "ms", found["import"] - found["pydantic"], {}, Target(150)
+        ),
         Figure("dfm-async --help", "ms", found["help"], peers, Target(300)),
     ]
 
