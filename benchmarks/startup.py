@@ -1,8 +1,8 @@
 """Starting costs little before anything runs.
 
 The processor time of a whole process that imports what an application begins with, or prints the help of the command
-line, beside a bare interpreter and one that imports pydantic. Claimed: importing takes at most 150 ms more than pydantic
-alone, and ``dfm-async --help`` at most 300 ms in all.
+line, beside a bare interpreter and one that imports pydantic. Claimed: importing takes at most 150 ms more than
+pydantic alone, and ``dfm-async --help`` at most 300 ms in all.
 
 All contenders find their modules compiled, as installed packages are: a first round that does not count fills a
 bytecode cache of their own. It is processor time, and the best of several runs, because these processes do nothing but
