@@ -46,7 +46,7 @@ nitpick_ignore_regex = [
 ]
 
 html_theme = "furo"
-pygments_dark_style = "monokai"
+pygments_dark_style = "github-dark"
 html_title = f"dfm_async {release}"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 import traceback
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -120,7 +121,8 @@ def _search_first(folder: Path) -> None:
 
 def _import(name: str, target: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        with redirect_stdout(sys.stderr):  # what it prints is no result
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise BadInput(

@@ -14,7 +14,7 @@ from dfm_async.cli.params import ParameterFile, ParameterSet, parse_params
 from dfm_async.cli.results import FileResults, JsonResults, ResultWriter, TextResults
 from dfm_async.cli.streams import StandardOutput
 from dfm_async.cli.view import LineView, LiveView, view_of
-from dfm_async.errors import JobAborted, JobFailed, JobInterrupted
+from dfm_async.errors import JobAborted, JobFailed, JobInterrupted, JobOwned
 from dfm_async.federation.federation import Federation
 from dfm_async.model.status import JobStatus
 from dfm_async.pipeline.pipeline import Pipeline
@@ -120,7 +120,11 @@ async def _sets(run: Run, plan: Plan) -> tuple[ParameterFile | None, list[Parame
 async def _cancel(job: Job, view: LineView | LiveView) -> None:
     """Cancels a job that nobody wants any more, and waits until every site has confirmed it."""
     view.say("cancelling the job; Ctrl-C again ends at once", "yellow")
-    outcomes = await job.cancel("cancelled from the command line")
+    try:
+        outcomes = await job.cancel("cancelled from the command line")
+    except JobOwned as error:
+        view.say(f"process {error.pid} on {error.host} runs the job, and goes on with it", "yellow")
+        return
     view.say("job " + job.job_id + " cancelled: " + (", ".join(f"{s} {o}" for s, o in outcomes.items()) or "stopped"))
 
 

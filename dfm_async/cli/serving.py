@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -14,6 +13,8 @@ import typer
 
 from dfm_async.cli.exits import BadInput, Exit
 from dfm_async.cli.references import find_pipeline, named_pipelines
+from dfm_async.cli.terminal import terminal
+from dfm_async.cli.view import LineView, logged
 from dfm_async.federation.federation import Federation
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.planner.plan import prepare
@@ -22,9 +23,10 @@ from dfm_async.session.session import Session
 try:
     import uvicorn
     from starlette.applications import Starlette
-    from starlette.requests import HTTPConnection
+    from starlette.middleware import Middleware
 
-    from dfm_async.web import Authorizer, Principal, Service
+    from dfm_async.cli.access import BrowserEntrance, TokenAuthorizer
+    from dfm_async.web import Service
     from dfm_async.web.service import valid_name
 except ImportError as error:
     raise BadInput("a service needs Starlette and uvicorn: pip install 'dfm-async[cli]'") from error
@@ -46,17 +48,6 @@ class Serving:
     store: str | None
     allow_pipelines: bool
     token: str | None
-
-
-class _Token(Authorizer):
-    """Knows everybody who has the token as one and the same."""
-
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
-
-    async def __call__(self, request: HTTPConnection, /) -> Principal | None:
-        given = request.headers.get("authorization", "").encode("latin-1", "replace")
-        return Principal("token") if secrets.compare_digest(given, self._expected) else None
 
 
 def chosen_pipelines(references: Sequence[str], module: ModuleType, federation: Federation) -> dict[str, Pipeline]:
@@ -89,7 +80,7 @@ async def serve_federation(serving: Serving) -> int:
     service = Service(
         session=lambda: Session(serving.federation, store=serving.store),
         pipelines=serving.pipelines,
-        authorizer=None if serving.token is None else _Token(serving.token),
+        authorizer=None if serving.token is None else TokenAuthorizer(serving.token),
         allow_pipelines=serving.allow_pipelines,
     )
     host, port = listener.getsockname()[:2]
@@ -99,12 +90,15 @@ async def serve_federation(serving: Serving) -> int:
     async def lifespan(_app: Any) -> AsyncIterator[None]:
         async with service.lifespan():
             typer.echo(f"serving {serving.federation.name!r} at {url}/ (pipelines: {', '.join(serving.pipelines)})")
+            if serving.token is not None:
+                typer.echo(f"in a browser: {url}/?token=, and the token")
             yield
 
-    app = Starlette(lifespan=lifespan, routes=service.routes)
+    entrance = [] if serving.token is None else [Middleware(BrowserEntrance, token=serving.token)]
+    app = Starlette(lifespan=lifespan, routes=service.routes, middleware=entrance)
     config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=_GRACE)
     server = uvicorn.Server(config)
-    with listener:
+    with listener, logged(LineView(terminal(stderr=True), None)):
         await server.serve(sockets=[listener])
     return Exit.SUCCESS if server.started else Exit.FAILED
 

@@ -42,8 +42,9 @@ class StandardOutput:
     """
 
     def __init__(self) -> None:
-        sys.stdout.flush()
-        self._descriptor = _descriptor(sys.stdout)
+        self._stream = sys.stdout
+        self._stream.flush()
+        self._descriptor = _descriptor(self._stream)
         self._waits = self._descriptor is not None and _waits(self._descriptor)
         self.terminal = self._descriptor is not None and os.isatty(self._descriptor)
         """Whether it is a terminal."""
@@ -64,7 +65,7 @@ class StandardOutput:
     async def _write(self, data: bytes) -> None:
         descriptor = self._descriptor
         if descriptor is None:
-            sys.stdout.write(data.decode())
+            self._stream.write(data.decode())
             return
         rest = memoryview(data)
         while rest:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Final
 
 from rich.console import Console, Group
@@ -34,7 +34,7 @@ from dfm_async.model.events import (
 from dfm_async.model.status import JobStatus
 from dfm_async.telemetry.spans import frame_text
 
-__all__ = ["STATUS_STYLES", "JobView", "LineView", "LiveView", "view_of"]
+__all__ = ["STATUS_STYLES", "JobView", "LineView", "LiveView", "logged", "view_of"]
 
 _FULL_ERRORS: Final = 10
 """How many errors are shown with their tracebacks; of further ones one line is shown, and at last only their number."""
@@ -126,17 +126,17 @@ class JobView:
 
 
 class LineView(JobView):
-    """Says what matters in lines; for logs and pipes."""
+    """Says what matters in lines; for logs and pipes. What is printed meanwhile is no result, and goes there, too."""
 
     @contextmanager
     def shown(self, output: StandardOutput) -> Iterator[None]:
         """Shows the job while the block runs."""
-        with _logged(self):
+        with logged(self), redirect_stdout(sys.stderr):
             yield
 
 
 class LiveView(JobView):
-    """Keeps a picture of the job at the bottom of the terminal."""
+    """Keeps a picture of the job at the bottom of the terminal. What is printed meanwhile goes above it."""
 
     def __init__(self, console: Console, sets: int | None, *, quiet: bool = False) -> None:
         super().__init__(console, sets, quiet=quiet)
@@ -151,12 +151,10 @@ class LiveView(JobView):
             console=self.console,
             auto_refresh=False,
             transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
         )
         if output.terminal:  # both are on one screen: what is written there has to go above the picture
             output.divert = self._above
-        with _logged(self), live:
+        with logged(self), live:
             self._live = live
             try:
                 yield
@@ -225,7 +223,8 @@ class LiveView(JobView):
 def view_of(*, quiet: bool, sets: int | None) -> LineView | LiveView:
     """The view that suits where standard error goes."""
     console = terminal(stderr=True)
-    kind = LiveView if console.is_terminal and not quiet else LineView
+    live = console.file.isatty() and not console.is_dumb_terminal and not quiet
+    kind = LiveView if live else LineView
     return kind(console, sets, quiet=quiet)
 
 
@@ -242,7 +241,7 @@ class _SiteLines(logging.Handler):
 
 
 @contextmanager
-def _logged(view: JobView) -> Iterator[None]:
+def logged(view: JobView) -> Iterator[None]:
     """Shows what is logged; what sites print counts as information."""
     logger, handler = logging.getLogger("dfm_async"), _SiteLines(view)
     sites = logging.getLogger("dfm_async.site")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
 from dfm_async.model.error_record import ErrorRecord
 from dfm_async.model.ids import Frame
+from dfm_async.runtime.paced import Paced
 from dfm_async.telemetry.recorder import Failure, Recorder, TracedCall
 from dfm_async.telemetry.user_spans import failure_of
 from dfm_async.wire import messages as msg
@@ -71,7 +71,7 @@ class CallObserver:
     def flush(self) -> None:
         """Tells the application what was counted."""
         if self._counter is not None:
-            self._counter.flush()
+            self._counter.paced.now()
 
 
 def _failure(error: BaseException | ErrorRecord) -> Failure:
@@ -83,7 +83,7 @@ def _failure(error: BaseException | ErrorRecord) -> Failure:
 class _CallCounter:
     """Counts the calls of each node, keeps a sample of those that have ended, and tells of them now and then."""
 
-    __slots__ = ("_calls", "_changed", "_counts", "_due", "_job", "_left_out", "_timer")
+    __slots__ = ("_calls", "_changed", "_counts", "_job", "_left_out", "paced")
 
     def __init__(self, job: SiteJob) -> None:
         self._job = job
@@ -91,8 +91,7 @@ class _CallCounter:
         self._changed: set[str] = set()
         self._calls: list[tuple[str, Frame, int, float, float, bool]] = []
         self._left_out = 0
-        self._due = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self.paced = Paced(_PAUSE, self._send)
 
     def began(self, node: str) -> None:
         """An attempt begins."""
@@ -101,7 +100,7 @@ class _CallCounter:
             counts = self._counts[node] = [0, 0, 0]
         counts[0] += 1
         self._changed.add(node)
-        self._wait()
+        self.paced.soon()
 
     def ended(self, seen: Observation, failed: bool) -> None:
         """An attempt has returned or raised."""
@@ -112,24 +111,15 @@ class _CallCounter:
             self._calls.append((node, seen.frame, seen.attempt, seen.start, time.time(), failed))
         else:
             self._left_out += 1
-        self._wait()
+        self.paced.soon()
 
-    def _wait(self) -> None:
-        if self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(max(self._due, loop.time()), self.flush)
-
-    def flush(self) -> None:
-        """Sends what there is, without regard to the pause."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _send(self) -> bool:
         if not self._changed:
-            return
+            return False
         changed, self._changed = self._changed, set()
         calls, self._calls = self._calls, []
         left_out, self._left_out = self._left_out, 0
         job = self._job
         nodes = [(node, started, done, failed) for node in changed for started, done, failed in [self._counts[node]]]
         job.runtime.report(msg.CallsMade(job.number, job.at, nodes, calls, left_out))
-        self._due = asyncio.get_running_loop().time() + _PAUSE
+        return True

@@ -156,6 +156,15 @@ def test_with_a_token_only_those_who_have_it_are_served(tmp_path: Path) -> None:
         assert [pipeline["name"] for pipeline in found] == ["squares"]
         assert invoked("jobs", "--url", address, "--token-file", str(file)).exit_code == 0
         assert invoked("jobs", "--url", address, env={"DFM_TOKEN": TOKEN}).exit_code == 0
+        with httpx.Client(base_url=address, follow_redirects=True) as browser:
+            assert browser.get("/?token=another").status_code == 401
+            page = browser.get(f"/?token={TOKEN}")
+            assert (page.status_code, str(page.url), page.headers["content-type"].partition(";")[0]) == (
+                200,
+                f"{address}/",
+                "text/html",
+            )
+            assert browser.get("/jobs").status_code == 200
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
 

@@ -27,7 +27,6 @@ NOT_RUN = {
     ("web.md", "one_square"): "runs by its route",
     ("web.md", "small"): "shows how it is made",
     ("README.md", "app"): "is what a server is given; docs/web.md runs the same",
-    ("command-line.md", "weather.py"): "runs by the commands of the page, in tests/docs/test_command_line_page.py",
 }
 """What a page defines and does not name again, with the reason why that is enough."""
 
@@ -110,6 +109,15 @@ def bound(node: ast.stmt) -> list[str]:
     if isinstance(node, ast.With):
         return [item.optional_vars.id for item in node.items if isinstance(item.optional_vars, ast.Name)]
     return []
+
+
+def test_commands_that_pages_name_exist() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    sessions = re.findall(r"^@nox\.session.*\ndef (\w+)\(", (ROOT / "noxfile.py").read_text(encoding="utf-8"), re.M)
+    for name in re.findall(r"noxfile\.py (\w+)|nox -s (\w+)", text):
+        assert "".join(name) in sessions
+    for name in re.findall(r"python3? -m benchmarks\.(\w+)", text):
+        assert (ROOT / "benchmarks" / f"{name}.py").exists(), name
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)

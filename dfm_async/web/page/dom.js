@@ -89,16 +89,21 @@ export function moment(seconds) {
   return (Date.now() - then < 20 * 3600e3 ? clock : day).format(then);
 }
 
-/** Draws at most once per frame of the screen, however often it is asked to. */
-export function painter(paint) {
+/** Draws at most once per frame of the screen, and not before the pause (ms) is over, however often it is asked to. */
+export function painter(paint, pause = 0) {
   let due = false;
+  let next = 0;
+  const draw = () => {
+    due = false;
+    next = performance.now() + pause;
+    paint();
+  };
   return () => {
     if (due) return;
     due = true;
-    requestAnimationFrame(() => {
-      due = false;
-      paint();
-    });
+    const wait = next - performance.now();
+    if (wait > 0) setTimeout(requestAnimationFrame, wait, draw);
+    else requestAnimationFrame(draw);
   };
 }
 

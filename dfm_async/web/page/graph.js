@@ -68,7 +68,7 @@ export class Graph {
     this.host = h("div");
     this.card = card("Graph", [this.note], h("div", { class: "graph", tabindex: 0, role: "group", "aria-label": "Drawing of the pipeline" }, this.host));
     this.shadow = this.host.attachShadow({ mode: "open" });
-    this.paint = painter(() => this.#paint());
+    this.paint = painter(() => this.#paint(), 150);
   }
 
   async load() {

@@ -17,7 +17,7 @@ export class Nodes {
       h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Progress by node" },
         table(["Node", "Site", "#Running", "#Done", "#Failed", "Progress"], this.body, "Progress by node")));
     this.card.hidden = true;
-    this.paint = painter(() => this.#paint());
+    this.paint = painter(() => this.#paint(), 150);
   }
 
   #paint() {
@@ -67,7 +67,7 @@ export class Faults {
     this.notices = h("ul");
     this.card = card("Errors", [this.note], this.list, this.notices);
     this.card.hidden = true;
-    this.paint = painter(() => this.#paint());
+    this.paint = painter(() => this.#paint(), 150);
   }
 
   #paint() {
@@ -107,7 +107,7 @@ export class Series {
     this.list = h("div", { class: "series" });
     this.card = card("Metrics", [], h("div", { class: "body" }, this.list));
     this.card.hidden = true;
-    this.paint = painter(() => this.#paint());
+    this.paint = painter(() => this.#paint(), 150);
   }
 
   #paint() {

@@ -25,7 +25,7 @@ export class Timeline {
         table(["Site", "Node", "Frame", "#Attempt", "#Start", "#Took", "Outcome"], this.body, "Calls, the newest first")));
     this.card = card("Timeline", [this.note], h("div", { class: "time" }, this.canvas, this.tip), this.fold);
     this.card.hidden = true;
-    this.paint = painter(() => this.#paint());
+    this.paint = painter(() => this.#paint(), 400);
     this.resized = new ResizeObserver(() => this.paint());
     this.resized.observe(this.card);
     this.dark = matchMedia("(prefers-color-scheme: dark)");
