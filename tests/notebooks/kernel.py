@@ -61,12 +61,13 @@ class Kernel:
         return cls(manager, client)
 
     async def run(self, code: str, seen: Callable[[], None] = lambda: None) -> Cell:
-        """Runs a cell to its end; an error is a part of what it put out. ``seen`` is called with each thing."""
+        """Runs a cell to its end; an error is a part of what it put out. ``seen``: called when it shows something."""
         cell = Cell()
 
         def take(message: dict[str, Any]) -> None:
             cell.take(message)
-            seen()
+            if message["msg_type"] == "display_data":
+                seen()
 
         async with asyncio.timeout(60):
             await self.client.execute_interactive(code, allow_stdin=False, stop_on_error=False, output_hook=take)
@@ -77,6 +78,11 @@ class Kernel:
         cell = await self.run(code)
         assert not cell.error, cell.error
         return cell
+
+    async def interrupt(self) -> None:
+        """Interrupts the cell that runs. A loop that waits notices it when something wakes it (ipykernel issue 881)."""
+        await self.manager.interrupt_kernel()
+        self.client.kernel_info()
 
     async def stop(self) -> None:
         """Ends the kernel as a user does."""

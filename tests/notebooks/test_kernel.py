@@ -158,7 +158,7 @@ async def test_an_interrupted_view_leaves_the_job_alone(kernel: Kernel) -> None:
     shown = asyncio.Event()
     running = asyncio.ensure_future(kernel.run("await job.show()", seen=shown.set))
     await shown.wait()
-    await kernel.manager.interrupt_kernel()
+    await kernel.interrupt()
     cell = await running
     assert "KeyboardInterrupt" in cell.error or "CancelledError" in cell.error
     cell = await kernel.does("print(job.status)\ngate.set()\nprint(await job)\nawait session.close()")
