@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from tests.cli.rig import STATIONS, dfm, lines, started, until
+from tests.cli.rig import STATIONS, dfm, invoked, lines, started, until
 from tests.exchange.processes import MARK, family
 
 
@@ -34,8 +34,8 @@ def test_many_sets_come_from_standard_input_and_go_out_as_json_lines() -> None:
 
 
 def test_a_failed_job_is_1_and_shows_the_remote_traceback() -> None:
-    done = dfm("run", STATIONS, "anomalies", "-p", "day=fri", "--target", "inline")
-    assert (done.returncode, done.stdout) == (1, "")
+    done = invoked("run", STATIONS, "anomalies", "-p", "day=fri", "--target", "inline")
+    assert (done.exit_code, done.stdout) == (1, "")
     assert "raised KeyError: 'fri'" in done.stderr
     assert 'stations.py", line' in done.stderr
     assert "failed: 0 results, 1 set done, 1 error" in done.stderr
@@ -98,8 +98,8 @@ def test_results_that_nobody_wants_end_the_job() -> None:
 
 def test_each_result_has_a_file_of_its_own_that_stays_in_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "made" / "here"
-    done = dfm("run", STATIONS, "files", "--output", str(folder), "--json", "-q", "--target", "inline")
-    assert (done.returncode, done.stderr) == (0, "")
+    done = invoked("run", STATIONS, "files", "--output", str(folder), "--json", "-q", "--target", "inline")
+    assert (done.exit_code, done.stderr) == (0, "")
     assert sorted(os.listdir(folder)) == sorted(Path(line["file"]).name for line in lines(done.stdout))
     assert sorted(os.listdir(folder)) == [
         "%2E%2E%2F%2E%2E%2Fbytes-0.bin",
@@ -115,7 +115,7 @@ def test_each_result_has_a_file_of_its_own_that_stays_in_the_folder(tmp_path: Pa
 
 
 def test_a_parameter_without_a_type_is_json_if_it_can_be() -> None:
-    done = dfm("run", STATIONS, "echoes", "-p", "value=[1, null]", "--json", "-q", "--target", "inline")
+    done = invoked("run", STATIONS, "echoes", "-p", "value=[1, null]", "--json", "-q", "--target", "inline")
     assert [line["value"] for line in lines(done.stdout)] == [[1, None]]
 
 
