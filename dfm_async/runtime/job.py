@@ -29,7 +29,7 @@ from dfm_async.runtime.outbox import Outbox, States, error_data
 from dfm_async.runtime.speech import Speech
 from dfm_async.runtime.streams import AsyncSource, Stream, StreamFailed
 from dfm_async.telemetry.recorder import Recorder
-from dfm_async.telemetry.spans import Origin
+from dfm_async.telemetry.spans import Origin, encode_made
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Broken
 from dfm_async.wire.memory import Payload, size_of
@@ -85,7 +85,7 @@ class SiteJob:
         self.recorder: Recorder | None = None
         """Gathers spans, if the job is traced."""
         if start.trace is not None:
-            self.recorder = Recorder(*start.trace, runtime.site, self._spans_wait)
+            self.recorder = Recorder(runtime.site, *start.trace, self._spans_wait)
             self.arrived(start.origin, start.count, start.payload)
         self.outbox: Outbox = Outbox(runtime, start, self.recorder)
         self.stopping = False
@@ -225,7 +225,7 @@ class SiteJob:
         if end:
             self.recorder = None
         if made:
-            self.runtime.report(msg.SpansMade(self.number, self.at, made))
+            self.runtime.report(msg.SpansMade(self.number, self.at, len(made), encode_made(made), end))
 
     # the game
 

@@ -267,7 +267,7 @@ class Coordinator:
         plan = self.plan.hash
         batches = self._next_batches()
         head = batches[0] if batches else Batch(0, [], False)
-        spans = None if self.trace is None else self.trace.launch()
+        traced = None if self.trace is None else self.trace.launch()
         for at, names in enumerate(self._names):
             self._owed[at][:] = (0, 0)
             payload = self._payload(head.rows, names)
@@ -285,7 +285,7 @@ class Coordinator:
                 head.last,
                 record.journal is not None,
                 record.activity is not None,
-                None if self.trace is None or spans is None else (self.trace.trace_id, spans[at]),
+                None if traced is None else traced[at],
                 self._origin(),
             )
             send(at, start)
@@ -579,8 +579,10 @@ class Coordinator:
             activity.made(message.at, site, message.nodes, message.calls, message.left_out)
 
     def _spans_made(self, message: msg.SpansMade) -> None:
-        if self.trace is not None and self.trace.take(message.at, message.spans):
-            self._send(message.at, msg.SpansTaken(message.job, message.at, len(message.spans)))
+        if self.trace is not None:
+            self.trace.take(message.at, message.spans, message.count, last=message.last)
+            if not message.last:
+                self._send(message.at, msg.SpansTaken(message.job, message.at, message.count))
 
     def _objects_built(self, message: msg.ObjectsBuilt) -> None:
         self._holding |= {message.at}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from opentelemetry import context, propagate, trace
@@ -12,8 +12,8 @@ from opentelemetry.trace import NonRecordingSpan, ProxyTracerProvider, SpanConte
 from opentelemetry.trace.status import Status, StatusCode
 
 from dfm_async.model.events import Scalar
-from dfm_async.telemetry.current import Position
-from dfm_async.telemetry.spans import Span, new_span_id
+from dfm_async.telemetry.queue import SpanSource
+from dfm_async.telemetry.spans import Made, Span, new_span_id
 
 __all__ = ["Bridge", "enter_span", "find_bridge"]
 
@@ -58,7 +58,7 @@ class Bridge:
 
     def decide(
         self, name: str, attributes: dict[str, Scalar], headers: Mapping[str, str] | None
-    ) -> tuple[str, Position | None, dict[str, Scalar]] | None:
+    ) -> tuple[str, int, dict[str, Scalar]] | None:
         """Asks the user's sampler whether to trace what begins now, below the current span.
 
         Args:
@@ -67,7 +67,8 @@ class Bridge:
             headers: of a request: the user's propagator reads them.
 
         Returns:
-            The trace, the parent, and the attributes that the sampler wants; None if it is not to be traced.
+            The trace, the parent (0 if there is none), and the attributes that the sampler wants; None if it wants
+            no trace.
         """
         here = context.get_current() if headers is None else propagate.extract(headers)
         kind = SpanKind.INTERNAL if headers is None else SpanKind.SERVER
@@ -76,30 +77,21 @@ class Bridge:
         said = self._sampler.should_sample(here, trace_id, name, kind, attributes, ())
         if not said.decision.is_sampled():
             return None
-        text = f"{trace_id:032x}"
-        return text, Position(text, parent.span_id) if parent.is_valid else None, {**attributes, **said.attributes}
+        return f"{trace_id:032x}", parent.span_id, {**attributes, **said.attributes}
 
     def enter_unwanted(self) -> Callable[[], None]:
         """Makes a span the current one that the sampler did not want; the function that it gives undoes that."""
         return _enter(SpanContext(self._new_trace_id(), new_span_id(), is_remote=False))
 
-    def open(self) -> None:
-        """Nothing to do: the user has set it up."""
-
-    def write(self, spans: list[Span]) -> None:
-        """Hands finished spans to the span processors."""
-        for span in spans:
-            self._on_end(self._made(span))
-
-    def close(self) -> None:
-        """Nothing to do: the user closes it."""
+    def end(self, source: SpanSource, spans: Sequence[Made]) -> None:
+        """Hands spans that have ended to the span processors."""
+        trace_id, on_end, made_of = int(source.trace_id, 16), self._on_end, self._made
+        for made in spans:
+            place = SpanContext(trace_id, made[1], is_remote=False, trace_flags=_SAMPLED)
+            on_end(made_of(place, source, made))
 
 
-def _place(trace_id: str, span_id: str) -> SpanContext:
-    return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=False, trace_flags=_SAMPLED)
-
-
-def _span_type(resource: Any) -> Callable[[Span], Any]:
+def _span_type(resource: Any) -> Callable[[SpanContext, SpanSource, Made], Any]:
     """The SDK's kind of spans, made of ours when somebody looks at them: usually the thread that exports them."""
     from opentelemetry.sdk.trace import Event, ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -107,18 +99,21 @@ def _span_type(resource: Any) -> Callable[[Span], Any]:
     scope = InstrumentationScope(_SCOPE)
 
     class SiteSpan(ReadableSpan):
-        def __init__(self, span: Span) -> None:
-            self._span = span
-            self._context = _place(span.trace_id, span.span_id)
+        def __init__(self, place: SpanContext, source: SpanSource, made: Made) -> None:
+            self._context = place
+            self._source = source
+            self._span = made
 
         def __getattr__(self, name: str) -> Any:
             if name not in _FILLED:
                 raise AttributeError(name)
-            self._fill(self._span)
+            self._fill(self._source.span(self._span))
             return self.__dict__[name]
 
         def _fill(self, span: Span) -> None:
-            parent = None if span.parent_id is None else _place(span.trace_id, span.parent_id)
+            parent = None
+            if span.parent_id is not None:
+                parent = SpanContext(int(span.trace_id, 16), int(span.parent_id, 16), False, _SAMPLED)
             attributes = span.attributes
             status, events = Status(StatusCode.UNSET), []
             if span.status == "error":

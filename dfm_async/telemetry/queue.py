@@ -1,7 +1,7 @@
-"""In the application: spans on their way to their sinks, written together a moment after they came.
+"""In the application: spans on their way to those who want them.
 
-Whoever waits for a job comes first. So spans are put aside as they are, and are made and written when some have
-gathered: that costs less than one by one, and much of it is done while the loop would wait for sites anyway.
+Whoever waits for a job comes first. So spans are put aside as they came, and are made and handed on when some have
+gathered, which costs half of what it costs one by one.
 """
 
 from __future__ import annotations
@@ -10,59 +10,54 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from dfm_async.model.events import Scalar
 from dfm_async.telemetry.sinks import Sink
-from dfm_async.telemetry.spans import Made, Span, span_text
+from dfm_async.telemetry.spans import Made, Span, decode_made, span_text
 
-__all__ = ["SpanQueue", "SpanSource"]
+if TYPE_CHECKING:
+    from dfm_async.telemetry.otel import Bridge
+
+__all__ = ["SpanOwner", "SpanQueue", "SpanSource"]
 
 _log = logging.getLogger(__name__)
 
 _PAUSE: Final = 0.01
 """How many seconds spans wait for others."""
-_AT_ONCE: Final = 256
-"""How many spans are written in one turn of the loop, so that others get theirs."""
+_AT_ONCE: Final = 64
+"""How many spans are handed on in one turn of the loop, so that others get theirs."""
 _LIMIT: Final = 16_384
-"""How many spans wait at most; all are written at once then."""
+"""How many spans wait at most; all are handed on at once then."""
 
 
 class SpanSource:
-    """Where spans come from, and where they go.
+    """What spans that come from one place have in common.
 
     Args:
         trace_id: their trace.
-        parent: the parent of those that have no other; None for the first of a trace.
+        parent: the parent of those that have no other; 0 for the first of a trace.
         process: the site, or ``application``.
         attributes: what all of them have.
-        sinks: where they go.
     """
 
-    __slots__ = ("_attributes", "_parent_id", "_process", "_trace_id", "sinks")
+    __slots__ = ("_attributes", "_parent", "_process", "trace_id")
 
-    def __init__(
-        self,
-        trace_id: str,
-        parent: int | None,
-        process: str,
-        attributes: dict[str, Scalar],
-        sinks: Sequence[Sink],
-    ) -> None:
-        self._trace_id = trace_id
-        self._parent_id = None if parent is None else span_text(parent)
+    def __init__(self, trace_id: str, parent: int, process: str, attributes: dict[str, Scalar]) -> None:
+        self.trace_id = trace_id
+        self._parent = parent
         self._process = process
         self._attributes = attributes
-        self.sinks = sinks
 
     def span(self, made: Made) -> Span:
         """Makes a span of what was put aside."""
         name, span, parent, start, end, attributes, error = made
+        parent = parent or self._parent
         return Span(
             name=name,
-            trace_id=self._trace_id,
+            trace_id=self.trace_id,
             span_id=span_text(span),
-            parent_id=span_text(parent) if parent else self._parent_id,
+            parent_id=span_text(parent) if parent else None,
             start=start,
             end=end,
             process=self._process,
@@ -72,53 +67,75 @@ class SpanSource:
         )
 
 
-class SpanQueue:
-    """Keeps spans for a moment. All is done on the loop that it is first used on."""
+class SpanOwner(Protocol):
+    """Whoever puts spans aside."""
 
-    def __init__(self) -> None:
-        self._waiting: deque[tuple[SpanSource, Sequence[Made]]] = deque()
+    @property
+    def bridge(self) -> Bridge | None:
+        """The SDK that gets its spans, if one does."""
+        ...
+
+    def source(self, at: int) -> SpanSource:
+        """What its spans from one place have in common; ``at``: a location, or -1 for the application."""
+        ...
+
+
+class SpanQueue:
+    """Keeps spans for a moment. All is done on the loop that it is used on.
+
+    Args:
+        sink: who gets all of them, if anybody does.
+    """
+
+    def __init__(self, sink: Sink | None) -> None:
+        self._sink = sink
+        self._waiting: deque[tuple[SpanOwner, int, Sequence[Made] | bytes, int]] = deque()
         self._count = 0
         self._handle: asyncio.Handle | None = None
-        self._failed: list[Sink] = []
+        self._failed: set[int] = set()
 
-    def add(self, source: SpanSource, spans: Sequence[Made]) -> None:
-        """Takes spans."""
-        self._waiting.append((source, spans))
-        self._count += len(spans)
+    def add(self, owner: SpanOwner, at: int, spans: Sequence[Made] | bytes, count: int = 1) -> None:
+        """Takes spans of a location, or of the application (-1); those of sites are still encoded."""
+        self._waiting.append((owner, at, spans, count))
+        self._count += count
         if self._count > _LIMIT:
             self.flush()
         elif self._handle is None:
-            self._handle = asyncio.get_running_loop().call_later(_PAUSE, self._turn)
+            loop = asyncio.get_running_loop()
+            self._handle = loop.call_later(_PAUSE, self._turn, loop)
 
-    def _turn(self) -> None:
-        self._write(_AT_ONCE)
-        self._handle = asyncio.get_running_loop().call_soon(self._turn) if self._waiting else None
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._hand_on(_AT_ONCE)
+        self._handle = loop.call_soon(self._turn, loop) if self._waiting else None
 
     def flush(self) -> None:
-        """Writes all that there are."""
+        """Hands on all that there are."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
-        while self._waiting:
-            self._write(_LIMIT)
+        self._hand_on(_LIMIT + _AT_ONCE)
 
-    def _write(self, most: int) -> None:
+    def _hand_on(self, most: int) -> None:
         found: list[Span] = []
-        sinks: Sequence[Sink] = ()
-        while self._waiting and len(found) < most:
-            source, spans = self._waiting.popleft()
-            if source.sinks is not sinks:
-                self._write_to(sinks, found)
-                found, sinks = [], source.sinks
-            self._count -= len(spans)
-            found += [source.span(made) for made in spans]
-        self._write_to(sinks, found)
-
-    def _write_to(self, sinks: Sequence[Sink], spans: list[Span]) -> None:
-        for sink in sinks if spans else ():
+        while self._waiting and most > 0:
+            owner, at, spans, count = self._waiting.popleft()
+            self._count -= count
+            most -= count
+            made, source = decode_made(spans), owner.source(at)
+            if owner.bridge is not None:
+                try:
+                    owner.bridge.end(source, made)
+                except Exception:  # noqa: BLE001 - a user's span processor: its trouble is not the jobs'
+                    self._tell(owner.bridge)
+            if self._sink is not None:
+                found.extend(map(source.span, made))
+        if self._sink is not None and found:
             try:
-                sink.write(spans)
-            except Exception:  # noqa: BLE001 - a user's sink, or a user's span processor: its trouble is not the jobs'
-                if sink not in self._failed:  # once: others will follow
-                    self._failed.append(sink)
-                    _log.exception("spans are lost, because %r raised; this is told once", sink)
+                self._sink.write(found)
+            except Exception:  # noqa: BLE001 - a user's: its trouble is not the jobs'
+                self._tell(self._sink)
+
+    def _tell(self, culprit: Sink | Bridge) -> None:
+        if id(culprit) not in self._failed:  # once: others will follow
+            self._failed.add(id(culprit))
+            _log.exception("spans are lost, because %r raised; this is told once", culprit)

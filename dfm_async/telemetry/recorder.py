@@ -51,9 +51,10 @@ class Recorder:
     """Gathers spans. They may be added by any thread; all else happens on the loop.
 
     Args:
+        site: the site.
         trace_id: the trace of the job.
         span: the id of the location's own span, ``dfm.site``; the parent of calls.
-        site: the site.
+        run: which run of the job this is.
         on_batch: is called, in whatever thread, when a batch waits to be sent.
 
     Attributes:
@@ -66,6 +67,7 @@ class Recorder:
         "_lock",
         "_on_batch",
         "_on_the_way",
+        "_run",
         "_started",
         "_waiting",
         "calls",
@@ -74,11 +76,12 @@ class Recorder:
         "trace_id",
     )
 
-    def __init__(self, trace_id: str, span: int, site: str, on_batch: Callable[[], None]) -> None:
+    def __init__(self, site: str, trace_id: str, span: int, run: int, on_batch: Callable[[], None]) -> None:
         self.trace_id = trace_id
         self.span = span
         self.site = site
         self.calls: dict[int, TracedCall] = {}
+        self._run = run
         self._on_batch = on_batch
         self._started = time.time_ns()
         self._waiting: deque[Made] = deque()
@@ -169,7 +172,9 @@ class Recorder:
         for call in list(self.calls.values()):
             call.end(None if cut_short is None else ("Cancelled", cut_short, ""))
         found = self.take()
-        attributes: dict[str, Scalar] = {"dfm.spans_left_out": self._left_out} if self._left_out else {}
+        attributes: dict[str, Scalar] = {"dfm.attempt": self._run}
+        if self._left_out:
+            attributes["dfm.spans_left_out"] = self._left_out
         found.append(("dfm.site", self.span, 0, self._started, time.time_ns(), attributes, cut_short))
         return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TypeAlias
 
@@ -19,6 +19,8 @@ __all__ = [
     "Made",
     "Origin",
     "Span",
+    "decode_made",
+    "encode_made",
     "encode_spans",
     "failure_attributes",
     "frame_text",
@@ -121,6 +123,18 @@ def frame_text(frame: Frame) -> str:
 def failure_attributes(kind: str, message: str, traceback: str) -> dict[str, Scalar]:
     """What an error adds to the attributes of its span; names as OpenTelemetry has them."""
     return {"exception.type": kind, "exception.message": message, "exception.stacktrace": traceback}
+
+
+# on their way from a site
+
+encode_made: Final = msgspec.msgpack.Encoder().encode
+"""Makes a list of spans ready to be sent."""
+_made_decoder: Final = msgspec.msgpack.Decoder(list[Made])
+
+
+def decode_made(spans: Sequence[Made] | bytes) -> Sequence[Made]:
+    """The spans that a site has sent; those that were not encoded are given back."""
+    return _made_decoder.decode(spans) if isinstance(spans, bytes) else spans
 
 
 # in a file

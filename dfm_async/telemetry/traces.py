@@ -35,9 +35,7 @@ class Traces:
 
     def __init__(self, sink: Sink | None) -> None:
         self._sink = sink
-        self._queue = SpanQueue()
-        self._sinks: Sequence[Sink] = () if sink is None else (sink,)
-        self._bridge: Bridge | None = None
+        self._queue = SpanQueue(sink)
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -55,7 +53,7 @@ class Traces:
         self, start: int, pipeline: str | None, *, resumed: bool = False
     ) -> AbstractContextManager[ApplicationSpan | None]:
         """Begins the span of an execution, if it is to be traced."""
-        if not self._sinks and self._bridge is None and "opentelemetry.trace" not in sys.modules:
+        if self._sink is None and "opentelemetry.trace" not in sys.modules:
             return _UNTRACED
         attributes: dict[str, Scalar] = {"dfm.pipeline": pipeline or ""}
         if resumed:
@@ -99,22 +97,19 @@ class Traces:
             headers: of a request, which may tell a trace that it is a part of.
         """
         bridge = _bridge()
-        if bridge is not self._bridge:
-            self._bridge = bridge
-            self._sinks = tuple(sink for sink in (bridge, self._sink) if sink is not None)
-        if not self._sinks:
+        if bridge is None and self._sink is None:
             return _UNTRACED
-        parent = current_position()
-        if parent is None and headers is not None:
-            parent = read_traceparent(headers.get("traceparent"))
-        trace_id = new_trace_id() if parent is None else parent.trace_id
         if bridge is not None:
             decided = bridge.decide(name, attributes, headers)
             if decided is None:
                 return _UNTRACED
             trace_id, parent, attributes = decided
-        source = SpanSource(trace_id, None if parent is None else parent.span, APPLICATION, attributes, self._sinks)
-        return ApplicationSpan(self._queue, source, name, Position(trace_id, new_span_id()), start)
+        else:
+            above = current_position()
+            if above is None and headers is not None:
+                above = read_traceparent(headers.get("traceparent"))
+            trace_id, parent = (new_trace_id(), 0) if above is None else (above.trace_id, above.span)
+        return ApplicationSpan(self._queue, bridge, name, Position(trace_id, new_span_id()), parent, start, attributes)
 
 
 def _bridge() -> Bridge | None:
@@ -132,21 +127,35 @@ class ApplicationSpan:
         position: where in the trace it is.
     """
 
-    __slots__ = ("_attributes", "_name", "_queue", "_refusal", "_source", "_start", "position")
+    __slots__ = ("_attributes", "_name", "_parent", "_queue", "_refusal", "_start", "bridge", "position")
 
-    def __init__(self, queue: SpanQueue, source: SpanSource, name: str, position: Position, start: int) -> None:
+    def __init__(
+        self,
+        queue: SpanQueue,
+        bridge: Bridge | None,
+        name: str,
+        position: Position,
+        parent: int,
+        start: int,
+        attributes: dict[str, Scalar],
+    ) -> None:
         self._queue = queue
-        self._source = source
         self._name = name
+        self._parent = parent
         self._start = start
-        self._attributes: dict[str, Scalar] = {}
+        self._attributes = attributes
         self._refusal: str | None = None
+        self.bridge = bridge
         self.position = position
+
+    def source(self, _at: int) -> SpanSource:
+        """What there is to know of it besides."""
+        return SpanSource(self.position.trace_id, self._parent, APPLICATION, {})
 
     def job(self, job_id: str, pipeline: str | None, sites: Sequence[str]) -> JobTrace:
         """Begins the trace of a job; ``sites``: where its locations are."""
         self._attributes["dfm.job"] = job_id
-        return JobTrace(self.position, self._queue, self._source.sinks, job_id, pipeline or "", sites)
+        return JobTrace(self.position, self._queue, self.bridge, job_id, pipeline or "", sites)
 
     def set(self, attributes: dict[str, Scalar]) -> None:
         """Adds attributes."""
@@ -167,7 +176,7 @@ class ApplicationSpan:
             said = ": ".join(filter(None, failure[:2]))
             self._attributes |= failure_attributes(*failure)
         made: Made = (self._name, self.position.span, 0, self._start, time.time_ns(), self._attributes, said)
-        self._queue.add(self._source, [made])
+        self._queue.add(self, -1, [made])
 
 
 class JobTrace:
@@ -178,35 +187,57 @@ class JobTrace:
         span: the id of the job's own span.
     """
 
-    __slots__ = ("_here", "_missing", "_parent", "_queue", "_runs", "_start", "_there", "span", "trace_id")
+    __slots__ = (
+        "_common",
+        "_missing",
+        "_parent",
+        "_queue",
+        "_runs",
+        "_sites",
+        "_sources",
+        "_start",
+        "bridge",
+        "span",
+        "trace_id",
+    )
 
     def __init__(
         self,
         parent: Position,
         queue: SpanQueue,
-        sinks: Sequence[Sink],
+        bridge: Bridge | None,
         job_id: str,
         pipeline: str,
         sites: Sequence[str],
     ) -> None:
-        self.trace_id = trace_id = parent.trace_id
+        self.trace_id = parent.trace_id
         self.span = new_span_id()
+        self.bridge = bridge
         self._parent = parent.span
         self._queue = queue
-        said: dict[str, Scalar] = {"dfm.job": job_id, "dfm.pipeline": pipeline}
-        self._here = SpanSource(trace_id, self.span, APPLICATION, said, sinks)
-        self._there = [SpanSource(trace_id, self.span, site, {**said, "dfm.site": site}, sinks) for site in sites]
+        self._common: dict[str, Scalar] = {"dfm.job": job_id, "dfm.pipeline": pipeline}
+        self._sites = sites
+        self._sources: dict[int, SpanSource] = {}
         self._start = time.time_ns()
         self._missing: dict[int, tuple[int, int, str]] = {}
         self._runs = 0
 
-    def launch(self) -> list[int]:
-        """The job runs, for the first time or again; gives the id of each location's span."""
+    def source(self, at: int) -> SpanSource:
+        """What all spans of a location have in common, or of the application (-1)."""
+        found = self._sources.get(at)
+        if found is None:
+            process = APPLICATION if at < 0 else self._sites[at]
+            common = self._common if at < 0 else {**self._common, "dfm.site": process}
+            found = self._sources[at] = SpanSource(self.trace_id, self.span, process, common)
+        return found
+
+    def launch(self) -> list[tuple[str, int, int]]:
+        """The job runs, for the first time or again; gives what each location has to know."""
         self._give_up()
         self._runs += 1
         now = time.time_ns()
-        self._missing = {at: (new_span_id(), now, _UNTOLD) for at in range(len(self._there))}
-        return [span for span, _, _ in self._missing.values()]
+        self._missing = {at: (new_span_id(), now, _UNTOLD) for at in range(len(self._sites))}
+        return [(self.trace_id, span, self._runs) for span, _, _ in self._missing.values()]
 
     def origin(self) -> Origin:
         """What a message tells that is sent now."""
@@ -221,16 +252,13 @@ class JobTrace:
             "dfm.bytes": size,
         }
         made: Made = ("dfm.hop", new_span_id(), origin.span, origin.sent, time.time_ns(), attributes, None)
-        self._queue.add(self._here, [made])
+        self._queue.add(self, -1, [made])
 
-    def take(self, at: int, spans: list[Made]) -> bool:
-        """Takes the spans that a location has sent; tells whether others will come."""
-        last = spans[-1]
-        if last[0] == "dfm.site":  # it ends the run there
+    def take(self, at: int, spans: bytes, count: int, *, last: bool) -> None:
+        """Takes the spans that a location has sent; ``last``: no more will come of this run."""
+        if last:
             self._missing.pop(at, None)
-            last[5]["dfm.attempt"] = self._runs
-        self._queue.add(self._there[at], spans)
-        return at in self._missing
+        self._queue.add(self, at, spans, count)
 
     def lost(self, at: int, why: str) -> None:
         """The worker of a location has ended, with all that it has not sent."""
@@ -242,11 +270,11 @@ class JobTrace:
         """The job has ended."""
         self._give_up()
         made: Made = ("dfm.job", self.span, self._parent, self._start, time.time_ns(), {"dfm.status": status}, error)
-        self._queue.add(self._here, [made])
+        self._queue.add(self, -1, [made])
 
     def _give_up(self) -> None:
         """Ends the spans of locations that have not told of their ends."""
         missing, self._missing = self._missing, {}
         now = time.time_ns()
         for at, (span, start, why) in missing.items():
-            self._queue.add(self._there[at], [("dfm.site", span, 0, start, now, {"dfm.attempt": self._runs}, why)])
+            self._queue.add(self, at, [("dfm.site", span, 0, start, now, {"dfm.attempt": self._runs}, why)])

@@ -13,7 +13,7 @@ import msgspec
 from dfm_async.model.error_record import ErrorRecord
 from dfm_async.model.events import Scalar
 from dfm_async.model.ids import Frame
-from dfm_async.telemetry.spans import Made, Origin
+from dfm_async.telemetry.spans import Origin
 from dfm_async.wire.memory import Block, Payload
 
 __all__ = [
@@ -74,7 +74,8 @@ class StartJob(_Message, frozen=True, tag=2):
     """A job begins, with its first parameter sets as in :class:`OpenFrames`. ``routes``: each location's address.
 
     ``stored``: its results are written down, so they must not need pickle. ``watch``: its calls are counted. ``trace``:
-    the trace that it belongs to, and the id of the location's span; None if it is not traced.
+    the trace that it belongs to, the id of the location's span, and which run of the job this is; None if it is not
+    traced.
     """
 
     job: int
@@ -90,7 +91,7 @@ class StartJob(_Message, frozen=True, tag=2):
     last: bool
     stored: bool = False
     watch: bool = False
-    trace: tuple[str, int] | None = None
+    trace: tuple[str, int, int] | None = None
     origin: Origin | None = None
 
 
@@ -345,11 +346,16 @@ class CallsMade(_Message, frozen=True, tag=36):
 
 
 class SpansMade(_Message, frozen=True, tag=40):
-    """What ran at the location, of a job that is traced; answered by :class:`SpansTaken`."""
+    """What ran at the location, of a job that is traced; answered by :class:`SpansTaken`, unless no more will come.
+
+    ``spans``: a list of them, encoded: it is read when there is time.
+    """
 
     job: int
     at: int
-    spans: list[Made]
+    count: int
+    spans: bytes
+    last: bool
 
 
 # Between channels, about shared memory. Those who use a channel do not see them.

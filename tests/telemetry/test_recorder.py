@@ -15,7 +15,7 @@ from dfm_async.telemetry.user_spans import NO_SPAN, RecordedSpan, failure_of
 
 def recorder() -> tuple[Recorder, list[int]]:
     batches: list[int] = []
-    return Recorder("1" * 32, 7, "lab", lambda: batches.append(1)), batches
+    return Recorder("lab", "1" * 32, 7, 1, lambda: batches.append(1)), batches
 
 
 def fill(found: Recorder, count: int) -> None:
@@ -48,7 +48,7 @@ def test_spans_beyond_the_limit_are_counted_and_told() -> None:
     fill(found, 2)
     spans = found.end(None)
     assert len(spans) == 3
-    assert site_of(spans)[5] == {"dfm.spans_left_out": 5}
+    assert site_of(spans)[5] == {"dfm.attempt": 1, "dfm.spans_left_out": 5}
 
 
 def test_calls_that_run_at_the_end_are_ended() -> None:
