@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import uuid
 from pathlib import Path
 
 import numpy as np
 import psutil
 
-from tests.cli.rig import STATIONS, dfm, invoked, lines, started, until
+from tests.cli.rig import STATIONS, command, dfm, invoked, lines, started, until
 from tests.exchange.processes import MARK, family
 
 
@@ -94,6 +95,21 @@ def test_results_that_nobody_wants_end_the_job() -> None:
         assert process.wait(20) == 141
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
+
+
+def test_results_that_cannot_be_written_fail_and_end_the_job() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command("run", STATIONS, "many", "-p", "count=1000"),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "cancelled: lab stopped" in done.stderr
+    assert done.stderr.endswith("dfm-async: standard output: No space left on device\n")
 
 
 def test_each_result_has_a_file_of_its_own_that_stays_in_the_folder(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from jupyter_client.asynchronous.client import AsyncKernelClient
@@ -52,9 +54,12 @@ class Kernel:
         self.client = client
 
     @classmethod
-    async def start(cls, **options: Any) -> Kernel:
-        manager = AsyncKernelManager()
-        await manager.start_kernel(**options)
+    async def start(cls, folder: Path, mark: str) -> Kernel:
+        """Starts a kernel that keeps its files in a folder; processes have a mark in ``DFM_TEST_MARK``."""
+        manager = AsyncKernelManager(connection_file=str(folder / "kernel.json"))
+        await manager.start_kernel(
+            cwd=str(folder), env={**os.environ, "DFM_TEST_MARK": mark, "IPYTHONDIR": str(folder)}
+        )
         client = manager.client()
         client.start_channels()
         await client.wait_for_ready(timeout=60)
