@@ -23,6 +23,7 @@ from tests.telemetry.rig import (
     fed,
     generators,
     hands,
+    impatient,
     mortal,
     patient,
     streams,
@@ -106,6 +107,16 @@ async def test_the_call_of_a_generator_lasts_until_its_end(connect: Connect) -> 
     assert tree.parents("one") == {"all": 8}
     for part in (*tree.of("all"), *tree.of("one")):
         assert tree.parent(part).end >= part.end
+
+
+async def test_generators_that_are_not_read_to_their_ends_are_whole(connect: Connect) -> None:
+    sink = Gathered()
+    async with connect(fed, trace=sink) as session:
+        await (await session.execute(impatient, {"count": 1000}))
+    tree = sink.tree
+    assert tree.parents("all") == {"dfm.operation": 2}
+    assert set(tree.parents("one")) == {"all"}
+    assert {span.status for span in tree.spans} == {"ok"}
 
 
 async def test_what_failed_says_why(connect: Connect) -> None:
