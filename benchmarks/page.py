@@ -82,8 +82,10 @@ def _cells(row: Mapping[str, Any]) -> str:
 
 
 def _benchmark(found: Mapping[str, Any]) -> Iterator[str]:
+    judged = [row["met"] for row in found["figures"] if row["met"] is not None]
+    kept = f" In this run {sum(judged)} of {len(judged)} targets were met." if judged else ""
     yield f"({found['name']})=\n## {found['claim'].rstrip('.')}"
-    yield found["method"]
+    yield found["method"] + kept
     yield f"```sh\n{found['command']}\n```"
     if found["figures"]:
         yield '<div class="figures">\n' + "\n".join(map(_figure, found["figures"])) + "\n</div>"

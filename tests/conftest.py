@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import gc
 import os
 import shutil
@@ -11,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from multiprocessing.util import Finalize
 from typing import Any, Literal
 
 import hypothesis
@@ -28,7 +28,8 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os
 if beside := os.environ.get("PYTEST_XDIST_WORKER"):
     # Tests that run beside others look for the temporary files of their own process, and of those that it starts.
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix=f"{beside}-")
-    atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
+    # After multiprocessing's own clean-up, which deletes what it has in there.
+    Finalize(None, shutil.rmtree, (tempfile.tempdir,), {"ignore_errors": True}, exitpriority=-200)
 
 TargetName = Literal["inline", "local"]
 Connect = Callable[..., AbstractAsyncContextManager[Session]]

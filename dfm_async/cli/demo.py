@@ -103,8 +103,8 @@ async def demonstrate(*, quiet: bool = False) -> int:
             live = isinstance(view, LiveView)
             job: Job = await session.execute(plan, [{"month": month} for month in MONTHS], watch=live)
             try:
-                async with watched(job, view):
-                    await follow(job.events(), year, view, ())
+                async with watched(job, view), job.events() as events:
+                    await follow(events, year, view, ())
             except asyncio.CancelledError:
                 await job.cancel("cancelled from the command line")
                 raise

@@ -16,7 +16,7 @@ from dfm_async.errors import (
 )
 from dfm_async.model.status import JobStatus
 
-__all__ = ["BadInput", "Exit", "Unreachable", "exit_of", "exit_of_status"]
+__all__ = ["BadInput", "Exit", "Unreachable", "Unwritable", "exit_of", "exit_of_status"]
 
 
 class Exit(IntEnum):
@@ -43,6 +43,10 @@ class Unreachable(Exception):
     """A service, store or job is not there, or cannot be used from here."""
 
 
+class Unwritable(Exception):
+    """Results cannot be written, as when the disk is full."""
+
+
 def exit_of(error: Exception) -> Exit:
     """The exit code for an error that ended a command."""
     match error:
@@ -50,7 +54,7 @@ def exit_of(error: Exception) -> Exit:
             return Exit.BAD_INPUT
         case Unreachable() | JobNotFound() | JobOwned() | ResultsExpired() | StoreError():
             return Exit.UNREACHABLE
-        case DfmError():
+        case Unwritable() | DfmError():
             return Exit.FAILED
     raise error
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 import typer
 
-from dfm_async.cli.exits import BadInput, Exit, Unreachable, exit_of
+from dfm_async.cli.exits import BadInput, Exit, Unreachable, Unwritable, exit_of
 from dfm_async.errors import DfmError
 
 __all__ = ["complain", "plain_errors", "run_async", "safe"]
@@ -38,7 +38,7 @@ def plain_errors() -> Iterator[None]:
     """Ends the program with the right exit code and a plain message if the block raises what is expected."""
     try:
         yield
-    except (DfmError, BadInput, Unreachable) as error:
+    except (DfmError, BadInput, Unreachable, Unwritable) as error:
         complain(str(error))
         raise typer.Exit(exit_of(error)) from None
     except KeyboardInterrupt:

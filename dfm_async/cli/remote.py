@@ -40,6 +40,8 @@ __all__ = ["ServedJobs", "event_of", "served_jobs"]
 
 _ATTEMPTS: Final = 8
 """How often a broken stream is opened again without an event in between."""
+_PASSING: Final = (502, 503, 504)
+"""What a service that is about to come back answers, or the proxy before it."""
 _PAGE: Final = 500
 _KINDS: Final[dict[str, Any]] = {
     "result": Result,
@@ -130,6 +132,8 @@ class ServedJobs:
                 ) as source:
                     if source.response.status_code == 204:  # all of it was read before
                         return
+                    if source.response.status_code in _PASSING:
+                        raise httpx.RemoteProtocolError(f"it answered {source.response.status_code}")
                     await self._check(source.response, job_id)
                     async for sent in source.aiter_sse():
                         if sent.retry is not None:

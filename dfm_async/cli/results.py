@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import anyio.to_thread
 import msgspec
 
-from dfm_async.cli.exits import BadInput
+from dfm_async.cli.exits import BadInput, Unwritable
 from dfm_async.cli.program import safe
 from dfm_async.cli.streams import StandardOutput
 from dfm_async.model.events import Result
@@ -99,9 +99,16 @@ class FileResults:
         self._names: dict[str, int] = {}
 
     async def write(self, result: Result) -> None:
-        """Writes the value to its file."""
+        """Writes the value to its file.
+
+        Raises:
+            Unwritable: that is not possible.
+        """
         path = self._folder / self._name(result)
-        await anyio.to_thread.run_sync(self._save, path, result.value)
+        try:
+            await anyio.to_thread.run_sync(self._save, path, result.value)
+        except OSError as error:
+            raise Unwritable(f"{path}: {error.strerror or error}") from error
         line = _json_line(result, file=str(path)) if self._as_json else str(path)
         await self._output.line(line)
 

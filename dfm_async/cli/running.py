@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dfm_async.cli.exits import BadInput, exit_of_status
+from dfm_async.cli.exits import BadInput, Unwritable, exit_of_status
 from dfm_async.cli.following import follow, watched
 from dfm_async.cli.params import ParameterFile, ParameterSet, parse_params
 from dfm_async.cli.results import FileResults, JsonResults, ResultWriter, TextResults
@@ -89,9 +89,9 @@ async def run_job(run: Run) -> int:
             if job.status is JobStatus.INTERRUPTED:  # left over from before: the same again goes on with it
                 job = await session.resume(job.job_id, watch=live)
             try:
-                async with watched(job, view):
-                    await follow(job.events(), writer, view, run.output.places)
-            except (asyncio.CancelledError, BrokenPipeError):
+                async with watched(job, view), job.events() as events:
+                    await follow(events, writer, view, run.output.places)
+            except (asyncio.CancelledError, BrokenPipeError, Unwritable):
                 await _cancel(job, view)
                 raise
         await _tell_end(job, view)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final
 
-from dfm_async.cli.exits import BadInput
+from dfm_async.cli.exits import BadInput, Unwritable
 
 __all__ = ["StandardOutput", "input_lines"]
 
@@ -56,11 +56,17 @@ class StandardOutput:
 
         Raises:
             BrokenPipeError: nobody reads any more.
+            Unwritable: it cannot be written to.
         """
         if self.divert is not None:
             self.divert(text)
             return
-        await self._write(f"{text}\n".encode("utf-8", "replace"))
+        try:
+            await self._write(f"{text}\n".encode("utf-8", "replace"))
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise Unwritable(f"standard output: {error.strerror or error}") from error
 
     async def _write(self, data: bytes) -> None:
         descriptor = self._descriptor

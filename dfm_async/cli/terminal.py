@@ -19,6 +19,6 @@ def terminal(*, stderr: bool = False, width: int = _WIDE) -> Console:
         width: how many columns there are if it is no terminal; whoever reads lines wants them whole.
     """
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
+    if not console.file.isatty():  # also if colours are wanted there
         console.width = width
     return console

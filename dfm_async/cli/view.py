@@ -223,7 +223,8 @@ class LiveView(JobView):
 def view_of(*, quiet: bool, sets: int | None) -> LineView | LiveView:
     """The view that suits where standard error goes."""
     console = terminal(stderr=True)
-    kind = LiveView if console.is_terminal and not quiet else LineView
+    live = console.file.isatty() and not console.is_dumb_terminal and not quiet
+    kind = LiveView if live else LineView
     return kind(console, sets, quiet=quiet)
 
 

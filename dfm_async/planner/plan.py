@@ -6,7 +6,7 @@ import base64
 import hashlib
 from collections.abc import Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
@@ -16,7 +16,7 @@ from dfm_async.model.policies import RetryPolicy
 from dfm_async.net import spec
 from dfm_async.pipeline.expressions import Constant, Parameter, Ref, walk
 from dfm_async.pipeline.pipeline import Pipeline
-from dfm_async.pipeline.statements import CallStatement, CollectStatement, IfStatement, YieldStatement
+from dfm_async.pipeline.statements import CallStatement, CollectStatement, IfStatement, Statement, YieldStatement
 from dfm_async.pipeline.text import expression_text
 from dfm_async.planner.nets import build_nets
 from dfm_async.planner.placement import Placement, place
@@ -41,6 +41,7 @@ __all__ = [
 
 _codec = Codec(trusted=False)
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+_KINDS = {kind: str(kind.__struct_config__.tag) for kind in get_args(Statement)}
 _hashing = Codec(trusted=True, canonical=True)
 
 
@@ -357,35 +358,47 @@ def sketch(pipeline: Pipeline) -> tuple[NodePlan, ...]:
 
 
 def _nodes(found: Structure, placed: dict[int, Placement]) -> tuple[NodePlan, ...]:
-    labels = {key: spot.label for key, spot in found.spots.items()}
     nodes = []
     for key, spot in found.spots.items():
-        statement = spot.statement
-        read = [(ref, inside) for _, ref, inside in spot.references if not isinstance(ref, Ref) or ref.node != key]
-        inputs = [ref.node for ref, _ in read if isinstance(ref, Ref)]
-        if isinstance(statement, CollectStatement):
-            inputs.append(statement.node)
+        statement, where = spot.statement, placed[key]
+        inputs: dict[int, None] = {}
+        returns: dict[int, None] = {}
+        params: dict[str, None] = {}
+        for _, ref, inside in spot.references:
+            if isinstance(ref, Parameter):
+                params[ref.name] = None
+            elif ref.node != key:
+                inputs[ref.node] = None
+                if inside:
+                    returns[ref.node] = None
+        after: tuple[int, ...] = ()
         detail = ""
-        if isinstance(statement, YieldStatement):
-            detail = statement.place
-        elif isinstance(statement, IfStatement):
-            detail = expression_text(statement.cond, labels)
+        match statement:
+            case CallStatement():
+                after = statement.after
+            case YieldStatement():
+                after, detail = statement.after, statement.place
+            case IfStatement():
+                labels = {node: found.spots[node].label for node in inputs if node in found.spots}
+                detail = expression_text(statement.cond, labels)
+            case CollectStatement():
+                inputs[statement.node] = None
         block, branch = spot.path[-1] if spot.path else (None, 0)
         nodes.append(
             NodePlan(
-                id=key,
-                label=spot.label,
-                location=placed[key].location,
-                why=placed[key].why,
-                depth=len(spot.path),
-                inputs=tuple(dict.fromkeys(inputs)),
-                kind=str(statement.__struct_config__.tag),
-                block=block,
-                branch=branch,
-                params=tuple(dict.fromkeys(ref.name for ref, _ in read if isinstance(ref, Parameter))),
-                after=statement.after if isinstance(statement, (CallStatement, YieldStatement)) else (),
-                returns=tuple(dict.fromkeys(ref.node for ref, inside in read if inside and isinstance(ref, Ref))),
-                detail=detail,
+                key,
+                spot.label,
+                where.location,
+                where.why,
+                len(spot.path),
+                tuple(inputs),
+                _KINDS[type(statement)],
+                block,
+                branch,
+                tuple(params),
+                after,
+                tuple(returns),
+                detail,
             )
         )
     return tuple(nodes)

@@ -72,6 +72,7 @@ class DurableJobs:
     ) -> None:
         self._limit = listed
         self._listed: list[StoredJob] = []
+        self._reading: list[set[str]] = []
         self._writing: dict[str, JobRecord] = {}
         self._creating: dict[str, JobRecord] = {}
         self._target_codec = target_codec
@@ -187,13 +188,15 @@ class DurableJobs:
         """
         await self._store.delete(job_id)
         self._listed = [stored for stored in self._listed if stored.job_id != job_id]
+        for deleted in self._reading:
+            deleted.add(job_id)
 
     async def forget(self, record: JobRecord) -> None:
         """Deletes a job that never came to be."""
         record.journal = None
         self._writing.pop(record.job_id, None)
         try:
-            await self._store.delete(record.job_id)
+            await self.delete(record.job_id)
         except (JobNotFound, StoreError):
             _log.warning("job %s was not submitted, but could not be deleted", record.job_id, exc_info=True)
 
@@ -201,7 +204,13 @@ class DurableJobs:
 
     async def refresh(self) -> None:
         """Reads the store again: jobs of other processes, and what became of them."""
-        found = (await self._store.jobs())[-self._limit :] if self._limit else []
+        deleted: set[str] = set()  # what is read may be from before that
+        self._reading.append(deleted)
+        try:
+            read = (await self._store.jobs())[-self._limit :] if self._limit else []
+        finally:
+            self._reading = [other for other in self._reading if other is not deleted]
+        found = [job for job in read if job.job_id not in deleted]
         plans: dict[bytes, bytes] = {}
         # Many have the same plan: one copy of it is enough.
         self._listed = [msgspec.structs.replace(job, plan=plans.setdefault(job.plan, job.plan)) for job in found]

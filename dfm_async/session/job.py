@@ -363,6 +363,8 @@ def record_info(record: JobRecord, coordinator: Coordinator | None) -> JobInfo:
     """What is known of a job, and of the one who runs it here, if it runs."""
     sets: int | None = record.next_frame or None
     done = sets if record.status is JobStatus.FINISHED else None
+    if record.runs_here and sets is not None:
+        done = sets - len(record.open_frames)
     if coordinator is not None:
         sets, done = coordinator.frames.added, coordinator.frames.opened - len(coordinator.frames.open)
     return JobInfo(

@@ -95,6 +95,7 @@ class ServiceWriter(Writer):
         async for info in changes:
             if self._guard.sees(self._principal, info):
                 await self._write(send, sse_event("job", msgspec.json.encode(info_data(info)), -1))
+            await asyncio.sleep(0)  # a service that knows many jobs must not keep others waiting
         self._service.drain()  # the session is about to end
 
     async def _tell_sites(self, send: Send) -> None:

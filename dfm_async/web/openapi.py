@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
@@ -86,6 +87,38 @@ class OpenApi:
         schemas, definitions = await state.schemas(_REF)
         root = request.scope.get("root_path", "") or "/"
         return answer(_document(root, state, schemas, definitions))
+
+    async def prepare(self) -> None:
+        """Makes what :meth:`joined` needs."""
+        await self._state.schemas(_REF)
+
+    def joined(self, document: Schema, prefix: str) -> Schema:
+        """Gives another document with the routes of the service in it.
+
+        Args:
+            document: the document of the application; it is not changed.
+            prefix: where the service is mounted.
+        """
+        schemas, definitions = self._state.known_schemas(_REF)
+        text = msgspec.json.encode(_document(prefix, self._state, schemas, definitions))
+        # The application may have schemas of the same names.
+        ours = msgspec.json.decode(text.replace(b'"#/components/schemas/', b'"#/components/schemas/dfm_async.'))
+        components = document.get("components", {})
+        named = {f"dfm_async.{name}": schema for name, schema in ours["components"]["schemas"].items()}
+        paths = {f"{prefix}{path}": _tagged(methods) for path, methods in ours["paths"].items()}
+        return {
+            **document,
+            "paths": {**document.get("paths", {}), **paths},
+            "components": {**components, "schemas": {**components.get("schemas", {}), **named}},
+        }
+
+
+def _tagged(methods: Schema) -> Schema:
+    """Puts the operations of a path into a group of their own."""
+    return {
+        method: {**found, "tags": ["dfm_async"], "operationId": f"dfm_async_{found['operationId']}"}
+        for method, found in methods.items()
+    }
 
 
 def _document(

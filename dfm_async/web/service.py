@@ -93,6 +93,7 @@ class Service:
         self.limits = limits or WebLimits()
         """What clients may have at most."""
         self._state = State(Guard(authorizer), self.limits, pipelines or {}, allow_pipelines, page)
+        self._openapi = OpenApi(self._state)
         self.routes: list[BaseRoute] = self._make_routes()
         """The routes, to include them in an application."""
         self.app = Starlette(routes=self.routes, lifespan=self.lifespan)
@@ -118,7 +119,7 @@ class Service:
             route("GET", "/health", probes.health),
             route("GET", "/ready", probes.ready),
             route("GET", "/metrics", MetricHandlers(state).metrics),
-            route("GET", "/openapi.json", OpenApi(state).document),
+            route("GET", "/openapi.json", self._openapi.document),
             route("GET", "/pipelines", pipelines.list),
             route("POST", "/pipelines/{name}/jobs", jobs.submit),
             route("GET", "/jobs", pages.jobs),
@@ -134,6 +135,18 @@ class Service:
             route("POST", "/jobs/{job_id}/resume", jobs.resume),
             route("POST", "/jobs/{job_id}/cancel", jobs.cancel),
         ]
+
+    def add_to_docs(self, app: Any, prefix: str) -> None:
+        """Adds the routes to the OpenAPI document of a FastAPI application, and with that to its ``/docs``.
+
+        Whoever sees that document sees the names and schemas of the pipelines then.
+
+        Args:
+            app: the application.
+            prefix: where the service is mounted in it.
+        """
+        own = app.openapi
+        app.openapi = lambda: self._openapi.joined(own(), prefix)
 
     # life
 
@@ -158,6 +171,7 @@ class Service:
                 await session.prepare(pipeline)
             state.streams.draining = False
             state.current = session
+            await self._openapi.prepare()
             with heard_signals(state.streams.drain) if self._drain_on_signals else nullcontext():
                 yield
                 await self.drain()

@@ -77,6 +77,10 @@ class State:
             found = self._schemas[ref_template] = await pipeline_schemas(self.session, self.pipelines, ref_template)
         return found
 
+    def known_schemas(self, ref_template: str) -> PipelineSchemas:
+        """The same, if they were made already, else none."""
+        return self._schemas.get(ref_template, ({}, {}))
+
     def forget(self) -> None:
         """Drops what was made for clients: the service is closed."""
         self.records.forget()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import dfm_async
 from tests.cli.rig import dfm, invoked
+from tests.docs.pages import ROOT
 
 COMMANDS = ["attach", "cancel", "demo", "doctor", "explain", "graph", "jobs", "logs", "run", "serve", "trace"]
 
@@ -33,6 +34,11 @@ def test_help_tells_of_every_command_and_loads_next_to_nothing() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("LOADED []\n")
     assert [name for name in COMMANDS if f"\n  {name} " not in done.stdout] == []
+
+
+def test_the_guide_tells_of_every_command() -> None:
+    guide = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if f"| `dfm-async {name}` |" not in guide] == []
 
 
 def test_the_module_is_the_same_program_as_the_script() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import uuid
 from pathlib import Path
 
 import numpy as np
 import psutil
 
-from tests.cli.rig import STATIONS, dfm, lines, started, until
+from tests.cli.rig import STATIONS, command, dfm, invoked, lines, started, until
 from tests.exchange.processes import MARK, family
 
 
@@ -34,8 +35,8 @@ def test_many_sets_come_from_standard_input_and_go_out_as_json_lines() -> None:
 
 
 def test_a_failed_job_is_1_and_shows_the_remote_traceback() -> None:
-    done = dfm("run", STATIONS, "anomalies", "-p", "day=fri", "--target", "inline")
-    assert (done.returncode, done.stdout) == (1, "")
+    done = invoked("run", STATIONS, "anomalies", "-p", "day=fri", "--target", "inline")
+    assert (done.exit_code, done.stdout) == (1, "")
     assert "raised KeyError: 'fri'" in done.stderr
     assert 'stations.py", line' in done.stderr
     assert "failed: 0 results, 1 set done, 1 error" in done.stderr
@@ -96,10 +97,25 @@ def test_results_that_nobody_wants_end_the_job() -> None:
         assert "Traceback" not in process.stderr.read()
 
 
+def test_results_that_cannot_be_written_fail_and_end_the_job() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command("run", STATIONS, "many", "-p", "count=1000"),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "cancelled: lab stopped" in done.stderr
+    assert done.stderr.endswith("dfm-async: standard output: No space left on device\n")
+
+
 def test_each_result_has_a_file_of_its_own_that_stays_in_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "made" / "here"
-    done = dfm("run", STATIONS, "files", "--output", str(folder), "--json", "-q", "--target", "inline")
-    assert (done.returncode, done.stderr) == (0, "")
+    done = invoked("run", STATIONS, "files", "--output", str(folder), "--json", "-q", "--target", "inline")
+    assert (done.exit_code, done.stderr) == (0, "")
     assert sorted(os.listdir(folder)) == sorted(Path(line["file"]).name for line in lines(done.stdout))
     assert sorted(os.listdir(folder)) == [
         "%2E%2E%2F%2E%2E%2Fbytes-0.bin",
@@ -115,7 +131,7 @@ def test_each_result_has_a_file_of_its_own_that_stays_in_the_folder(tmp_path: Pa
 
 
 def test_a_parameter_without_a_type_is_json_if_it_can_be() -> None:
-    done = dfm("run", STATIONS, "echoes", "-p", "value=[1, null]", "--json", "-q", "--target", "inline")
+    done = invoked("run", STATIONS, "echoes", "-p", "value=[1, null]", "--json", "-q", "--target", "inline")
     assert [line["value"] for line in lines(done.stdout)] == [[1, None]]
 
 

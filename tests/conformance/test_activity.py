@@ -154,6 +154,7 @@ async def test_a_call_is_seen_while_it_runs_and_the_reader_ends_with_a_cancelled
             assert first.nodes[0].running == 1
             await job.cancel()
             assert [activity.calls async for activity in reader] in ([], [()])
+            assert (job.info().sets, job.info().done) == (1, 0)
 
 
 async def test_readers_come_at_any_time_and_each_gets_all_counts(connect: Connect) -> None:
@@ -220,7 +221,7 @@ async def test_changes_tell_of_all_jobs_until_the_session_ends(connect: Connect)
     assert seen[0].status is JobStatus.FINISHED
     after = [info for info in seen if info.job_id == "after"]
     assert after[-1].status is JobStatus.FAILED
-    assert (after[-1].errors, after[-1].sets) == (1, 1)
+    assert (after[-1].errors, after[-1].sets, after[-1].done) == (1, 1, 1)
 
 
 async def test_health_ends_with_the_session(connect: Connect) -> None:

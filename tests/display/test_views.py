@@ -32,6 +32,8 @@ from dfm_async import (
     WorkerLost,
     Yield,
 )
+from dfm_async.display import live
+from dfm_async.display.job_view import JobView
 from dfm_async.display.renderer import _html
 from dfm_async.errors import DfmError, Problem
 from dfm_async.rendering import Shown
@@ -372,6 +374,28 @@ async def test_showing_a_job_that_nobody_reads_ends_with_an_error(capsys: pytest
             await job.show()
         assert "running" in capsys.readouterr().out
         assert len([found async for found in job]) == 100
+
+
+class Counted:
+    interval = 3600.0
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def paint(self, view: JobView) -> None:
+        self.lines.append(view.line())
+
+
+async def test_what_happens_between_two_looks_is_joined_and_the_end_is_shown_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    surface = Counted()
+    monkeypatch.setattr(live, "_surface", lambda: surface)
+    async with Session(fed, target="inline") as session, asyncio.timeout(30):
+        job = await session.execute(many, [{"count": 5}] * 50, watch=True)
+        await job.show()
+    assert len(surface.lines) <= 2
+    assert "finished: 50 of 50 parameter sets" in surface.lines[-1]
 
 
 class Terminal(io.StringIO):

@@ -32,7 +32,8 @@ def test_a_target_that_was_missed_is_told_at_the_top_and_at_its_figure() -> None
     slow = Figure("round trip", "ms", 3.0, {"pool": 1.0}, Target(2, "pool"))
     fast = Figure("other trip", "ms", 1.0, {"pool": 1.0}, Target(2, "pool"))
     shown = markdown(report(slow, fast))
-    assert "1 of 2 targets were met" in shown
+    assert "**1 of 2 targets were met in this run.**" in shown
+    assert "In this run 1 of 2 targets were met." in shown
     assert "| [idle](#idle) | round trip | 3 ms | at most 2 x pool |" in shown
     assert shown.count('<strong class="missed">') == shown.count('<strong class="met">') == 1
 

@@ -111,6 +111,15 @@ def bound(node: ast.stmt) -> list[str]:
     return []
 
 
+def test_commands_that_pages_name_exist() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    sessions = re.findall(r"^@nox\.session.*\ndef (\w+)\(", (ROOT / "noxfile.py").read_text(encoding="utf-8"), re.M)
+    for name in re.findall(r"noxfile\.py (\w+)|nox -s (\w+)", text):
+        assert "".join(name) in sessions
+    for name in re.findall(r"python3? -m benchmarks\.(\w+)", text):
+        assert (ROOT / "benchmarks" / f"{name}.py").exists(), name
+
+
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_what_a_page_defines_is_used_on_it(page: Path) -> None:
     defined, used = definitions(page)

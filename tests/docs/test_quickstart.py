@@ -45,7 +45,7 @@ async def serving(folder: Path) -> AsyncIterator[str]:
     try:
         assert server.stdout is not None
         line = (await server.stdout.readline()).decode()
-        address = re.search(r"http://\S+", line)
+        address = re.search(r"http://[\w.:]+", line)
         assert address is not None, line
         yield address[0]
     finally:
@@ -71,7 +71,7 @@ async def test_the_service_of_the_quickstart_answers_as_the_page_says(tmp_path: 
         block.text for block in blocks(PAGE.read_text(encoding="utf-8")) if block.text.startswith("event: result")
     ]
     expected = json.loads(shown.partition("data: ")[2])
-    assert [event for event in results if {**event, "offset": 0} == {**expected, "offset": 0}]
+    assert [event for event in results if {**event, "offset": 0} == {**expected, "offset": 0}], answer.text
     assert sorted((event["place"], event["frame"]) for event in results) == [
         ("raw", [0]),
         ("warm", [0, 1]),

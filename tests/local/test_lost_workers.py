@@ -307,15 +307,17 @@ async def test_a_worker_that_cannot_reach_a_living_peer_ends_rather_than_hang(uv
 
 async def test_cancelling_a_call_that_hangs_does_not_harm_other_jobs_of_the_worker() -> None:
     async with Session(fed) as session:
-        other = await session.execute(pauses, {"seconds": 1.0})
+        other = await session.execute(pauses, None)
         stuck = await session.execute(hangs)
         await running(stuck)
         assert await stuck.cancel(grace=0.1) == {"lab": "retired"}
         assert [lane.alive for lane in session.stats().lanes] == [True]  # another one has its place already
         fresh = (await (await session.execute(pauses, {"seconds": 0})).first()).value
+        await other.send_input_params({"seconds": 0})
         pid = (await other.first()).value
         assert pid != fresh
-        await other
+        await other.send_stop_frame()
+        assert await other is JobStatus.FINISHED
         process = psutil.Process(pid) if psutil.pid_exists(pid) else None
         if process is not None:
             await asyncio.to_thread(process.wait, 5)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from jupyter_client.asynchronous.client import AsyncKernelClient
@@ -52,21 +54,25 @@ class Kernel:
         self.client = client
 
     @classmethod
-    async def start(cls, **options: Any) -> Kernel:
-        manager = AsyncKernelManager()
-        await manager.start_kernel(**options)
+    async def start(cls, folder: Path, mark: str) -> Kernel:
+        """Starts a kernel that keeps its files in a folder; processes have a mark in ``DFM_TEST_MARK``."""
+        manager = AsyncKernelManager(connection_file=str(folder / "kernel.json"))
+        await manager.start_kernel(
+            cwd=str(folder), env={**os.environ, "DFM_TEST_MARK": mark, "IPYTHONDIR": str(folder)}
+        )
         client = manager.client()
         client.start_channels()
         await client.wait_for_ready(timeout=60)
         return cls(manager, client)
 
     async def run(self, code: str, seen: Callable[[], None] = lambda: None) -> Cell:
-        """Runs a cell to its end; an error is a part of what it put out. ``seen`` is called with each thing."""
+        """Runs a cell to its end; an error is a part of what it put out. ``seen``: called when it shows something."""
         cell = Cell()
 
         def take(message: dict[str, Any]) -> None:
             cell.take(message)
-            seen()
+            if message["msg_type"] == "display_data":
+                seen()
 
         async with asyncio.timeout(60):
             await self.client.execute_interactive(code, allow_stdin=False, stop_on_error=False, output_hook=take)
@@ -77,6 +83,11 @@ class Kernel:
         cell = await self.run(code)
         assert not cell.error, cell.error
         return cell
+
+    async def interrupt(self) -> None:
+        """Interrupts the cell that runs. A loop that waits notices it when something wakes it (ipykernel issue 881)."""
+        await self.manager.interrupt_kernel()
+        self.client.kernel_info()
 
     async def stop(self) -> None:
         """Ends the kernel as a user does."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -49,8 +48,7 @@ with Pipeline("anomalies") as pipeline:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def kernel(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Kernel]:
-    folder = tmp_path_factory.mktemp("notebook")
-    found = await Kernel.start(cwd=str(folder), env={**os.environ, "DFM_TEST_MARK": MARK, "IPYTHONDIR": str(folder)})
+    found = await Kernel.start(tmp_path_factory.mktemp("notebook"), MARK)
     try:
         await found.does(SETUP)
         yield found
@@ -67,7 +65,7 @@ async def session(kernel: Kernel, request: pytest.FixtureRequest) -> AsyncIterat
 
 
 def in_marked_processes() -> list[psutil.Process]:
-    """The processes that the kernel started, and the kernel itself: all of them inherit its mark."""
+    """The processes that the kernel started, and the kernel itself: all of them have its mark."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -158,7 +156,7 @@ async def test_an_interrupted_view_leaves_the_job_alone(kernel: Kernel) -> None:
     shown = asyncio.Event()
     running = asyncio.ensure_future(kernel.run("await job.show()", seen=shown.set))
     await shown.wait()
-    await kernel.manager.interrupt_kernel()
+    await kernel.interrupt()
     cell = await running
     assert "KeyboardInterrupt" in cell.error or "CancelledError" in cell.error
     cell = await kernel.does("print(job.status)\ngate.set()\nprint(await job)\nawait session.close()")

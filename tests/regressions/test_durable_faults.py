@@ -296,6 +296,37 @@ async def test_an_execute_that_is_cancelled_while_it_creates_the_job_leaves_none
         assert await job is JobStatus.FINISHED
 
 
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+async def test_a_job_that_was_not_submitted_after_all_is_in_no_list(
+    opens_inline: Open, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    read, refused = asyncio.Event(), asyncio.Event()
+    jobs = SqliteStore.jobs
+
+    async def jobs_slowly(store: SqliteStore) -> Any:
+        found = await jobs(store)
+        read.set()
+        if when == "meanwhile":
+            await refused.wait()
+        return found
+
+    listings: list[asyncio.Task[Any]] = []
+    async with asyncio.timeout(LIMIT), opens_inline() as session:
+        monkeypatch.setattr(SqliteStore, "jobs", jobs_slowly)
+
+        async def submit(*_: Any) -> None:
+            listings.append(listing := asyncio.create_task(session.refresh_jobs()))
+            await (listing if when == "before" else read.wait())
+            raise SessionClosed("while it was submitted")
+
+        monkeypatch.setattr(session._target, "submit", submit)
+        with pytest.raises(SessionClosed):
+            await session.execute(squares, {"n": 2}, job_id="x")
+        refused.set()
+        await asyncio.gather(*listings)
+        assert session.jobs() == []
+
+
 def children() -> set[int]:
     found = psutil.Process().children(recursive=True)
     return {child.pid for child in found if child.is_running() and child.status() != psutil.STATUS_ZOMBIE}

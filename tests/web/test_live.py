@@ -196,6 +196,13 @@ async def test_files_of_the_page_are_strict_small_and_fetched_once(path: str, me
         assert plain.text == answer.text
 
 
+async def test_the_page_is_found_without_a_slash_at_the_end() -> None:
+    async with serving(make()) as server:
+        found = await server.client.get(f"http://127.0.0.1:{server.port}/dfm", follow_redirects=True)
+        assert str(found.url).endswith("/dfm/")
+        assert found.headers["content-type"].startswith("text/html")
+
+
 async def test_only_files_of_the_page_are_given() -> None:
     service = make()
     transport = httpx.ASGITransport(service.app)

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from fastapi import Depends, FastAPI
 from openapi_spec_validator import validate
+from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -47,6 +48,32 @@ async def test_fastapi_gives_the_session_to_handlers_of_its_own() -> None:
         assert (await server.client.get(f"http://127.0.0.1:{server.port}/dfm-own")).json() == 144
         job_id = await server.submit("squares", {"x": 3})
         assert (await all_events(server.client, f"/jobs/{job_id}/stream"))[-1].name == "end"
+
+
+class Event(BaseModel):
+    """The schema of an application; the service has one of the same name."""
+
+    town: str
+
+
+async def test_the_docs_of_fastapi_can_show_the_routes_beside_its_own() -> None:
+    service = make()
+    app = FastAPI(lifespan=service.lifespan)
+    app.mount("/dfm", service.app)
+    service.add_to_docs(app, "/dfm")
+
+    @app.post("/tickets")
+    async def ticket(event: Event) -> str:
+        return event.town
+
+    async with serving(service, app, prefix="") as server:
+        document = (await server.client.get("/openapi.json")).json()
+        assert "swagger" in (await server.client.get("/docs")).text
+    validate(document)
+    assert document["paths"].keys() > {"/tickets", "/dfm/jobs/{job_id}", "/dfm/pipelines/squares/jobs"}
+    assert document["components"]["schemas"]["Event"]["properties"].keys() == {"town"}
+    shown = document["paths"]["/dfm/jobs/{job_id}"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert "status" in document["components"]["schemas"][shown["$ref"].rpartition("/")[2]]["properties"]
 
 
 async def test_routes_can_be_included_and_a_lifespan_can_have_that_of_the_service_in_it() -> None:

@@ -37,6 +37,13 @@ export class JobList {
     this.paint();
   }
 
+  /** Says that there is no list for this client. */
+  refuse(message) {
+    say(this.note, `The jobs cannot be listed: ${message}.`);
+    this.note.hidden = false;
+    return true;
+  }
+
   take(info) {
     this.#jobs.set(info.job_id, info);
     if (this.#jobs.size > KEPT) this.#jobs.delete(this.#oldest());

@@ -98,6 +98,8 @@ addEventListener("popstate", () => route());
 new Feed(() => "stream", ["job", "sites", "drain"], {
   opened: () => jobs.clear(),
   tell: state => tell("service", state),
+  // Whoever may not see the list is not asked to wait for it; everything else passes.
+  over: () => get("jobs?limit=1").then(() => false, refused => [401, 403].includes(refused.status) && jobs.refuse(refused.message)),
   take: (name, data) => {
     if (name === "sites") return sites.take(data);
     if (name !== "job") return undefined;
