@@ -27,7 +27,7 @@ REQUIRED = {
     "WorkerLost", "EncodingError", "ResultsExpired", "SessionClosed", "FlareAgent", "LauncherExecutor", "Program",
     "SubprocessLauncher",
 }  # fmt: skip
-PACKAGES = [dfm_async, drawing, exchange, testing, web]
+PACKAGES = [dfm_async, drawing, exchange, telemetry, testing, web]
 EVERYTHING = {
     **{name: getattr(dfm_async, name) for name in dfm_async.__all__},
     **{f"exchange.{name}": getattr(exchange, name) for name in exchange.__all__},

@@ -5,3 +5,7 @@ from dfm_async.telemetry.spans import Span, read_trace
 from dfm_async.telemetry.user_spans import UserSpan
 
 __all__ = ["FileSink", "Sink", "Span", "UserSpan", "read_trace"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -23,7 +23,7 @@ __all__ = ["SpanOwner", "SpanQueue", "SpanSource"]
 
 _log = logging.getLogger(__name__)
 
-_PAUSE: Final = 0.01
+_PAUSE: Final = 0.1
 """How many seconds spans wait for others."""
 _AT_ONCE: Final = 64
 """How many spans are handed on in one turn of the loop, so that others get theirs."""

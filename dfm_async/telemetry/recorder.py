@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from dfm_async.model.events import Scalar
 from dfm_async.model.ids import Frame
@@ -22,6 +22,14 @@ _LIMIT: Final = 8192
 
 Failure = tuple[str, str, str]
 """What went wrong: the kind of the error, its message, its traceback."""
+
+
+class OpenSpan(Protocol):
+    """A span that has not ended."""
+
+    def end(self, failure: Failure | None) -> None:
+        """Ends it; what comes after the first time does not count."""
+        ...
 
 
 class TracedCall:
@@ -43,7 +51,7 @@ class TracedCall:
     def end(self, failure: Failure | None) -> None:
         """It has returned or raised; what comes after the first time does not count."""
         recorder = self.recorder
-        if recorder.calls.pop(self.span, None) is not None:
+        if recorder.open.pop(self.span, None) is not None:
             recorder.add("dfm.operation", self.span, recorder.span, self._start, self._attributes, failure)
 
 
@@ -58,7 +66,7 @@ class Recorder:
         on_batch: is called, in whatever thread, when a batch waits to be sent.
 
     Attributes:
-        calls: those that run, by the ids of their spans.
+        open: the spans that have not ended, by their ids.
     """
 
     __slots__ = (
@@ -70,7 +78,7 @@ class Recorder:
         "_run",
         "_started",
         "_waiting",
-        "calls",
+        "open",
         "site",
         "span",
         "trace_id",
@@ -80,7 +88,7 @@ class Recorder:
         self.trace_id = trace_id
         self.span = span
         self.site = site
-        self.calls: dict[int, TracedCall] = {}
+        self.open: dict[int, OpenSpan] = {}
         self._run = run
         self._on_batch = on_batch
         self._started = time.time_ns()
@@ -125,7 +133,7 @@ class Recorder:
             "dfm.attempt": attempt,
         }
         span = new_span_id()
-        call = self.calls[span] = TracedCall(self, span, attributes)
+        call = self.open[span] = TracedCall(self, span, attributes)
         return call
 
     def arrived(self, origin: Origin, tokens: int, size: int) -> None:
@@ -165,12 +173,12 @@ class Recorder:
         """The job has ended here: gives what waits, and the location's own span.
 
         Args:
-            cut_short: what to say of calls that have not ended; None if that is well, as of generators that nobody
+            cut_short: what to say of spans that have not ended; None if that is well, as of generators that nobody
                 reads to their ends.
         """
         self._on_batch = _nobody
-        for call in list(self.calls.values()):
-            call.end(None if cut_short is None else ("Cancelled", cut_short, ""))
+        for span in list(self.open.values()):
+            span.end(None if cut_short is None else ("Cancelled", cut_short, ""))
         found = self.take()
         attributes: dict[str, Scalar] = {"dfm.attempt": self._run}
         if self._left_out:

@@ -51,7 +51,10 @@ class FileSink:
 
         Raises:
             OSError: it cannot be written.
+            RuntimeError: it is open already.
         """
+        if self._file is not None:
+            raise RuntimeError(f"the sink for {self.path} is open already; give each session its own, or the path")
         file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._file = file
         end = os.fstat(file).st_size

@@ -74,6 +74,7 @@ class RecordedSpan:
         self._span = new_span_id()
         self._leave = enter_position(Position(call.recorder.trace_id, self._span, call.span))
         self._start = time.time_ns()
+        call.recorder.open[self._span] = self
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -82,8 +83,13 @@ class RecordedSpan:
         self._leave()
         self._leave = None
         # A generator that nobody reads to its end has not failed.
-        failure = None if error is None or isinstance(error, GeneratorExit) else failure_of(error)
-        self._call.recorder.add(self._name, self._span, self._parent, self._start, self._attributes, failure)
+        self.end(None if error is None or isinstance(error, GeneratorExit) else failure_of(error))
+
+    def end(self, failure: Failure | None) -> None:
+        """Notes its end: when it is left, or before that when the job has ended."""
+        recorder = self._call.recorder
+        if recorder.open.pop(self._span, None) is not None:
+            recorder.add(self._name, self._span, self._parent, self._start, self._attributes, failure)
 
 
 class _NoSpan:

@@ -56,6 +56,13 @@ def counted_in_thread(count: int) -> Iterator[int]:
                 yield i
 
 
+@lab.operation
+async def first(values: AsyncIterator[int]) -> int:
+    async for value in values:
+        return value
+    return -1
+
+
 @desk.operation
 def by_hand() -> int:
     context = current_context()
@@ -130,6 +137,10 @@ with Pipeline("generators") as generators:
 with Pipeline("streams") as streams:
     with ForEach(counted(PlaceParam("count"))) as element:
         Yield(double(element))
+
+with Pipeline("impatient") as impatient:
+    Yield(first(counted(PlaceParam("count", multiuse=True))), place="loop")
+    Yield(first(counted_in_thread(PlaceParam("count", multiuse=True))), place="thread")
 
 with Pipeline("hands") as hands:
     Yield(by_hand())

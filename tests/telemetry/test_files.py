@@ -141,6 +141,18 @@ async def test_a_file_that_cannot_be_opened_keeps_the_session_from_connecting(tm
     await session.close()
 
 
+async def test_a_sink_serves_one_session_at_a_time(tmp_path: Path) -> None:
+    sink = FileSink(tmp_path / "trace.jsonl")
+    async with Session(fed, target="inline", trace=sink) as session:
+        with pytest.raises(RuntimeError, match="open already"):
+            async with Session(fed, target="inline", trace=sink):
+                pass
+        await (await session.execute(doubles, {"count": 1}))
+    async with Session(fed, target="inline", trace=sink) as session:  # one after the other is well
+        await (await session.execute(doubles, {"count": 1}))
+    assert len({span.trace_id for span in read_trace(sink.path)}) == 2
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a disk that is always full")
 async def test_a_full_disk_costs_the_trace_and_not_the_job(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "dfm_async.telemetry"):

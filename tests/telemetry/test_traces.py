@@ -12,6 +12,7 @@ import pytest
 from dfm_async import JobAborted, JobFailed, Pipeline, PlaceParam, Session, Yield
 from dfm_async.telemetry import Span, read_trace
 from dfm_async.telemetry.spans import APPLICATION
+from dfm_async.testing import no_leaks
 from tests.conftest import Connect
 from tests.telemetry.rig import (
     Gathered,
@@ -22,6 +23,7 @@ from tests.telemetry.rig import (
     fed,
     generators,
     hands,
+    impatient,
     mortal,
     patient,
     streams,
@@ -105,6 +107,16 @@ async def test_the_call_of_a_generator_lasts_until_its_end(connect: Connect) -> 
     assert tree.parents("one") == {"all": 8}
     for part in (*tree.of("all"), *tree.of("one")):
         assert tree.parent(part).end >= part.end
+
+
+async def test_generators_that_are_not_read_to_their_ends_are_whole(connect: Connect) -> None:
+    sink = Gathered()
+    async with connect(fed, trace=sink) as session:
+        await (await session.execute(impatient, {"count": 1000}))
+    tree = sink.tree
+    assert tree.parents("all") == {"dfm.operation": 2}
+    assert set(tree.parents("one")) == {"all"}
+    assert {span.status for span in tree.spans} == {"ok"}
 
 
 async def test_what_failed_says_why(connect: Connect) -> None:
@@ -208,6 +220,18 @@ async def test_an_execution_that_is_refused_ends_its_trace(connect: Connect, mon
 
 async def _refuse(*_: object) -> None:
     raise ConnectionError("no")
+
+
+async def test_a_traced_session_leaves_nothing_behind(connect: Connect, tmp_path: Path) -> None:
+    with no_leaks():
+        async with connect(fed, trace=tmp_path / "trace.jsonl") as session:
+            finished = await session.execute(generators, {"count": 2})
+            await session.execute(endless)  # is aborted with the session
+            await finished
+    statuses = {
+        span.attributes["dfm.status"] for span in read_trace(tmp_path / "trace.jsonl") if span.name == "dfm.job"
+    }
+    assert statuses == {"finished", "aborted"}
 
 
 async def test_many_jobs_at_once_have_traces_of_their_own(connect: Connect) -> None:
