@@ -43,7 +43,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@given(st.lists(spans))
+@given(st.lists(spans, max_size=4))
 def test_spans_are_read_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, found: list[Span]) -> None:
     path = tmp_path_factory.getbasetemp() / "spans.jsonl"
     path.write_bytes(encode_spans(found))
