@@ -234,9 +234,9 @@ class JobChanges:
         self._readers.discard(reader)
 
     def close(self) -> None:
-        """Nothing will change any more."""
-        for reader in list(self._readers):
-            reader.close()
+        """Nothing will change any more; readers still get what they have not seen."""
+        for reader in self._readers:
+            reader.end()
 
 
 class ChangeReader:
@@ -257,9 +257,13 @@ class ChangeReader:
         while not self._bell.closed:
             await self._bell.wait()
             if self._changed:
-                changed, self._changed = list(self._changed), {}
-                return changed
-        return []
+                break
+        changed, self._changed = list(self._changed), {}
+        return changed
+
+    def end(self) -> None:
+        """Nothing will change any more."""
+        self._bell.close()
 
     def close(self) -> None:
         """Looks no more. Whoever waits gets the end."""

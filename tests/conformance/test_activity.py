@@ -215,13 +215,20 @@ async def test_changes_tell_of_all_jobs_until_the_session_ends(connect: Connect)
         looking = asyncio.create_task(look())
         job = await session.execute(doubles, {"count": 5}, job_id="after")
         await job.wait_until_finished()
-        await asyncio.sleep(0)
     await looking
     assert seen[0].job_id == "before"
     assert seen[0].status is JobStatus.FINISHED
     after = [info for info in seen if info.job_id == "after"]
     assert after[-1].status is JobStatus.FAILED
     assert (after[-1].errors, after[-1].sets, after[-1].done) == (1, 1, 1)
+
+
+async def test_changes_tell_how_the_end_of_the_session_ended_jobs(connect: Connect) -> None:
+    async with connect(fed) as session:
+        changes = session.changes(interval=60)
+        await session.execute(doubles, None, job_id="open")
+        assert (await anext(changes)).status in (JobStatus.SUBMITTED, JobStatus.RUNNING)
+    assert [info.status async for info in changes] == [JobStatus.ABORTED]
 
 
 async def test_health_ends_with_the_session(connect: Connect) -> None:
