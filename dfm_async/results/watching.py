@@ -11,17 +11,28 @@ from typing import Final
 from dfm_async.model.activity import Activity, CallMade, NodeActivity
 from dfm_async.model.ids import Frame
 
-__all__ = ["ActivityReader", "Bell", "Bells", "ChangeReader", "JobActivity", "JobChanges"]
+__all__ = ["ActivityReader", "Bell", "Bells", "ChangeReader", "JobActivity", "JobChanges", "check_interval"]
 
 _CALLS: Final = 512
 """How many calls of a job are kept one by one."""
+
+
+def check_interval(interval: float) -> float:
+    """Gives back an interval between looks.
+
+    Raises:
+        ValueError: it is no number of seconds.
+    """
+    if not isinstance(interval, (int, float)) or not interval >= 0:
+        raise ValueError(f"interval must be a number of seconds, 0 or more, not {interval!r}")
+    return interval
 
 
 class Bell:
     """Wakes one reader. What rings while it is busy, or within ``interval`` seconds of the last time, is joined."""
 
     def __init__(self, interval: float) -> None:
-        self._interval = interval
+        self._interval = check_interval(interval)
         self._rung = asyncio.Event()
         self._ended = asyncio.Event()
         self._next = 0.0

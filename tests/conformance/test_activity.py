@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -267,3 +269,13 @@ async def test_changes_are_joined_for_a_reader_that_does_not_look(connect: Conne
             infos = [await anext(changes) for _ in range(10)]
             assert {info.job_id for info in infos} == {job.job_id for job in jobs}
             assert {info.status for info in infos} == {JobStatus.FINISHED}
+
+
+async def test_what_cannot_be_an_interval_is_refused_at_once() -> None:
+    wrong: list[Any] = ["soon", None, -1, math.nan]
+    async with Session(fed, target="inline") as session:
+        job = await session.execute(doubles, None, watch=True)
+        for look in (session.changes, session.health, job.changes, job.activity):
+            for interval in wrong:
+                with pytest.raises(ValueError, match="interval must be a number of seconds"):
+                    look(interval)
