@@ -136,8 +136,13 @@ class JobActivity:
             bell.ring()
 
     def close(self) -> None:
-        """The job has ended."""
+        """The job has ended, and with it what was under way; that is not counted."""
         self.closed = True
+        cut_short = [counts for counts in self._nodes.values() if counts.total.running]
+        self.version += bool(cut_short)
+        for counts in cut_short:
+            counts.restart()
+            counts.version = self.version
         for bell in self._bells:
             bell.close()
 

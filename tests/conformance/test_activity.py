@@ -56,6 +56,11 @@ def counted_in_thread(count: int) -> Iterator[int]:
     yield from range(count)
 
 
+@desk.operation
+async def first_of(values: AsyncIterator[int]) -> int:
+    return await anext(values)
+
+
 @lab.operation(retry=RetryPolicy(attempts=3, backoff=0.0))
 async def flaky(path: str) -> str:
     with open(path, "a") as file:  # noqa: ASYNC230 - one byte
@@ -87,6 +92,10 @@ with Pipeline("doubles") as doubles:
 with Pipeline("streams") as streams:
     Yield(counted(PlaceParam("count", multiuse=True)), place="async")
     Yield(counted_in_thread(PlaceParam("count", multiuse=True)), place="thread")
+
+with Pipeline("firsts") as firsts:
+    Yield(first_of(counted(PlaceParam("count", multiuse=True))), place="async")
+    Yield(first_of(counted_in_thread(PlaceParam("count", multiuse=True))), place="thread")
 
 with Pipeline("flakes") as flakes:
     Yield(flaky(PlaceParam("path")))
@@ -139,6 +148,14 @@ async def test_a_generator_is_a_call_until_it_has_ended(connect: Connect) -> Non
     assert joined(found) == {"counted": ("lab", 1, 1, 0), "counted_in_thread": ("desk", 1, 1, 0)}
 
 
+async def test_a_generator_that_nobody_reads_to_its_end_does_not_run_for_ever(connect: Connect) -> None:
+    async with connect(fed) as session:
+        found, _ = await watch(session, firsts, count=100_000)
+    told = joined(found)
+    assert told["counted"] == ("lab", 1, 1, 0)
+    assert told["counted_in_thread"] == ("desk", 1, 1, 0)
+
+
 async def test_every_attempt_counts(connect: Connect, tmp_path: os.PathLike[str]) -> None:
     async with connect(fed) as session:
         found, calls = await watch(session, flakes, path=os.fspath(tmp_path) + "/tries")
@@ -155,7 +172,8 @@ async def test_a_call_is_seen_while_it_runs_and_the_reader_ends_with_a_cancelled
                 first = await anext(reader)
             assert first.nodes[0].running == 1
             await job.cancel()
-            assert [activity.calls async for activity in reader] in ([], [()])
+            (last,) = [activity async for activity in reader]
+            assert ([node.running for node in last.nodes], last.calls) == ([0], ())
             assert (job.info().sets, job.info().done) == (1, 0)
 
 
