@@ -30,8 +30,18 @@ class TokenAuthorizer(Authorizer):
     async def __call__(self, request: HTTPConnection, /) -> Principal | None:
         """Tells whether a request has the token."""
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        shown = given if scheme.lower() == "bearer" else request.cookies.get(_COOKIE, "")
-        return Principal("token") if _same(shown, self._token) else None
+        if scheme.lower() != "bearer":
+            given = request.cookies.get(_COOKIE, "") if _from_our_page(request) else ""
+        return Principal("token") if _same(given, self._token) else None
+
+
+def _from_our_page(request: HTTPConnection) -> bool:
+    """Whether the cookie counts: browsers send it also for pages of other ports of this host, which are not ours."""
+    headers = request.headers
+    origin = headers.get("origin")
+    if origin is None:  # so it is for images, frames and the like, but browsers tell what they are; links are fine
+        return headers.get("sec-fetch-site") != "same-site" or headers.get("sec-fetch-dest") == "document"
+    return origin.partition("://")[2] == headers.get("host")
 
 
 class BrowserEntrance:
@@ -48,7 +58,8 @@ class BrowserEntrance:
         """Answers a browser that brings the token, and leaves everything else to the service."""
         if scope["type"] == "http" and scope["method"] == "GET" and scope["path"] == "/":
             given = parse_qs(scope["query_string"].decode("latin-1")).get("token")
-            if given and _same(given[-1], self._token):
+            # Tokens have no spaces, but may have a plus, which means one in a query.
+            if given and _same(given[-1].replace(" ", "+"), self._token):
                 answer = RedirectResponse(f"{scope.get('root_path', '')}/", 303, {"referrer-policy": "no-referrer"})
                 answer.set_cookie(_COOKIE, self._token, httponly=True, samesite="strict")
                 await answer(scope, receive, send)

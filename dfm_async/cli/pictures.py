@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -75,7 +76,7 @@ def explain(federation: str, pipeline: str | None, *, as_json: bool) -> Iterator
 
 
 def write_text(text: str, path: Path | None) -> None:
-    """Writes a text to a file as a whole, or to standard output.
+    """Writes a text to a file as a whole, or to standard output. A file that is there keeps who may read it.
 
     Raises:
         BadInput: the file cannot be written.
@@ -83,10 +84,23 @@ def write_text(text: str, path: Path | None) -> None:
     if path is None:
         typer.echo(text)
         return
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    data = (text if text.endswith("\n") else f"{text}\n").encode()
     try:
-        part.write_text(text if text.endswith("\n") else f"{text}\n", encoding="utf-8")
-        part.replace(path)
+        if path.is_symlink() or (path.exists() and not path.is_file()):  # such as /dev/null, which must stay what it is
+            path.write_bytes(data)
+        else:
+            _write_whole(data, path)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise BadInput(f"{path}: {error.strerror or error}") from error
+
+
+def _write_whole(data: bytes, path: Path) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+            file.write(data)
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise

@@ -96,7 +96,8 @@ class FileResults:
         self._output = output
         self._as_json = as_json
         self._values = json_values()
-        self._names: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+        self._taken: set[str] = set()
 
     async def write(self, result: Result) -> None:
         """Writes the value to its file.
@@ -116,9 +117,12 @@ class FileResults:
         # A place may be called anything: what is not a letter, a digit, _ or - is written by its code.
         place = _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", result.place)
         stem = "-".join(filter(None, [place, frame_text(result.frame)])) or "result"
-        count = self._names[stem] = self._names.get(stem, 0) + 1
-        numbered = stem if count == 1 else f"{stem}-{count}"  # several yields to one place in one frame
-        return numbered + _suffix(result.value)
+        while True:
+            count = self._counts[stem] = self._counts.get(stem, 0) + 1
+            name = stem if count == 1 else f"{stem}-{count}"  # several yields to one place in one frame
+            if name not in self._taken:  # else a place is called as others are when they are numbered
+                self._taken.add(name)
+                return name + _suffix(result.value)
 
     def _save(self, path: Path, value: Any) -> None:
         part = path.with_name(f".{path.name}.{os.getpid()}.part")

@@ -21,6 +21,7 @@ from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.planner.plan import Plan, parameter_types
 from dfm_async.session.job import Job
 from dfm_async.session.session import Session
+from dfm_async.telemetry.sinks import FileSink
 
 __all__ = ["Output", "Run", "run_job"]
 
@@ -103,8 +104,10 @@ async def run_job(run: Run) -> int:
 def _check_trace(path: Path | None) -> None:
     """Refuses a file that spans cannot be appended to."""
     if path is not None:
+        sink = FileSink(path)
         try:
-            path.open("ab").close()
+            sink.open()
+            sink.close()
         except OSError as error:
             raise BadInput(f"--trace {path}: {error.strerror or error}") from error
 

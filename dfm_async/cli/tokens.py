@@ -40,15 +40,19 @@ def server_token(file: Path | None, host: str) -> str | None:
 
 def _token(file: Path | None) -> str | None:
     if file is None:
-        return os.environ.get(VARIABLE) or None
-    try:
-        found = file.read_text(encoding="ascii").strip()
-    except OSError as error:
-        raise BadInput(f"--token-file {file}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"--token-file {file}: a token has only ASCII characters") from error
+        source, found = VARIABLE, os.environ.get(VARIABLE, "").strip()
+        if not found:
+            return None
+    else:
+        source = f"--token-file {file}"
+        try:
+            found = file.read_text(encoding="utf-8", errors="replace").strip()
+        except OSError as error:
+            raise BadInput(f"{source}: {error.strerror or error}") from error
+    if not found.isascii():
+        raise BadInput(f"{source}: a token has only ASCII characters")
     if not found.isprintable() or not found or " " in found:
-        raise BadInput(f"--token-file {file} must hold one token, without spaces or line breaks in it")
+        raise BadInput(f"{source} must hold one token, without spaces or line breaks in it")
     return found
 
 

@@ -10,7 +10,7 @@ __all__ = ["Activity", "CallMade", "NodeActivity"]
 
 
 class NodeActivity(msgspec.Struct, frozen=True):
-    """How often the operation of a node was called, since the job began.
+    """How often the operation of a node was called, since the job began. Calls that were cut short are not counted.
 
     Attributes:
         node: the label of the node.

@@ -11,17 +11,28 @@ from typing import Final
 from dfm_async.model.activity import Activity, CallMade, NodeActivity
 from dfm_async.model.ids import Frame
 
-__all__ = ["ActivityReader", "Bell", "Bells", "ChangeReader", "JobActivity", "JobChanges"]
+__all__ = ["ActivityReader", "Bell", "Bells", "ChangeReader", "JobActivity", "JobChanges", "check_interval"]
 
 _CALLS: Final = 512
 """How many calls of a job are kept one by one."""
+
+
+def check_interval(interval: float) -> float:
+    """Gives back an interval between looks.
+
+    Raises:
+        ValueError: it is no number of seconds.
+    """
+    if not isinstance(interval, (int, float)) or not interval >= 0:
+        raise ValueError(f"interval must be a number of seconds, 0 or more, not {interval!r}")
+    return interval
 
 
 class Bell:
     """Wakes one reader. What rings while it is busy, or within ``interval`` seconds of the last time, is joined."""
 
     def __init__(self, interval: float) -> None:
-        self._interval = interval
+        self._interval = check_interval(interval)
         self._rung = asyncio.Event()
         self._ended = asyncio.Event()
         self._next = 0.0
@@ -125,8 +136,13 @@ class JobActivity:
             bell.ring()
 
     def close(self) -> None:
-        """The job has ended."""
+        """The job has ended, and with it what was under way; that is not counted."""
         self.closed = True
+        cut_short = [counts for counts in self._nodes.values() if counts.total.running]
+        self.version += bool(cut_short)
+        for counts in cut_short:
+            counts.restart()
+            counts.version = self.version
         for bell in self._bells:
             bell.close()
 
@@ -234,9 +250,9 @@ class JobChanges:
         self._readers.discard(reader)
 
     def close(self) -> None:
-        """Nothing will change any more."""
-        for reader in list(self._readers):
-            reader.close()
+        """Nothing will change any more; readers still get what they have not seen."""
+        for reader in self._readers:
+            reader.end()
 
 
 class ChangeReader:
@@ -257,9 +273,13 @@ class ChangeReader:
         while not self._bell.closed:
             await self._bell.wait()
             if self._changed:
-                changed, self._changed = list(self._changed), {}
-                return changed
-        return []
+                break
+        changed, self._changed = list(self._changed), {}
+        return changed
+
+    def end(self) -> None:
+        """Nothing will change any more."""
+        self._bell.close()
 
     def close(self) -> None:
         """Looks no more. Whoever waits gets the end."""

@@ -269,6 +269,8 @@ class SiteJob:
         if self._speech is not None and (done or self.outbox.has_frames_done):
             self._speech.flush()
         if self.observer is not None and done:
+            if self._streams is not None:
+                self._streams.end_all()
             self.observer.flush()
         held_up = not self.outbox.open
         holding = self.objects is not None and self.objects.held

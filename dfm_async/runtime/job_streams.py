@@ -139,6 +139,11 @@ class JobStreams:
         await stream.source.wait_ended()
         self.closing.discard(stream)
 
+    def end_all(self) -> None:
+        """The job is about to be done here: the calls of generators that nobody reads to their ends have ended."""
+        for stream in [*self.live, *self.closing]:
+            stream.end()
+
     def close_all(self) -> None:
         """The job is done here: whatever is left is closed."""
         for stream in list(self.live):

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from dfm_async.model.info import JobInfo
 from dfm_async.results.record import JobRecord
+from dfm_async.results.watching import check_interval
 
 __all__ = ["InfoWatch"]
 
@@ -22,7 +23,7 @@ class InfoWatch:
     def __init__(self, job: _Known, record: JobRecord, interval: float) -> None:
         self._job = job
         self._record = record
-        self._interval = interval
+        self._interval = check_interval(interval)
         self._last: JobInfo | None = None
         self._next = 0.0
         self._ended = False

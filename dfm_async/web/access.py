@@ -67,7 +67,11 @@ class _Loopback(Authorizer):
         if not _is_loopback(_host_of(f"//{headers.get('host', '')}")):
             raise Refusal(403, "host", "without an authorizer the service is only there under a name of this machine")
         origin = headers.get("origin")
-        if origin is not None and not _is_loopback(_host_of(origin)):
+        if origin is not None:
+            ours = _is_loopback(_host_of(origin))
+        else:  # so it is for images, frames and the like, but browsers tell what they are; links are fine
+            ours = headers.get("sec-fetch-site") != "cross-site" or headers.get("sec-fetch-dest") == "document"
+        if not ours:
             raise Refusal(403, "origin", "without an authorizer pages of other sites are not served")
         return Principal("local")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,9 +19,12 @@ from dfm_async.errors import (
     QueueFull,
     ResultsExpired,
     SessionClosed,
+    StoreError,
 )
 
 __all__ = ["Refusal", "answer", "refusal_of"]
+
+_log = logging.getLogger(__name__)
 
 
 class Refusal(Exception):
@@ -87,6 +91,9 @@ def refusal_of(error: DfmError, retry: float) -> Refusal:
         case ResultsExpired():
             message = f"event {error.wanted} is gone; the log begins at {error.first}"
             return Refusal(410, "expired", message, first=error.first)
+        case StoreError():  # where it is, and what is wrong with it, is nothing for clients
+            _log.error("a request could not be answered: %s", error)
+            return Refusal(503, "store", "the store of jobs cannot be used at the moment", retry_after=retry)
         case SessionClosed():
             return Refusal(503, "closed", "the service is not ready", retry_after=retry)
         case _:

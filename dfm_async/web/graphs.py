@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
+import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Send
@@ -31,6 +32,7 @@ class GraphHandlers:
     def __init__(self, state: State) -> None:
         self._state = state
         self._drawn: OrderedDict[str, str] = OrderedDict()
+        self._lock = anyio.Lock()  # one at a time: whoever asks often must not have them all drawn side by side
 
     async def graph(self, request: Request, _send: Send) -> Response:
         """Draws the pipeline of a job over its sites."""
@@ -43,10 +45,11 @@ class GraphHandlers:
         return Response(await self._drawing(plan), headers=headers, media_type="image/svg+xml")
 
     async def _drawing(self, plan: Plan) -> str:
-        found = self._drawn.get(plan.hash)
-        if found is None:
-            # A large one takes a while, and the loop has others to serve.
-            found = self._drawn[plan.hash] = await in_thread(lambda: svg(graph_of(plan)), "drawing")
-            while len(self._drawn) > _KEPT:
-                self._drawn.popitem(last=False)
+        async with self._lock:
+            found = self._drawn.get(plan.hash)
+            if found is None:
+                # A large one takes a while, and the loop has others to serve.
+                found = self._drawn[plan.hash] = await in_thread(lambda: svg(graph_of(plan)), "drawing")
+                while len(self._drawn) > _KEPT:
+                    self._drawn.popitem(last=False)
         return found

@@ -80,6 +80,14 @@ class Service:
     ) -> None:
         if (federation is None) == (session is None):
             raise TypeError("give either a federation or a session")
+        if federation is not None and not isinstance(federation, Federation):
+            raise TypeError(f"federation must be a Federation, not {federation!r}")
+        if session is not None and not isinstance(session, Session) and not callable(session):
+            raise TypeError(f"session must be a Session, or a function that makes one, not {session!r}")
+        if limits is not None and not isinstance(limits, WebLimits):
+            raise TypeError(f"limits must be WebLimits, not {limits!r}")
+        if authorizer is not None and not (callable(authorizer) and hasattr(authorizer, "allows")):
+            raise TypeError(f"authorizer must be an object of a class that derives from Authorizer, not {authorizer!r}")
         for name, pipeline in (pipelines or {}).items():
             if not isinstance(pipeline, Pipeline):
                 raise TypeError(f"pipeline {name!r} is no Pipeline, but {pipeline!r}")

@@ -75,7 +75,7 @@ class _Writer:
         reader, socket = self._reader, self._socket
         while reader.going_on:
             # The server itself asks the client for signs of life: there is nothing to write meanwhile.
-            for event in await reader.batch(self._limits.heartbeat):
+            for event in await reader.follow(self._limits.heartbeat):
                 record = self._records.json(event)
                 await self._bounded(socket.send_text(record.decode()))
                 if reader.gone:

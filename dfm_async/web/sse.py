@@ -151,7 +151,7 @@ class EventWriter(Writer):
     async def _write_log(self, send: Send) -> None:
         reader, limits = self._job, self._limits
         while reader.going_on:
-            events = await reader.batch(limits.heartbeat)
+            events = await reader.follow(limits.heartbeat)
             if events:
                 await self._write_events(send, events)
             elif reader.going_on:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
+from dfm_async.errors import DfmError
 from dfm_async.model.events import Event
 from dfm_async.session.job import Job
 from dfm_async.web.access import Principal
@@ -14,6 +16,8 @@ from dfm_async.web.answers import Refusal
 from dfm_async.web.limits import WebLimits
 
 __all__ = ["JobReader", "Reader", "Seat", "Streams"]
+
+_log = logging.getLogger(__name__)
 
 _BATCH: Final = 256
 """How many events are written at once, if so many are there."""
@@ -81,8 +85,22 @@ class JobReader(Reader):
         here = self._reader.position < self._reader.log.readable
         return await self._reader.next() if here else None
 
+    async def follow(self, patience: float) -> list[Event]:
+        """Gives the next events as :meth:`batch` does; if they cannot be had, that is a reason to end."""
+        try:
+            return await self.batch(patience)
+        except DfmError as error:  # the answer has begun: the client is told when it comes back
+            _log.info("a stream cannot go on: %s", error, extra={"job": self.job.job_id, "offset": self.position})
+            self.draining = True
+            return []
+
     async def batch(self, patience: float, most: int = _BATCH) -> list[Event]:
-        """Gives the next events; none if none came for so many seconds, or there is a reason to end."""
+        """Gives the next events; none if none came for so many seconds, or there is a reason to end.
+
+        Raises:
+            ResultsExpired: they are gone, as when the job is forgotten meanwhile.
+            StoreError: they cannot be read.
+        """
         if not self.going_on:
             return []
         # Readers of one log take the same events together, wherever they began, so that these are written down once.

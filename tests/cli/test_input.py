@@ -126,6 +126,16 @@ def test_bad_input_is_2_and_told_in_plain_words(
     assert "Traceback" not in done.output
 
 
+@pytest.mark.parametrize("token", ["tök" * 10, "two words " * 3, "two\nlines" * 3])
+def test_what_cannot_be_a_token_is_told_wherever_it_comes_from(token: str, tmp_path: Path) -> None:
+    file = write(tmp_path, "token.txt", token)
+    by_file, by_name = ["--token-file", str(file)], {"DFM_TOKEN": token}
+    for command in (["jobs", "--url", "http://127.0.0.1:9"], ["serve", STATIONS, "--port", "0"]):
+        for done in (invoked(*command, *by_file), invoked(*command, env=by_name)):
+            assert (done.exit_code, done.stdout) == (2, "")
+            assert "token" in done.stderr
+
+
 def test_values_are_json_if_the_type_wants_that_and_text_otherwise() -> None:
     types: dict[str, list[Any]] = {
         "text": [str],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -23,6 +25,24 @@ def test_a_pipeline_is_told_as_text_and_drawn_over_its_sites(tmp_path: Path) -> 
     say("graph", STATIONS, "anomalies", "--format", "svg", "-o", str(tmp_path / "plan.svg"))
     drawn_nodes = ElementTree.parse(tmp_path / "plan.svg").getroot().findall(".//*[@data-node='load#0']")
     assert [node.get("data-site") for node in drawn_nodes] == ["archive"]
+
+
+def test_what_a_drawing_is_written_to_stays_what_it_is(tmp_path: Path) -> None:
+    private, link, pipe = tmp_path / "private.txt", tmp_path / "link.txt", tmp_path / "pipe"
+    private.touch(mode=0o600)
+    link.symlink_to(tmp_path / "target.txt")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)  # nothing to be replaced, as /dev/null is not
+    try:
+        for path in (private, link, pipe):
+            assert say("graph", STATIONS, "squares", "-o", str(path)) == ""
+        drawn = os.read(reader, 1 << 16).decode()
+    finally:
+        os.close(reader)
+    assert private.read_text() == (tmp_path / "target.txt").read_text() == drawn == say("graph", STATIONS, "squares")
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    assert (link.is_symlink(), pipe.is_fifo()) == (True, True)
+    assert sorted(os.listdir(tmp_path)) == ["link.txt", "pipe", "private.txt", "target.txt"]
 
 
 def test_a_pipeline_in_a_json_file_needs_no_federation(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from dfm_async import Pipeline, PlaceParam, Yield
 from tests.cli.rig import STATIONS, command, dfm, invoked, lines, started, until
 from tests.exchange.processes import MARK, family
 
@@ -128,6 +129,20 @@ def test_each_result_has_a_file_of_its_own_that_stays_in_the_folder(tmp_path: Pa
     assert (folder / "%2E%2E%2F%2E%2E%2Fbytes-0.bin").read_bytes() == b"\x00\xff"
     assert (folder / "text-0.txt").read_text(encoding="utf-8") == "grün"
     assert json.loads((folder / "other-0.json").read_bytes()) == {"a": [1, 2]}
+
+
+def test_no_result_takes_the_file_of_another(tmp_path: Path) -> None:
+    with Pipeline("alike") as alike:
+        for x in (PlaceParam("a"), PlaceParam("b")):
+            Yield(x, place="text", multiuse=True)
+        Yield(PlaceParam("c"), place="text-0")
+    alike.save_to_file(tmp_path / "alike.json")
+    (tmp_path / "sets.json").write_text(json.dumps([{"a": f"a{n}", "b": f"b{n}", "c": f"c{n}"} for n in range(3)]))
+    given = ["run", STATIONS, str(tmp_path / "alike.json"), "--params", str(tmp_path / "sets.json")]
+    done = invoked(*given, "--output", str(tmp_path / "made"), "-q", "--target", "inline")
+    assert (done.exit_code, done.stderr) == (0, "")
+    made = sorted(file.read_text() for file in (tmp_path / "made").iterdir())
+    assert made == [f"{name}{n}" for name in "abc" for n in range(3)]
 
 
 def test_a_parameter_without_a_type_is_json_if_it_can_be() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.rig import STATIONS, dfm, invoked, lines, started, until
 
-TOKEN = "a-token-for-the-tests"
+TOKEN = "a-token+for-the-tests"
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +165,12 @@ def test_with_a_token_only_those_who_have_it_are_served(tmp_path: Path) -> None:
                 "text/html",
             )
             assert browser.get("/jobs").status_code == 200
+            steering = f"{address}/pipelines/squares/jobs"
+            for origin, status in ((address, 422), ("http://127.0.0.1:9", 401), ("null", 401)):
+                assert browser.post(steering, headers={"origin": origin}).status_code == status
+            for kind, status in (("document", 200), ("image", 401)):
+                headers = {"sec-fetch-site": "same-site", "sec-fetch-dest": kind}
+                assert browser.get("/", headers=headers).status_code == status
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def file(tmp_path: Path) -> Path:
 def test_the_trace_of_a_run_shows_every_process(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     assert dfm("run", STATIONS, "anomalies", "-p", "day=mon", "--trace", str(path), "-q").returncode == 0
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600, "values and errors are not for everybody"
     done = invoked("trace", str(path))
     assert (done.exit_code, done.stderr) == (0, "")
     for row in (r"application +execute anomalies +█", r"archive +.*application → archive", r" +anomaly#2 .* 3 "):

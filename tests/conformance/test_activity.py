@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -54,6 +56,11 @@ def counted_in_thread(count: int) -> Iterator[int]:
     yield from range(count)
 
 
+@desk.operation
+async def first_of(values: AsyncIterator[int]) -> int:
+    return await anext(values)
+
+
 @lab.operation(retry=RetryPolicy(attempts=3, backoff=0.0))
 async def flaky(path: str) -> str:
     with open(path, "a") as file:  # noqa: ASYNC230 - one byte
@@ -85,6 +92,10 @@ with Pipeline("doubles") as doubles:
 with Pipeline("streams") as streams:
     Yield(counted(PlaceParam("count", multiuse=True)), place="async")
     Yield(counted_in_thread(PlaceParam("count", multiuse=True)), place="thread")
+
+with Pipeline("firsts") as firsts:
+    Yield(first_of(counted(PlaceParam("count", multiuse=True))), place="async")
+    Yield(first_of(counted_in_thread(PlaceParam("count", multiuse=True))), place="thread")
 
 with Pipeline("flakes") as flakes:
     Yield(flaky(PlaceParam("path")))
@@ -137,6 +148,14 @@ async def test_a_generator_is_a_call_until_it_has_ended(connect: Connect) -> Non
     assert joined(found) == {"counted": ("lab", 1, 1, 0), "counted_in_thread": ("desk", 1, 1, 0)}
 
 
+async def test_a_generator_that_nobody_reads_to_its_end_does_not_run_for_ever(connect: Connect) -> None:
+    async with connect(fed) as session:
+        found, _ = await watch(session, firsts, count=100_000)
+    told = joined(found)
+    assert told["counted"] == ("lab", 1, 1, 0)
+    assert told["counted_in_thread"] == ("desk", 1, 1, 0)
+
+
 async def test_every_attempt_counts(connect: Connect, tmp_path: os.PathLike[str]) -> None:
     async with connect(fed) as session:
         found, calls = await watch(session, flakes, path=os.fspath(tmp_path) + "/tries")
@@ -153,7 +172,8 @@ async def test_a_call_is_seen_while_it_runs_and_the_reader_ends_with_a_cancelled
                 first = await anext(reader)
             assert first.nodes[0].running == 1
             await job.cancel()
-            assert [activity.calls async for activity in reader] in ([], [()])
+            (last,) = [activity async for activity in reader]
+            assert ([node.running for node in last.nodes], last.calls) == ([0], ())
             assert (job.info().sets, job.info().done) == (1, 0)
 
 
@@ -215,13 +235,20 @@ async def test_changes_tell_of_all_jobs_until_the_session_ends(connect: Connect)
         looking = asyncio.create_task(look())
         job = await session.execute(doubles, {"count": 5}, job_id="after")
         await job.wait_until_finished()
-        await asyncio.sleep(0)
     await looking
     assert seen[0].job_id == "before"
     assert seen[0].status is JobStatus.FINISHED
     after = [info for info in seen if info.job_id == "after"]
     assert after[-1].status is JobStatus.FAILED
     assert (after[-1].errors, after[-1].sets, after[-1].done) == (1, 1, 1)
+
+
+async def test_changes_tell_how_the_end_of_the_session_ended_jobs(connect: Connect) -> None:
+    async with connect(fed) as session:
+        changes = session.changes(interval=60)
+        await session.execute(doubles, None, job_id="open")
+        assert (await anext(changes)).status in (JobStatus.SUBMITTED, JobStatus.RUNNING)
+    assert [info.status async for info in changes] == [JobStatus.ABORTED]
 
 
 async def test_health_ends_with_the_session(connect: Connect) -> None:
@@ -260,3 +287,13 @@ async def test_changes_are_joined_for_a_reader_that_does_not_look(connect: Conne
             infos = [await anext(changes) for _ in range(10)]
             assert {info.job_id for info in infos} == {job.job_id for job in jobs}
             assert {info.status for info in infos} == {JobStatus.FINISHED}
+
+
+async def test_what_cannot_be_an_interval_is_refused_at_once() -> None:
+    wrong: list[Any] = ["soon", None, -1, math.nan]
+    async with Session(fed, target="inline") as session:
+        job = await session.execute(doubles, None, watch=True)
+        for look in (session.changes, session.health, job.changes, job.activity):
+            for interval in wrong:
+                with pytest.raises(ValueError, match="interval must be a number of seconds"):
+                    look(interval)

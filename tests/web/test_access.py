@@ -58,6 +58,8 @@ OUTSIDE: list[dict[str, Any]] = [
     {"origin": "https://evil.example"},
     {"origin": "null"},
     {"origin": "http://[localhost"},
+    {"sec_fetch_site": "cross-site", "sec_fetch_dest": "image"},
+    {"sec_fetch_site": "cross-site", "sec_fetch_dest": "iframe"},
 ]
 
 
@@ -71,6 +73,13 @@ async def test_without_an_authorizer_nobody_else_is_served(outside: dict[str, An
             assert (await far.post(path, json={"params": {"x": 1}})).status_code == 403
         assert service.current is not None
         assert service.current.jobs() == []
+
+
+async def test_without_an_authorizer_a_link_of_another_site_leads_to_the_page() -> None:
+    service = Service(session=inline, pipelines=PIPELINES)
+    browser = {"sec_fetch_site": "cross-site", "sec_fetch_dest": "document", "sec_fetch_mode": "navigate"}
+    async with service.lifespan(), client(service, **browser) as local:
+        assert (await local.get("/")).status_code == 200
 
 
 async def test_without_an_authorizer_the_service_has_only_names_of_this_machine() -> None:

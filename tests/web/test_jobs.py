@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import httpx
 import pytest
@@ -162,6 +163,27 @@ async def test_a_job_that_has_ended_can_be_forgotten() -> None:
         assert (await server.client.get(f"/jobs/{job_id}")).status_code == 404
         assert (await server.client.delete(f"/jobs/{job_id}")).status_code == 404
         assert await server.submit("squares", {"x": 3}, job_id="mine") == "mine"  # the id is free again
+
+
+async def test_a_stream_says_where_it_was_when_its_job_is_forgotten_meanwhile(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/jobs.db"
+    service = Service(session=lambda: inline(store=store), pipelines=PIPELINES)
+    async with serving(service) as server:
+        job_id = await server.submit("texts", {"n": 4000, "size": 4000})
+        assert await (await server.session.reattach(job_id)) is JobStatus.FINISHED
+    async with serving(service) as server:
+        async with server.client.stream("GET", f"/jobs/{job_id}/stream") as response:
+            found = events(response)
+            offset = (await anext(found)).id or 0
+            assert (await server.client.delete(f"/jobs/{job_id}")).status_code == 204
+            async for event in found:
+                assert event.id is not None
+                assert event.name in ("drain", "result")
+                assert event.id == (offset if event.name == "drain" else offset + 1)
+                offset = event.id
+        assert event.name == "drain"
+        back = await server.client.get(f"/jobs/{job_id}/stream", headers={"last-event-id": str(offset)})
+        assert back.status_code == 404
 
 
 async def test_everything_that_is_wrong_with_a_submission_is_told() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,8 +13,9 @@ from xml.etree import ElementTree
 import httpx
 import pytest
 
+from dfm_async import Pipeline, PlaceParam, Yield
 from dfm_async.web import Service, WebLimits
-from tests.web.rig import PIPELINES, Sent, Server, all_events, events, gates, inline, serving
+from tests.web.rig import PIPELINES, Sent, Server, all_events, events, gates, inline, serving, square
 from tests.web.test_access import Tokens
 
 
@@ -154,6 +157,30 @@ async def test_the_pipeline_of_a_job_can_be_drawn() -> None:
         assert (same.status_code, same.content) == (304, b"")
         assert (await server.client.get(f"/jobs/{job_id}/graph", headers=bob)).status_code == 404
         assert (await server.client.get("/jobs/nothing/graph", headers=ada)).status_code == 404
+
+
+async def test_a_drawing_that_many_want_is_made_once() -> None:
+    drawing: list[str] = []
+
+    def began(*_: object) -> None:
+        sys.setprofile(None)
+        drawing.append(threading.current_thread().name)
+
+    with Pipeline("long") as long:  # takes longer to draw than it takes the others to come
+        values: list[Any] = [square(PlaceParam("x"))]
+        for _ in range(300):
+            values.append(square(values[-1]))
+        Yield(values[-1])
+    async with serving(Service(session=inline, pipelines={"long": long})) as server:
+        job_id = await server.submit("long", {"x": 1})
+        await asyncio.gather(*(server.client.get("/health") for _ in range(8)))  # so that they are connected
+        threading.setprofile(began)  # is called in each thread that begins
+        try:
+            asked = await asyncio.gather(*(server.client.get(f"/jobs/{job_id}/graph") for _ in range(8)))
+        finally:
+            threading.setprofile(None)
+        assert {found.status_code for found in asked} == {200}
+        assert drawing.count("dfm-drawing") == 1
 
 
 async def test_tracebacks_are_for_those_who_may_debug() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from pathlib import Path
 
 from dfm_async import JobStatus, LocalOptions, ResultLimits
@@ -94,3 +96,17 @@ async def test_jobs_of_a_store_are_read_also_by_the_next_service(tmp_path: Path)
         page = (await server.client.get("/jobs/kept/events?limit=500")).json()
         assert [event["value"] for event in page["events"] if event["event"] == "result"] == list(range(20))
         assert page["ended"]
+
+
+async def test_a_store_that_fails_is_told_without_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.db"
+    service = Service(session=lambda: inline(store=f"sqlite:///{file}"), pipelines=PIPELINES)
+    async with serving(service) as server:
+        with contextlib.closing(sqlite3.connect(file)) as database:
+            database.execute("ALTER TABLE jobs RENAME TO lost")
+        found = await server.client.get("/jobs/some")
+        assert (found.status_code, found.json()["error"], "retry-after" in found.headers) == (503, "store", True)
+        assert str(tmp_path) not in found.text
+        with contextlib.closing(sqlite3.connect(file)) as database:
+            database.execute("ALTER TABLE lost RENAME TO jobs")
+        assert (await server.client.get("/jobs/some")).status_code == 404

@@ -136,6 +136,15 @@ async def test_what_cannot_be_a_service_is_refused() -> None:
         Service(pipelines=PIPELINES)
     with pytest.raises(TypeError, match="either"):
         Service(fed, session=inline)
+    wrong: list[dict[str, Any]] = [
+        {"federation": "numbers"},
+        {"session": fed},
+        {"federation": fed, "limits": {"streams": 1}},
+        {"federation": fed, "authorizer": "token"},
+    ]
+    for given in wrong:
+        with pytest.raises(TypeError, match=f"{list(given)[-1]} must be"):
+            Service(**given)
     with pytest.raises(TypeError, match="no Pipeline"):
         Service(fed, pipelines={"x": square})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="URL"):
