@@ -318,7 +318,7 @@ def serve(
         found, module = find_federation(federation)
         wanted = Serving(
             federation=found,
-            pipelines=chosen_pipelines(pipelines or [], module, found),
+            pipelines=chosen_pipelines(pipelines or [], module, found, allow_none=allow_pipelines),
             host=host,
             port=port,
             store=store,
