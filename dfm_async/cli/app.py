@@ -45,7 +45,7 @@ FederationArgument = Annotated[
 PipelineArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[PIPELINE]",
+        metavar="PIPELINE",
         help="module:name, file.py:name, a name in the federation's module, or a JSON file (- is standard input). "
         "May be left out if the module has exactly one.",
         show_default=False,
@@ -56,28 +56,37 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON lines.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Tell only errors on standard error.")]
 PlaceOption = Annotated[
     list[str] | None,
-    typer.Option("--place", help="Write only results of this place. Repeatable.", show_default=False),
+    typer.Option("--place", metavar="NAME", help="Write only results of this place. Repeatable.", show_default=False),
 ]
 OutputOption = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="Write each result to a file in this folder.", show_default=False),
+    typer.Option(
+        "--output", "-o", metavar="FOLDER", help="Write each result to a file in this folder.", show_default=False
+    ),
 ]
 _HERE = "http://127.0.0.1:8000"
-UrlOption = Annotated[str, typer.Option(envvar="DFM_URL", help="The address of a running service.")]
+UrlOption = Annotated[str, typer.Option(metavar="URL", envvar="DFM_URL", help="The address of a running service.")]
 StoreOption = Annotated[
     str | None, typer.Option(metavar="URL", help="A store file instead, as in sqlite:///jobs.db.", show_default=False)
 ]
 TokenFileOption = Annotated[
     Path | None,
-    typer.Option(help="A file with the token for the service; else DFM_TOKEN is used.", show_default=False),
+    typer.Option(
+        metavar="FILE", help="A file with the token for the service; else DFM_TOKEN is used.", show_default=False
+    ),
 ]
 ImportOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--import", help="A module or file with the classes of stored values. Repeatable.", show_default=False
+        "--import",
+        metavar="MODULE",
+        help="A module or file with the classes of stored values. Repeatable.",
+        show_default=False,
     ),
 ]
-AfterOption = Annotated[int, typer.Option(min=-1, help="Begin behind this offset.", show_default=False)]
+AfterOption = Annotated[
+    int, typer.Option(min=-1, metavar="OFFSET", help="Begin behind this offset.", show_default=False)
+]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The id of the job.", show_default=False)]
 
 
@@ -108,7 +117,9 @@ def run(
     ] = None,
     params: Annotated[
         str | None,
-        typer.Option(help="Parameter sets: a .json or .jsonl file, or - for JSON lines on standard input."),
+        typer.Option(
+            metavar="FILE", help="Parameter sets: a .json or .jsonl file, or - for JSON lines on standard input."
+        ),
     ] = None,
     target: Annotated[Target, typer.Option(help="Worker processes, or everything in this one.")] = Target.LOCAL,
     store: Annotated[
@@ -117,16 +128,17 @@ def run(
     ] = None,
     job_id: Annotated[
         str | None,
-        typer.Option(help="Your id for the job. The same again is the same job.", show_default=False),
+        typer.Option(metavar="ID", help="Your id for the job. The same again is the same job.", show_default=False),
     ] = None,
     place: PlaceOption = None,
     deadline: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Abort the job after so many seconds.", show_default=False),
+        typer.Option(min=0.001, metavar="SECONDS", help="Abort the job after so many seconds.", show_default=False),
     ] = None,
     on_error: Annotated[OnError, typer.Option(help="Whether other work goes on after an error.")] = OnError.CONTINUE,
     trace: Annotated[
-        Path | None, typer.Option(help="Append what ran when and where to this file.", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="Append what ran when and where to this file.", show_default=False),
     ] = None,
     output: OutputOption = None,
     as_json: JsonOption = False,
@@ -175,8 +187,11 @@ def jobs(
     url: UrlOption = _HERE,
     store: StoreOption = None,
     token_file: TokenFileOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
-    status: Annotated[Status | None, typer.Option(help="Only jobs in this state.", show_default=False)] = None,
+    limit: Annotated[int, typer.Option(min=1, metavar="COUNT", help="How many at most.")] = 50,
+    status: Annotated[
+        Status | None,
+        typer.Option(metavar="STATUS", help=f"Only jobs in this state: {', '.join(Status)}.", show_default=False),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the jobs of a service or a store, the newest first."""
@@ -243,13 +258,13 @@ def logs(
     run_async(lambda: show_log(source, job, after, following=following, as_json=as_json))
 
 
-@app.command()
+@app.command(short_help="Cancel a job of a service or a store.")
 def cancel(
     job: JobArgument,
     url: UrlOption = _HERE,
     store: StoreOption = None,
     token_file: TokenFileOption = None,
-    reason: Annotated[str, typer.Option(help="Why.")] = "cancelled from the command line",
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why.")] = "cancelled from the command line",
     as_json: JsonOption = False,
 ) -> None:
     """Cancel a job of a service, or end an interrupted job of a store for good."""
@@ -270,14 +285,14 @@ def serve(
     pipelines: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PIPELINE]...",
+            metavar="PIPELINE",
             help="What clients may run; by default every pipeline of the federation's module.",
             show_default=False,
             autocompletion=_pipeline_names,
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8000,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="The port; 0 takes a free one.")] = 8000,
     store: Annotated[
         str | None, typer.Option(metavar="URL", help="Keep jobs, as in sqlite:///jobs.db.", show_default=False)
     ] = None,
@@ -286,7 +301,9 @@ def serve(
     ] = False,
     token_file: Annotated[
         Path | None,
-        typer.Option(help="A file with the token that clients must have; else DFM_TOKEN.", show_default=False),
+        typer.Option(
+            metavar="FILE", help="A file with the token that clients must have; else DFM_TOKEN.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Serve a federation over HTTP, with a live page."""
@@ -301,7 +318,7 @@ def serve(
         found, module = find_federation(federation)
         wanted = Serving(
             federation=found,
-            pipelines=chosen_pipelines(pipelines or [], module, found),
+            pipelines=chosen_pipelines(pipelines or [], module, found, allow_none=allow_pipelines),
             host=host,
             port=port,
             store=store,
@@ -335,7 +352,8 @@ def graph(
     pipeline: PipelineArgument = None,
     kind: Annotated[Format, typer.Option("--format", "-f", help="What to draw.")] = Format.TEXT,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write it to this file.", show_default=False)
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write it to this file.", show_default=False),
     ] = None,
 ) -> None:
     """Draw a pipeline. A JSON file alone is drawn without sites."""
@@ -363,7 +381,7 @@ def explain(
             typer.echo(line)
 
 
-@app.command()
+@app.command(short_help="Check whether pipelines run on this machine.")
 def doctor(as_json: JsonOption = False) -> None:
     """Check whether pipelines can run on this machine, and say what to do."""
     from dfm_async.cli.program import plain_errors, run_async
@@ -373,14 +391,14 @@ def doctor(as_json: JsonOption = False) -> None:
     run_async(lambda: examine(as_json=as_json))
 
 
-@app.command()
+@app.command(short_help="Show the timeline of a trace.")
 def trace(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace, one span per line.", show_default=False)],
     job: Annotated[
         str | None, typer.Option(metavar="JOB", help="Only what belongs to this job.", show_default=False)
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(metavar="OUT", help="Write a page with the timeline.", show_default=False)
+        Path | None, typer.Option(metavar="FILE", help="Write a page with the timeline.", show_default=False)
     ] = None,
     opening: Annotated[bool, typer.Option("--open/--no-open", help="Open that page, where there is a desktop.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Write the figures of each span name as JSON lines.")] = False,

@@ -18,7 +18,7 @@ from dfm_async.cli.running import Output
 from dfm_async.cli.sources import JobSource
 from dfm_async.cli.streams import StandardOutput
 from dfm_async.cli.terminal import terminal
-from dfm_async.cli.view import STATUS_STYLES, view_of
+from dfm_async.cli.view import STATUS_STYLES, counted, view_of
 from dfm_async.model.activity import Activity
 from dfm_async.model.events import Event, Failure, FrameCompleted, Metrics, Progress, Result, StatusChanged
 from dfm_async.model.info import JobInfo
@@ -83,6 +83,10 @@ async def attach(opening: Source, job_id: str, after: int, output: Output) -> in
             last = StatusChanged(info.events, info.status, info.reason)
     view.status = last.status
     view.sum_up(job_id, last.reason)
+    unread = sum(count for place, count in view.unread.items() if not output.places or place in output.places)
+    if unread:
+        view.say(f"{counted(unread, 'result')} cannot be read here: give the module of the class with --import", "red")
+        return Exit.FAILED
     return exit_of_status(last.status)
 
 

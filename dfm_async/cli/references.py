@@ -80,7 +80,7 @@ def load_module(target: str) -> ModuleType:
     Raises:
         BadInput: it is not there, or cannot be imported.
     """
-    if target.endswith(".py") or os.sep in target:
+    if target.endswith(".py") or target.startswith(".") or os.sep in target:
         return _load_file(target)
     _search_first(Path.cwd())
     return _import(target, target)

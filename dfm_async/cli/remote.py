@@ -62,6 +62,8 @@ async def served_jobs(url: str, token: str | None) -> AsyncIterator[JobSource]:
         url: its address, with the path that it is mounted at.
         token: what it knows us by, if it wants to know.
     """
+    if not url.startswith(("http://", "https://")):
+        raise BadInput(f"--url {url}: an address begins with http:// or https://, as in http://127.0.0.1:8000")
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     try:
         client = httpx.AsyncClient(base_url=url, headers=headers, timeout=httpx.Timeout(30, read=60))

@@ -24,6 +24,7 @@ try:
     import uvicorn
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
+    from starlette.routing import Mount
 
     from dfm_async.cli.access import BrowserEntrance, TokenAuthorizer
     from dfm_async.web import Service
@@ -50,11 +51,13 @@ class Serving:
     token: str | None
 
 
-def chosen_pipelines(references: Sequence[str], module: ModuleType, federation: Federation) -> dict[str, Pipeline]:
+def chosen_pipelines(
+    references: Sequence[str], module: ModuleType, federation: Federation, *, allow_none: bool
+) -> dict[str, Pipeline]:
     """The pipelines that clients may run, by the names that they have in URLs.
 
     Raises:
-        BadInput: one of them is not there, or two have one name.
+        BadInput: one of them is not there, two have one name, or there are none where there must be.
         PipelineError: one of them cannot be run.
     """
     found: dict[str, Pipeline] = {}
@@ -67,6 +70,11 @@ def chosen_pipelines(references: Sequence[str], module: ModuleType, federation: 
             raise BadInput(f"two pipelines are called {name!r}; clients could not tell them apart")
         prepare(pipeline, federation, "home", None, 1)
         found[name] = pipeline
+    if not found and not allow_none:
+        raise BadInput(
+            f"there is no pipeline that clients could run: write one in {module.__name__!r}, name one behind the "
+            "federation, or let clients bring theirs with --allow-pipelines"
+        )
     return found
 
 
@@ -86,16 +94,18 @@ async def serve_federation(serving: Serving) -> int:
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
+    names = ", ".join([*serving.pipelines, *["those that clients bring"] * serving.allow_pipelines])
+
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[None]:
         async with service.lifespan():
-            typer.echo(f"serving {serving.federation.name!r} at {url}/ (pipelines: {', '.join(serving.pipelines)})")
+            typer.echo(f"serving {serving.federation.name!r} at {url}/ (pipelines: {names})")
             if serving.token is not None:
                 typer.echo(f"in a browser: {url}/?token=, and the token")
             yield
 
     entrance = [] if serving.token is None else [Middleware(BrowserEntrance, token=serving.token)]
-    app = Starlette(lifespan=lifespan, routes=service.routes, middleware=entrance)
+    app = Starlette(lifespan=lifespan, routes=[Mount("/", service.app)], middleware=entrance)
     config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=_GRACE)
     server = uvicorn.Server(config)
     with listener, logged(LineView(terminal(stderr=True), None)):

@@ -34,7 +34,7 @@ from dfm_async.model.events import (
 from dfm_async.model.status import JobStatus
 from dfm_async.telemetry.spans import frame_text
 
-__all__ = ["STATUS_STYLES", "JobView", "LineView", "LiveView", "logged", "view_of"]
+__all__ = ["STATUS_STYLES", "JobView", "LineView", "LiveView", "counted", "logged", "view_of"]
 
 _FULL_ERRORS: Final = 10
 """How many errors are shown with their tracebacks; of further ones one line is shown, and at last only their number."""
@@ -66,6 +66,8 @@ class JobView:
         self.status = JobStatus.SUBMITTED
         self.done = 0
         self.failures = 0
+        self.unread: Counter[str | None] = Counter()
+        """How many results of each place came as values that cannot be rebuilt here."""
         self.results: Counter[str] = Counter()
         self.progress: dict[tuple[str, str], Progress] = {}
         self.calls: dict[str, NodeActivity] = {}
@@ -104,7 +106,9 @@ class JobView:
 
     def _fail(self, failure: Failure) -> None:
         # A yield that will not come repeats the error that is its reason, which was told already.
-        if failure.place is not None and not isinstance(failure.error, DecodingError):
+        if isinstance(failure.error, DecodingError):
+            self.unread[failure.place] += 1
+        elif failure.place is not None:
             return
         self.failures += 1
         text = str(failure.error)
@@ -116,12 +120,12 @@ class JobView:
 
     def sum_up(self, job_id: str, reason: str | None = None) -> None:
         """Says how the job ended."""
-        counted = [_counted(sum(self.results.values()), "result"), _counted(self.done, "set") + " done"]
+        counts = [counted(sum(self.results.values()), "result"), counted(self.done, "set") + " done"]
         if self.failures:
-            counted.append(_counted(self.failures, "error"))
+            counts.append(counted(self.failures, "error"))
         why = f" ({reason})" if reason else ""
         seconds = time.monotonic() - self._began
-        text = f"job {job_id} {self.status.value}{why}: {', '.join(counted)}, {seconds:.2f} s"
+        text = f"job {job_id} {self.status.value}{why}: {', '.join(counts)}, {seconds:.2f} s"
         self.say(text, STATUS_STYLES.get(self.status, ""))
 
 
@@ -193,7 +197,7 @@ class LiveView(JobView):
         head = Text.assemble(
             (self.status.value, STATUS_STYLES.get(self.status, "bold cyan")),
             f"  {_bar(self.done, self.sets)}",
-            (f"  {_counted(self.failures, 'error')}" if self.failures else "", "red"),
+            (f"  {counted(self.failures, 'error')}" if self.failures else "", "red"),
         )
         return Group(head, self._sites(), *self._notes())
 
@@ -268,5 +272,6 @@ def _unicode() -> bool:
     return (sys.stderr.encoding or "").lower().startswith("utf")
 
 
-def _counted(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
+    """Tells how many there are: ``1 result``, ``2 results``."""
     return f"{number:,} {what}{'s' * (number != 1)}"

@@ -92,10 +92,13 @@ class Session:
         store: str | Store | None = None,
         trace: str | os.PathLike[str] | Sink | None = None,
     ) -> None:
+        if options is not None and not isinstance(options, LocalOptions):
+            raise TypeError(f"options must be LocalOptions(...), not {options!r}")
         self.federation = federation
         self.homesite = homesite
         self.options = options or LocalOptions()
         self._target = self._choose(target)
+        self._where = target if isinstance(target, str) else type(target).__name__
         self._dispatcher = callback_dispatcher or LoopDispatcher()
         self._jobs = self._target.jobs
         self._lanes = self.options.lanes_for(site.workers for site in federation.sites.values())
@@ -699,7 +702,7 @@ class Session:
             waiting = f", {found.waiting} waiting" if found.waiting else ""
             running = f"{found.running} job{'s' * (found.running != 1)} running"
             state = f"{running}{waiting}, {len(self._jobs) - unended} ended"
-        return f"<Session of {self.federation.name!r} on {type(self._target).__name__}: {state}>"
+        return f"<Session of {self.federation.name!r} on {self._where}: {state}>"
 
 
 def _durable(

@@ -246,8 +246,9 @@ class Faults:
         if name not in self._session.federation.sites:
             raise LookupError(f"federation {self._session.federation.name!r} has no site {name!r}")
         if not isinstance(target, _HasWorkers):
-            kind = type(target).__name__
-            raise LookupError(f"site {name!r} has no worker process: the session runs on {kind}")  # noqa: TRY004
+            raise LookupError(  # noqa: TRY004 - the site is there, its process is not
+                f"site {name!r} has no worker process: its session has none. Use target='local'"
+            )
         found: list[_Worker] = [worker for worker in target.workers(name) if not worker.ended.done()]
         if not found:
             why = "it is the application's own" if name == self._session.homesite else "no job has needed one yet"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 
 from dfm_async.errors import (
@@ -22,7 +23,7 @@ from dfm_async.errors import (
     StoreError,
 )
 
-__all__ = ["Refusal", "answer", "refusal_of"]
+__all__ = ["Refusal", "answer", "refusal_of", "route_refusal"]
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +72,16 @@ def answer(content: Any, status: int = 200) -> Response:
     """Answers with JSON that nobody keeps: it tells of one moment."""
     body = msgspec.json.encode(content)
     return Response(body, status, {"cache-control": "no-store"}, media_type="application/json")
+
+
+async def route_refusal(request: Request, error: Exception) -> Response:
+    """What a client is told who asks for a route that is not there."""
+    allowed = getattr(error, "headers", None)
+    if not allowed:
+        return Refusal(404, "route", "there is nothing at this address; /openapi.json tells what there is").response()
+    response = Refusal(405, "method", f"{request.method} is not possible at this address").response()
+    response.headers.update(allowed)
+    return response
 
 
 def refusal_of(error: DfmError, retry: float) -> Refusal:

@@ -16,6 +16,7 @@ from dfm_async.federation.federation import Federation
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.session.session import Session
 from dfm_async.web.access import Authorizer, Guard
+from dfm_async.web.answers import route_refusal
 from dfm_async.web.assets import Assets
 from dfm_async.web.endpoints import Endpoint, Handler, SocketEndpoint
 from dfm_async.web.graphs import GraphHandlers
@@ -104,7 +105,8 @@ class Service:
         self._openapi = OpenApi(self._state)
         self.routes: list[BaseRoute] = self._make_routes()
         """The routes, to include them in an application."""
-        self.app = Starlette(routes=self.routes, lifespan=self.lifespan)
+        refusals = {404: route_refusal, 405: route_refusal}
+        self.app = Starlette(routes=self.routes, lifespan=self.lifespan, exception_handlers=refusals)
         """An application with the routes, to mount it or to serve it by itself."""
 
     def _make_routes(self) -> list[BaseRoute]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,7 @@ def test_help_tells_of_every_command_and_loads_next_to_nothing() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("LOADED []\n")
     assert [name for name in COMMANDS if f"\n  {name} " not in done.stdout] == []
+    assert "..." not in done.stdout.partition("\nCommands:")[2], "a description is cut off"
 
 
 def test_the_guide_tells_of_every_command() -> None:
@@ -53,6 +55,8 @@ def test_every_command_has_help() -> None:
         done = invoked(name, "--help")
         assert done.exit_code == 0, done.output
         assert f"dfm-async {name}" in done.output or f" {name} " in done.output
+        options = done.output.partition("\nOptions:")[2]
+        assert re.findall(r"<(?:str|path|int|float|list).*>", options) == [], "what is given has a name, not a type"
 
 
 def test_the_demo_draws_a_year() -> None:

@@ -68,6 +68,7 @@ def test_a_pipeline_is_found_by_its_variable_its_name_its_file_or_as_json(tmp_pa
 
 WRONG: list[tuple[list[str], str]] = [
     (["run", "missing.py"], "there is no file missing.py"),
+    (["run", "."], "there is no file ."),
     (["run", "no.such.module"], "there is no module 'no.such.module'"),
     (["run", "broken_syntax.py"], "SyntaxError"),
     (["run", "raising.py"], "raising.py:2: 1 / 0"),
@@ -98,6 +99,8 @@ WRONG: list[tuple[list[str], str]] = [
     (["serve", STATIONS, "--token-file", "short.txt"], "the token has 5 characters"),
     (["serve", STATIONS, "--token-file", "none.txt"], "--token-file none.txt: No such file or directory"),
     (["serve", STATIONS, "nothing"], "has no pipeline 'nothing'"),
+    (["serve", "only_sites.py"], "there is no pipeline that clients could run: write one in 'only_sites'"),
+    (["jobs", "--url", "127.0.0.1:8000"], "--url 127.0.0.1:8000: an address begins with http://"),
     (["graph", STATIONS, "squares", "-o", "no/such/folder.txt"], "no/such/folder.txt: No such file"),
     (["explain", "good.json"], "depends on the federation"),
 ]
@@ -114,6 +117,7 @@ def test_bad_input_is_2_and_told_in_plain_words(
     write(tmp_path, "empty_file.py", "")
     write(tmp_path, "json.py", f"{HEAD}fed = Federation('f')\n")
     write(tmp_path, "two_feds.py", f"{HEAD}one = Federation('first')\ntwo = Federation('second')\ntext = ''\n")
+    write(tmp_path, "only_sites.py", f"{HEAD}fed = Federation('f')\n")
     write(tmp_path, "bad.json", '{"unknown": 1}')
     write(tmp_path, "sets.json", '[{"x": 1}, 2]')
     write(tmp_path, "short.txt", "short")

@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from tests.cli.rig import STATIONS, invoked, lines, started, until
+from tests.cli.rig import STATIONS, dfm, invoked, lines, started, until
 
 
 def test_a_job_is_read_along_while_another_process_runs_it(tmp_path: Path) -> None:
@@ -36,6 +36,40 @@ def test_an_interrupted_job_can_be_ended_for_good(tmp_path: Path) -> None:
         owner.kill()
         owner.wait()
     assert invoked("cancel", "left", *store).stdout == "job left is aborted\n"
+
+
+TOWNS = """
+from dataclasses import dataclass
+from dfm_async import Federation, Pipeline, Yield
+
+fed = Federation("towns")
+
+@dataclass
+class Town:
+    name: str
+
+@fed.site("office").operation
+def largest() -> Town:
+    return Town("Ulm")
+
+with Pipeline("largest") as pipeline:
+    Yield(largest(), place="town")
+    Yield("of all", place="note")
+"""
+
+
+def test_a_result_that_cannot_be_read_is_no_success(tmp_path: Path) -> None:
+    (tmp_path / "towns.py").write_text(TOWNS, encoding="utf-8")
+    store = ["--store", f"sqlite:///{tmp_path / 'jobs.db'}"]
+    assert dfm("run", "towns.py", "--target", "inline", "--job-id", "ulm", *store, cwd=tmp_path).returncode == 0
+
+    done = invoked("attach", "ulm", *store, "--quiet")
+    assert (done.exit_code, done.stdout) == (1, "note [0] of all\n")
+    assert "1 result cannot be read here: give the module of the class with --import" in done.stderr
+    assert invoked("attach", "ulm", *store, "--quiet", "--place", "note").exit_code == 0, "nobody asked for the town"
+
+    known = dfm("attach", "ulm", *store, "--quiet", "--import", "towns.py", "--place", "town", cwd=tmp_path)
+    assert (known.returncode, known.stdout) == (0, "town [0] Town(name='Ulm')\n")
 
 
 def test_what_is_no_store_is_3(tmp_path: Path) -> None:

@@ -434,9 +434,12 @@ async def test_arguments_of_a_wrong_type_are_refused_before_anything_starts(
         assert session.jobs() == []
     with pytest.raises(TypeError, match="sqlite:///jobs"):
         Session(w.fed, store=5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="options must be LocalOptions"):
+        Session(w.fed, options=ResultLimits())  # type: ignore[arg-type]
 
 
 async def test_reprs_tell_the_live_state(connect: Connect) -> None:
+    assert repr(Session(w.fed, target="local")) == f"<Session of {w.fed.name!r} on local: not connected>"
     async with connect(w.fed) as session:
         job = await session.execute(echo, None, autostop=False)
         await job.send_input_params([{"n": 1}, {"n": 2}])

@@ -50,6 +50,14 @@ async def test_fastapi_gives_the_session_to_handlers_of_its_own() -> None:
         assert (await all_events(server.client, f"/jobs/{job_id}/stream"))[-1].name == "end"
 
 
+async def test_what_is_not_there_is_refused_as_everything_else() -> None:
+    async with serving(make()) as server:
+        missing, wrong = await server.client.get("/nothing"), await server.client.put("/pipelines")
+        assert (missing.status_code, missing.json()["error"]) == (404, "route")
+        assert (wrong.status_code, wrong.json()["error"]) == (405, "method")
+        assert wrong.headers["allow"] == "GET"
+
+
 class Event(BaseModel):
     """The schema of an application; the service has one of the same name."""
 
