@@ -76,8 +76,9 @@ def _open_files() -> Iterator[Finding]:
         yield Finding("open files", "ok", told)
         return
     state: State = "bad" if soft < _FILES[0] else "warn"
-    most = "4096" if hard == resource.RLIM_INFINITY else str(min(4096, hard))
-    yield Finding("open files", state, f"{told} (hard limit {_limit(hard)})", f"ulimit -n {most}")
+    most = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)
+    advice = f"ulimit -n {most}" if most >= _FILES[0] else "have the hard limit raised: each worker needs a few"
+    yield Finding("open files", state, f"{told} (hard limit {_limit(hard)})", advice)
 
 
 def _processes() -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -18,6 +19,8 @@ from dfm_async.errors import DfmError
 __all__ = ["complain", "plain_errors", "run_async", "safe"]
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What is raised where nothing more can be written."""
 _SHOW_CURSOR: Final = "\x1b[?25h"
 
 
@@ -47,6 +50,12 @@ def plain_errors() -> Iterator[None]:
         # Else the interpreter would try to write what is left when it ends, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise typer.Exit(Exit.OUTPUT_CLOSED) from None
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        complain(f"{error.filename or 'standard output'}: {error.strerror}")
+        raise typer.Exit(Exit.FAILED) from None
 
 
 def run_async(work: Callable[[], Coroutine[Any, Any, int]], *, hears_signals: bool = False) -> NoReturn:

@@ -28,6 +28,8 @@ def test_a_machine_that_runs_these_tests_is_well() -> None:
 def test_few_open_files_are_bad_and_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 2000))
     assert found()["open files"] == Finding("open files", "bad", "100 (hard limit 2,000)", "ulimit -n 2000")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
+    assert found()["open files"].advice.startswith("have the hard limit raised"), "what cannot help is no advice"
 
 
 def test_a_temporary_folder_whose_path_is_too_long_for_sockets_is_bad(

@@ -113,6 +113,13 @@ def test_results_that_cannot_be_written_fail_and_end_the_job() -> None:
     assert done.stderr.endswith("dfm-async: standard output: No space left on device\n")
 
 
+def test_a_drawing_that_cannot_be_written_is_told_in_plain_words() -> None:
+    with open("/dev/full", "w") as full:
+        drawing = command("graph", STATIONS, "many")
+        done = subprocess.run(drawing, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, "dfm-async: standard output: No space left on device\n")
+
+
 def test_each_result_has_a_file_of_its_own_that_stays_in_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "made" / "here"
     done = invoked("run", STATIONS, "files", "--output", str(folder), "--json", "-q", "--target", "inline")
