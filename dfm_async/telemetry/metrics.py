@@ -10,11 +10,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeVar
 
 from dfm_async.model.stats import SessionStats
 
 __all__ = ["ObservedSession", "observed", "sessions"]
+
+T = TypeVar("T")
 
 _PATIENCE: Final = 1.0
 """How many seconds somebody waits for a loop that is busy; they get what was known before then."""
@@ -65,10 +67,10 @@ _sessions: Final[weakref.WeakSet[ObservedSession]] = weakref.WeakSet()
 _lock: Final = threading.Lock()
 
 
-def sessions() -> list[ObservedSession]:
-    """The sessions that are connected. Any thread may ask."""
+def sessions(beside: Callable[[], T]) -> tuple[list[ObservedSession], T]:
+    """The sessions that are connected, and something to be read in the same moment. Any thread may ask."""
     with _lock:
-        return list(_sessions)
+        return list(_sessions), beside()
 
 
 @contextmanager
@@ -77,7 +79,7 @@ def observed(federation: str, stats: Callable[[], SessionStats]) -> Iterator[Non
     if "opentelemetry.metrics" not in sys.modules:
         yield
         return
-    from dfm_async.telemetry.otel_metrics import register  # loads OpenTelemetry
+    from dfm_async.telemetry.otel_metrics import keep, register  # loads OpenTelemetry
 
     session = ObservedSession(federation, stats)
     with _lock:
@@ -86,5 +88,7 @@ def observed(federation: str, stats: Callable[[], SessionStats]) -> Iterator[Non
     try:
         yield
     finally:
+        last = stats()
         with _lock:
             _sessions.discard(session)
+            keep(federation, last)

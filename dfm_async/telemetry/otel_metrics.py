@@ -12,11 +12,12 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from dfm_async.model.stats import SessionStats
 from dfm_async.telemetry.metrics import sessions
 
-__all__ = ["register"]
+__all__ = ["keep", "register"]
 
 _SCOPE: Final = "dfm_async"
 _Values = Iterable[tuple[dict[str, str], float | None]]
 _Read = Callable[[SessionStats], _Values]
+_Key = tuple[tuple[str, str], ...]
 
 
 def _one(read: Callable[[SessionStats], float | None]) -> _Read:
@@ -56,7 +57,7 @@ _COUNTERS: Final[dict[str, tuple[str, str, _Read]]] = {
     "dfm.tokens.size": ("By", "Values that sites have sent to each other.", _one(lambda s: s.tokens.bytes)),
 }
 
-_registered: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+_registered: Final[weakref.WeakKeyDictionary[Any, list[_Callback]]] = weakref.WeakKeyDictionary()
 
 
 def register() -> None:
@@ -65,12 +66,20 @@ def register() -> None:
     # Without an SDK there is a stand-in, which makes instruments when one is set up; there is nobody to wait for it.
     if type(provider).__module__.startswith("opentelemetry.metrics") or provider in _registered:
         return
-    _registered.add(provider)
     meter = provider.get_meter(_SCOPE)
     for name, (unit, about, read) in _GAUGES.items():
         meter.create_observable_gauge(name, [_Callback(read)], unit, about)
+    counters = _registered[provider] = []
     for name, (unit, about, read) in _COUNTERS.items():
-        meter.create_observable_counter(name, [_Callback(read)], unit, about)
+        counters.append(_Callback(read))
+        meter.create_observable_counter(name, [counters[-1]], unit, about)
+
+
+def keep(federation: str, stats: SessionStats) -> None:
+    """A session ends: what it has counted goes on to count. Must be called while nobody asks for the sessions."""
+    for counters in list(_registered.values()):
+        for counter in counters:
+            counter.keep(federation, stats)
 
 
 class _Callback:
@@ -78,13 +87,21 @@ class _Callback:
 
     def __init__(self, read: _Read) -> None:
         self._read = read
+        self._past: dict[_Key, float] = {}
 
     def __call__(self, _options: CallbackOptions) -> Iterator[Observation]:
-        found: dict[tuple[tuple[str, str], ...], float] = {}
-        for session in sessions():
-            for attributes, value in self._read(session.stats()):
-                if value is not None:
-                    key = (("dfm.federation", session.federation), *attributes.items())
-                    found[key] = found.get(key, 0) + value
+        here, found = sessions(lambda: dict(self._past))
+        for session in here:
+            self._add(found, session.federation, session.stats())
         for key, value in found.items():
             yield Observation(value, dict(key))
+
+    def keep(self, federation: str, stats: SessionStats) -> None:
+        """Keeps what a session has counted."""
+        self._add(self._past, federation, stats)
+
+    def _add(self, found: dict[_Key, float], federation: str, stats: SessionStats) -> None:
+        for attributes, value in self._read(stats):
+            if value is not None:
+                key = (("dfm.federation", federation), *attributes.items())
+                found[key] = found.get(key, 0) + value

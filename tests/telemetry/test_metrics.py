@@ -107,6 +107,19 @@ async def test_what_a_lost_worker_has_sent_still_counts(heard: asyncio.Event) ->
 # OpenTelemetry
 
 
+async def test_counters_do_not_fall_when_a_session_ends(connect: Connect, meter: Meter) -> None:
+    async with connect(fed) as session:
+        await (await session.execute(doubles, {"count": 3}))
+    assert of(meter.values(), "dfm.results") == 3
+    assert of(meter.values(), "dfm.jobs.ended", status="finished") == 1
+    async with connect(fed) as session:
+        assert of(meter.values(), "dfm.results") == 3
+        await (await session.execute(doubles, {"count": 2}))
+    assert of(meter.values(), "dfm.results") == 5
+    assert of(meter.values(), "dfm.jobs.ended", status="finished") == 2
+    assert not any(name == "dfm.jobs.running" for name, _ in meter.values())
+
+
 async def test_the_sdk_is_told_how_sessions_are(meter: Meter) -> None:
     async with Session(fed, target="inline") as session:
         await (await session.execute(doubles, {"count": 3}))
@@ -117,7 +130,8 @@ async def test_the_sdk_is_told_how_sessions_are(meter: Meter) -> None:
         assert of(values, "dfm.results.size") >= 3
         assert of(values, "dfm.tokens") >= 3
         assert of(values, "dfm.log.events") == session.stats().results
-    assert meter.values() == {}  # it is closed
+    counters = {"dfm.jobs.ended", "dfm.results", "dfm.results.size", "dfm.tokens", "dfm.tokens.size"}
+    assert {name for name, _ in meter.values()} == counters  # it is closed
 
 
 async def test_the_sdk_is_told_of_sites_with_workers(meter: Meter) -> None:
