@@ -32,7 +32,7 @@ class NodeActivity(msgspec.Struct, frozen=True):
         return self.started - self.done - self.failed
 
 
-class CallMade(msgspec.Struct, frozen=True):
+class CallMade(msgspec.Struct, frozen=True, gc=False):
     """A call that has ended.
 
     Attributes:
