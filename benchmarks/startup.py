@@ -1,22 +1,21 @@
 """Starting costs little before anything runs.
 
-The processor time of a whole process that imports what an application begins with, or prints the help of the command
+The time by the clock of a whole process that imports what an application begins with, or prints the help of the command
 line, beside a bare interpreter and one that imports pydantic. Claimed: importing takes at most 150 ms more than
 pydantic alone, and ``dfm-async --help`` at most 300 ms in all.
 
 All contenders find their modules compiled, as installed packages are: a first round that does not count fills a
-bytecode cache of their own. It is processor time, and the best of several runs, because these processes do nothing but
-compute: on an idle machine they take as long by the clock, and on a busy one what others take does not count.
+bytecode cache of their own. It is the best of several runs: what other programs of the machine take does not count.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import subprocess
 import sys
 import tempfile
+import time
 
 from benchmarks.common import Figure, Options, Target, main
 
@@ -30,10 +29,9 @@ CONTENDERS = {
 
 
 def _once(arguments: list[str], environment: dict[str, str]) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = time.perf_counter()
     subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, env=environment, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1000
+    return (time.perf_counter() - before) * 1000
 
 
 def _measure(options: Options) -> list[Figure]:
