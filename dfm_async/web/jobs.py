@@ -137,9 +137,9 @@ class JobHandlers:
             headers = [(b"x-job-id", quote(job.job_id, safe="").encode())]
             records = state.records_for(order.principal, job.info(), reader.log)
             activity = job.activity(_INTERVAL) if order.activity and job.watched else None
-            writer = EventWriter(reader, records, state.limits, activity)
-            await writer.run(request.receive, send, order.status, headers)
-        if reader.gone and order.on_disconnect == "cancel":
+            writer = EventWriter((request.receive, send), reader, records, state.limits, activity)
+            await writer.run(order.status, headers)
+        if reader.course.gone and order.on_disconnect == "cancel":
             await job.cancel("the reader of its stream has gone")
 
     # steering

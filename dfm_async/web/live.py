@@ -8,16 +8,16 @@ from typing import Final
 
 import msgspec
 from starlette.requests import Request
-from starlette.types import Send
+from starlette.types import Receive, Send
 
 from dfm_async.session.session import Session
 from dfm_async.session.watch import JobWatch
 from dfm_async.web.access import Principal
+from dfm_async.web.course import Course, Phase
 from dfm_async.web.jobs import info_data
 from dfm_async.web.records import sse_event
-from dfm_async.web.sse import Writer
+from dfm_async.web.sse import Line
 from dfm_async.web.state import State
-from dfm_async.web.streams import Reader
 
 __all__ = ["LiveHandlers"]
 
@@ -40,65 +40,60 @@ class LiveHandlers:
         state.guard.check(principal, "list")
         session = state.session
         with state.streams.seat(principal) as seat:
-            reader = ServiceReader()
-            with seat.taken(reader):
-                writer = ServiceWriter(reader, state, principal, session)
-                await writer.run(request.receive, send, 200, [])
+            writer = ServiceWriter((request.receive, send), state, principal, session)
+            with seat.taken(writer.course):
+                await writer.run()
 
 
-class ServiceReader(Reader):
-    """Reads what happens to all jobs. It is a state: whoever comes back begins with everything that there is."""
+class ServiceWriter:
+    """Writes jobs and sites to one client as server-sent events without ids.
 
-    def __init__(self) -> None:
-        super().__init__()
+    It is a state: whoever comes back begins with everything that there is.
+
+    Attributes:
+        course: how the stream goes on.
+    """
+
+    def __init__(self, request: tuple[Receive, Send], state: State, principal: Principal, session: Session) -> None:
         self._over = asyncio.Event()
-
-    def wake(self) -> None:
-        """Has the stream end."""
-        self._over.set()
-
-    async def over(self) -> None:
-        """Waits for a reason to end."""
-        await self._over.wait()
-
-
-class ServiceWriter(Writer):
-    """Writes jobs and sites to one client as server-sent events without ids."""
-
-    def __init__(self, reader: ServiceReader, state: State, principal: Principal, session: Session) -> None:
-        super().__init__(reader, state.limits)
-        self._service = reader
+        self.course = Course(self._over.set)
+        self._line = Line(request, self.course, state.limits)
+        self._heartbeat = state.limits.heartbeat
         self._guard = state.guard
         self._principal = principal
         self._session = session
 
-    async def _stream(self, send: Send) -> None:
+    async def run(self) -> None:
+        """Writes until the service drains, or the client is gone."""
+        await self._line.run(200, [], self._write_all)
+
+    async def _write_all(self) -> None:
         async with self._session.changes(_JOBS) as changes, asyncio.TaskGroup() as group:
-            tellers = [group.create_task(self._tell_jobs(send, changes))]
+            tellers = [group.create_task(self._tell_jobs(changes))]
             if self._guard.allows(self._principal, "metrics"):
-                tellers.append(group.create_task(self._tell_sites(send)))
-            await self._stay(send)
+                tellers.append(group.create_task(self._tell_sites()))
+            await self._stay()
             for teller in tellers:
                 teller.cancel()
-        if not self._service.gone:
-            await self._write(send, sse_event("drain", msgspec.json.encode({"event": "drain"}), -1), more=False)
+        await self._line.write(sse_event("drain", msgspec.json.encode({"event": "drain"}), -1), more=False)
 
-    async def _stay(self, send: Send) -> None:
-        while self._service.going_on:
+    async def _stay(self) -> None:
+        while self.course.going_on:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._limits.heartbeat):
-                    await self._service.over()
-            if self._service.going_on:
-                await self._still_here(send)
+                async with asyncio.timeout(self._heartbeat):
+                    await self._over.wait()
+            if self.course.going_on:
+                await self._line.still_here()
 
-    async def _tell_jobs(self, send: Send, changes: JobWatch) -> None:
+    async def _tell_jobs(self, changes: JobWatch) -> None:
         async for info in changes:
             if self._guard.sees(self._principal, info):
-                await self._write(send, sse_event("job", msgspec.json.encode(info_data(info)), -1))
+                await self._line.write(sse_event("job", msgspec.json.encode(info_data(info)), -1))
             await asyncio.sleep(0)  # a service that knows many jobs must not keep others waiting
-        self._service.drain()  # the session is about to end
+        self.course.reach(Phase.DRAINING)  # the session is about to end
 
-    async def _tell_sites(self, send: Send) -> None:
+    async def _tell_sites(self) -> None:
         async with self._session.health(_SITES) as health:
             async for sites in health:
-                await self._write(send, sse_event("sites", msgspec.json.encode({"event": "sites", "sites": sites}), -1))
+                data = msgspec.json.encode({"event": "sites", "sites": sites})
+                await self._line.write(sse_event("sites", data, -1))

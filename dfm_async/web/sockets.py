@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from dfm_async.web.course import Phase
 from dfm_async.web.endpoints import choice, whole_number
 from dfm_async.web.jobs import ON_DISCONNECT
 from dfm_async.web.limits import WebLimits
@@ -46,7 +47,7 @@ class SocketHandlers:
             async with seat.reading(job, after) as reader:
                 await socket.accept()
                 await _Writer(socket, reader, state.records_for(principal, info, reader.log), state.limits).run()
-        if reader.gone and gone == "cancel":
+        if reader.course.gone and gone == "cancel":
             await job.cancel("the reader of its stream has gone")
 
 
@@ -69,23 +70,23 @@ class _Writer:
         # What a client says is of no interest, only that it leaves.
         while (await self._socket.receive())["type"] != "websocket.disconnect":
             pass
-        self._reader.leave()
+        self._reader.course.reach(Phase.GONE)
 
     async def _stream(self) -> None:
         reader, socket = self._reader, self._socket
-        while reader.going_on:
+        while reader.course.going_on:
             # The server itself asks the client for signs of life: there is nothing to write meanwhile.
             for event in await reader.follow(self._limits.heartbeat):
                 record = self._records.json(event)
                 await self._bounded(socket.send_text(record.decode()))
-                if reader.gone:
+                if reader.course.gone:
                     return
                 reader.position = event.offset
             await asyncio.sleep(0)  # a client that takes everything at once must not keep others waiting
-        if not reader.gone:
+        if not reader.course.gone:
             await self._bounded(socket.send_text(msgspec.json.encode(last_words(reader)).decode()))
-        if not reader.gone:
-            await self._bounded(socket.close(_ENDED if reader.ended else _DRAINING))
+        if not reader.course.gone:
+            await self._bounded(socket.close(_ENDED if reader.course.phase is Phase.ENDED else _DRAINING))
 
     async def _bounded(self, work: Awaitable[None]) -> None:
         reader = self._reader
@@ -93,8 +94,8 @@ class _Writer:
             async with asyncio.timeout(self._limits.stall):
                 await work
         except TimeoutError:
-            reader.stall()
+            reader.course.reach(Phase.STALLED)
             where = {"job": reader.job.job_id, "offset": reader.position}
             _log.info("a client took nothing for %g s: its stream ended", self._limits.stall, extra=where)
         except (OSError, WebSocketDisconnect):
-            reader.leave()
+            reader.course.reach(Phase.GONE)

@@ -13,9 +13,10 @@ from dfm_async.model.events import Event
 from dfm_async.session.job import Job
 from dfm_async.web.access import Principal
 from dfm_async.web.answers import Refusal
+from dfm_async.web.course import Course, Phase
 from dfm_async.web.limits import WebLimits
 
-__all__ = ["JobReader", "Reader", "Seat", "Streams"]
+__all__ = ["JobReader", "Seat", "Streams"]
 
 _log = logging.getLogger(__name__)
 
@@ -23,56 +24,16 @@ _BATCH: Final = 256
 """How many events are written at once, if so many are there."""
 
 
-class Reader:
-    """What one client reads. Ends when everything was given, when it is told to, or when the client is gone.
+class JobReader:
+    """Reads a job's log for one client. Ends with the log, when it is told to, or when the client is gone.
 
     Attributes:
-        ended: whether there is nothing more to come, and everything was given.
-        draining: whether the service wants the stream to end.
-        gone: whether the client has left, or takes nothing any more.
-        stalled: whether it was the latter.
-    """
-
-    def __init__(self) -> None:
-        self.ended = False
-        self.draining = False
-        self.gone = False
-        self.stalled = False
-
-    @property
-    def going_on(self) -> bool:
-        """Whether further events may be given."""
-        return not (self.ended or self.draining or self.gone)
-
-    def drain(self) -> None:
-        """Has the stream end; the client may come back elsewhere or later."""
-        self.draining = True
-        self.wake()
-
-    def leave(self) -> None:
-        """Has the stream end: nobody reads it."""
-        self.gone = True
-        self.wake()
-
-    def stall(self) -> None:
-        """Has the stream end: its client takes nothing."""
-        self.stalled = True
-        self.leave()
-
-    def wake(self) -> None:
-        """Lets whoever waits for something to give look at the reasons to end."""
-        raise NotImplementedError
-
-
-class JobReader(Reader):
-    """Reads a job's log for one client. Ends with the log, too.
-
-    Attributes:
+        course: how it goes on.
         position: the offset of the last event that was given; -1 before the first.
     """
 
     def __init__(self, job: Job, after: int) -> None:
-        super().__init__()
+        self.course = Course(self._wake)
         self.job = job
         self.position = after
         self._events = job.events(after if after >= 0 else None)
@@ -91,7 +52,7 @@ class JobReader(Reader):
             return await self.batch(patience)
         except DfmError as error:  # the answer has begun: the client is told when it comes back
             _log.info("a stream cannot go on: %s", error, extra={"job": self.job.job_id, "offset": self.position})
-            self.draining = True
+            self.course.reach(Phase.DRAINING)
             return []
 
     async def batch(self, patience: float, most: int = _BATCH) -> list[Event]:
@@ -101,7 +62,7 @@ class JobReader(Reader):
             ResultsExpired: they are gone, as when the job is forgotten meanwhile.
             StoreError: they cannot be read.
         """
-        if not self.going_on:
+        if not self.course.going_on:
             return []
         # Readers of one log take the same events together, wherever they began, so that these are written down once.
         most = min(most, _BATCH - self._reader.position % _BATCH)
@@ -116,13 +77,11 @@ class JobReader(Reader):
             self._waiting = None
         if event is None:
             # A log that is closed while its job goes on cannot be followed from here any more.
-            self.ended = self.job.status.ended
-            self.draining = not self.ended
+            self.course.reach(Phase.ENDED if self.job.status.ended else Phase.DRAINING)
             return []
         return [event, *self._reader.take_nowait(most - 1)] if most > 1 else [event]
 
-    def wake(self) -> None:
-        """Ends the wait for an event."""
+    def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.expired():
             self._waiting.reschedule(asyncio.get_running_loop().time())
 
@@ -145,20 +104,20 @@ class Seat:
             ResultsExpired: what comes behind it is gone.
         """
         reader = JobReader(job, after)
-        with self.taken(reader):
+        with self.taken(reader.course):
             try:
                 yield reader
             finally:
                 await reader.close()
 
     @contextmanager
-    def taken(self, reader: Reader) -> Iterator[None]:
-        """A reader has the seat, and is told when the service drains."""
-        self._streams.enter(reader)
+    def taken(self, course: Course) -> Iterator[None]:
+        """A stream has the seat, and is told when the service drains."""
+        self._streams.enter(course)
         try:
             yield
         finally:
-            self._streams.leave(reader)
+            self._streams.leave(course)
 
 
 class Streams:
@@ -167,7 +126,7 @@ class Streams:
     def __init__(self, limits: WebLimits) -> None:
         self._limits = limits
         self._seats = 0
-        self._readers: set[Reader] = set()
+        self._open: set[Course] = set()
         self._counts: dict[str, int] = {}
         self._changed = asyncio.Event()
         self.draining = False
@@ -178,7 +137,7 @@ class Streams:
         """How many ended because their client took nothing for too long."""
 
     def __len__(self) -> int:
-        return len(self._readers)
+        return len(self._open)
 
     @contextmanager
     def seat(self, principal: Principal) -> Iterator[Seat]:
@@ -198,18 +157,18 @@ class Streams:
             if not self._counts[principal.id]:
                 del self._counts[principal.id]
 
-    def enter(self, reader: Reader) -> None:
+    def enter(self, course: Course) -> None:
         """A stream begins."""
-        self._readers.add(reader)
+        self._open.add(course)
         self.opened += 1
         if self.draining:
-            reader.drain()
+            course.reach(Phase.DRAINING)
         self._change()
 
-    def leave(self, reader: Reader) -> None:
+    def leave(self, course: Course) -> None:
         """A stream has ended."""
-        self._readers.discard(reader)
-        self.stalled += reader.stalled
+        self._open.discard(course)
+        self.stalled += course.phase is Phase.STALLED
         self._change()
 
     def _change(self) -> None:
@@ -218,7 +177,7 @@ class Streams:
 
     async def until(self, number: int) -> None:
         """Returns when so many streams are open."""
-        while len(self._readers) != number:
+        while len(self._open) != number:
             await self._changed.wait()
 
     def _check(self, principal: Principal) -> None:
@@ -232,5 +191,5 @@ class Streams:
     def drain(self) -> None:
         """Opens no further streams, and has the open ones end. No client can hold that up longer than one write."""
         self.draining = True
-        for reader in self._readers:
-            reader.drain()
+        for course in self._open:
+            course.reach(Phase.DRAINING)

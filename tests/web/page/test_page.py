@@ -9,6 +9,7 @@ from starlette.requests import HTTPConnection
 
 from dfm_async import JobInfo, Session
 from dfm_async.web import Action, Authorizer, Principal, Service
+from dfm_async.web.course import Phase
 from tests.web.page.conftest import Open
 from tests.web.page.site import PIPELINES, fed, gate
 from tests.web.rig import Server, serving
@@ -178,8 +179,8 @@ async def test_a_broken_line_loses_and_repeats_nothing(server: Server, opened: O
     rows = card(page, "Results").locator("tbody tr")
     await expect(rows).to_have_count(2)
     await server.streams(2)
-    for reader in list(server.service._state.streams._readers):
-        reader.drain()
+    for course in list(server.service._state.streams._open):
+        course.reach(Phase.DRAINING)
     await server.streams(0)
     gate("line").set()
     await finished(page)
