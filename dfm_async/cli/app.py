@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from dfm_async.cli.sources import JobSource
 
 __all__ = ["app"]
 
@@ -182,6 +187,16 @@ class Status(StrEnum):
     INTERRUPTED = "interrupted"
 
 
+def _source(
+    url: str, store: str | None, token_file: Path | None, modules: list[str] | None = None
+) -> AbstractAsyncContextManager[JobSource]:
+    """Where the jobs are that a command looks at."""
+    from dfm_async.cli.sources import open_source
+    from dfm_async.cli.tokens import client_token
+
+    return open_source(url, store, client_token(token_file), tuple(modules or ()))
+
+
 @app.command()
 def jobs(
     url: UrlOption = _HERE,
@@ -199,11 +214,9 @@ def jobs(
 
     with plain_errors():
         from dfm_async.cli.looking import list_jobs
-        from dfm_async.cli.sources import open_source
-        from dfm_async.cli.tokens import client_token
         from dfm_async.model.status import JobStatus
 
-        source = open_source(url, store, client_token(token_file))
+        source = _source(url, store, token_file)
     wanted = None if status is None else JobStatus(status.value)
     run_async(lambda: list_jobs(source, limit, wanted, as_json=as_json))
 
@@ -227,10 +240,8 @@ def attach(
     with plain_errors():
         from dfm_async.cli.looking import attach as attach_job
         from dfm_async.cli.running import Output
-        from dfm_async.cli.sources import open_source
-        from dfm_async.cli.tokens import client_token
 
-        source = open_source(url, store, client_token(token_file), tuple(modules or ()))
+        source = _source(url, store, token_file, modules)
     wanted = Output(as_json=as_json, folder=output, places=tuple(place or ()), quiet=quiet)
     run_async(lambda: attach_job(source, job, after, wanted))
 
@@ -251,10 +262,8 @@ def logs(
 
     with plain_errors():
         from dfm_async.cli.looking import show_log
-        from dfm_async.cli.sources import open_source
-        from dfm_async.cli.tokens import client_token
 
-        source = open_source(url, store, client_token(token_file), tuple(modules or ()))
+        source = _source(url, store, token_file, modules)
     run_async(lambda: show_log(source, job, after, following=following, as_json=as_json))
 
 
@@ -272,10 +281,8 @@ def cancel(
 
     with plain_errors():
         from dfm_async.cli.looking import cancel as cancel_job
-        from dfm_async.cli.sources import open_source
-        from dfm_async.cli.tokens import client_token
 
-        source = open_source(url, store, client_token(token_file))
+        source = _source(url, store, token_file)
     run_async(lambda: cancel_job(source, job, reason, as_json=as_json))
 
 

@@ -367,18 +367,10 @@ def record_info(record: JobRecord, coordinator: Coordinator | None) -> JobInfo:
         done = sets - len(record.open_frames)
     if coordinator is not None:
         sets, done = coordinator.frames.added, coordinator.frames.opened - len(coordinator.frames.open)
-    return JobInfo(
-        job_id=record.job_id,
-        status=record.status,
-        reason=record.reason,
-        pipeline=record.plan.pipeline,
-        places=record.plan.places,
-        label=record.label,
-        created=record.created,
-        finished=record.finished,
+    return _info(
+        record,
         first=record.log.first if record.log.backing is None else 0,
         events=record.log.readable,
-        errors=record.error_count,
         sets=sets,
         done=done,
         accepts=coordinator is not None and coordinator.accepts,
@@ -387,19 +379,31 @@ def record_info(record: JobRecord, coordinator: Coordinator | None) -> JobInfo:
 
 def summary_info(summary: JobSummary, *, readable: bool) -> JobInfo:
     """What is known of a job that ended long ago; ``readable``: whether its log stands in a store."""
+    return _info(summary, first=0 if readable else summary.events, events=summary.events)
+
+
+def _info(
+    found: JobRecord | JobSummary,
+    *,
+    first: int,
+    events: int,
+    sets: int | None = None,
+    done: int | None = None,
+    accepts: bool = False,
+) -> JobInfo:
     return JobInfo(
-        job_id=summary.job_id,
-        status=summary.status,
-        reason=summary.reason,
-        pipeline=summary.plan.pipeline,
-        places=summary.plan.places,
-        label=summary.label,
-        created=summary.created,
-        finished=summary.finished,
-        first=0 if readable else summary.events,
-        events=summary.events,
-        errors=summary.error_count,
-        sets=None,
-        done=None,
-        accepts=False,
+        job_id=found.job_id,
+        status=found.status,
+        reason=found.reason,
+        pipeline=found.plan.pipeline,
+        places=found.plan.places,
+        label=found.label,
+        created=found.created,
+        finished=found.finished,
+        first=first,
+        events=events,
+        errors=found.error_count,
+        sets=sets,
+        done=done,
+        accepts=accepts,
     )

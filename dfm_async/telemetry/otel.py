@@ -42,7 +42,7 @@ def _leave(before: Any) -> None:
 class Bridge:
     """Hands spans to the SDK that the user has set up. Those of sites keep the ids that the sites gave them.
 
-    The SDK's own way to make spans gives them other ids, and takes ten times as long. So the user's sampler is asked
+    The SDK's own way to make spans gives them other ids, and costs more. So the user's sampler is asked
     at the beginning, and finished spans are handed to the provider's span processors, which is what the SDK does.
     """
 

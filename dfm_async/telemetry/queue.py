@@ -1,7 +1,7 @@
 """In the application: spans on their way to those who want them.
 
 Whoever waits for a job comes first. So spans are put aside as they came, and are made and handed on when some have
-gathered, which costs half of what it costs one by one.
+gathered, which costs less than one by one.
 """
 
 from __future__ import annotations

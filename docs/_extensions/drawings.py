@@ -8,7 +8,7 @@ sites of its federation; so the drawing cannot say anything else than the code.
 import ast
 import re
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
@@ -25,31 +25,26 @@ ARROW = (
 CODE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-class Figure(Directive):
+def figure(directive: Directive, kind: str, image: str) -> list[nodes.Node]:
     """An SVG, with the content of the directive as its caption."""
+    made = nodes.container(classes=[kind])
+    made += nodes.raw("", image, format="html")
+    caption = nodes.container(classes=["caption"])
+    directive.state.nested_parse(directive.content, directive.content_offset, caption)
+    if caption.children:
+        made += caption
+    return [made]
+
+
+class Drawing(Directive):
+    """Shows ``drawings/NAME.svg``."""
 
     required_arguments = 1
     has_content = True
-    option_spec: ClassVar = {}
-    kind = "drawing"
 
     def run(self) -> list[nodes.Node]:
         """Gives the figure."""
-        figure = nodes.container(classes=[self.kind])
-        figure += nodes.raw("", self.image(self.arguments[0]), format="html")
-        caption = nodes.container(classes=["caption"])
-        self.state.nested_parse(self.content, self.content_offset, caption)
-        if caption.children:
-            figure += caption
-        return [figure]
-
-    def image(self, name: str) -> str:
-        """Gives the SVG that has a name."""
-        raise NotImplementedError
-
-
-class Drawing(Figure):
-    """Shows ``drawings/NAME.svg``."""
+        return figure(self, "drawing", self.image(self.arguments[0]))
 
     def image(self, name: str) -> str:
         """Reads it, and gives its arrows an end, and an id of their own."""
@@ -65,10 +60,15 @@ class Drawing(Figure):
         return re.sub(r'class="(arrow[^"]*)"', rf'class="\1" marker-end="url(#{arrow})"', drawn)
 
 
-class PipelineDrawing(Figure):
+class PipelineDrawing(Directive):
     """Draws the pipeline that the page has under a name."""
 
-    kind = "pipeline"
+    required_arguments = 1
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        """Gives the figure."""
+        return figure(self, "pipeline", self.image(self.arguments[0]))
 
     def image(self, name: str) -> str:
         """Runs what the page defines, and draws it."""

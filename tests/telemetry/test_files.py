@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ spans = st.builds(
     message=texts,
 )
 
+ROOT = Path(__file__).resolve().parents[2]
 ONE = Span(name="a", trace_id="1" * 32, span_id="2" * 16, parent_id=None, start=1, end=2, process="p")
 
 
@@ -153,15 +154,29 @@ async def test_a_sink_serves_one_session_at_a_time(tmp_path: Path) -> None:
     assert len({span.trace_id for span in read_trace(sink.path)}) == 2
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a disk that is always full")
-async def test_a_full_disk_costs_the_trace_and_not_the_job(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.ERROR, "dfm_async.telemetry"):
-        async with Session(fed, target="inline", trace="/dev/full") as session:
-            for _ in range(2):
-                await (await session.execute(doubles, {"count": 1}))
-    assert [record.getMessage().split(" any more")[0] for record in caplog.records] == [
-        "spans cannot be written to /dev/full"
-    ]
+FULL = """
+import asyncio, logging, resource, sys
+from dfm_async import Session
+from tests.telemetry.rig import doubles, fed
+
+async def main():
+    async with Session(fed, target="inline", trace=sys.argv[1]) as session:
+        for _ in range(2):
+            print(await (await session.execute(doubles, {"count": 1})))
+
+logging.basicConfig(level=logging.ERROR, format="%(message)s")
+resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1))  # no file may grow: as on a full disk
+asyncio.run(main())
+"""
+
+
+def test_a_full_disk_costs_the_trace_and_not_the_job(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    command = [sys.executable, "-c", FULL, str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["JobStatus.FINISHED"] * 2
+    told = [line.split(" any more")[0] for line in done.stderr.splitlines() if "spans" in line]
+    assert told == [f"spans cannot be written to {path}"]
 
 
 def test_what_is_neither_path_nor_sink_is_refused() -> None:
