@@ -51,6 +51,14 @@ if TYPE_CHECKING:
     from dfm_async.exchange.executor import LauncherExecutor
     from dfm_async.exchange.program import Program
     from dfm_async.exchange.subprocess_launcher import SubprocessLauncher
+    from dfm_async.federation.bindings import (
+        Const,
+        ExposedParameter,
+        FromParam,
+        FromProvider,
+        FromSecrets,
+        FromSite,
+    )
     from dfm_async.federation.federation import Federation, Site
     from dfm_async.federation.operation import Operation
     from dfm_async.model.activity import Activity, CallMade, NodeActivity
@@ -68,6 +76,7 @@ if TYPE_CHECKING:
     from dfm_async.model.limits import ResultLimits
     from dfm_async.model.options import LocalOptions
     from dfm_async.model.policies import Cost, RetryPolicy
+    from dfm_async.model.resources import CacheConfig, ClassPath, SendCost, VaultConfig
     from dfm_async.model.results import Results
     from dfm_async.model.stats import LaneStats, SessionStats, SiteStats, Traffic, WorkerStats
     from dfm_async.model.status import JobStatus
@@ -94,9 +103,12 @@ __all__ = [
     "BadResult",
     "BadTask",
     "BestOf",
+    "CacheConfig",
     "CallMade",
     "CallStateError",
     "CallbackDispatcher",
+    "ClassPath",
+    "Const",
     "ConversionError",
     "Cost",
     "DecodingError",
@@ -104,12 +116,17 @@ __all__ = [
     "EncodingError",
     "Event",
     "ExchangeError",
+    "ExposedParameter",
     "Failure",
     "Federation",
     "FlareAgent",
     "FobsError",
     "ForEach",
     "FrameCompleted",
+    "FromParam",
+    "FromProvider",
+    "FromSecrets",
+    "FromSite",
     "HandshakeRefused",
     "If",
     "Job",
@@ -152,6 +169,7 @@ __all__ = [
     "ResultsExpired",
     "ResultsUnread",
     "RetryPolicy",
+    "SendCost",
     "Session",
     "SessionClosed",
     "SessionStats",
@@ -167,6 +185,7 @@ __all__ = [
     "Traffic",
     "TransferFailed",
     "TryFromCache",
+    "VaultConfig",
     "WorkerLost",
     "WorkerNotice",
     "WorkerStats",
@@ -218,6 +237,14 @@ _HOMES = {
     "dfm_async.exchange.executor": ("LauncherExecutor",),
     "dfm_async.exchange.program": ("Program",),
     "dfm_async.exchange.subprocess_launcher": ("SubprocessLauncher",),
+    "dfm_async.federation.bindings": (
+        "Const",
+        "ExposedParameter",
+        "FromParam",
+        "FromProvider",
+        "FromSecrets",
+        "FromSite",
+    ),
     "dfm_async.federation.federation": ("Federation", "Site"),
     "dfm_async.federation.operation": ("Operation",),
     "dfm_async.model.activity": ("Activity", "CallMade", "NodeActivity"),
@@ -235,6 +262,7 @@ _HOMES = {
     "dfm_async.model.limits": ("ResultLimits",),
     "dfm_async.model.options": ("LocalOptions",),
     "dfm_async.model.policies": ("Cost", "RetryPolicy"),
+    "dfm_async.model.resources": ("CacheConfig", "ClassPath", "SendCost", "VaultConfig"),
     "dfm_async.model.results": ("Results",),
     "dfm_async.model.stats": ("LaneStats", "SessionStats", "SiteStats", "Traffic", "WorkerStats"),
     "dfm_async.model.status": ("JobStatus",),

@@ -7,9 +7,21 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
+from dfm_async.federation.bindings import Binding, FromProvider
 from dfm_async.federation.external import body_of, declared_by, stand_in
-from dfm_async.federation.operation import GENERATORS, RESERVED, Adapter, ExternalCode, Operation, Signature
+from dfm_async.federation.namespace import Namespace, Operations
+from dfm_async.federation.operation import (
+    GENERATORS,
+    RESERVED,
+    Adapter,
+    Declaration,
+    ExternalCode,
+    Operation,
+    Signature,
+)
+from dfm_async.federation.placed import PlacedOperation
 from dfm_async.model.policies import Cost, RetryPolicy
+from dfm_async.model.resources import CacheConfig, ClassPath, ProviderConfig, SendCost, SiteConfig, VaultConfig
 from dfm_async.rendering import Shown
 
 __all__ = ["Federation", "Site"]
@@ -39,21 +51,80 @@ class Federation(Shown):
     Args:
         name: what the federation is called.
         api_version: the version of its operations; a pipeline for another major version is refused.
+        description: what people should know of it.
+        packages: the packages that classes which are named by a path may come from; None means all but the standard
+            library.
+        compat: provide the names of nv_dfm_core that adapters import, where it is not installed.
     """
 
-    def __init__(self, name: str, *, api_version: str = "0.0.1") -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        api_version: str = "0.0.1",
+        description: str = "",
+        packages: tuple[str, ...] | None = None,
+        compat: bool = False,
+    ) -> None:
         self.name = name
         self.api_version = api_version
+        self.description = description
+        self.packages = packages
+        self.compat = compat
         self.sites: dict[str, Site] = {}
-        self.operations: dict[str, Operation[..., Any]] = {}
+        self.operations = Operations()
+        self.info: dict[str, Any] = {}
+        """Other things that its file says of it."""
+        self.provision: dict[str, Any] = {}
+        """How it is deployed; kept for others."""
 
-    def site(self, name: str, *, workers: int | None = None, threads: int = 8) -> Site:
+    def declare(
+        self, name: str, signature: Callable[..., Any] | Signature, /, *, declaration: Declaration | None = None
+    ) -> Operation[..., Any]:
+        """Declares an operation for which sites have adapters: what it takes and returns.
+
+        Args:
+            name: its name; dots group operations: ``federation.operations.array.Create``.
+            signature: a function with that signature, which is never run; or the signature.
+            declaration: what a file says of it.
+        """
+        if name in self.operations:
+            raise ValueError(f"federation {self.name!r} has an operation {name!r} already")
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"an operation's name must be identifiers with dots between them, not {name!r}")
+        if isinstance(signature, Signature):
+            plain = _declared_function(name, signature, "" if declaration is None else declaration.description)
+        else:
+            plain, signature = stand_in(name, signature), declared_by(signature)
+        _check(name, signature)
+        operation: Operation[..., Any] = Operation(name, plain, signature, declaration=declaration)
+        self.operations[name] = operation
+        return operation
+
+    def site(
+        self,
+        name: str,
+        *,
+        workers: int | None = None,
+        threads: int = 8,
+        impl: ClassPath | type[Any] | None = None,
+        cache: CacheConfig | None = None,
+        vault: Any = None,
+        send_cost: Mapping[str, SendCost] | None = None,
+        info: Mapping[str, Any] | None = None,
+    ) -> Site:
         """Adds a site.
 
         Args:
             name: an identifier.
             workers: how many worker processes it has at most on the local target; by default one per lane.
             threads: how many synchronous operations run at the same time in one worker.
+            impl: the class of the object that adapters get as ``site``; by default a plain one.
+            cache: where it keeps cached values; by default ``TryFromCache`` keeps them in memory.
+            vault: who keeps its secrets: a :class:`~dfm_async.VaultConfig`, or an object with ``secret_for_key``; by
+                default its environment.
+            send_cost: what sending to other sites costs.
+            info: what people should know of it.
         """
         if not name.isidentifier():
             raise ValueError(f"a site's name must be an identifier, not {name!r}")
@@ -62,6 +133,11 @@ class Federation(Shown):
         if (workers is not None and workers < 1) or threads < 1:
             raise ValueError(f"site {name!r} needs at least one worker and one thread")
         found = self.sites[name] = Site(self, name, workers=workers, threads=threads)
+        found.impl = impl
+        found.cache = cache
+        found.vault = VaultConfig() if vault is None else vault
+        found.send_cost = dict(send_cost or {})
+        found.info = dict(info or {})
         return found
 
     def __repr__(self) -> str:
@@ -77,8 +153,107 @@ class Site:
         self.name = name
         self.workers = workers
         self.threads = threads
+        self.impl: ClassPath | type[Any] | None = None
+        self.cache: CacheConfig | None = None
+        self.vault: Any = VaultConfig()
+        self.send_cost: dict[str, SendCost] = {}
+        self.info: dict[str, Any] = {}
+        self.providers: dict[str, ProviderConfig] = {}
+        """The groups of adapters."""
         self.adapters: dict[tuple[str, str | None], Adapter] = {}
         """The code of this site, by operation and provider."""
+
+    def config(self, homesite: str) -> SiteConfig:
+        """What the code at this site can use, as it travels to the processes of the site."""
+        federation = self.federation
+        return SiteConfig(
+            federation=federation.name,
+            homesite=homesite,
+            api_version=federation.api_version,
+            impl=self.impl,
+            providers=self.providers,
+            cache=self.cache,
+            vault=self.vault,
+            packages=federation.packages,
+            compat=federation.compat,
+        )
+
+    @property
+    def operations(self) -> Namespace[Any]:
+        """The operations of this site: a call of one is fixed to the site, and may pass what the site adds."""
+        known = self.federation.operations
+        here = dict.fromkeys(name for name, _ in self.adapters)
+        return Namespace("operation", {name: PlacedOperation(known[name], self) for name in here})
+
+    def provider(
+        self, name: str, impl: ClassPath | type[Any] | None = None, *, info: Mapping[str, Any] | None = None
+    ) -> ProviderConfig:
+        """Adds a group of adapters, which share an object.
+
+        Args:
+            name: an identifier; it is an attribute of the site object.
+            impl: the class of the object; it is built with ``site=`` and its constant arguments.
+            info: what people should know of it.
+        """
+        if not name.isidentifier():
+            raise ValueError(f"a provider's name must be an identifier, not {name!r}")
+        if name in self.providers:
+            raise ValueError(f"site {self.name!r} has a provider {name!r} already")
+        found = self.providers[name] = ProviderConfig(impl=impl, info=dict(info or {}))
+        return found
+
+    def adapt(
+        self,
+        operation: Operation[..., Any] | str,
+        code: ClassPath | type[Any],
+        /,
+        *,
+        bind: Mapping[str, Binding] | None = None,
+        is_async: bool | None = None,
+        description: str = "",
+        returns: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Offers an operation with a class whose arguments need not be those of the operation.
+
+        Args:
+            operation: the operation, or its name.
+            code: the class with a ``body``, or its path.
+            bind: where each argument of ``body`` comes from; by default all are the operation's, by their names.
+            is_async: whether ``body`` is awaited; by default the code shows it, and a path is.
+            description: what people should know of it.
+            returns: the type of its result here, if it is more special than the operation's.
+            options: ``provider``, ``cost``, ``retry``, ``deadline`` and ``args``, as for :meth:`operation`.
+        """
+        name = operation if isinstance(operation, str) else operation.name
+        found = self.federation.operations.get(name)
+        if found is None:
+            known = ", ".join(self.federation.operations) or "none"
+            raise ValueError(f"federation {self.federation.name!r} has no operation {name!r} (it has: {known})")
+        for argument, binding in (bind or {}).items():
+            if isinstance(binding, FromProvider) and binding.provider not in self.providers:
+                known = ", ".join(self.providers) or "none"
+                raise ValueError(
+                    f"argument {argument!r} of {name!r} comes from provider {binding.provider!r}, which site "
+                    f"{self.name!r} does not have (it has: {known})"
+                )
+        provider = options.get("provider")
+        if provider is not None and provider not in self.providers:
+            self.provider(provider)
+        if isinstance(code, ClassPath) and is_async is None:
+            is_async = True
+        self._offer(
+            name,
+            found,
+            code,
+            found.signature,
+            bind=bind,
+            is_async=is_async,
+            description=description,
+            returns=returns,
+            **options,
+        )
+        found.expose(self.adapters[name, provider].exposed)
 
     @overload
     def operation(self, code: Operation[P, R], /) -> Operation[P, R]: ...
@@ -147,7 +322,7 @@ class Site:
         chosen = name or getattr(code, "__name__", None)
         if chosen is None:
             raise TypeError(f"{code!r} has no name of its own: pass name=")
-        self._check(chosen, signature)
+        _check(chosen, signature)
         plain = _plain(code, options.get("args")) if program is None else stand_in(chosen, code)
         operation: Operation[..., Any] = Operation(chosen, plain, signature, program)
         self._offer(chosen, operation, code, signature, **options)
@@ -173,14 +348,6 @@ class Site:
 
         return register
 
-    def _check(self, name: str, signature: Signature) -> None:
-        taken = RESERVED & set(signature.parameters.parameters)
-        if taken:
-            raise TypeError(
-                f"operation {name!r} has a parameter named {sorted(taken)[0]!r}, which means something else in a "
-                "pipeline; rename it"
-            )
-
     def _offer(
         self,
         name: str,
@@ -195,6 +362,10 @@ class Site:
         in_process: bool = False,
         args: Mapping[str, Any] | None = None,
         program: ExternalCode | None = None,
+        bind: Mapping[str, Binding] | None = None,
+        is_async: bool | None = None,
+        description: str = "",
+        returns: str | None = None,
     ) -> None:
         known = self.federation.operations.get(name)
         if known is not None and known is not operation and not _same_source(known, operation):
@@ -218,7 +389,12 @@ class Site:
             deadline=deadline,
             cost=cost,
             in_process=in_process,
-            declared=None if program is None else signature,
+            declared=None if program is None and bind is None and not isinstance(code, ClassPath) else signature,
+            external=program is not None,
+            is_async=is_async,
+            bindings=bind,
+            description=description,
+            returns=returns,
         )
         if ((retry is not None and retry.tries_again) or deadline is not None) and adapter.kind in GENERATORS:
             raise TypeError(
@@ -238,6 +414,28 @@ class Site:
 
     def __repr__(self) -> str:
         return f"<Site {self.name!r} of {self.federation.name!r}: {', '.join(sorted(n for n, _ in self.adapters))}>"
+
+
+def _check(name: str, signature: Signature) -> None:
+    taken = RESERVED & set(signature.parameters.parameters)
+    if taken:
+        raise TypeError(
+            f"operation {name!r} has a parameter named {sorted(taken)[0]!r}, which means something else in a "
+            "pipeline; rename it"
+        )
+
+
+def _declared_function(name: str, signature: Signature, description: str) -> Callable[..., Any]:
+    """What is called outside a pipeline: has the name, signature and text of a declared operation."""
+
+    def run(*_args: Any, **_kwargs: Any) -> Any:
+        raise TypeError(f"{name!r} is declared without code: it runs only in a pipeline, at the sites that offer it")
+
+    run.__name__ = run.__qualname__ = name.rpartition(".")[2]
+    run.__doc__ = description
+    run.__module__ = name.rpartition(".")[0]
+    run.__signature__ = signature.parameters  # type: ignore[attr-defined]
+    return run
 
 
 def _signature(code: Any, program: ExternalCode | None) -> Signature:

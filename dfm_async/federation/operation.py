@@ -10,13 +10,25 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
+from dfm_async.federation.bindings import Binding, ExposedParameter, FromParam
 from dfm_async.model.policies import Cost, RetryPolicy
+from dfm_async.model.resources import ClassPath
 from dfm_async.pipeline.current import current_builder
 
 if TYPE_CHECKING:
     from dfm_async.pipeline.statements import BestOf
 
-__all__ = ["GENERATORS", "RESERVED", "Adapter", "CodeKind", "ExternalCode", "Operation", "Signature", "kind_of"]
+__all__ = [
+    "GENERATORS",
+    "RESERVED",
+    "Adapter",
+    "CodeKind",
+    "Declaration",
+    "ExternalCode",
+    "Operation",
+    "Signature",
+    "kind_of",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -109,7 +121,7 @@ class Signature:
 
 
 class Operation(Generic[P, R]):
-    """A public signature that sites offer. Made by ``@site.operation``.
+    """A public signature that sites offer. Made by ``@site.operation``, or read from a file.
 
     Called outside a pipeline block it just runs; called inside one, it records a node.
     """
@@ -117,13 +129,40 @@ class Operation(Generic[P, R]):
     __name__: str
 
     def __init__(
-        self, name: str, code: Callable[P, R], signature: Signature, program: ExternalCode | None = None
+        self,
+        name: str,
+        code: Callable[P, R],
+        signature: Signature,
+        program: ExternalCode | None = None,
+        declaration: Declaration | None = None,
     ) -> None:
         self.name = name
         self.code = code
         self.signature = signature
         self.program = program
+        self.declaration = declaration
+        """What a federation file says of it; None for one that a function defines."""
+        self.exposed: dict[str, ExposedParameter] = {}
+        """Extra parameters that it has at some sites."""
         functools.update_wrapper(self, code)
+
+    def expose(self, parameters: Mapping[str, ExposedParameter]) -> None:
+        """Lets calls pass extra parameters, which only some sites take."""
+        self.exposed.update(parameters)
+        self.__dict__.pop("call_signature", None)
+
+    @functools.cached_property
+    def call_signature(self) -> inspect.Signature:
+        """What a call inside a pipeline may pass: the operation's own parameters, and those that sites add."""
+        own = self.signature.parameters
+        listed = list(own.parameters.values())
+        last = [listed.pop()] if listed and listed[-1].kind is inspect.Parameter.VAR_KEYWORD else []
+        extra = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+            for name in self.exposed
+            if name not in own.parameters
+        ]
+        return own.replace(parameters=[*listed, *extra, *last])
 
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -147,7 +186,7 @@ class Operation(Generic[P, R]):
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:
-            bound = self.signature.parameters.bind(*args, **kwargs).arguments
+            bound = self.call_signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             raise TypeError(f"{self.name}() {error}") from None
         for name, parameter in self.signature.parameters.parameters.items():
@@ -173,11 +212,29 @@ def _rebuild(name: str, code: Callable[..., Any]) -> Operation[..., Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """What a federation file says of an operation: JSON schemas, kept as they were written.
+
+    Attributes:
+        description: what people should know of it.
+        parameters: the schema of each parameter, with what kinds of input it accepts.
+        required: the parameters that a call must give.
+        returns: the type of its result, as the file names it.
+    """
+
+    description: str = ""
+    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
+    returns: str = "object"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
     """The code that implements an operation at one site.
 
     ``code`` is a function, an object with a ``body`` method, or a class with one, which is then built once per job
-    with ``args``. For an external program it is the program's class, and the signature is ``declared`` elsewhere.
+    with ``args``; or the path of such a class, which is imported at the site. For an external program it is the
+    program's class. A program and a path have a signature that is ``declared`` elsewhere.
     """
 
     operation: str
@@ -189,6 +246,15 @@ class Adapter:
     cost: Cost | None = None
     in_process: bool = False
     declared: Signature | None = None
+    external: bool = False
+    """Whether it is a program: it gets all arguments by name, also defaults, and streams as lists."""
+    is_async: bool | None = None
+    """Whether ``body`` is awaited; None: the code shows it."""
+    bindings: Mapping[str, Binding] | None = None
+    """Where each argument of the code comes from; None: all are the operation's parameters, by their names."""
+    description: str = ""
+    returns: str | None = None
+    """The type of the result at this site, if it is more special than the operation's."""
     callee: Callable[[Adapter], Any] | None = None
     """Makes what calls the code, in the place of the runtime's own way; it travels to workers. For tests."""
 
@@ -200,17 +266,29 @@ class Adapter:
     @property
     def per_job(self) -> bool:
         """Whether the code is a class that is built once per job."""
-        return isinstance(self.code, type)
+        return isinstance(self.code, (type, ClassPath))
+
+    @property
+    def exposed(self) -> dict[str, ExposedParameter]:
+        """The extra parameters of the operation here, by their names."""
+        found = (
+            None if isinstance(binding, FromParam) else binding.expose_as for binding in (self.bindings or {}).values()
+        )
+        return {exposed.param: exposed for exposed in found if exposed is not None}
 
     @property
     def kind(self) -> CodeKind:
         """How the code is called."""
+        if self.is_async is not None:
+            return CodeKind.ASYNC if self.is_async else CodeKind.SYNC
         function = self.function
         return kind_of(function if inspect.isroutine(function) or not callable(function) else _called(function))
 
     @property
     def signature(self) -> Signature:
         """The signature that the code has; the same as its operation's, or compatible."""
+        if isinstance(self.code, ClassPath):
+            return self.declared or Signature(inspect.Signature(), {}, Any, wants_context=False)
         own = Signature.of(self.function, bound=self.per_job)
         return own if self.declared is None else replace(self.declared, wants_context=own.wants_context)
 

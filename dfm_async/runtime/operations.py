@@ -47,7 +47,7 @@ class Callee:
         self.rest = next((p.name for p in listed if p.kind is p.VAR_POSITIONAL), None)
         if self.rest is not None:
             self.positional = [p.name for p in listed if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        self.external = adapter.declared is not None
+        self.external = adapter.external
         """Whether an external program does the work: it gets all arguments by name, and streams as lists."""
         self.defaults: dict[str, Any] = {}
         if self.external:

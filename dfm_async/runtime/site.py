@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from dfm_async.model.resources import SiteConfig
 from dfm_async.net import spec
 from dfm_async.net.program import Program
 from dfm_async.runtime.cache import SiteCache
@@ -62,6 +63,7 @@ class SiteRuntime:
         grace: how long leaving waits for tasks that do not heed their cancellation.
         flush: writes what was sent; called once per turn of the loop in which something was.
         on_busy: is called with True before the first of several jobs begins, and with False after the last has ended.
+        config: what the code at this site can use.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class SiteRuntime:
         grace: float = 5.0,
         flush: Callable[[], None] | None = None,
         on_busy: Callable[[bool], None] | None = None,
+        config: SiteConfig | None = None,
     ) -> None:
         self.site = site
         self.table = table
@@ -84,6 +87,7 @@ class SiteRuntime:
         self.send = send
         self._flush_channels = flush
         self._on_busy = on_busy
+        self.config = config or SiteConfig()
         self.cache = SiteCache(codec)
         self.stored_codec = Codec(trusted=False, stored=True)
         """How results are encoded that are written down: without pickle."""

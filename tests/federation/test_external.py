@@ -14,7 +14,7 @@ import pytest
 from dfm_async import Cost, Federation, Operation, Pipeline, PlaceParam, RetryPolicy, ShippingError, Site, Yield
 from dfm_async.federation.operation import CodeKind, ExternalCode
 from dfm_async.pipeline.statements import CallStatement
-from dfm_async.targets.local.shipping import load_adapters, ship_site
+from dfm_async.targets.local.shipping import load_site, ship_site
 
 
 class Body:
@@ -216,7 +216,7 @@ def test_a_program_travels_without_the_function_that_declares_it(site: Site) -> 
     def train(weights: Local, rate: float = 0.1, *, steps: int = 10) -> Local:
         raise AssertionError(lock)
 
-    (arrived,) = load_adapters(ship_site(site))
+    _, (arrived,) = load_site(ship_site(site, "home"))
     assert (arrived.operation, arrived.provider, arrived.deadline) == ("train", "gpu", 3.0)
     assert (arrived.code, arrived.args) == (Body, {"program": P, "operation": "train"})
     assert arrived.declared is not None
@@ -235,7 +235,7 @@ def test_what_is_passed_to_the_program_must_be_able_to_travel(site: Site) -> Non
     def train(lock: Any = threading.Lock()) -> None: ...  # noqa: B008 - the fault
 
     with pytest.raises(ShippingError, match="train"):
-        ship_site(site)
+        ship_site(site, "home")
 
 
 def test_an_operation_that_refers_to_a_program_can_be_shipped(site: Site) -> None:

@@ -345,7 +345,8 @@ def test_names_of_sites_are_identifiers_and_unique() -> None:
     for wrong in ("", "a b", "1a", "a#b", "a.b"):
         with pytest.raises(ValueError, match="identifier"):
             fed.site(wrong)
-    for options in ({"workers": 0}, {"threads": 0}):
+    none: list[dict[str, Any]] = [{"workers": 0}, {"threads": 0}]
+    for options in none:
         with pytest.raises(ValueError, match="at least one"):
             fed.site("b", **options)
     assert list(fed.sites) == ["a"]

@@ -50,6 +50,7 @@ class InlineTarget:
                     send=self._send,
                     threads=site.threads if site else 8,
                     grace=self.options.shutdown_grace,
+                    config=site.config(homesite) if site else None,
                 )
                 self._sites[name] = await stack.enter_async_context(runtime)
             try:

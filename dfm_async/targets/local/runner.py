@@ -91,6 +91,7 @@ class FederationRunner:
                     send=self._send_from_home,
                     threads=home.threads if home else 8,
                     grace=self.options.shutdown_grace,
+                    config=home.config(homesite) if home else None,
                 ) as runtime,
             ):
                 self._group = group

@@ -17,8 +17,9 @@ import cloudpickle
 from dfm_async.errors import ShippingError
 from dfm_async.federation.federation import Site
 from dfm_async.federation.operation import Adapter, Operation
+from dfm_async.model.resources import SiteConfig
 
-__all__ = ["load_adapters", "ship_site"]
+__all__ = ["load_site", "ship_site"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,8 @@ def _code_of(operation: Operation[..., Any]) -> Any:
     return getattr(operation.code, "__dfm_code__", operation.code)
 
 
-def ship_site(site: Site) -> bytes:
-    """Makes the operations of a site ready to be sent.
+def ship_site(site: Site, homesite: str) -> bytes:
+    """Makes the operations of a site, and what their code can use there, ready to be sent.
 
     Raises:
         ShippingError: one of them cannot be; names it and says why.
@@ -82,13 +83,14 @@ def ship_site(site: Site) -> bytes:
         except Exception as error:
             raise ShippingError(adapter.operation, site.name, str(error) or type(error).__name__) from error
         shipped.append(_Shipped(bare, code))
-    return cloudpickle.dumps(shipped, protocol=5)  # type: ignore[no-any-return]
+    return cloudpickle.dumps((site.config(homesite), shipped), protocol=5)  # type: ignore[no-any-return]
 
 
-def load_adapters(data: bytes) -> list[Adapter]:
-    """Rebuilds the operations of a site, in a worker."""
+def load_site(data: bytes) -> tuple[SiteConfig, list[Adapter]]:
+    """Rebuilds what was shipped, in a worker."""
+    config, listed = pickle.loads(data)  # noqa: S301 - from the process that started us
     adapters = []
-    for shipped in pickle.loads(data):  # noqa: S301 - from the process that started us
+    for shipped in listed:
         if isinstance(shipped.code, _ByName):
             code = _follow(importlib.import_module(shipped.code.module), shipped.code.qualname)
             if isinstance(code, Operation):
@@ -96,4 +98,4 @@ def load_adapters(data: bytes) -> list[Adapter]:
         else:
             code = pickle.loads(shipped.code.data)  # noqa: S301 - from the process that started us
         adapters.append(replace(shipped.adapter, code=code))
-    return adapters
+    return config, adapters

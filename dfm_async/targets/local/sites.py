@@ -57,7 +57,8 @@ class SitePools:
         """How many lanes there are."""
 
     def _ship(self) -> dict[str, bytes]:
-        return {name: ship_site(site) for name, site in self._federation.sites.items() if name != self._homesite}
+        home = self._homesite
+        return {name: ship_site(site, home) for name, site in self._federation.sites.items() if name != home}
 
     def reload(self) -> None:
         """Sends the code that the federation has now to workers that start from now on; others get no further job.

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dfm_async.model.resources import SiteConfig
 from dfm_async.runtime.operations import OperationTable
 from dfm_async.runtime.site import SiteRuntime
 from dfm_async.targets.local.output import OutputPipe, capture
 from dfm_async.targets.local.pulse import PulseThread
-from dfm_async.targets.local.shipping import load_adapters
+from dfm_async.targets.local.shipping import load_site
 from dfm_async.wire import messages as msg
 from dfm_async.wire.channel import Channel
 from dfm_async.wire.codec import Codec
@@ -98,13 +99,14 @@ async def serve(setup: WorkerSetup) -> None:
     channel = Channel(worker.receive, lost)
     await loop.create_unix_connection(lambda: channel, sock=setup.channel)
     try:
-        table = OperationTable(setup.site, load_adapters(setup.shipped))
+        config, adapters = load_site(setup.shipped)
+        table = OperationTable(setup.site, adapters)
     except BaseException as error:  # noqa: BLE001 - whatever importing the user's code raises
         channel.send(msg.Refused(f"{type(error).__name__}: {error}", traceback.format_exc()))
         channel.close()
         await ended
         return
-    await worker.run(table, channel)
+    await worker.run(table, config, channel)
 
 
 class _Worker:
@@ -121,7 +123,7 @@ class _Worker:
         self._connecting: set[asyncio.Task[None]] = set()
         self._pulse = None if setup.pulse is None else PulseThread(setup.pulse, setup.output.send, self._tokens)
 
-    async def run(self, table: OperationTable, channel: Channel) -> None:
+    async def run(self, table: OperationTable, config: SiteConfig, channel: Channel) -> None:
         loop = asyncio.get_running_loop()
         self._channel = channel
         runtime = SiteRuntime(
@@ -133,6 +135,7 @@ class _Worker:
             threads=self._setup.threads,
             flush=self._flush,
             on_busy=None if self._pulse is None else self._pulse.busy,
+            config=config,
         )
         self._address, folder = _new_address()
         server = await loop.create_unix_server(self._accept, path=self._address)

@@ -1,0 +1,1 @@
+"""Discovery: what values the fields of a pipeline can have, as adapters advise."""

@@ -1,0 +1,123 @@
+"""What a site has besides operations: where its cache is, who keeps its secrets, what sending costs. Plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+__all__ = ["CacheConfig", "ClassPath", "ProviderConfig", "SendCost", "SiteConfig", "VaultConfig"]
+
+
+class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class ClassPath(_Data, frozen=True):
+    """A class that is imported at the site, when it is needed there, and not before.
+
+    Attributes:
+        path: its module and name, such as ``"minifed.lib.Square"``.
+        args: constant arguments of its constructor.
+    """
+
+    path: str
+    args: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        if "." not in self.path or not all(part.isidentifier() for part in self.path.split(".")):
+            raise ValueError(f"a class is named by its module and its name, such as 'pkg.mod.Class', not {self.path!r}")
+
+
+class SendCost(_Data, frozen=True, kw_only=True):
+    """What sending to another site costs: ``fixed_time + bytes / bandwidth`` seconds.
+
+    Attributes:
+        fixed_time: seconds for each value.
+        bandwidth: bytes per second; None means that the size does not matter.
+    """
+
+    fixed_time: float = 0.0
+    bandwidth: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.fixed_time < 0:
+            raise ValueError(f"fixed_time must not be negative, not {self.fixed_time}")
+        if self.bandwidth is not None and self.bandwidth <= 0:
+            raise ValueError(f"bandwidth must be positive, not {self.bandwidth}")
+
+
+class CacheConfig(_Data, frozen=True, kw_only=True):
+    """Where a site keeps what it caches: a directory of any file system that fsspec knows.
+
+    Attributes:
+        protocol: the file system, such as ``"file"``, ``"memory"`` or ``"s3"``.
+        storage_options: what fsspec needs to open it.
+        base_path: the directory; by default one of the user's cache directory, named after the federation and the
+            site.
+        max_bytes: how much ``TryFromCache`` keeps there at most; the least recently used make room.
+        max_age: after how many seconds a value counts as missing; None means never.
+    """
+
+    protocol: str = "file"
+    storage_options: dict[str, Any] = {}
+    base_path: str | None = None
+    max_bytes: int = 1024**3
+    max_age: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_bytes <= 0:
+            raise ValueError(f"max_bytes must be positive, not {self.max_bytes}")
+        if self.max_age is not None and self.max_age <= 0:
+            raise ValueError(f"max_age must be positive, not {self.max_age}")
+
+
+class VaultConfig(_Data, frozen=True, kw_only=True):
+    """Who keeps the secrets of a site.
+
+    Attributes:
+        path: "environment", "file", "keyring", or the path of a class with a method ``secret_for_key(key)``; None
+            means the environment.
+        args: the arguments of its constructor.
+    """
+
+    path: str | None = None
+    args: dict[str, Any] = {}
+
+
+class ProviderConfig(_Data, frozen=True, kw_only=True):
+    """A group of adapters at a site, which share an object.
+
+    Attributes:
+        impl: the class of that object; None means one without attributes of its own.
+        info: what people should know of it.
+    """
+
+    impl: Any = None  # ClassPath, or a class that is there already
+    info: dict[str, Any] = {}
+
+
+class SiteConfig(_Data, frozen=True, kw_only=True):
+    """What the code at a site can use; it travels to the processes of the site.
+
+    Attributes:
+        federation: the name of the federation.
+        homesite: the name of the application's own site.
+        api_version: the version of its operations.
+        impl: the class of the object that adapters get as ``site``: a :class:`ClassPath`, or a class.
+        providers: the groups of adapters.
+        cache: where cached values are. None: ``TryFromCache`` keeps them in the memory of the site.
+        vault: who keeps the secrets: a :class:`VaultConfig`, or an object with ``secret_for_key``.
+        packages: the packages that classes may come from; None means all but the standard library.
+        compat: whether names of nv_dfm_core that adapters import are provided, if it is not installed.
+    """
+
+    federation: str = ""
+    homesite: str = ""
+    api_version: str = ""
+    impl: Any = None
+    providers: dict[str, ProviderConfig] = {}
+    cache: CacheConfig | None = None
+    vault: Any = VaultConfig()
+    packages: tuple[str, ...] | None = None
+    compat: bool = False
