@@ -164,13 +164,9 @@ def _check_advice(spot: Spot, asking: bool, found: Structure) -> None:
         if not any(isinstance(part, Advise) for part in walk(expression)):
             continue
         if not asking:
-            found.report(
-                spot, f"{name} asks for advice: use mode='discovery' and session.discover(pipeline)"
-            )
+            found.report(spot, f"{name} asks for advice: use mode='discovery' and session.discover(pipeline)")
         elif not isinstance(spot.statement, CallStatement):
-            found.report(
-                spot, f"{name} asks for advice: only parameters of operations can"
-            )
+            found.report(spot, f"{name} asks for advice: only parameters of operations can")
         elif not isinstance(expression, Advise):
             found.report(spot, f"{name} has Advise() inside another value: it must be the whole value of a parameter")
 
