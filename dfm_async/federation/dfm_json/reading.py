@@ -21,8 +21,8 @@ from dfm_async.federation.dfm_json.names import (
 from dfm_async.federation.dfm_json.nodes import Nodes, Path
 from dfm_async.federation.dfm_json.parameters import Parameters
 from dfm_async.federation.dfm_json.problems import MAX_DEPTH, MAX_STATEMENTS, Problems, pointer
-from dfm_async.federation.dfm_json.values import BEST_OF, Ident, Values, node_ident, plain_ident, shortened
-from dfm_async.pipeline.expressions import Constant, Expression
+from dfm_async.federation.dfm_json.values import BEST_OF, Ident, Values, is_advise, node_ident, plain_ident, shortened
+from dfm_async.pipeline.expressions import Advise, Constant, Expression
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.pipeline.statements import (
     BestOf,
@@ -68,7 +68,8 @@ def read_pipeline(data: Any, federation: Federation) -> Pipeline:
     variant = _OLD if "dfm_body" not in data and "body" in data else _NEW
     _check_top(data, variant, problems)
     name = data.get("name")
-    body = _Reader(federation, variant, problems).read(data.get(variant.body))
+    discovery = data.get("mode") == "discovery"
+    body = _Reader(federation, variant, problems, discovery=discovery).read(data.get(variant.body))
     problems.check(name if isinstance(name, str) else None)
     return Pipeline(name, api_version=data.get("api_version", ""), mode=data.get("mode", "execute"), body=body)
 
@@ -81,8 +82,8 @@ def _check_top(data: dict[str, Any], variant: _Variant, problems: Problems) -> N
         problems.report("", f"has no {variant.body!r}, the list of its statements")
     if not isinstance(data.get("api_version", ""), str):
         problems.report("/api_version", "must be a string")
-    if data.get("mode", "execute") not in ("execute",):
-        problems.report("/mode", "must be 'execute'")
+    if data.get("mode", "execute") not in ("execute", "discovery"):
+        problems.report("/mode", "must be 'execute' or 'discovery'")
     if not isinstance(data.get("name"), (str, type(None))):
         problems.report("/name", "must be a string or null")
 
@@ -109,8 +110,9 @@ class _Entry:
 
 
 class _Reader:
-    def __init__(self, federation: Federation, variant: _Variant, problems: Problems) -> None:
+    def __init__(self, federation: Federation, variant: _Variant, problems: Problems, *, discovery: bool) -> None:
         self._federation = federation
+        self._discovery = discovery
         self._classes = ClassNames(federation)
         self._variant = variant
         self._problems = problems
@@ -228,10 +230,12 @@ class _Reader:
             if key not in parameters:
                 known = ", ".join([*parameters.own, *sorted(parameters.added)]) or "none"
                 self._problems.report(entry.at(key), f"is no parameter of {name} (it has: {known})")
+            elif is_advise(data):
+                args[key] = self._advise(entry.at(key))
             elif data is not None or not parameters.null_is_absent(key):
                 args[key] = entry.values.value(data, entry.at(key))
         for missing in parameters.required:
-            if missing not in entry.data:
+            if missing not in entry.data and not self._discovery:  # there, what is left out is asked for
                 self._problems.report(entry.where, f"has no {missing!r}, which {name} needs")
         statement = CallStatement(
             id=entry.number,
@@ -250,11 +254,19 @@ class _Reader:
             self._problems.report(entry.at("site"), f"must be {called.site!r}, which the class is fixed to")
         elif isinstance(data, dict) and data.get("tag") == BEST_OF:
             return self._best_of(data, entry.at("site"))
+        elif is_advise(data):
+            self._advise(entry.at("site"))
+            return BestOf()
         elif data is not None and not isinstance(data, str):
             self._problems.report(
                 entry.at("site"), f'must be the name of a site, or {{"tag": "{BEST_OF}"}}, not {shortened(data)}'
             )
         return data if isinstance(data, str) else None
+
+    def _advise(self, where: str) -> Expression:
+        if not self._discovery:
+            self._problems.report(where, "advice can be asked for only in a pipeline whose mode is 'discovery'")
+        return Advise()
 
     def _best_of(self, data: dict[str, Any], where: str) -> BestOf | None:
         sites = data.get("sites")

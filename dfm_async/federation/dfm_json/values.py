@@ -28,6 +28,7 @@ __all__ = [
     "Ident",
     "Resolve",
     "Values",
+    "is_advise",
     "is_tagged",
     "kind_of",
     "node_ident",
@@ -65,6 +66,11 @@ def kind_of(data: Any) -> str | None:
         return NODE
     tag = data.get("tag")
     return tag if isinstance(tag, str) and tag in (PLACE_PARAM, ADVISE, _PICKLED) else None
+
+
+def is_advise(data: Any) -> bool:
+    """Tells whether this asks for advice."""
+    return isinstance(data, dict) and data in ({"tag": ADVISE, "advise": "Field"}, {"tag": ADVISE})
 
 
 def is_tagged(data: Any) -> bool:
@@ -210,10 +216,10 @@ class Values:
         if kind == _PICKLED:
             self._problems.report(where, "is a pickled object; those run code when they are read, and are refused")
             return Constant()
-        return self._advise(data, where)
-
-    def _advise(self, data: dict[str, Any], where: str) -> Expression:
-        self._problems.report(where, "advice can be asked for only in a discovery pipeline")
+        message = (
+            f'advice is asked for with {{"tag": "{ADVISE}", "advise": "Field"}}, as the whole value of a parameter'
+        )
+        self._problems.report(where, message)
         return Constant()
 
     def _parameter(self, data: dict[str, Any], where: str) -> Expression:

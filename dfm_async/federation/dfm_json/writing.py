@@ -16,8 +16,9 @@ from dfm_async.federation.dfm_json.names import (
 )
 from dfm_async.federation.dfm_json.parameters import Parameters
 from dfm_async.federation.dfm_json.problems import Problems
-from dfm_async.federation.dfm_json.values import BEST_OF, NODE, PLACE_PARAM, is_tagged, kind_of
+from dfm_async.federation.dfm_json.values import ADVISE, BEST_OF, NODE, PLACE_PARAM, is_tagged, kind_of
 from dfm_async.pipeline.expressions import (
+    Advise,
     Attribute,
     Combination,
     Comparison,
@@ -147,6 +148,8 @@ class _Writer:
                 self._refuse(statement, f"passes {arg!r}, which is a key of each statement in DFM")
             elif isinstance(value, Constant) and value.value is None and parameters.null_is_absent(arg):
                 self._refuse(statement, f"passes None for {arg!r}; in DFM that means that it is not given")
+            elif isinstance(value, Advise):
+                found[arg] = {"tag": ADVISE, "advise": "Field"}
             else:
                 found[arg] = self._value(value, statement)
         return found

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dfm_async import BestOf, ForEach, If, Pipeline, PipelineError, PlaceParam, Session, TryFromCache, Yield
+from dfm_async import Advise, BestOf, ForEach, If, Pipeline, PipelineError, PlaceParam, Session, TryFromCache, Yield
 from tests.federation.dfm_json.rig import DATA, core, minifed, node, pipeline, ref, square, statement
 
 FED = minifed()
@@ -130,6 +130,24 @@ def test_what_a_block_waits_for_its_statements_wait_for() -> None:
     found = FED.pipeline_from_dfm(pipeline(square(0), square(1), loop))
     text = str(found)
     assert text.count("after=[n0]") == 2
+
+
+ADVISE = {"tag": "@dfm-advise", "advise": "Field"}
+
+
+def test_advice_is_asked_for_in_discovery_pipelines_only() -> None:
+    greet = statement("minifed.fed.api.users.GreetMe", 1, opt=ADVISE, n=None, site=ADVISE)
+    found = FED.pipeline_from_dfm(pipeline(square(0, ADVISE), greet, mode="discovery"))
+    with Pipeline(api_version="0.1.0", mode="discovery") as meant:
+        FED.operations["deep.math.Square"](x=Advise())
+        FED.operations["users.GreetMe"](name="", opt=Advise(), site=Advise())
+    assert str(found).replace("opt", "name='', opt") == str(meant)
+    assert (
+        FED.pipeline_from_dfm(FED.pipeline_to_dfm(Pipeline(mode="discovery", body=found.body[:1]))).body
+        == found.body[:1]
+    )
+    assert problems(pipeline(square(0, ADVISE, site=ADVISE))).keys() == {"/dfm_body/0/x", "/dfm_body/0/site"}
+    assert problems(pipeline(square(0, [ADVISE]), mode="discovery")).keys() == {"/dfm_body/0/x/0"}
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
