@@ -100,6 +100,7 @@ class Federation(Shown):
             plain = _declared_function(name, signature, "" if declaration is None else declaration.description)
         else:
             plain, signature = stand_in(name, signature), declared_by(signature)
+            plain.__name__ = name.rpartition(".")[2]
         _check(name, signature)
         operation: Operation[..., Any] = Operation(name, plain, signature, declaration=declaration)
         self.operations[name] = operation

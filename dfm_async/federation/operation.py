@@ -112,6 +112,13 @@ class Signature:
             wants_context=wants_context,
         )
 
+    def with_added(self, exposed: Mapping[str, ExposedParameter]) -> inspect.Signature:
+        """What can be passed where sites add parameters."""
+        listed = list(self.parameters.parameters.values())
+        last = [listed.pop()] if listed and listed[-1].kind is inspect.Parameter.VAR_KEYWORD else []
+        extra = [found.parameter for name, found in exposed.items() if name not in self.parameters.parameters]
+        return self.parameters.replace(parameters=[*listed, *extra, *last])
+
     @property
     def untyped(self) -> Signature:
         """The same without types, which may not be able to travel: names and defaults."""
@@ -145,24 +152,17 @@ class Operation(Generic[P, R]):
         self.exposed: dict[str, ExposedParameter] = {}
         """Extra parameters that it has at some sites."""
         functools.update_wrapper(self, code)
+        self.__signature__ = self.call_signature
 
     def expose(self, parameters: Mapping[str, ExposedParameter]) -> None:
         """Lets calls pass extra parameters, which only some sites take."""
         self.exposed.update(parameters)
-        self.__dict__.pop("call_signature", None)
+        self.__signature__ = self.call_signature
 
-    @functools.cached_property
+    @property
     def call_signature(self) -> inspect.Signature:
         """What a call inside a pipeline may pass: the operation's own parameters, and those that sites add."""
-        own = self.signature.parameters
-        listed = list(own.parameters.values())
-        last = [listed.pop()] if listed and listed[-1].kind is inspect.Parameter.VAR_KEYWORD else []
-        extra = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
-            for name in self.exposed
-            if name not in own.parameters
-        ]
-        return own.replace(parameters=[*listed, *extra, *last])
+        return self.signature.with_added(self.exposed)
 
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
