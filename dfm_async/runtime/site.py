@@ -21,6 +21,7 @@ from dfm_async.runtime.faults import broken_record
 from dfm_async.runtime.job import SiteJob
 from dfm_async.runtime.objects import JobObjects
 from dfm_async.runtime.operations import OperationTable
+from dfm_async.runtime.stored_values import StoredValues
 from dfm_async.runtime.threads import Threads
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
@@ -88,7 +89,8 @@ class SiteRuntime:
         self._flush_channels = flush
         self._on_busy = on_busy
         self.config = config or SiteConfig()
-        self.cache = SiteCache(codec)
+        cache = self.config.cache
+        self.cache = SiteCache(codec, None if cache is None else StoredValues(cache, self.config.federation, site))
         self.stored_codec = Codec(trusted=False, stored=True)
         """How results are encoded that are written down: without pickle."""
         self.tokens = 0
@@ -140,6 +142,7 @@ class SiteRuntime:
             await job.release()
         if self._holding:
             await self._close_objects()
+        self.cache.close()
         self.threads.close()
 
     async def _stop_tasks(self, tasks: set[asyncio.Task[None]]) -> None:
