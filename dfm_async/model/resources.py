@@ -71,6 +71,10 @@ class CacheConfig(_Data, frozen=True, kw_only=True):
         if self.max_age is not None and self.max_age <= 0:
             raise ValueError(f"max_age must be positive, not {self.max_age}")
 
+    def __repr__(self) -> str:
+        # Options may hold credentials.
+        return f"CacheConfig(protocol={self.protocol!r}, base_path={self.base_path!r}{_hidden(self.storage_options)})"
+
 
 class VaultConfig(_Data, frozen=True, kw_only=True):
     """Who keeps the secrets of a site.
@@ -83,6 +87,14 @@ class VaultConfig(_Data, frozen=True, kw_only=True):
 
     path: str | None = None
     args: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"VaultConfig(path={self.path!r}{_hidden(self.args)})"
+
+
+def _hidden(values: dict[str, Any]) -> str:
+    """The names of values that may be secret."""
+    return f", {', '.join(f'{name}=***' for name in values)}" if values else ""
 
 
 class ProviderConfig(_Data, frozen=True, kw_only=True):
