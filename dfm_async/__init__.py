@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from dfm_async.model.stats import LaneStats, SessionStats, SiteStats, Traffic, WorkerStats
     from dfm_async.model.status import JobStatus
     from dfm_async.pipeline.builder import ForEach, If, PlaceParam, Repeat, TryFromCache, Yield, collect
+    from dfm_async.pipeline.expressions import Advise
     from dfm_async.pipeline.pipeline import Pipeline
     from dfm_async.pipeline.statements import BestOf
     from dfm_async.planner.plan import Plan
@@ -99,6 +100,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Activity",
+    "Advise",
     "AgentClosed",
     "BadResult",
     "BadTask",
@@ -267,6 +269,7 @@ _HOMES = {
     "dfm_async.model.stats": ("LaneStats", "SessionStats", "SiteStats", "Traffic", "WorkerStats"),
     "dfm_async.model.status": ("JobStatus",),
     "dfm_async.pipeline.builder": ("ForEach", "If", "PlaceParam", "Repeat", "TryFromCache", "Yield", "collect"),
+    "dfm_async.pipeline.expressions": ("Advise",),
     "dfm_async.pipeline.pipeline": ("Pipeline",),
     "dfm_async.pipeline.statements": ("BestOf",),
     "dfm_async.planner.plan": ("Plan",),

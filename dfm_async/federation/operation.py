@@ -198,11 +198,13 @@ class Operation(Generic[P, R]):
         if builder is None:
             return self.code(*args, **kwargs)
         options = {name: kwargs.pop(name) for name in RESERVED & kwargs.keys()}
-        return builder.call(self.name, self._bind(args, kwargs), **options)
+        partial = builder.mode == "discovery"  # what is left out is asked for
+        return builder.call(self.name, self._bind(args, kwargs, partial), **options)
 
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], partial: bool) -> dict[str, Any]:
+        signature = self.call_signature
         try:
-            bound = self.call_signature.bind(*args, **kwargs).arguments
+            bound = (signature.bind_partial if partial else signature.bind)(*args, **kwargs).arguments
         except TypeError as error:
             raise TypeError(f"{self.name}() {error}") from None
         for name, parameter in self.signature.parameters.parameters.items():

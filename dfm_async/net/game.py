@@ -651,10 +651,11 @@ class Game:
             except Exception:
                 self._effects.append(fx.Abandon(answer.ticket))
                 raise
-            self._effects.append(
-                fx.Abandon(answer.ticket) if stopped else fx.Keep(answer.ticket, value, instance.frame)
-            )
             self._produce(instance, action.output, value)
+            if not stopped:
+                self._effects.append(fx.Keep(Activity(instance, transition), answer.ticket, value))
+                return
+            self._effects.append(fx.Abandon(answer.ticket))
         else:
             self._produce(instance, action.output, answer)  # skipped or failed
         self._resolve(instance)

@@ -16,6 +16,7 @@ from dfm_async.errors import EncodingError
 from dfm_async.wire.codec import Codec
 
 __all__ = [
+    "Advise",
     "Attribute",
     "Combination",
     "Comparison",
@@ -78,6 +79,10 @@ def constant_data(constant: Constant) -> dict[str, Any]:
     if _is_json(constant.value):
         return {"kind": "constant", "value": constant.value}
     return {"kind": "constant", "encoded": base64.b64encode(_codec.encode(constant.value)).decode()}
+
+
+class Advise(_Data, frozen=True, kw_only=True, tag="advise"):
+    """Asks the sites which values a parameter may have: a value of it, in a pipeline with ``mode="discovery"``."""
 
 
 class Item(_Data, frozen=True, kw_only=True, tag="item"):
@@ -144,7 +149,7 @@ class Negation(_Data, frozen=True, kw_only=True, tag="negation"):
     term: Expression
 
 
-Expression: TypeAlias = Constant | Ref | Parameter | Items | Entries | Comparison | Combination | Negation
+Expression: TypeAlias = Constant | Advise | Ref | Parameter | Items | Entries | Comparison | Combination | Negation
 
 
 def walk(expression: Expression) -> Iterator[Expression]:
@@ -170,7 +175,7 @@ def references(expression: Expression) -> Iterator[Ref | Parameter]:
     """Finds the nodes and parameters that an expression reads."""
     if isinstance(expression, (Ref, Parameter)):
         yield expression
-    elif not isinstance(expression, Constant):
+    elif not isinstance(expression, (Constant, Advise)):
         for part in walk(expression):
             if isinstance(part, (Ref, Parameter)):
                 yield part

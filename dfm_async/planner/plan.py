@@ -240,6 +240,9 @@ def prepare(
     Raises:
         PipelineError: with everything that is wrong, each problem with its statement.
     """
+    if pipeline.mode == "discovery":
+        message = "is a pipeline for discovery, which is not executed: use 'await session.discover(pipeline)'"
+        raise PipelineError(pipeline.name, [Problem("mode", message)])
     found = analyse(pipeline)
     _check_version(pipeline, federation, found)
     allowed = _allowed(restrict_to_sites, federation, homesite, found)

@@ -22,6 +22,7 @@ from dfm_async.runtime.job import SiteJob
 from dfm_async.runtime.objects import JobObjects
 from dfm_async.runtime.once import in_thread
 from dfm_async.runtime.operations import OperationTable
+from dfm_async.runtime.stored_values import StoredValues
 from dfm_async.runtime.threads import Threads
 from dfm_async.site import shim
 from dfm_async.site.loading import Loader
@@ -96,7 +97,8 @@ class SiteRuntime:
         """Finds classes that are named by a path."""
         self.secrets = Secrets(site, self.config.vault, self.loader, in_thread)
         """The secrets of the site."""
-        self.cache = SiteCache(codec)
+        cache = self.config.cache
+        self.cache = SiteCache(codec, None if cache is None else StoredValues(cache, self.config.federation, site))
         self.stored_codec = Codec(trusted=False, stored=True)
         """How results are encoded that are written down: without pickle."""
         self.tokens = 0
@@ -151,6 +153,7 @@ class SiteRuntime:
             await job.release()
         if self._holding:
             await self._close_objects()
+        self.cache.close()
         self.threads.close()
 
     async def _stop_tasks(self, tasks: set[asyncio.Task[None]]) -> None:
