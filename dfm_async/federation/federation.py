@@ -299,6 +299,7 @@ class Site:
             is_async=is_async,
             description=description,
             returns=returns,
+            adapted=True,
             **options,
         )
         found.expose(self.adapters[name, provider].exposed)
@@ -414,6 +415,7 @@ class Site:
         is_async: bool | None = None,
         description: str = "",
         returns: str | None = None,
+        adapted: bool = False,
     ) -> None:
         known = self.federation.operations.get(name)
         if known is not None and known is not operation and not _same_source(known, operation):
@@ -437,7 +439,7 @@ class Site:
             deadline=deadline,
             cost=cost,
             in_process=in_process,
-            declared=None if program is None and bind is None and not isinstance(code, ClassPath) else signature,
+            declared=signature if program is not None or adapted else None,
             external=program is not None,
             is_async=is_async,
             bindings=bind,
