@@ -32,6 +32,7 @@ __all__ = [
     "LaunchFailed",
     "OperationFailed",
     "ParameterError",
+    "PartialError",
     "PeerGone",
     "PipelineError",
     "Problem",
@@ -92,6 +93,18 @@ class PipelineError(DfmError):
             return f"{name}: {self.problems[0]}"
         lines = "".join(f"\n  - {problem}" for problem in self.problems)
         return f"{name} has {len(self.problems)} problems:{lines}"
+
+
+class PartialError(DfmError):
+    """Advice ends at a value that somebody has to choose first: discover again with it, to learn more."""
+
+    def __init__(self, field: str, value: object) -> None:
+        super().__init__(field, value)
+        self.field = field
+        self.value = value
+
+    def __str__(self) -> str:
+        return f"what comes behind {self.field!r} is not known yet: discover again with {self.field}={self.value!r}"
 
 
 class ParameterError(DfmError):

@@ -15,7 +15,7 @@ from dfm_async.telemetry import current
 from dfm_async.telemetry.recorder import TracedCall
 from dfm_async.telemetry.user_spans import NO_SPAN, RecordedSpan, UserSpan
 
-__all__ = ["Caller", "OperationContext", "current_context", "enter", "resumable"]
+__all__ = ["Caller", "OperationContext", "caller_of", "current_context", "enter", "resumable"]
 
 T = TypeVar("T")
 
@@ -183,6 +183,11 @@ class OperationContext:
 
     def __repr__(self) -> str:
         return f"<OperationContext {self.node} at {self.site!r}, job {self.job_id}, frame {self.frame}>"
+
+
+def caller_of(context: OperationContext) -> Caller:
+    """The job that a call belongs to; for operations that every site has."""
+    return context._caller  # noqa: SLF001 - same module
 
 
 def enter(context: OperationContext) -> Callable[[], None]:
