@@ -11,8 +11,9 @@ import msgspec
 
 from dfm_async.discovery.advisors import advisors_of
 from dfm_async.discovery.growth import Answer, Fields, Growth, Question, failed
-from dfm_async.federation.bindings import Const, FromParam, FromSecrets
+from dfm_async.federation.bindings import FromParam, FromSecrets
 from dfm_async.federation.operation import Adapter
+from dfm_async.runtime.adapters import AdapterObject
 from dfm_async.runtime.calls import instance_of
 from dfm_async.runtime.context import OperationContext, caller_of
 from dfm_async.runtime.faults import is_our_cancellation
@@ -52,10 +53,12 @@ async def discover(
     callee = job.runtime.table.find(operation, provider)
     adapter = callee.adapter
     code = instance_of(job, callee) if adapter.per_job else adapter.code
-    advisors = advisors_of(code, adapter.advisors)
+    bound = code if isinstance(code, AdapterObject) else None
+    advisors = advisors_of(code if bound is None else await bound.built(), adapter.advisors)
     if not advisors:
         return None
-    growth = Growth(advisors, _fields(adapter, given, asked, closed))
+    values = given if bound is None else await bound.arguments(given)
+    growth = Growth(advisors, _fields(adapter, values, given, asked, closed))
     room = asyncio.Semaphore(AT_ONCE)
     while questions := growth.questions():
         async with asyncio.TaskGroup() as group:
@@ -78,31 +81,43 @@ async def _ask(job: SiteJob, question: Question, room: asyncio.Semaphore) -> Ans
             return failed(error)
 
 
-def _fields(adapter: Adapter, given: dict[str, Any], asked: Sequence[str], closed: Sequence[str]) -> Fields:
-    """What is known of the arguments of an adapter's code, which need not be those of the operation."""
+def _fields(
+    adapter: Adapter, values: dict[str, Any], given: dict[str, Any], asked: Sequence[str], closed: Sequence[str]
+) -> Fields:
+    """What is known of the arguments of an adapter's code, which need not be those of the operation.
+
+    Args:
+        adapter: the adapter.
+        values: its arguments, as a call would bind them.
+        given: the operation's arguments that have a value.
+        asked: those that will have one which is not known yet.
+        closed: those that may not be asked for.
+    """
     parameters = adapter.signature.parameters.parameters
-    known = {name: found.default for name, found in parameters.items() if found.default is not found.empty}
+    defaults = {name: found.default for name, found in parameters.items() if found.default is not found.empty}
     if adapter.bindings is None:
-        return Fields(given=given, known=known, closed=frozenset(closed))
+        return Fields(given=given, known=defaults, closed=frozenset(closed))
     names: dict[str, str] = {}
-    here: dict[str, Any] = {}
-    seen: dict[str, Any] = {}
+    checked: dict[str, Any] = {}
+    known: dict[str, Any] = {}
     shut: set[str] = set()
     for argument, binding in adapter.bindings.items():
-        exposed = None if isinstance(binding, FromParam) or binding.expose_as is None else binding.expose_as.param
-        name = binding.param if isinstance(binding, FromParam) else exposed
+        if isinstance(binding, FromParam):
+            name: str | None = binding.param
+        else:
+            name = None if binding.expose_as is None else binding.expose_as.param
         if name is not None:
             names[argument] = name
-            if name in closed:
-                shut.add(argument)
+        if name in closed:
+            shut.add(argument)
         if name in given:
-            here[argument] = given[name]
+            checked[argument] = given[name]
         elif isinstance(binding, FromParam):
-            if name in known:
-                seen[argument] = known[name]
+            if name in defaults:
+                known[argument] = defaults[name]
+        elif isinstance(binding, FromSecrets):  # advisors may use it, but nobody speaks of it
+            known[argument] = values[argument]
+            shut.add(argument)
         elif name not in asked:
-            if isinstance(binding, Const):
-                here[argument] = binding.value
-            elif isinstance(binding, FromSecrets):
-                shut.add(argument)
-    return Fields(given=here, known=seen, closed=frozenset(shut), names=names)
+            checked[argument] = values[argument]
+    return Fields(given=checked, known=known, closed=frozenset(shut), names=names)
