@@ -35,6 +35,7 @@ __all__ = [
     "LoadingError",
     "OperationFailed",
     "ParameterError",
+    "PartialError",
     "PeerGone",
     "PipelineError",
     "Problem",
@@ -150,6 +151,18 @@ class FederationError(DfmError):
         rest = len(self.problems) - _LISTED
         more = f"\n  and {rest:,} more" if rest > 0 else ""
         return f"federation {self.federation} has {len(self.problems):,} problems:{shown}{more}"
+
+
+class PartialError(DfmError):
+    """Advice ends at a value that somebody has to choose first: discover again with it, to learn more."""
+
+    def __init__(self, field: str, value: object) -> None:
+        super().__init__(field, value)
+        self.field = field
+        self.value = value
+
+    def __str__(self) -> str:
+        return f"what comes behind {self.field!r} is not known yet: discover again with {self.field}={self.value!r}"
 
 
 class ParameterError(DfmError):
