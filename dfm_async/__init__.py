@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ExchangeError,
         FobsError,
         HandshakeRefused,
+        HttpCallFailed,
         JobAborted,
         JobExists,
         JobFailed,
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
         StatusChanged,
         WorkerNotice,
     )
+    from dfm_async.model.http import HttpOptions
     from dfm_async.model.info import JobInfo
     from dfm_async.model.limits import ResultLimits
     from dfm_async.model.options import LocalOptions
@@ -130,6 +132,8 @@ __all__ = [
     "FromSecrets",
     "FromSite",
     "HandshakeRefused",
+    "HttpCallFailed",
+    "HttpOptions",
     "If",
     "Job",
     "JobAborted",
@@ -209,6 +213,7 @@ _HOMES = {
         "ExchangeError",
         "FobsError",
         "HandshakeRefused",
+        "HttpCallFailed",
         "JobAborted",
         "JobExists",
         "JobFailed",
@@ -263,6 +268,7 @@ _HOMES = {
     "dfm_async.model.info": ("JobInfo",),
     "dfm_async.model.limits": ("ResultLimits",),
     "dfm_async.model.options": ("LocalOptions",),
+    "dfm_async.model.http": ("HttpOptions",),
     "dfm_async.model.policies": ("Cost", "RetryPolicy"),
     "dfm_async.model.resources": ("CacheConfig", "ClassPath", "SendCost", "VaultConfig"),
     "dfm_async.model.results": ("Results",),
