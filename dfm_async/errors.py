@@ -31,6 +31,7 @@ __all__ = [
     "JobNotFound",
     "JobOwned",
     "LaunchFailed",
+    "LoadingError",
     "OperationFailed",
     "ParameterError",
     "PeerGone",
@@ -42,6 +43,7 @@ __all__ = [
     "ResultNotDelivered",
     "ResultsExpired",
     "ResultsUnread",
+    "SecretError",
     "SessionClosed",
     "ShippingError",
     "StoreError",
@@ -175,6 +177,48 @@ class ShippingError(DfmError):
             f"operation {self.operation!r} of site {self.site!r} cannot be shipped to a worker process: "
             f"{self.reason}. Define it in an importable module, or keep what it refers to picklable"
         )
+
+
+class LoadingError(DfmError):
+    """A class that a federation names cannot be used at a site.
+
+    Attributes:
+        site: the site.
+        role: what the class is for, such as ``"operation 'math.Square'"``.
+        path: its module and name.
+        reason: what is wrong, and what to do.
+    """
+
+    def __init__(self, site: str, role: str, path: str, reason: str) -> None:
+        super().__init__(site, role, path, reason)
+        self.site = site
+        self.role = role
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.role} of site {self.site!r}: class {self.path!r} {self.reason}"
+
+
+class SecretError(DfmError, ValueError):
+    """A secret cannot be had, or who keeps them does not work. Tells nothing of what they are.
+
+    Attributes:
+        site: the site.
+        key: the name of the secret; empty if it is about the vault itself.
+        reason: what is wrong, and what to do.
+    """
+
+    def __init__(self, site: str, key: str, reason: str) -> None:
+        super().__init__(site, key, reason)
+        self.site = site
+        self.key = key
+        self.reason = reason
+
+    def __str__(self) -> str:
+        what = f"secret {self.key!r}" if self.key else "the vault"
+        where = f" of site {self.site!r}" if self.site else ""
+        return f"{what}{where}: {self.reason}"
 
 
 class StreamOverrun(DfmError):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from dfm_async.federation.bindings import Binding, FromProvider
 from dfm_async.federation.external import body_of, declared_by, stand_in
@@ -23,6 +24,9 @@ from dfm_async.federation.placed import PlacedOperation
 from dfm_async.model.policies import Cost, RetryPolicy
 from dfm_async.model.resources import CacheConfig, ClassPath, ProviderConfig, SendCost, SiteConfig, VaultConfig
 from dfm_async.rendering import Shown
+
+if TYPE_CHECKING:
+    from dfm_async.pipeline.pipeline import Pipeline
 
 __all__ = ["Federation", "Site"]
 
@@ -140,6 +144,49 @@ class Federation(Shown):
         found.info = dict(info or {})
         return found
 
+    def load_pipeline(self, path: str | os.PathLike[str]) -> Pipeline:
+        """Reads a pipeline from a JSON file: DFM's, in both variants, or our own.
+
+        Class names in it are looked up among the operations of this federation; nothing is imported.
+
+        Raises:
+            PipelineError: the file does not hold a pipeline for this federation; with everything that is wrong, and
+                where in the file.
+        """
+        from dfm_async.federation.dfm_json import load_pipeline
+
+        return load_pipeline(path, self)
+
+    def save_pipeline(self, pipeline: Pipeline, path: str | os.PathLike[str]) -> None:
+        """Writes a pipeline to a file as DFM's JSON; :meth:`Pipeline.save_to_file` writes our own.
+
+        Raises:
+            PipelineError: with everything that DFM has no words for.
+        """
+        from dfm_async.federation.dfm_json import save_pipeline
+
+        save_pipeline(pipeline, path, self)
+
+    def pipeline_from_dfm(self, data: Mapping[str, Any] | str | bytes) -> Pipeline:
+        """Makes a pipeline of DFM's JSON: the text, or the data that it holds.
+
+        Raises:
+            PipelineError: with everything that is wrong, and where.
+        """
+        from dfm_async.federation.dfm_json import parse_pipeline, read_pipeline
+
+        return parse_pipeline(data, self) if isinstance(data, (str, bytes)) else read_pipeline(data, self)
+
+    def pipeline_to_dfm(self, pipeline: Pipeline) -> dict[str, Any]:
+        """Gives a pipeline as the data of DFM's JSON.
+
+        Raises:
+            PipelineError: with everything that DFM has no words for.
+        """
+        from dfm_async.federation.dfm_json import write_pipeline
+
+        return write_pipeline(pipeline, self)
+
     def __repr__(self) -> str:
         sites = ", ".join(f"{site.name}({len(site.adapters)})" for site in self.sites.values())
         return f"<Federation {self.name!r} {self.api_version}: {sites or 'no sites'}>"
@@ -251,6 +298,7 @@ class Site:
             is_async=is_async,
             description=description,
             returns=returns,
+            adapted=True,
             **options,
         )
         found.expose(self.adapters[name, provider].exposed)
@@ -366,6 +414,7 @@ class Site:
         is_async: bool | None = None,
         description: str = "",
         returns: str | None = None,
+        adapted: bool = False,
     ) -> None:
         known = self.federation.operations.get(name)
         if known is not None and known is not operation and not _same_source(known, operation):
@@ -389,7 +438,7 @@ class Site:
             deadline=deadline,
             cost=cost,
             in_process=in_process,
-            declared=None if program is None and bind is None and not isinstance(code, ClassPath) else signature,
+            declared=signature if program is not None or adapted else None,
             external=program is not None,
             is_async=is_async,
             bindings=bind,

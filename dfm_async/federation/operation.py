@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections.abc
 import functools
 import inspect
+import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -37,6 +39,7 @@ RESERVED = frozenset({"site", "provider", "after", "retry", "deadline"})
 """Arguments of a call inside a pipeline that are not the operation's own."""
 
 _CONTEXT = "context"
+_WHOLE = (list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Collection)
 
 
 class CodeKind(Enum):
@@ -113,11 +116,24 @@ class Signature:
         )
 
     @property
+    def whole(self) -> frozenset[str]:
+        """The parameters that are declared as lists, or the like: they get one also where a stream comes."""
+        return frozenset(name for name, hint in self.types.items() if _is_whole(hint))
+
+    @property
     def untyped(self) -> Signature:
-        """The same without types, which may not be able to travel: names and defaults."""
+        """The same without types, which may not be able to travel: names, defaults, and what is a list."""
         empty = inspect.Parameter.empty
         listed = [parameter.replace(annotation=empty) for parameter in self.parameters.parameters.values()]
-        return Signature(inspect.Signature(listed), {}, Any, self.wants_context)
+        return Signature(inspect.Signature(listed), dict.fromkeys(self.whole, list), Any, self.wants_context)
+
+
+def _is_whole(hint: Any) -> bool:
+    origin = typing.get_origin(hint) or hint
+    if origin in (typing.Union, types.UnionType):
+        members = [member for member in typing.get_args(hint) if member is not type(None)]
+        return bool(members) and all(map(_is_whole, members))
+    return origin in _WHOLE
 
 
 class Operation(Generic[P, R]):

@@ -94,6 +94,11 @@ class VaultConfig(_Data, frozen=True, kw_only=True):
     path: str | None = None
     args: dict[str, Any] = {}
 
+    def __repr__(self) -> str:
+        # The same here.
+        arguments = f", args=<{', '.join(self.args)}>" if self.args else ""
+        return f"VaultConfig(path={self.path!r}{arguments})"
+
 
 class ProviderConfig(_Data, frozen=True, kw_only=True):
     """A group of adapters at a site, which share an object.

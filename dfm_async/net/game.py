@@ -22,6 +22,7 @@ from dfm_async.net import effects as fx
 from dfm_async.net import spec
 from dfm_async.net.program import PlaceCode, Program, ScopeCode, TransitionCode
 from dfm_async.net.tokens import ABSENT, OPEN, SKIPPED, Failed, Foreign, Found, Miss, StreamValue
+from dfm_async.redaction import hide
 
 __all__ = ["Activity", "Control", "Game", "Instance"]
 
@@ -702,8 +703,8 @@ def _collected(gathered: dict[int, Any], outcome: Any) -> Any:
 
 
 def _clean(text: str) -> str:
-    """Text that can travel: whatever UTF-8 cannot hold is written out."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+    """Text that can travel: whatever UTF-8 cannot hold is written out, and no secret is in it."""
+    return hide(text if text.isascii() else text.encode("utf-8", "backslashreplace").decode())
 
 
 def _text(error: BaseException) -> str:

@@ -29,6 +29,7 @@ __all__ = [
     "Parameter",
     "Ref",
     "constant_data",
+    "is_json",
     "references",
     "walk",
 ]
@@ -40,7 +41,7 @@ class _Data(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_
     pass
 
 
-def _is_json(value: Any) -> bool:
+def is_json(value: Any) -> bool:
     """Tells whether JSON gives this value back as it is."""
     kind = type(value)
     if kind in (type(None), bool, str, int):
@@ -48,9 +49,9 @@ def _is_json(value: Any) -> bool:
     if kind is float:
         return math.isfinite(value)
     if kind is list:
-        return all(map(_is_json, value))
+        return all(map(is_json, value))
     if kind is dict:
-        return all(type(k) is str and _is_json(v) for k, v in value.items())
+        return all(type(k) is str and is_json(v) for k, v in value.items())
     return False
 
 
@@ -76,7 +77,7 @@ def constant_data(constant: Constant) -> dict[str, Any]:
     Raises:
         EncodingError: it is an object that only pickle could hold.
     """
-    if _is_json(constant.value):
+    if is_json(constant.value):
         return {"kind": "constant", "value": constant.value}
     return {"kind": "constant", "encoded": base64.b64encode(_codec.encode(constant.value)).decode()}
 

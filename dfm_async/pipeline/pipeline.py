@@ -18,7 +18,7 @@ from dfm_async.pipeline.statements import Statement
 from dfm_async.pipeline.text import pipeline_mermaid, pipeline_text
 from dfm_async.rendering import Shown, renderer
 
-__all__ = ["Mode", "Pipeline"]
+__all__ = ["Mode", "Pipeline", "is_dfm"]
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,6 +62,15 @@ def _problems(data: Any, error: Exception) -> PipelineError:
             except (msgspec.ValidationError, RecursionError) as problem:
                 found.append(_problem(problem, where))
     return PipelineError(None, found or [_problem(error)])
+
+
+def is_dfm(data: Any) -> bool:
+    """Tells whether the data of a pipeline is DFM's, of either variant, rather than our own."""
+    if not isinstance(data, dict):
+        return False
+    body = data.get("body")
+    first = body[0] if isinstance(body, list) and body else None
+    return "dfm_body" in data or "target" in data or (isinstance(first, dict) and "dfm_class_name" in first)
 
 
 class Pipeline(Shown):
@@ -159,6 +168,9 @@ class Pipeline(Shown):
         """
         if isinstance(data, Pipeline):
             return data
+        if is_dfm(data):
+            message = "is DFM's JSON, whose class names only a federation knows: use federation.load_pipeline(path)"
+            raise PipelineError(None, [Problem("$", message)])
         try:
             return cls._of(msgspec.convert(data, _File))
         except (msgspec.ValidationError, RecursionError) as error:

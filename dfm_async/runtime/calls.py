@@ -19,10 +19,11 @@ from dfm_async.net.tokens import StreamValue
 from dfm_async.runtime import context as _context
 from dfm_async.runtime.context import OperationContext
 from dfm_async.runtime.faults import cause_of, is_our_cancellation
+from dfm_async.runtime.iterators import is_iterator
 from dfm_async.runtime.job_threads import in_background, in_thread
 from dfm_async.runtime.objects import JobObjects
 from dfm_async.runtime.observer import Observation
-from dfm_async.runtime.operations import Callee, is_iterator
+from dfm_async.runtime.operations import Callee
 from dfm_async.runtime.streams import Stream, StreamFailed, Subscription
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def _work(job: SiteJob, call: _Call) -> Callable[[], Any]:
     function = callee.bound(_instance(job, callee))
     if call.streams:
         args = _with_readers(job, call)
-    if callee.defaults:  # a program does not know them
+    if callee.defaults:
         args = {**callee.defaults, **args}
     if callee.wants_context:
         args = {**args, "context": context_of(job, call.activity, call.operation, call.attempt, call.seen)}

@@ -45,6 +45,10 @@ class Caller(Protocol):
         """Sends a value to a parameter of another job."""
         ...
 
+    async def secret(self, key: str) -> Any:
+        """Asks the site's vault."""
+        ...
+
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs something on the loop, and waits for it in a thread."""
         ...
@@ -167,6 +171,20 @@ class OperationContext:
         if key is None:
             key = f"{self.job_id}:{'.'.join(map(str, self.frame))}"
         await self._caller.send_to_place(job, place, key, value)
+
+    async def secret(self, key: str) -> Any:
+        """Asks the site's vault for a secret. From then on it is hidden in whatever text leaves the process.
+
+        Do not keep it: the next call should ask again. In a synchronous operation:
+        ``context.wait(context.secret("key"))``.
+
+        Args:
+            key: the name of the secret.
+
+        Raises:
+            SecretError: there is none, or the vault does not work.
+        """
+        return await self._caller.secret(key)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the site's loop, and waits for it. Only for synchronous operations, in their thread.

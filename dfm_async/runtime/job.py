@@ -22,10 +22,10 @@ from dfm_async.net.tokens import OPEN, SKIPPED, Failed
 from dfm_async.runtime import calls, job_threads
 from dfm_async.runtime.cache import Ticket
 from dfm_async.runtime.faults import broken_record, cause_of, is_our_cancellation
+from dfm_async.runtime.iterators import is_iterator
 from dfm_async.runtime.job_streams import FAIR, PULL, JobStreams, as_it_is
 from dfm_async.runtime.objects import JobObjects
 from dfm_async.runtime.observer import CallObserver
-from dfm_async.runtime.operations import is_iterator
 from dfm_async.runtime.outbox import Outbox, States, error_data
 from dfm_async.runtime.speech import Speech
 from dfm_async.runtime.streams import AsyncSource, Stream, StreamFailed
@@ -519,6 +519,10 @@ class SiteJob:
         future = self._requests.get(message.request)
         if future is not None and not future.done():
             future.set_result(message.error)
+
+    async def secret(self, key: str) -> Any:
+        """Asks the site's vault."""
+        return await self.runtime.secrets.get(key)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs something on the loop, and waits for it in a thread."""
