@@ -97,10 +97,11 @@ class HttpCall:
         import httpx
 
         again = self._plan.method in _IDEMPOTENT or self._options.retry_unsafe
+        client = await self._connected()
         scope = asyncio.timeout(self._options.timeout)
         try:
             async with scope:
-                answer = await self._ask(request, signature)
+                answer = await self._ask(client, request, signature)
         except TimeoutError as error:
             if not scope.expired():
                 raise
@@ -123,10 +124,9 @@ class HttpCall:
             raise _Passing(refused, _retry_after(answer.headers.get("retry-after", "")))
         raise refused
 
-    async def _ask(self, request: Request, signature: Signature) -> _Answer:
-        plan, client = self._plan, await self._connected()
+    async def _ask(self, client: httpx.AsyncClient, request: Request, signature: Signature) -> _Answer:
         built = client.build_request(
-            plan.method,
+            self._plan.method,
             client.base_url.copy_with(raw_path=_target(request.path, request.query)),
             headers=list(request.headers),
             content=request.content,
