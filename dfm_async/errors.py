@@ -25,6 +25,7 @@ __all__ = [
     "FileProblem",
     "FobsError",
     "HandshakeRefused",
+    "HttpCallFailed",
     "JobAborted",
     "JobExists",
     "JobFailed",
@@ -343,6 +344,35 @@ class OperationFailed(DfmError):
         tries = f", attempt {self.attempt}" if self.attempt > 1 else ""
         head = f"{self.node} at site {self.site!r} (frame {self.frame}{tries}) raised {self.type_name}: {self.message}"
         return f"{head}\n\n{self.remote_traceback.rstrip()}" if self.remote_traceback else head
+
+
+class HttpCallFailed(DfmError):
+    """An HTTP service could not be reached, or did not give a good answer. Has no secrets, and no address.
+
+    Attributes:
+        operation: the operation that asked it.
+        method: the method of the request.
+        path: the path, with the names of its parameters in braces.
+        status: the status of the answer; None if there was none.
+        reason: what was wrong.
+        answer: the first part of what the service said.
+    """
+
+    def __init__(
+        self, operation: str, method: str, path: str, status: int | None, reason: str, answer: str = ""
+    ) -> None:
+        super().__init__(operation, method, path, status, reason, answer)
+        self.operation = operation
+        self.method = method
+        self.path = path
+        self.status = status
+        self.reason = reason
+        self.answer = answer
+
+    def __str__(self) -> str:
+        status = "" if self.status is None else f"{self.status} "
+        said = f"; it said: {self.answer}" if self.answer else ""
+        return f"{self.operation} ({self.method} {self.path}): {status}{self.reason}{said}"
 
 
 class WorkerLost(DfmError):
