@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
-__all__ = ["DEEPEST", "LARGEST", "Node", "Scalar", "TreeError", "read_tree"]
+__all__ = ["DEEPEST", "LARGEST", "Node", "Scalar", "TreeError", "read_tree", "tree_of"]
 
 DEEPEST: Final = 64
 """How deep a file may be nested."""
@@ -65,7 +66,7 @@ class _Frame:
 
 
 def read_tree(text: str) -> tuple[Node | None, list[TreeError]]:
-    """Reads one YAML document.
+    """Reads one YAML document. JSON is read, too, where it is no YAML: with tabs, or escapes of surrogates.
 
     Returns:
         its root, None if it is empty, and the keys that stand there twice.
@@ -73,6 +74,26 @@ def read_tree(text: str) -> tuple[Node | None, list[TreeError]]:
     Raises:
         TreeError: it is no YAML, or larger or deeper than allowed, or has tags.
     """
+    try:
+        return _read_yaml(text)
+    except TreeError:
+        found = _read_json(text)
+        if found is None:
+            raise
+        return found, []
+
+
+def _read_json(text: str) -> Node | None:
+    """JSON as a tree, in which everything stands at the beginning; None if it is none."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        return tree_of(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _read_yaml(text: str) -> tuple[Node | None, list[TreeError]]:
     import yaml  # here, because whoever has no files does not need it
 
     composer = _Composer()
@@ -100,6 +121,30 @@ def read_tree(text: str) -> tuple[Node | None, list[TreeError]]:
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
         raise TreeError(line, column, f"this is not YAML: {error.reason}") from None
     return composer.root, composer.twice
+
+
+def tree_of(data: Any, line: int = 1, column: int = 1, depth: int = 0) -> Node:
+    """Makes a tree of what stands in no file: lists and dicts of text, numbers and None.
+
+    Raises:
+        TreeError: it is deeper or larger than allowed, or holds something else.
+    """
+    if depth > DEEPEST:
+        raise TreeError(line, column, f"this is nested deeper than {DEEPEST} levels")
+    if isinstance(data, Mapping):
+        node = Node({str(name): tree_of(part, line, column, depth + 1) for name, part in data.items()}, line, column)
+        parts: Iterable[Node] = node.value.values()  # type: ignore[union-attr] # made a line above
+    elif isinstance(data, (list, tuple)):
+        parts = [tree_of(part, line, column, depth + 1) for part in data]
+        node = Node(parts, line, column)
+    elif data is None or isinstance(data, (str, int, float)):
+        return Node(data, line, column)
+    else:
+        raise TreeError(line, column, f"a {type(data).__name__} is neither text, a number, a list nor a mapping")
+    node.size += sum(part.size for part in parts)
+    if node.size > LARGEST:
+        raise TreeError(line, column, f"it has more than {LARGEST:,} parts")
+    return node
 
 
 class _Composer:

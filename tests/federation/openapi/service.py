@@ -105,7 +105,7 @@ class Service:
             request.headers.get("x-key"),
             request.cookies.get("key"),
         )
-        return JSONResponse("welcome") if allowed else JSONResponse({"detail": "who are you?"}, 401)
+        return JSONResponse("welcome") if allowed else JSONResponse({"detail": f"who are you, {said}?"}, 401)
 
     def app(self) -> Any:
         names = ["flaky", "slow", "drips", "wrong", "huge", "bomb", "text", "nothing", "elsewhere", "cookies", "denied"]
