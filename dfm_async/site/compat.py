@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from dfm_async.errors import SecretError
 from dfm_async.model.resources import VaultConfig
 from dfm_async.site.vaults import EnvironmentVault
 
-__all__ = ["SecretsVault", "telemetry_enabled"]
+__all__ = ["NoSecret", "SecretsVault", "telemetry_enabled"]
+
+
+class NoSecret(SecretError, ValueError):
+    """What a site object raises for a secret that is not there: adapters that are written for DFM expect this kind."""
 
 
 class SecretsVault(EnvironmentVault):
