@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import urllib.parse
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ class Teller:
             except LookupError:
                 logging.getLogger("elsewhere").exception("failed with %s", key)
         elif how == "url":
-            raise ConnectionError(f"https://example.org/?token={key.replace(' ', '%20')}")
+            raise ConnectionError(f"https://example.org/?{urllib.parse.urlencode({'token': key})}")
         return len(key)
 
 
