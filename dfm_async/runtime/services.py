@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dfm_async.errors import SecretError
 from dfm_async.runtime.context import current_context
-from dfm_async.site.compat import NoSecret
+from dfm_async.site.secrets import NoSecret
 from dfm_async.telemetry.user_spans import UserSpan
 
 if TYPE_CHECKING:
