@@ -18,6 +18,7 @@ from dfm_async.pipeline.expressions import Constant, Parameter, Ref, walk
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.pipeline.statements import CallStatement, CollectStatement, IfStatement, Statement, YieldStatement
 from dfm_async.pipeline.text import expression_text
+from dfm_async.planner.account import Alternative, NodeCost
 from dfm_async.planner.nets import build_nets
 from dfm_async.planner.placement import Placement, place
 from dfm_async.planner.structure import Spot, Structure, analyse
@@ -108,6 +109,8 @@ class NodePlan(msgspec.Struct, frozen=True):
         after: the statements that it waits for without needing their values.
         returns: those of the inputs that come back to it from its own block.
         detail: the place of a yield, or the condition of a branch.
+        cost: what a call is reckoned to cost, if anything is known about costs.
+        alternatives: where else a call could run, the best of them first.
     """
 
     id: int
@@ -123,6 +126,8 @@ class NodePlan(msgspec.Struct, frozen=True):
     after: tuple[int, ...] = ()
     returns: tuple[int, ...] = ()
     detail: str = ""
+    cost: NodeCost | None = None
+    alternatives: tuple[Alternative, ...] = ()
 
     @property
     def site(self) -> str:
@@ -299,7 +304,7 @@ def _check_types(found: Structure, federation: Federation) -> tuple[ParameterUse
         for name, expression in statement.args.items():
             parameter = parameters.get(name)
             if parameter is None:
-                if not open_ended:
+                if not open_ended and name not in operation.exposed:
                     found.report(spot, f"operation {operation.name!r} has no parameter {name!r}")
                 continue
             hint = types.get(name, Any)
@@ -399,6 +404,8 @@ def _nodes(found: Structure, placed: dict[int, Placement]) -> tuple[NodePlan, ..
                 after,
                 tuple(returns),
                 detail,
+                where.cost,
+                where.alternatives,
             )
         )
     return tuple(nodes)
