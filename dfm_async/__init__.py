@@ -19,8 +19,10 @@ if TYPE_CHECKING:
         DfmError,
         EncodingError,
         ExchangeError,
+        FederationError,
         FobsError,
         HandshakeRefused,
+        HttpCallFailed,
         JobAborted,
         JobExists,
         JobFailed,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
         LaunchFailed,
         OperationFailed,
         ParameterError,
+        PartialError,
         PeerGone,
         PipelineError,
         ProgramExited,
@@ -72,6 +75,7 @@ if TYPE_CHECKING:
         StatusChanged,
         WorkerNotice,
     )
+    from dfm_async.model.http import HttpOptions
     from dfm_async.model.info import JobInfo
     from dfm_async.model.limits import ResultLimits
     from dfm_async.model.options import LocalOptions
@@ -81,6 +85,7 @@ if TYPE_CHECKING:
     from dfm_async.model.stats import LaneStats, SessionStats, SiteStats, Traffic, WorkerStats
     from dfm_async.model.status import JobStatus
     from dfm_async.pipeline.builder import ForEach, If, PlaceParam, Repeat, TryFromCache, Yield, collect
+    from dfm_async.pipeline.expressions import Advise
     from dfm_async.pipeline.pipeline import Pipeline
     from dfm_async.pipeline.statements import BestOf
     from dfm_async.planner.plan import Plan
@@ -99,6 +104,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Activity",
+    "Advise",
     "AgentClosed",
     "BadResult",
     "BadTask",
@@ -119,6 +125,7 @@ __all__ = [
     "ExposedParameter",
     "Failure",
     "Federation",
+    "FederationError",
     "FlareAgent",
     "FobsError",
     "ForEach",
@@ -128,6 +135,8 @@ __all__ = [
     "FromSecrets",
     "FromSite",
     "HandshakeRefused",
+    "HttpCallFailed",
+    "HttpOptions",
     "If",
     "Job",
     "JobAborted",
@@ -151,6 +160,7 @@ __all__ = [
     "OperationFailed",
     "OtherLoopDispatcher",
     "ParameterError",
+    "PartialError",
     "PeerGone",
     "Pipeline",
     "PipelineError",
@@ -205,8 +215,10 @@ _HOMES = {
         "DfmError",
         "EncodingError",
         "ExchangeError",
+        "FederationError",
         "FobsError",
         "HandshakeRefused",
+        "HttpCallFailed",
         "JobAborted",
         "JobExists",
         "JobFailed",
@@ -216,6 +228,7 @@ _HOMES = {
         "LaunchFailed",
         "OperationFailed",
         "ParameterError",
+        "PartialError",
         "PeerGone",
         "PipelineError",
         "ProgramExited",
@@ -261,12 +274,14 @@ _HOMES = {
     "dfm_async.model.info": ("JobInfo",),
     "dfm_async.model.limits": ("ResultLimits",),
     "dfm_async.model.options": ("LocalOptions",),
+    "dfm_async.model.http": ("HttpOptions",),
     "dfm_async.model.policies": ("Cost", "RetryPolicy"),
     "dfm_async.model.resources": ("CacheConfig", "ClassPath", "SendCost", "VaultConfig"),
     "dfm_async.model.results": ("Results",),
     "dfm_async.model.stats": ("LaneStats", "SessionStats", "SiteStats", "Traffic", "WorkerStats"),
     "dfm_async.model.status": ("JobStatus",),
     "dfm_async.pipeline.builder": ("ForEach", "If", "PlaceParam", "Repeat", "TryFromCache", "Yield", "collect"),
+    "dfm_async.pipeline.expressions": ("Advise",),
     "dfm_async.pipeline.pipeline": ("Pipeline",),
     "dfm_async.pipeline.statements": ("BestOf",),
     "dfm_async.planner.plan": ("Plan",),

@@ -21,8 +21,11 @@ __all__ = [
     "DfmError",
     "EncodingError",
     "ExchangeError",
+    "FederationError",
+    "FileProblem",
     "FobsError",
     "HandshakeRefused",
+    "HttpCallFailed",
     "JobAborted",
     "JobExists",
     "JobFailed",
@@ -30,8 +33,10 @@ __all__ = [
     "JobNotFound",
     "JobOwned",
     "LaunchFailed",
+    "LoadingError",
     "OperationFailed",
     "ParameterError",
+    "PartialError",
     "PeerGone",
     "PipelineError",
     "Problem",
@@ -41,6 +46,7 @@ __all__ = [
     "ResultNotDelivered",
     "ResultsExpired",
     "ResultsUnread",
+    "SecretError",
     "SessionClosed",
     "ShippingError",
     "StoreError",
@@ -53,6 +59,7 @@ __all__ = [
 
 
 _SHOWN = 10
+_LISTED = 50
 
 
 class DfmError(Shown, Exception):
@@ -92,6 +99,71 @@ class PipelineError(DfmError):
             return f"{name}: {self.problems[0]}"
         lines = "".join(f"\n  - {problem}" for problem in self.problems)
         return f"{name} has {len(self.problems)} problems:{lines}"
+
+
+class FileProblem:
+    """One thing that is wrong with a federation file: where it stands, and what is allowed there.
+
+    Attributes:
+        file: the file.
+        line: the line, from 1; 0 if it is about the whole file.
+        column: the column, from 1; 0 if it is about the whole file.
+        key: the keys that lead there, such as ``sites.alpha.interface``; empty for the file itself.
+        message: what is wrong.
+    """
+
+    __slots__ = ("column", "file", "key", "line", "message")
+
+    def __init__(self, file: str, line: int, column: int, key: str, message: str) -> None:
+        self.file = file
+        self.line = line
+        self.column = column
+        self.key = key
+        self.message = message
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        return f"{where}: {self.key}: {self.message}" if self.key else f"{where}: {self.message}"
+
+    def __repr__(self) -> str:
+        return f"FileProblem({self.file!r}, {self.line}, {self.column}, {self.key!r}, {self.message!r})"
+
+    def __reduce__(self) -> tuple[type[FileProblem], tuple[str, int, int, str, str]]:
+        return (FileProblem, (self.file, self.line, self.column, self.key, self.message))
+
+
+class FederationError(DfmError):
+    """A federation cannot be read from its file, or cannot be written to one.
+
+    Attributes:
+        federation: the file, or the name of the federation.
+        problems: everything that is wrong, in all its files.
+    """
+
+    def __init__(self, federation: str, problems: Sequence[FileProblem]) -> None:
+        super().__init__(federation, tuple(problems))
+        self.federation = federation
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        if len(self.problems) == 1:
+            return str(self.problems[0])
+        shown = "".join(f"\n  - {problem}" for problem in self.problems[:_LISTED])
+        rest = len(self.problems) - _LISTED
+        more = f"\n  and {rest:,} more" if rest > 0 else ""
+        return f"federation {self.federation} has {len(self.problems):,} problems:{shown}{more}"
+
+
+class PartialError(DfmError):
+    """Advice ends at a value that somebody has to choose first: discover again with it, to learn more."""
+
+    def __init__(self, field: str, value: object) -> None:
+        super().__init__(field, value)
+        self.field = field
+        self.value = value
+
+    def __str__(self) -> str:
+        return f"what comes behind {self.field!r} is not known yet: discover again with {self.field}={self.value!r}"
 
 
 class ParameterError(DfmError):
@@ -176,6 +248,48 @@ class ShippingError(DfmError):
         )
 
 
+class LoadingError(DfmError):
+    """A class that a federation names cannot be used at a site.
+
+    Attributes:
+        site: the site.
+        role: what the class is for, such as ``"operation 'math.Square'"``.
+        path: its module and name.
+        reason: what is wrong, and what to do.
+    """
+
+    def __init__(self, site: str, role: str, path: str, reason: str) -> None:
+        super().__init__(site, role, path, reason)
+        self.site = site
+        self.role = role
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.role} of site {self.site!r}: class {self.path!r} {self.reason}"
+
+
+class SecretError(DfmError, ValueError):
+    """A secret cannot be had, or who keeps them does not work. Tells nothing of what they are.
+
+    Attributes:
+        site: the site.
+        key: the name of the secret; empty if it is about the vault itself.
+        reason: what is wrong, and what to do.
+    """
+
+    def __init__(self, site: str, key: str, reason: str) -> None:
+        super().__init__(site, key, reason)
+        self.site = site
+        self.key = key
+        self.reason = reason
+
+    def __str__(self) -> str:
+        what = f"secret {self.key!r}" if self.key else "the vault"
+        where = f" of site {self.site!r}" if self.site else ""
+        return f"{what}{where}: {self.reason}"
+
+
 class StreamOverrun(DfmError):
     """A stream with several consumers ran too far ahead of the slowest of them."""
 
@@ -230,6 +344,35 @@ class OperationFailed(DfmError):
         tries = f", attempt {self.attempt}" if self.attempt > 1 else ""
         head = f"{self.node} at site {self.site!r} (frame {self.frame}{tries}) raised {self.type_name}: {self.message}"
         return f"{head}\n\n{self.remote_traceback.rstrip()}" if self.remote_traceback else head
+
+
+class HttpCallFailed(DfmError):
+    """An HTTP service could not be reached, or did not give a good answer. Has no secrets, and no address.
+
+    Attributes:
+        operation: the operation that asked it.
+        method: the method of the request.
+        path: the path, with the names of its parameters in braces.
+        status: the status of the answer; None if there was none.
+        reason: what was wrong.
+        answer: the first part of what the service said.
+    """
+
+    def __init__(
+        self, operation: str, method: str, path: str, status: int | None, reason: str, answer: str = ""
+    ) -> None:
+        super().__init__(operation, method, path, status, reason, answer)
+        self.operation = operation
+        self.method = method
+        self.path = path
+        self.status = status
+        self.reason = reason
+        self.answer = answer
+
+    def __str__(self) -> str:
+        status = "" if self.status is None else f"{self.status} "
+        said = f"; it said: {self.answer}" if self.answer else ""
+        return f"{self.operation} ({self.method} {self.path}): {status}{self.reason}{said}"
 
 
 class WorkerLost(DfmError):
