@@ -12,7 +12,7 @@ from dfm_async.planner.costs import Costs
 from dfm_async.planner.estimate import Estimate, changed, estimate, sending
 from dfm_async.planner.graph import Graph, Option
 
-__all__ = ["Account", "Alternative", "NodeCost", "Transfer"]
+__all__ = ["Account", "Alternative", "NodeCost", "PlanCost", "Transfer"]
 
 _KEPT: Final = 8
 """How many alternatives a plan keeps of each node: the best ones."""
@@ -74,6 +74,18 @@ class Alternative(_Data, frozen=True):
     difference: float
 
 
+class PlanCost(_Data, frozen=True):
+    """How long one parameter set is reckoned to take.
+
+    Attributes:
+        seconds: until all results are at the homesite.
+        optimal: whether it is certain that no other placement is sooner done. Else it is the best that was found.
+    """
+
+    seconds: float
+    optimal: bool
+
+
 class Account:
     """Tells what a placement costs.
 
@@ -104,6 +116,11 @@ class Account:
         """Whether any cost is known at all: else figures would only tell what was assumed."""
         listed = (option for options in self._options.values() for option in options)
         return self._costs.links_known or any(self._costs.known(o.site, o.adapter) is not None for o in listed)
+
+    @property
+    def plan_cost(self) -> PlanCost | None:
+        """What everything costs; None if nothing is known."""
+        return PlanCost(_short(self.best.total), self.certain) if self.known else None
 
     def chosen(self, call: int) -> int:
         """The option of a call that was chosen."""

@@ -17,7 +17,7 @@ from dfm_async.pipeline.statements import (
     RepeatStatement,
     YieldStatement,
 )
-from dfm_async.planner.account import Account, Alternative, NodeCost
+from dfm_async.planner.account import Account, Alternative, NodeCost, PlanCost
 from dfm_async.planner.candidates import Candidates
 from dfm_async.planner.costs import Costs
 from dfm_async.planner.estimate import Estimate, estimate, total_with
@@ -172,9 +172,12 @@ def place(
     homesite: str,
     restrict_to_sites: Iterable[str] | None,
     lanes: int,
-    costs: Costs | None = None,
-) -> dict[int, Placement]:
-    """Chooses a location for every statement. What cannot be placed is added to the structure's problems."""
+    costs: Costs,
+) -> tuple[dict[int, Placement], PlanCost | None]:
+    """Chooses a location for every statement. What cannot be placed is added to the structure's problems.
+
+    Gives the locations, and what everything costs, as far as that is known.
+    """
     candidates = Candidates(found, federation, restrict_to_sites)
     options: dict[int, list[Option]] = {}
     for key, spot in found.spots.items():
@@ -183,15 +186,14 @@ def place(
     following = _Following(found, candidates, homesite, lanes)
     following.resolve()
     if found.problems:
-        return {}
-    reckoned = costs or Costs(federation)
+        return {}, None
     placed: dict[int, Placement] = {}
     account = None
     choosing = any(len(listed) > 1 for listed in options.values())
-    if choosing or reckoned.links_known or _any_cost(options, reckoned):
-        graph = graph_of(found, options, following.roots, reckoned, homesite)
+    if choosing or costs.links_known or _any_cost(options, costs):
+        graph = graph_of(found, options, following.roots, costs, homesite)
         best, certain = best_placement(graph)
-        account = Account(graph, best, options, reckoned, certain)
+        account = Account(graph, best, options, costs, certain)
     for key, listed in options.items():
         statement = found.spots[key].statement
         assert isinstance(statement, CallStatement)  # noqa: S101 - only calls have options
@@ -204,7 +206,7 @@ def place(
         others = () if account is None else account.alternatives(key)
         placed[key] = Placement(location, why, option.adapter.provider, cost, others)
     following.place(placed)
-    return placed
+    return placed, None if account is None else account.plan_cost
 
 
 def _any_cost(options: dict[int, list[Option]], costs: Costs) -> bool:
