@@ -32,6 +32,7 @@ NAMES = (
     "worker_lost",
     "worker_memory",
     "durable_store",
+    "disk_cache",
     "sse_readers",
     "page_weight",
     "tracing",

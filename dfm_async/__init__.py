@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         FederationError,
         FobsError,
         HandshakeRefused,
+        HttpCallFailed,
         JobAborted,
         JobExists,
         JobFailed,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         LaunchFailed,
         OperationFailed,
         ParameterError,
+        PartialError,
         PeerGone,
         PipelineError,
         ProgramExited,
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
         StatusChanged,
         WorkerNotice,
     )
+    from dfm_async.model.http import HttpOptions
     from dfm_async.model.info import JobInfo
     from dfm_async.model.limits import ResultLimits
     from dfm_async.model.options import LocalOptions
@@ -82,6 +85,7 @@ if TYPE_CHECKING:
     from dfm_async.model.stats import LaneStats, SessionStats, SiteStats, Traffic, WorkerStats
     from dfm_async.model.status import JobStatus
     from dfm_async.pipeline.builder import ForEach, If, PlaceParam, Repeat, TryFromCache, Yield, collect
+    from dfm_async.pipeline.expressions import Advise
     from dfm_async.pipeline.pipeline import Pipeline
     from dfm_async.pipeline.statements import BestOf
     from dfm_async.planner.plan import Plan
@@ -100,6 +104,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Activity",
+    "Advise",
     "AgentClosed",
     "BadResult",
     "BadTask",
@@ -130,6 +135,8 @@ __all__ = [
     "FromSecrets",
     "FromSite",
     "HandshakeRefused",
+    "HttpCallFailed",
+    "HttpOptions",
     "If",
     "Job",
     "JobAborted",
@@ -153,6 +160,7 @@ __all__ = [
     "OperationFailed",
     "OtherLoopDispatcher",
     "ParameterError",
+    "PartialError",
     "PeerGone",
     "Pipeline",
     "PipelineError",
@@ -210,6 +218,7 @@ _HOMES = {
         "FederationError",
         "FobsError",
         "HandshakeRefused",
+        "HttpCallFailed",
         "JobAborted",
         "JobExists",
         "JobFailed",
@@ -219,6 +228,7 @@ _HOMES = {
         "LaunchFailed",
         "OperationFailed",
         "ParameterError",
+        "PartialError",
         "PeerGone",
         "PipelineError",
         "ProgramExited",
@@ -264,12 +274,14 @@ _HOMES = {
     "dfm_async.model.info": ("JobInfo",),
     "dfm_async.model.limits": ("ResultLimits",),
     "dfm_async.model.options": ("LocalOptions",),
+    "dfm_async.model.http": ("HttpOptions",),
     "dfm_async.model.policies": ("Cost", "RetryPolicy"),
     "dfm_async.model.resources": ("CacheConfig", "ClassPath", "SendCost", "VaultConfig"),
     "dfm_async.model.results": ("Results",),
     "dfm_async.model.stats": ("LaneStats", "SessionStats", "SiteStats", "Traffic", "WorkerStats"),
     "dfm_async.model.status": ("JobStatus",),
     "dfm_async.pipeline.builder": ("ForEach", "If", "PlaceParam", "Repeat", "TryFromCache", "Yield", "collect"),
+    "dfm_async.pipeline.expressions": ("Advise",),
     "dfm_async.pipeline.pipeline": ("Pipeline",),
     "dfm_async.pipeline.statements": ("BestOf",),
     "dfm_async.planner.plan": ("Plan",),

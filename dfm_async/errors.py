@@ -25,6 +25,7 @@ __all__ = [
     "FileProblem",
     "FobsError",
     "HandshakeRefused",
+    "HttpCallFailed",
     "JobAborted",
     "JobExists",
     "JobFailed",
@@ -32,8 +33,10 @@ __all__ = [
     "JobNotFound",
     "JobOwned",
     "LaunchFailed",
+    "LoadingError",
     "OperationFailed",
     "ParameterError",
+    "PartialError",
     "PeerGone",
     "PipelineError",
     "Problem",
@@ -43,6 +46,7 @@ __all__ = [
     "ResultNotDelivered",
     "ResultsExpired",
     "ResultsUnread",
+    "SecretError",
     "SessionClosed",
     "ShippingError",
     "StoreError",
@@ -150,6 +154,18 @@ class FederationError(DfmError):
         return f"federation {self.federation} has {len(self.problems):,} problems:{shown}{more}"
 
 
+class PartialError(DfmError):
+    """Advice ends at a value that somebody has to choose first: discover again with it, to learn more."""
+
+    def __init__(self, field: str, value: object) -> None:
+        super().__init__(field, value)
+        self.field = field
+        self.value = value
+
+    def __str__(self) -> str:
+        return f"what comes behind {self.field!r} is not known yet: discover again with {self.field}={self.value!r}"
+
+
 class ParameterError(DfmError):
     """The parameters given for an execution do not fit the pipeline."""
 
@@ -232,6 +248,48 @@ class ShippingError(DfmError):
         )
 
 
+class LoadingError(DfmError):
+    """A class that a federation names cannot be used at a site.
+
+    Attributes:
+        site: the site.
+        role: what the class is for, such as ``"operation 'math.Square'"``.
+        path: its module and name.
+        reason: what is wrong, and what to do.
+    """
+
+    def __init__(self, site: str, role: str, path: str, reason: str) -> None:
+        super().__init__(site, role, path, reason)
+        self.site = site
+        self.role = role
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.role} of site {self.site!r}: class {self.path!r} {self.reason}"
+
+
+class SecretError(DfmError, ValueError):
+    """A secret cannot be had, or who keeps them does not work. Tells nothing of what they are.
+
+    Attributes:
+        site: the site.
+        key: the name of the secret; empty if it is about the vault itself.
+        reason: what is wrong, and what to do.
+    """
+
+    def __init__(self, site: str, key: str, reason: str) -> None:
+        super().__init__(site, key, reason)
+        self.site = site
+        self.key = key
+        self.reason = reason
+
+    def __str__(self) -> str:
+        what = f"secret {self.key!r}" if self.key else "the vault"
+        where = f" of site {self.site!r}" if self.site else ""
+        return f"{what}{where}: {self.reason}"
+
+
 class StreamOverrun(DfmError):
     """A stream with several consumers ran too far ahead of the slowest of them."""
 
@@ -286,6 +344,35 @@ class OperationFailed(DfmError):
         tries = f", attempt {self.attempt}" if self.attempt > 1 else ""
         head = f"{self.node} at site {self.site!r} (frame {self.frame}{tries}) raised {self.type_name}: {self.message}"
         return f"{head}\n\n{self.remote_traceback.rstrip()}" if self.remote_traceback else head
+
+
+class HttpCallFailed(DfmError):
+    """An HTTP service could not be reached, or did not give a good answer. Has no secrets, and no address.
+
+    Attributes:
+        operation: the operation that asked it.
+        method: the method of the request.
+        path: the path, with the names of its parameters in braces.
+        status: the status of the answer; None if there was none.
+        reason: what was wrong.
+        answer: the first part of what the service said.
+    """
+
+    def __init__(
+        self, operation: str, method: str, path: str, status: int | None, reason: str, answer: str = ""
+    ) -> None:
+        super().__init__(operation, method, path, status, reason, answer)
+        self.operation = operation
+        self.method = method
+        self.path = path
+        self.status = status
+        self.reason = reason
+        self.answer = answer
+
+    def __str__(self) -> str:
+        status = "" if self.status is None else f"{self.status} "
+        said = f"; it said: {self.answer}" if self.answer else ""
+        return f"{self.operation} ({self.method} {self.path}): {status}{self.reason}{said}"
 
 
 class WorkerLost(DfmError):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+from collections import ChainMap
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from dfm_async.federation.bindings import Binding, FromProvider
 from dfm_async.federation.external import body_of, declared_by, stand_in
@@ -20,6 +21,7 @@ from dfm_async.federation.operation import (
     ExternalCode,
     Operation,
     Signature,
+    advisor_of,
 )
 from dfm_async.federation.placed import PlacedOperation
 from dfm_async.federation.schemas import Models
@@ -27,10 +29,14 @@ from dfm_async.model.policies import Cost, RetryPolicy
 from dfm_async.model.resources import CacheConfig, ClassPath, ProviderConfig, SendCost, SiteConfig, VaultConfig
 from dfm_async.rendering import Shown
 
+if TYPE_CHECKING:
+    from dfm_async.pipeline.pipeline import Pipeline
+
 __all__ = ["Federation", "Site"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 _Later: TypeAlias = Coroutine[Any, Any, Any] | AsyncIterator[Any] | Iterator[Any]
@@ -140,6 +146,7 @@ class Federation(Shown):
             plain = _declared_function(name, signature, "" if declaration is None else declaration.documentation)
         else:
             plain, signature = stand_in(name, signature), declared_by(signature)
+            plain.__name__ = name.rpartition(".")[2]
         _check(name, signature, RESERVED if declaration is None else frozenset({"site", "provider"}))
         operation: Operation[..., Any] = Operation(name, plain, signature, declaration=declaration)
         self.operations[name] = operation
@@ -183,6 +190,49 @@ class Federation(Shown):
         found.send_cost = dict(send_cost or {})
         found.info = dict(info or {})
         return found
+
+    def load_pipeline(self, path: str | os.PathLike[str]) -> Pipeline:
+        """Reads a pipeline from a JSON file: DFM's, in both variants, or our own.
+
+        Class names in it are looked up among the operations of this federation; nothing is imported.
+
+        Raises:
+            PipelineError: the file does not hold a pipeline for this federation; with everything that is wrong, and
+                where in the file.
+        """
+        from dfm_async.federation.dfm_json import load_pipeline
+
+        return load_pipeline(path, self)
+
+    def save_pipeline(self, pipeline: Pipeline, path: str | os.PathLike[str]) -> None:
+        """Writes a pipeline to a file as DFM's JSON; :meth:`Pipeline.save_to_file` writes our own.
+
+        Raises:
+            PipelineError: with everything that DFM has no words for.
+        """
+        from dfm_async.federation.dfm_json import save_pipeline
+
+        save_pipeline(pipeline, path, self)
+
+    def pipeline_from_dfm(self, data: Mapping[str, Any] | str | bytes) -> Pipeline:
+        """Makes a pipeline of DFM's JSON: the text, or the data that it holds.
+
+        Raises:
+            PipelineError: with everything that is wrong, and where.
+        """
+        from dfm_async.federation.dfm_json import parse_pipeline, read_pipeline
+
+        return parse_pipeline(data, self) if isinstance(data, (str, bytes)) else read_pipeline(data, self)
+
+    def pipeline_to_dfm(self, pipeline: Pipeline) -> dict[str, Any]:
+        """Gives a pipeline as the data of DFM's JSON.
+
+        Raises:
+            PipelineError: with everything that DFM has no words for.
+        """
+        from dfm_async.federation.dfm_json import write_pipeline
+
+        return write_pipeline(pipeline, self)
 
     def __repr__(self) -> str:
         sites = ", ".join(f"{site.name}({len(site.adapters)})" for site in self.sites.values())
@@ -295,6 +345,7 @@ class Site:
             is_async=is_async,
             description=description,
             returns=returns,
+            adapted=True,
             **options,
         )
         found.expose(self.adapters[name, provider].exposed)
@@ -410,6 +461,7 @@ class Site:
         is_async: bool | None = None,
         description: str = "",
         returns: str | None = None,
+        adapted: bool = False,
     ) -> None:
         known = self.federation.operations.get(name)
         if known is not None and known is not operation and not _same_source(known, operation):
@@ -433,12 +485,13 @@ class Site:
             deadline=deadline,
             cost=cost,
             in_process=in_process,
-            declared=None if program is None and bind is None and not isinstance(code, ClassPath) else signature,
+            declared=signature if program is not None or adapted else None,
             external=program is not None,
             is_async=is_async,
             bindings=bind,
             description=description,
             returns=returns,
+            advisors=ChainMap({}, operation.advisors),
         )
         if ((retry is not None and retry.tries_again) or deadline is not None) and adapter.kind in GENERATORS:
             raise TypeError(
@@ -447,6 +500,27 @@ class Site:
             )
         self.federation.operations[name] = operation
         self.adapters[name, provider] = adapter
+
+    def advisor(
+        self, operation: Operation[..., Any], field: str, order: int = -1, *, provider: str | None = None
+    ) -> Callable[[F], F]:
+        """Makes a function the advisor of a parameter at this site: ``(value, context) -> AdvisedValue``.
+
+        Args:
+            operation: an operation that the site offers.
+            field: the parameter that it speaks for.
+            order: when it is asked, as with :func:`~dfm_async.discovery.field_advisor`.
+            provider: the provider whose operation it is.
+        """
+        adapter = self.adapter(operation.name, provider)
+        if adapter is None:
+            raise ValueError(f"site {self.name!r} does not offer operation {operation.name!r}")
+
+        def add(function: F) -> F:
+            adapter.advisors[field] = advisor_of(operation, field, order, function)
+            return function
+
+        return add
 
     def adapter(self, operation: str, provider: str | None) -> Adapter | None:
         """Finds the code for an operation; without a provider, the site's own or else the only provider's."""

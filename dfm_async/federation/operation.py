@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import collections.abc
 import functools
 import inspect
+import types
 import typing
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
+from dfm_async.discovery.advisors import Advisor, advisor
 from dfm_async.federation.bindings import Binding, ExposedParameter, FromParam
 from dfm_async.federation.schemas import plain_data
 from dfm_async.model.policies import Cost, RetryPolicy
@@ -28,16 +32,19 @@ __all__ = [
     "ExternalCode",
     "Operation",
     "Signature",
+    "advisor_of",
     "kind_of",
 ]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 RESERVED = frozenset({"site", "provider", "after", "retry", "deadline"})
 """Arguments of a call inside a pipeline that are not the operation's own."""
 
 _CONTEXT = "context"
+_WHOLE = (list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Collection)
 
 
 class CodeKind(Enum):
@@ -113,12 +120,32 @@ class Signature:
             wants_context=wants_context,
         )
 
+    def with_added(self, exposed: Mapping[str, ExposedParameter]) -> inspect.Signature:
+        """What can be passed where sites add parameters."""
+        listed = list(self.parameters.parameters.values())
+        last = [listed.pop()] if listed and listed[-1].kind is inspect.Parameter.VAR_KEYWORD else []
+        extra = [found.parameter for name, found in exposed.items() if name not in self.parameters.parameters]
+        return self.parameters.replace(parameters=[*listed, *extra, *last])
+
+    @property
+    def whole(self) -> frozenset[str]:
+        """The parameters that are declared as lists, or the like: they get one also where a stream comes."""
+        return frozenset(name for name, hint in self.types.items() if _is_whole(hint))
+
     @property
     def untyped(self) -> Signature:
-        """The same without types, which may not be able to travel: names and defaults."""
+        """The same without types, which may not be able to travel: names, defaults, and what is a list."""
         empty = inspect.Parameter.empty
         listed = [parameter.replace(annotation=empty) for parameter in self.parameters.parameters.values()]
-        return Signature(inspect.Signature(listed), {}, Any, self.wants_context)
+        return Signature(inspect.Signature(listed), dict.fromkeys(self.whole, list), Any, self.wants_context)
+
+
+def _is_whole(hint: Any) -> bool:
+    origin = typing.get_origin(hint) or hint
+    if origin in (typing.Union, types.UnionType):
+        members = [member for member in typing.get_args(hint) if member is not type(None)]
+        return bool(members) and all(map(_is_whole, members))
+    return origin in _WHOLE
 
 
 class Operation(Generic[P, R]):
@@ -145,25 +172,37 @@ class Operation(Generic[P, R]):
         """What a federation file says of it; None for one that a function defines."""
         self.exposed: dict[str, ExposedParameter] = {}
         """Extra parameters that it has at some sites."""
+        self.advisors: dict[str, Advisor] = {}
+        """Who says which values its parameters may have, at every site that has no advisor of its own."""
         functools.update_wrapper(self, code)
+        self.__signature__ = self.call_signature
+
+    def advisor(self, field: str, order: int = -1) -> Callable[[F], F]:
+        """Makes a function the advisor of a parameter: ``(value, context) -> AdvisedValue``. It may be async.
+
+        It runs at the sites that offer the operation; :meth:`Site.advisor` is for one of them. An adapter class can
+        have methods instead, which :func:`~dfm_async.discovery.field_advisor` marks.
+
+        Args:
+            field: the parameter that it speaks for.
+            order: when it is asked, as with :func:`~dfm_async.discovery.field_advisor`.
+        """
+
+        def add(function: F) -> F:
+            self.advisors[field] = advisor_of(self, field, order, function)
+            return function
+
+        return add
 
     def expose(self, parameters: Mapping[str, ExposedParameter]) -> None:
         """Lets calls pass extra parameters, which only some sites take."""
         self.exposed.update(parameters)
-        self.__dict__.pop("call_signature", None)
+        self.__signature__ = self.call_signature
 
-    @functools.cached_property
+    @property
     def call_signature(self) -> inspect.Signature:
         """What a call inside a pipeline may pass: the operation's own parameters, and those that sites add."""
-        own = self.signature.parameters
-        listed = list(own.parameters.values())
-        last = [listed.pop()] if listed and listed[-1].kind is inspect.Parameter.VAR_KEYWORD else []
-        extra = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
-            for name in self.exposed
-            if name not in own.parameters
-        ]
-        return own.replace(parameters=[*listed, *extra, *last])
+        return self.signature.with_added(self.exposed)
 
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -184,11 +223,13 @@ class Operation(Generic[P, R]):
             return self.code(*args, **kwargs)
         own = self.signature.parameters.parameters  # one that a file declares may have a parameter named so
         options = {name: kwargs.pop(name) for name in RESERVED & kwargs.keys() if name not in own}
-        return builder.call(self.name, self._bind(args, kwargs), **options)
+        partial = builder.mode == "discovery"  # what is left out is asked for
+        return builder.call(self.name, self._bind(args, kwargs, partial), **options)
 
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], partial: bool) -> dict[str, Any]:
+        signature = self.__signature__
         try:
-            bound = self.call_signature.bind(*args, **kwargs).arguments
+            bound = (signature.bind_partial if partial else signature.bind)(*args, **kwargs).arguments
         except TypeError as error:
             raise TypeError(f"{self.name}() {error}") from None
         for name, parameter in self.signature.parameters.parameters.items():
@@ -209,6 +250,18 @@ class Operation(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<Operation {self.name}{self.signature.parameters}>"
+
+
+def advisor_of(operation: Operation[..., Any], field: str, order: int, function: Callable[..., Any]) -> Advisor:
+    """Makes the advisor of an operation's parameter.
+
+    Raises:
+        ValueError: the operation has no such parameter.
+    """
+    known = operation.call_signature.parameters
+    if field not in known and not any(found.kind is found.VAR_KEYWORD for found in known.values()):
+        raise ValueError(f"operation {operation.name!r} has no parameter {field!r} (it has: {', '.join(known)})")
+    return advisor(field, order, function)
 
 
 def _rebuild(name: str, code: Callable[..., Any]) -> Operation[..., Any]:
@@ -274,6 +327,8 @@ class Adapter:
     description: str = ""
     returns: str | None = None
     """The type of the result at this site, if it is more special than the operation's."""
+    advisors: ChainMap[str, Advisor] = field(default_factory=ChainMap)
+    """Who says which values parameters may have: the site's own advisors, and behind them those of the operation."""
     callee: Callable[[Adapter], Any] | None = None
     """Makes what calls the code, in the place of the runtime's own way; it travels to workers. For tests."""
 

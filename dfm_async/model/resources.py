@@ -70,6 +70,16 @@ class CacheConfig(_Data, frozen=True, kw_only=True):
             raise ValueError(f"max_bytes must be positive, not {self.max_bytes}")
         if self.max_age is not None and self.max_age <= 0:
             raise ValueError(f"max_age must be positive, not {self.max_age}")
+        if self.base_path is None and self.protocol not in ("file", "local", "memory"):
+            raise ValueError(f"a cache on {self.protocol!r} needs a base_path, such as 'bucket/directory'")
+
+    def __repr__(self) -> str:
+        # The options may hold credentials: they are named, not shown.
+        options = f", storage_options=<{', '.join(self.storage_options)}>" if self.storage_options else ""
+        return (
+            f"CacheConfig(protocol={self.protocol!r}{options}, base_path={self.base_path!r}, "
+            f"max_bytes={self.max_bytes}, max_age={self.max_age})"
+        )
 
 
 class VaultConfig(_Data, frozen=True, kw_only=True):
@@ -83,6 +93,11 @@ class VaultConfig(_Data, frozen=True, kw_only=True):
 
     path: str | None = None
     args: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        # The same here.
+        arguments = f", args=<{', '.join(self.args)}>" if self.args else ""
+        return f"VaultConfig(path={self.path!r}{arguments})"
 
 
 class ProviderConfig(_Data, frozen=True, kw_only=True):

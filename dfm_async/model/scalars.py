@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
 from dfm_async.model.events import Scalar
+from dfm_async.redaction import hide
 
 __all__ = ["plain_step", "plain_text", "plain_values"]
 
@@ -44,8 +45,8 @@ def plain_step(step: SupportsIndex | None) -> int | None:
 
 
 def plain_text(text: str) -> str:
-    """Text that can be encoded: halves of surrogate pairs are written out."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    """Text that can leave: halves of surrogate pairs are written out, and no secret is in it."""
+    return hide(text.encode("utf-8", "backslashreplace").decode())
 
 
 def _plain(what: str, value: Any) -> Scalar:

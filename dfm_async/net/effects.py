@@ -120,11 +120,11 @@ class LookUp(_Effect, frozen=True):
 
 
 class Keep(_Effect, frozen=True):
-    """Give the cache the value for a ticket."""
+    """Give the cache the value for a ticket; answer with ``complete`` when it is kept. Its readers do not wait."""
 
+    activity: Activity
     ticket: Any
     value: Any
-    frame: Frame
 
 
 class Abandon(_Effect, frozen=True):

@@ -22,6 +22,7 @@ from dfm_async.net import effects as fx
 from dfm_async.net import spec
 from dfm_async.net.program import PlaceCode, Program, ScopeCode, TransitionCode
 from dfm_async.net.tokens import ABSENT, OPEN, SKIPPED, Failed, Foreign, Found, Miss, StreamValue
+from dfm_async.redaction import hide
 
 __all__ = ["Activity", "Control", "Game", "Instance"]
 
@@ -650,10 +651,11 @@ class Game:
             except Exception:
                 self._effects.append(fx.Abandon(answer.ticket))
                 raise
-            self._effects.append(
-                fx.Abandon(answer.ticket) if stopped else fx.Keep(answer.ticket, value, instance.frame)
-            )
             self._produce(instance, action.output, value)
+            if not stopped:
+                self._effects.append(fx.Keep(Activity(instance, transition), answer.ticket, value))
+                return
+            self._effects.append(fx.Abandon(answer.ticket))
         else:
             self._produce(instance, action.output, answer)  # skipped or failed
         self._resolve(instance)
@@ -701,8 +703,8 @@ def _collected(gathered: dict[int, Any], outcome: Any) -> Any:
 
 
 def _clean(text: str) -> str:
-    """Text that can travel: whatever UTF-8 cannot hold is written out."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+    """Text that can travel: whatever UTF-8 cannot hold is written out, and no secret is in it."""
+    return hide(text if text.isascii() else text.encode("utf-8", "backslashreplace").decode())
 
 
 def _text(error: BaseException) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Final, Literal, NoReturn, cast
+from typing import Any, Final, Literal, NoReturn, TypeAlias, cast
 
 import msgspec
 
@@ -15,6 +15,7 @@ from dfm_async.errors import PipelineError, Problem
 from dfm_async.model.policies import RetryPolicy
 from dfm_async.pipeline.current import current_builder
 from dfm_async.pipeline.expressions import (
+    Advise,
     Attribute,
     Combination,
     Comparison,
@@ -43,6 +44,7 @@ __all__ = [
     "Builder",
     "ForEach",
     "If",
+    "Mode",
     "PlaceParam",
     "Repeat",
     "TryFromCache",
@@ -53,14 +55,18 @@ __all__ = [
 ]
 
 
+Mode: TypeAlias = Literal["execute", "discovery"]
+"""What a pipeline is for."""
+
 _TYPES: Final[dict[type, Literal["list", "tuple", "set"]]] = {list: "list", tuple: "tuple", set: "set"}
 
 
 class Builder:
     """Collects the statements of one pipeline while its block is open."""
 
-    def __init__(self, name: str | None) -> None:
+    def __init__(self, name: str | None, mode: Mode = "execute") -> None:
         self.name = name
+        self.mode = mode
         self.blocks: list[list[Statement]] = [[]]
         self._next_id = 0
 
@@ -91,6 +97,8 @@ class Builder:
         """Records the call of an operation and returns its value."""
         node = self.new_id()
         where = f"{operation}#{node}"
+        if isinstance(site, Advise):
+            site = self._any_site(where)
         if site is not None and not isinstance(site, (str, BestOf)):
             name = getattr(site, "name", None)
             if not isinstance(name, str):
@@ -109,6 +117,12 @@ class Builder:
             )
         )
         return Value(Ref(node=node), self)
+
+    def _any_site(self, where: str) -> BestOf:
+        """What ``site=Advise()`` means: every site that offers the operation is asked."""
+        if self.mode != "discovery":
+            self.refuse(where, "site=Advise() asks for advice: that needs Pipeline(..., mode='discovery')")
+        return BestOf()
 
 
 def _builder(what: str) -> Builder:
@@ -216,6 +230,8 @@ def to_expression(value: Any, builder: Builder, where: str) -> Expression:
         if owner is not builder:
             builder.refuse(where, f"uses {value!r}, which belongs to pipeline {owner.name!r}")
         return cast("Expression", object.__getattribute__(value, "_expression"))
+    if isinstance(value, Advise):
+        return value
     kind = type(value)
     if kind in (list, tuple, set):
         items = tuple(to_expression(item, builder, where) for item in value)
@@ -234,7 +250,7 @@ def to_expression(value: Any, builder: Builder, where: str) -> Expression:
 
 def _hides_a_value(value: Any) -> bool:
     """Tells whether a constant holds a value that exists only when the pipeline runs."""
-    if isinstance(value, Value):
+    if isinstance(value, (Value, Advise)):
         return True
     if isinstance(value, (str, bytes, int, float, type(None), type)):
         return False

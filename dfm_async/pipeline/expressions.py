@@ -16,6 +16,7 @@ from dfm_async.errors import EncodingError
 from dfm_async.wire.codec import Codec
 
 __all__ = [
+    "Advise",
     "Attribute",
     "Combination",
     "Comparison",
@@ -28,6 +29,7 @@ __all__ = [
     "Parameter",
     "Ref",
     "constant_data",
+    "is_json",
     "references",
     "walk",
 ]
@@ -39,7 +41,7 @@ class _Data(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_
     pass
 
 
-def _is_json(value: Any) -> bool:
+def is_json(value: Any) -> bool:
     """Tells whether JSON gives this value back as it is."""
     kind = type(value)
     if kind in (type(None), bool, str, int):
@@ -47,9 +49,9 @@ def _is_json(value: Any) -> bool:
     if kind is float:
         return math.isfinite(value)
     if kind is list:
-        return all(map(_is_json, value))
+        return all(map(is_json, value))
     if kind is dict:
-        return all(type(k) is str and _is_json(v) for k, v in value.items())
+        return all(type(k) is str and is_json(v) for k, v in value.items())
     return False
 
 
@@ -75,9 +77,13 @@ def constant_data(constant: Constant) -> dict[str, Any]:
     Raises:
         EncodingError: it is an object that only pickle could hold.
     """
-    if _is_json(constant.value):
+    if is_json(constant.value):
         return {"kind": "constant", "value": constant.value}
     return {"kind": "constant", "encoded": base64.b64encode(_codec.encode(constant.value)).decode()}
+
+
+class Advise(_Data, frozen=True, kw_only=True, tag="advise"):
+    """Asks the sites which values a parameter may have: a value of it, in a pipeline with ``mode="discovery"``."""
 
 
 class Item(_Data, frozen=True, kw_only=True, tag="item"):
@@ -144,7 +150,7 @@ class Negation(_Data, frozen=True, kw_only=True, tag="negation"):
     term: Expression
 
 
-Expression: TypeAlias = Constant | Ref | Parameter | Items | Entries | Comparison | Combination | Negation
+Expression: TypeAlias = Constant | Advise | Ref | Parameter | Items | Entries | Comparison | Combination | Negation
 
 
 def walk(expression: Expression) -> Iterator[Expression]:
@@ -170,7 +176,7 @@ def references(expression: Expression) -> Iterator[Ref | Parameter]:
     """Finds the nodes and parameters that an expression reads."""
     if isinstance(expression, (Ref, Parameter)):
         yield expression
-    elif not isinstance(expression, Constant):
+    elif not isinstance(expression, (Constant, Advise)):
         for part in walk(expression):
             if isinstance(part, (Ref, Parameter)):
                 yield part

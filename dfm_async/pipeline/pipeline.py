@@ -6,19 +6,19 @@ import os
 from contextvars import Token
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from dfm_async.errors import PipelineError, Problem
-from dfm_async.pipeline.builder import Builder
+from dfm_async.pipeline.builder import Builder, Mode
 from dfm_async.pipeline.current import building
 from dfm_async.pipeline.expressions import Constant, constant_data
 from dfm_async.pipeline.statements import Statement
 from dfm_async.pipeline.text import pipeline_mermaid, pipeline_text
 from dfm_async.rendering import Shown, renderer
 
-__all__ = ["Pipeline"]
+__all__ = ["Mode", "Pipeline", "is_dfm"]
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,7 +26,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str | None = None
     api_version: str = ""
-    mode: Literal["execute"] = "execute"
+    mode: Mode = "execute"
     body: tuple[Statement, ...] = ()
 
 
@@ -64,6 +64,15 @@ def _problems(data: Any, error: Exception) -> PipelineError:
     return PipelineError(None, found or [_problem(error)])
 
 
+def is_dfm(data: Any) -> bool:
+    """Tells whether the data of a pipeline is DFM's, of either variant, rather than our own."""
+    if not isinstance(data, dict):
+        return False
+    body = data.get("body")
+    first = body[0] if isinstance(body, list) and body else None
+    return "dfm_body" in data or "target" in data or (isinstance(first, dict) and "dfm_class_name" in first)
+
+
 class Pipeline(Shown):
     """What is to be computed, written once, over the operations of a federation.
 
@@ -73,7 +82,8 @@ class Pipeline(Shown):
     Args:
         name: what it is called.
         api_version: the federation's version that it is for; empty means any.
-        mode: what is done with it.
+        mode: what it is for: "execute", or "discovery", where ``Advise()`` asks for the values that a parameter may
+            have, and what a call leaves out is asked for, too.
         body: the statements, if they are there already.
     """
 
@@ -83,12 +93,14 @@ class Pipeline(Shown):
         /,
         *,
         api_version: str = "",
-        mode: Literal["execute"] = "execute",
+        mode: Mode = "execute",
         body: tuple[Statement, ...] = (),
     ) -> None:
         self.name = name
         self.api_version = api_version
-        self.mode: Literal["execute"] = mode
+        if mode not in ("execute", "discovery"):
+            raise ValueError(f"mode must be 'execute' or 'discovery', not {mode!r}")
+        self.mode: Mode = mode
         self.body = tuple(body)
         self._builder: Builder | None = None
         self._token: Token[Builder | None] | None = None
@@ -96,7 +108,7 @@ class Pipeline(Shown):
     def __enter__(self) -> Pipeline:
         if self._builder is not None or self.body:
             raise PipelineError(self.name, [Problem("", "is built already; make a new Pipeline")])
-        self._builder = Builder(self.name)
+        self._builder = Builder(self.name, self.mode)
         self._token = building.set(self._builder)
         return self
 
@@ -156,6 +168,9 @@ class Pipeline(Shown):
         """
         if isinstance(data, Pipeline):
             return data
+        if is_dfm(data):
+            message = "is DFM's JSON, whose class names only a federation knows: use federation.load_pipeline(path)"
+            raise PipelineError(None, [Problem("$", message)])
         try:
             return cls._of(msgspec.convert(data, _File))
         except (msgspec.ValidationError, RecursionError) as error:

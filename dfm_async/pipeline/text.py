@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dfm_async.pipeline.expressions import (
+    Advise,
     Attribute,
     Combination,
     Comparison,
@@ -46,6 +47,8 @@ def expression_text(found: Expression, names: Mapping[int, str] = _NO_NAMES) -> 
         case Constant():
             text = repr(found.value)
             return text if len(text) <= 60 else text[:57] + "..."
+        case Advise():
+            return "Advise()"
         case Ref() | Parameter():
             if isinstance(found, Ref):
                 head = names.get(found.node, f"n{found.node}")
@@ -143,7 +146,10 @@ def _lines(body: tuple[Statement, ...], indent: str) -> list[str]:
 
 def pipeline_text(pipeline: Pipeline) -> str:
     """Writes a pipeline as the Python that would build it."""
-    head = f"with Pipeline({'' if pipeline.name is None else repr(pipeline.name)}) as pipeline:"
+    args = [] if pipeline.name is None else [repr(pipeline.name)]
+    if pipeline.mode != "execute":
+        args.append(f"mode={pipeline.mode!r}")
+    head = f"with Pipeline({', '.join(args)}) as pipeline:"
     return "\n".join([head, *(_lines(pipeline.body, "    ") or ["    pass"])])
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from dfm_async.net import spec
 from dfm_async.pipeline.expressions import (
+    Advise,
     Attribute,
     Combination,
     Comparison,
@@ -125,6 +126,8 @@ class _NetBuilder:
                 literals = self.literals.setdefault(inputs.location, [])
                 literals.append(found.value)
                 return spec.Const(len(literals) - 1)
+            case Advise():
+                raise AssertionError("a pipeline that asks for advice is not executed: prepare refuses it")
             case Ref() | Parameter():
                 place = self._reference(found, spot, inside) if isinstance(found, Ref) else self._param(found.name)
                 slot = spec.Slot(inputs.use(place))

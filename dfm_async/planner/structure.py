@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from dfm_async.errors import Problem
-from dfm_async.pipeline.expressions import Expression, Parameter, Ref, references
+from dfm_async.pipeline.expressions import Advise, Constant, Expression, Parameter, Ref, references, walk
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.pipeline.statements import (
     CacheStatement,
@@ -108,6 +108,7 @@ def analyse(pipeline: Pipeline) -> Structure:
     _locate(pipeline.body, (), 0, found)
     for spot in found.spots.values():
         _check(spot, found)
+        _check_advice(spot, pipeline.mode == "discovery", found)
     _check_names(found)
     _check_cycles(found)
     return found
@@ -154,6 +155,20 @@ def _check(spot: Spot, found: Structure) -> None:
             found.report(spot, "the block stores nothing: call store(value) in it")
     elif isinstance(statement, CollectStatement):
         _check_collect(statement, spot, found)
+
+
+def _check_advice(spot: Spot, asking: bool, found: Structure) -> None:
+    for name, expression, _ in spot.expressions:
+        if isinstance(expression, (Constant, Ref, Parameter)):
+            continue
+        if not any(isinstance(part, Advise) for part in walk(expression)):
+            continue
+        if not asking:
+            found.report(spot, f"{name} asks for advice: use mode='discovery' and session.discover(pipeline)")
+        elif not isinstance(spot.statement, CallStatement):
+            found.report(spot, f"{name} asks for advice: only parameters of operations can")
+        elif not isinstance(expression, Advise):
+            found.report(spot, f"{name} has Advise() inside another value: it must be the whole value of a parameter")
 
 
 def _check_ref(ref: Ref, name: str, spot: Spot, inside: bool, found: Structure) -> None:

@@ -19,17 +19,18 @@ from dfm_async.net.tokens import StreamValue
 from dfm_async.runtime import context as _context
 from dfm_async.runtime.context import OperationContext
 from dfm_async.runtime.faults import cause_of, is_our_cancellation
+from dfm_async.runtime.iterators import is_iterator
 from dfm_async.runtime.job_threads import in_background, in_thread
 from dfm_async.runtime.objects import JobObjects
 from dfm_async.runtime.observer import Observation
-from dfm_async.runtime.operations import Callee, is_iterator
+from dfm_async.runtime.operations import Callee
 from dfm_async.runtime.streams import Stream, StreamFailed, Subscription
 
 if TYPE_CHECKING:
     from dfm_async.model.policies import RetryPolicy
     from dfm_async.runtime.job import SiteJob
 
-__all__ = ["context_of", "invoke", "wait"]
+__all__ = ["context_of", "instance_of", "invoke", "wait"]
 
 T = TypeVar("T")
 
@@ -118,10 +119,10 @@ def context_of(
 
 def _work(job: SiteJob, call: _Call) -> Callable[[], Any]:
     callee, args = call.callee, call.args
-    function = callee.bound(_instance(job, callee))
+    function = callee.bound(instance_of(job, callee))
     if call.streams:
         args = _with_readers(job, call)
-    if callee.defaults:  # a program does not know them
+    if callee.defaults:
         args = {**callee.defaults, **args}
     if callee.wants_context:
         args = {**args, "context": context_of(job, call.activity, call.operation, call.attempt, call.seen)}
@@ -131,7 +132,7 @@ def _work(job: SiteJob, call: _Call) -> Callable[[], Any]:
     return lambda: function(*positional, **named)
 
 
-def _instance(job: SiteJob, callee: Callee) -> Any:
+def instance_of(job: SiteJob, callee: Callee) -> Any:
     """The object of a class, built once per job."""
     if not callee.adapter.per_job:
         return None

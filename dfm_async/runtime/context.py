@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar, Token
-from typing import Any, Protocol, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeVar
 
 from dfm_async.model.events import Scalar
 from dfm_async.model.ids import Frame
@@ -15,7 +15,10 @@ from dfm_async.telemetry import current
 from dfm_async.telemetry.recorder import TracedCall
 from dfm_async.telemetry.user_spans import NO_SPAN, RecordedSpan, UserSpan
 
-__all__ = ["Caller", "OperationContext", "current_context", "enter", "resumable"]
+if TYPE_CHECKING:
+    from upath import UPath
+
+__all__ = ["Caller", "OperationContext", "caller_of", "current_context", "enter", "resumable"]
 
 T = TypeVar("T")
 
@@ -42,8 +45,16 @@ class Caller(Protocol):
         """Sends a value to a parameter of another job."""
         ...
 
+    async def secret(self, key: str) -> Any:
+        """Asks the site's vault."""
+        ...
+
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs something on the loop, and waits for it in a thread."""
+        ...
+
+    def cache_storage(self, subpath: str | None) -> UPath:
+        """Gives a directory for files that outlive the job."""
         ...
 
 
@@ -161,6 +172,20 @@ class OperationContext:
             key = f"{self.job_id}:{'.'.join(map(str, self.frame))}"
         await self._caller.send_to_place(job, place, key, value)
 
+    async def secret(self, key: str) -> Any:
+        """Asks the site's vault for a secret. From then on it is hidden in whatever text leaves the process.
+
+        Do not keep it: the next call should ask again. In a synchronous operation:
+        ``context.wait(context.secret("key"))``.
+
+        Args:
+            key: the name of the secret.
+
+        Raises:
+            SecretError: there is none, or the vault does not work.
+        """
+        return await self._caller.secret(key)
+
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the site's loop, and waits for it. Only for synchronous operations, in their thread.
 
@@ -168,6 +193,21 @@ class OperationContext:
             RuntimeError: the job was cancelled, or this is the loop's own thread.
         """
         return self._caller.wait(work)
+
+    def cache_storage(self, subpath: str | None = None) -> UPath:
+        """Gives the directory in which this site keeps files between jobs, or one inside it; it exists.
+
+        It is a :class:`upath.UPath`: it has the methods of :class:`pathlib.Path`, on whatever file system the site's
+        :class:`~dfm_async.CacheConfig` names. They do I/O: use them in synchronous operations, or in a thread.
+
+        Args:
+            subpath: a path inside the directory.
+
+        Raises:
+            ValueError: the subpath leads out of the directory, or the file system is unknown.
+            OSError: the directory cannot be made.
+        """
+        return self._caller.cache_storage(subpath)
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
@@ -183,6 +223,11 @@ class OperationContext:
 
     def __repr__(self) -> str:
         return f"<OperationContext {self.node} at {self.site!r}, job {self.job_id}, frame {self.frame}>"
+
+
+def caller_of(context: OperationContext) -> Caller:
+    """The job that a call belongs to; for operations that every site has."""
+    return context._caller  # noqa: SLF001 - same module
 
 
 def enter(context: OperationContext) -> Callable[[], None]:

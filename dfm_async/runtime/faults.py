@@ -10,6 +10,8 @@ from typing import Final
 import cloudpickle
 
 from dfm_async.model.error_record import ErrorRecord
+from dfm_async.model.scalars import plain_text
+from dfm_async.redaction import holds_secret
 
 __all__ = ["broken_record", "cause_of", "is_our_cancellation"]
 
@@ -17,7 +19,7 @@ _LARGEST_CAUSE: Final = 64 * 1024
 
 
 def cause_of(error: BaseException) -> bytes:
-    """The exception itself, for the application; empty if it cannot travel."""
+    """The exception itself, for the application; empty if it cannot travel, or has a secret in it."""
     try:
         dumps = cloudpickle.dumps if type(error).__module__ == "__main__" else pickle.dumps
         data = dumps(error, protocol=5)
@@ -25,13 +27,12 @@ def cause_of(error: BaseException) -> bytes:
         raise
     except BaseException:  # noqa: BLE001 - exceptions can hold anything
         return b""
-    return data if len(data) <= _LARGEST_CAUSE else b""
+    return data if len(data) <= _LARGEST_CAUSE and not holds_secret(data) else b""
 
 
 def broken_record(site: str, error: Exception) -> ErrorRecord:
     """Describes a fault that is no operation's."""
-    text = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace").decode()
-    message = str(error).encode("utf-8", "backslashreplace").decode()
+    text, message = plain_text("".join(traceback.format_exception(error))), plain_text(str(error))
     return ErrorRecord(f"broken:{id(error)}", site, "job", "job", (), 1, type(error).__qualname__, message, text)
 
 

@@ -14,6 +14,7 @@ from dfm_async.errors import EncodingError
 from dfm_async.model.error_record import ErrorRecord
 from dfm_async.model.events import Scalar
 from dfm_async.model.ids import Frame
+from dfm_async.model.resources import CacheConfig
 from dfm_async.net import effects as fx
 from dfm_async.net.game import Activity, Game
 from dfm_async.net.program import Program
@@ -21,13 +22,14 @@ from dfm_async.net.tokens import OPEN, SKIPPED, Failed
 from dfm_async.runtime import calls, job_threads
 from dfm_async.runtime.cache import Ticket
 from dfm_async.runtime.faults import broken_record, cause_of, is_our_cancellation
+from dfm_async.runtime.iterators import is_iterator
 from dfm_async.runtime.job_streams import FAIR, PULL, JobStreams, as_it_is
 from dfm_async.runtime.objects import JobObjects
 from dfm_async.runtime.observer import CallObserver
-from dfm_async.runtime.operations import is_iterator
 from dfm_async.runtime.outbox import Outbox, States, error_data
 from dfm_async.runtime.speech import Speech
 from dfm_async.runtime.streams import AsyncSource, Stream, StreamFailed
+from dfm_async.site.cache_storage import cache_storage
 from dfm_async.telemetry.recorder import Recorder
 from dfm_async.telemetry.spans import Origin, encode_made
 from dfm_async.wire import messages as msg
@@ -35,6 +37,8 @@ from dfm_async.wire.codec import Broken
 from dfm_async.wire.memory import Payload, size_of
 
 if TYPE_CHECKING:
+    from upath import UPath
+
     from dfm_async.runtime.site import SiteRuntime
 
 __all__ = ["SiteJob"]
@@ -451,12 +455,21 @@ class SiteJob:
 
     def _keep(self, effect: fx.Keep) -> None:
         self._tickets.discard(effect.ticket)
+        activity, data = effect.activity, None
         try:
-            self.runtime.cache.keep(effect.ticket, effect.value)
+            data = self.runtime.cache.keep(effect.ticket, effect.value, activity.label)
         except EncodingError as error:
             # The block has its value all the same; that it could not be kept is an error of the job.
-            label = "TryFromCache"
-            self.outbox.report_error(self.game.describe(error, label, label, effect.frame, 1, cause_of(error)))
+            self.outbox.report_error(self.game.error(activity, error, 1, cause_of(error)))
+        if data is None:
+            self.game.complete(activity)
+        else:
+            self.spawn(self._write(activity, effect.ticket, data))
+
+    async def _write(self, activity: Activity, ticket: Ticket, data: bytes) -> None:
+        await self.runtime.cache.write(ticket, data, activity.label)
+        self.game.complete(activity)
+        self.advance()
 
     def _give_back(self, ticket: Ticket) -> None:
         self._tickets.discard(ticket)
@@ -507,12 +520,21 @@ class SiteJob:
         if future is not None and not future.done():
             future.set_result(message.error)
 
+    async def secret(self, key: str) -> Any:
+        """Asks the site's vault."""
+        return await self.runtime.secrets.get(key)
+
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs something on the loop, and waits for it in a thread."""
         if self.runtime.on_loop():
             work.close()
             raise RuntimeError("context.wait is for synchronous operations, which run in threads; await instead")
         return calls.wait(self, work)
+
+    def cache_storage(self, subpath: str | None) -> UPath:
+        """Gives a directory for files that outlive the job."""
+        config = self.runtime.config
+        return cache_storage(config.cache or CacheConfig(), config.federation, self.runtime.site, subpath)
 
     # cancellation
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import collections.abc
-import inspect
-import typing
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dfm_async.discovery.advisors import DISCOVER
 from dfm_async.federation.operation import Adapter, CodeKind
 from dfm_async.model.policies import RetryPolicy
+from dfm_async.runtime.adapters import AdapterObject, needs_site
 
-__all__ = ["Callee", "OperationTable", "is_iterator"]
+if TYPE_CHECKING:
+    from dfm_async.runtime.objects import JobObjects
 
-_WHOLE = (list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Collection)
+__all__ = ["Callee", "OperationTable"]
 
 
 class Callee:
@@ -26,6 +26,7 @@ class Callee:
         "external",
         "function",
         "kind",
+        "needs_site",
         "plain",
         "positional",
         "rest",
@@ -40,8 +41,10 @@ class Callee:
         self.kind: CodeKind = adapter.kind
         self.retry: RetryPolicy | None = adapter.retry
         self.deadline: float | None = adapter.deadline
+        self.needs_site = needs_site(adapter)
+        """Whether what calls the code stands between: it finds the class, the object and the arguments."""
         signature = adapter.signature
-        self.wants_context = signature.wants_context
+        self.wants_context = signature.wants_context and not self.needs_site
         listed = signature.parameters.parameters.values()
         self.positional = [p.name for p in listed if p.kind is p.POSITIONAL_ONLY]
         self.rest = next((p.name for p in listed if p.kind is p.VAR_POSITIONAL), None)
@@ -50,14 +53,12 @@ class Callee:
         self.external = adapter.external
         """Whether an external program does the work: it gets all arguments by name, and streams as lists."""
         self.defaults: dict[str, Any] = {}
-        if self.external:
-            self.positional = []
+        if adapter.declared is not None:  # the code does not know them
+            self.positional, self.rest = [], None
             self.defaults = {p.name: p.default for p in listed if p.default is not p.empty}
         self.plain = not self.positional and self.rest is None
         # A parameter declared as a list gets a list, also where a stream comes.
-        self.whole = frozenset(
-            name for name, hint in signature.types.items() if (typing.get_origin(hint) or hint) in _WHOLE
-        )
+        self.whole = signature.whole
 
     def bound(self, instance: Any) -> Callable[..., Any]:
         """The function to call; ``instance`` is what :meth:`build` made, for a class."""
@@ -65,8 +66,10 @@ class Callee:
             return self.function
         return instance.body  # type: ignore[no-any-return]
 
-    def build(self) -> Any:
+    def build(self, objects: JobObjects) -> Any:
         """Makes the object of a class adapter, once per job."""
+        if self.needs_site:
+            return AdapterObject(self.adapter, objects)
         return self.adapter.code(**self.adapter.args)
 
     def arguments(self, args: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -110,6 +113,10 @@ class OperationTable:
         return found
 
     def _adapter(self, operation: str, provider: str | None) -> Adapter:
+        if operation == DISCOVER:
+            from dfm_async.runtime.discovering import discover  # only sites that are asked load it
+
+            return Adapter(operation=DISCOVER, code=discover)
         adapter = self._adapters.get((operation, provider))
         if adapter is None and provider is None:
             offers = [found for (name, _), found in self._adapters.items() if name == operation]
@@ -117,12 +124,3 @@ class OperationTable:
         if adapter is None:
             raise LookupError(f"site {self.site!r} does not offer operation {operation!r}")
         return adapter
-
-
-def is_iterator(value: Any) -> bool:
-    """Tells whether a result is to be consumed element by element."""
-    if isinstance(value, (list, dict, str, bytes, int, float, tuple, type(None))):
-        return False
-    return (inspect.isgenerator(value) or inspect.isasyncgen(value)) or (
-        hasattr(value, "__next__") or hasattr(value, "__anext__")
-    )

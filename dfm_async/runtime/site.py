@@ -20,8 +20,13 @@ from dfm_async.runtime.cache import SiteCache
 from dfm_async.runtime.faults import broken_record
 from dfm_async.runtime.job import SiteJob
 from dfm_async.runtime.objects import JobObjects
+from dfm_async.runtime.once import in_thread
 from dfm_async.runtime.operations import OperationTable
+from dfm_async.runtime.stored_values import StoredValues
 from dfm_async.runtime.threads import Threads
+from dfm_async.site import shim
+from dfm_async.site.loading import Loader
+from dfm_async.site.secrets import Secrets
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 
@@ -88,7 +93,12 @@ class SiteRuntime:
         self._flush_channels = flush
         self._on_busy = on_busy
         self.config = config or SiteConfig()
-        self.cache = SiteCache(codec)
+        self.loader = Loader(site, self.config)
+        """Finds classes that are named by a path."""
+        self.secrets = Secrets(site, self.config.vault, self.loader, in_thread)
+        """The secrets of the site."""
+        cache = self.config.cache
+        self.cache = SiteCache(codec, None if cache is None else StoredValues(cache, self.config.federation, site))
         self.stored_codec = Codec(trusted=False, stored=True)
         """How results are encoded that are written down: without pickle."""
         self.tokens = 0
@@ -125,6 +135,9 @@ class SiteRuntime:
     async def __aenter__(self) -> SiteRuntime:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
+        if self.config.compat:
+            shim.install()
+        await self.secrets.open()
         self._threads = Threads(self._thread_limit, self.site)
         return self
 
@@ -140,6 +153,7 @@ class SiteRuntime:
             await job.release()
         if self._holding:
             await self._close_objects()
+        self.cache.close()
         self.threads.close()
 
     async def _stop_tasks(self, tasks: set[asyncio.Task[None]]) -> None:

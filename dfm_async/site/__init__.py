@@ -1,1 +1,17 @@
 """What the code of operations sees of its site: objects, secrets, cached files."""
+
+from typing import TYPE_CHECKING
+
+from dfm_async.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from dfm_async.site.objects import DfmContext, Provider, Site
+    from dfm_async.site.vaults import EnvironmentVault, FileVault, KeyringVault, Vault
+
+__all__ = ["DfmContext", "EnvironmentVault", "FileVault", "KeyringVault", "Provider", "Site", "Vault"]
+
+_HOMES = {
+    "dfm_async.site.objects": ("DfmContext", "Provider", "Site"),
+    "dfm_async.site.vaults": ("EnvironmentVault", "FileVault", "KeyringVault", "Vault"),
+}
+__getattr__, __dir__ = lazy_names(__name__, globals(), _HOMES)

@@ -115,7 +115,7 @@ def failure_of(error: BaseException) -> Failure:
         message, text = str(error), "".join(traceback.format_exception(error))
     except Exception as problem:  # noqa: BLE001 - exceptions of users can do anything when they are asked for their text
         message, text = f"(its text cannot be had: {type(problem).__name__})", ""
-    return type(error).__qualname__, _short(message), plain_text(text[-_LONGEST_TRACEBACK:])
+    return type(error).__qualname__, _short(message), plain_text(text)[-_LONGEST_TRACEBACK:]
 
 
 def _written(attributes: Mapping[str, Any]) -> dict[str, Scalar]:
@@ -130,4 +130,4 @@ def _written(attributes: Mapping[str, Any]) -> dict[str, Scalar]:
 
 
 def _short(text: str) -> str:
-    return plain_text(text[:_LONGEST])
+    return plain_text(text)[:_LONGEST]  # cut last: half a secret is one, too

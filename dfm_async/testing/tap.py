@@ -5,6 +5,7 @@ A tap travels to workers in the place of the usual way to make calls, so nothing
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
@@ -13,8 +14,10 @@ from typing import Any, Final, Protocol
 
 from dfm_async.federation.operation import Adapter, CodeKind
 from dfm_async.runtime.context import OperationContext, current_context
+from dfm_async.runtime.iterators import is_iterator
+from dfm_async.runtime.objects import JobObjects
 from dfm_async.runtime.once import in_thread
-from dfm_async.runtime.operations import Callee, is_iterator
+from dfm_async.runtime.operations import Callee
 from dfm_async.testing.fakes import Call
 from dfm_async.testing.relay import Line
 
@@ -161,8 +164,8 @@ class _TappedCallee(Callee):
         super().__init__(adapter)
         self._tap = tap
 
-    def build(self) -> Any:
-        return _Later(super().build)
+    def build(self, objects: JobObjects) -> Any:
+        return _Later(functools.partial(super().build, objects))
 
     def bound(self, instance: Any) -> Callable[..., Any]:
         plain = super().bound

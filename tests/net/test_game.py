@@ -127,8 +127,9 @@ class Table:
                     self.later(site, game.found, activity, self.cache[key])
                 else:
                     self.later(site, game.missed, activity, key)
-            case fx.Keep(ticket, value, _):
+            case fx.Keep(activity, ticket, value):
                 self.cache[ticket] = value
+                self.later(site, game.complete, activity)
             case _:
                 raise AssertionError(effect)
 
@@ -414,8 +415,11 @@ def test_a_cache_block_runs_its_body_only_on_a_miss() -> None:
     (call,) = of(game.take(), fx.Invoke)
     game.complete(call.activity, "made")
     effects = game.take()
-    assert of(effects, fx.Keep) == [fx.Keep("ticket", "made", (1,))]
-    assert settle(game, effects) == [(0, "made")]
+    (keep,) = of(effects, fx.Keep)
+    assert (keep.ticket, keep.value) == ("ticket", "made")
+    assert settle(game, effects) == [(0, "made")]  # before it is kept
+    assert game.take() == []
+    game.complete(keep.activity)
     assert game.take() == [fx.FrameDone(1)]
 
 

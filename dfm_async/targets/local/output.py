@@ -22,6 +22,7 @@ from multiprocessing import reduction
 from typing import Any, BinaryIO, Final, TextIO, cast
 
 from dfm_async.model.ids import Frame
+from dfm_async.redaction import hide
 from dfm_async.runtime.context import OperationContext, current_context
 from dfm_async.wire.output import LONGEST, LogRecord, Pulse, cut, encode_output
 
@@ -284,7 +285,7 @@ class _LineStream(io.TextIOBase):
             *(
                 LogRecord(
                     self._level,
-                    line.rstrip("\r"),
+                    hide(line.rstrip("\r")),
                     self._origin,
                     now,
                     thread,

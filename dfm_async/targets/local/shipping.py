@@ -18,6 +18,7 @@ from dfm_async.errors import ShippingError
 from dfm_async.federation.federation import Site
 from dfm_async.federation.operation import Adapter, Operation
 from dfm_async.model.resources import SiteConfig
+from dfm_async.site import shim
 
 __all__ = ["load_site", "ship_site"]
 
@@ -79,16 +80,21 @@ def ship_site(site: Site, homesite: str) -> bytes:
                 code = _ByValue(cloudpickle.dumps(adapter.code, protocol=5))
             # Of a declared signature names and defaults are enough: what types mean was checked before.
             bare = replace(adapter, code=None, declared=adapter.declared and adapter.declared.untyped)
-            cloudpickle.dumps((bare.args, bare.declared))
+            cloudpickle.dumps((bare.args, bare.declared, bare.advisors))
         except Exception as error:
             raise ShippingError(adapter.operation, site.name, str(error) or type(error).__name__) from error
         shipped.append(_Shipped(bare, code))
-    return cloudpickle.dumps((site.config(homesite), shipped), protocol=5)  # type: ignore[no-any-return]
+    config = site.config(homesite)
+    # What is inside may need the names of nv_dfm_core when it is unpacked.
+    return cloudpickle.dumps((config.compat, cloudpickle.dumps((config, shipped), protocol=5)), protocol=5)  # type: ignore[no-any-return]
 
 
 def load_site(data: bytes) -> tuple[SiteConfig, list[Adapter]]:
     """Rebuilds what was shipped, in a worker."""
-    config, listed = pickle.loads(data)  # noqa: S301 - from the process that started us
+    compat, inside = pickle.loads(data)  # noqa: S301 - from the process that started us
+    if compat:
+        shim.install()
+    config, listed = pickle.loads(inside)  # noqa: S301 - from the process that started us
     adapters = []
     for shipped in listed:
         if isinstance(shipped.code, _ByName):

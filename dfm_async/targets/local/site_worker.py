@@ -149,7 +149,9 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
             )
         self._theirs = (there, their_lifeline, pipe)
         level = site_logger(site).getEffectiveLevel()
-        setup = WorkerSetup(site, threads, shipped, there, their_lifeline, pipe, level, output == "log", pulse)
+        setup = WorkerSetup(
+            site, threads, shipped, there, their_lifeline, pipe, level, output == "log", pulse, dict(os.environ)
+        )
         self.unit = Unit(
             target=serve,
             args=(setup,),
@@ -288,6 +290,8 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
 
     def _why(self, code: int | None) -> DfmError:
         if self.refused is not None:
+            if not self.refused.traceback:
+                return DfmError(f"site {self.site!r} does not start: {self.refused.reason}")
             text = f"a worker of site {self.site!r} cannot load its operations: {self.refused.reason}"
             return DfmError(f"{text}\n\n{self.refused.traceback}")
         return self.lost(code, "before it was ready")

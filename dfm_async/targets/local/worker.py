@@ -14,10 +14,12 @@ import struct
 import sys
 import tempfile
 import traceback
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dfm_async.errors import DfmError
 from dfm_async.model.resources import SiteConfig
 from dfm_async.runtime.operations import OperationTable
 from dfm_async.runtime.site import SiteRuntime
@@ -56,6 +58,8 @@ class WorkerSetup:
     """Whether standard output and standard error go through the pipe, too."""
     pulse: float | None
     """The seconds between two signs of life; None if nobody waits for them."""
+    environment: dict[str, str]
+    """The environment of the application: that of the fork server may be older."""
 
 
 def _die_with_the_application(lifeline: socket.socket) -> None:
@@ -80,9 +84,18 @@ def _keep_descriptors() -> None:
                 os.set_inheritable(int(name), False)
 
 
+def _take_environment(wanted: dict[str, str]) -> None:
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
 async def serve(setup: WorkerSetup) -> None:
     """Runs the site until the application closes the channel."""
     _keep_descriptors()
+    _take_environment(setup.environment)
     capture(setup.output, setup.level, streams=setup.streams)
     gc.freeze()  # what is loaded stays; looking through it would copy pages that the workers share
     sys.setswitchinterval(_SWITCH_INTERVAL)
@@ -140,9 +153,14 @@ class _Worker:
         self._address, folder = _new_address()
         server = await loop.create_unix_server(self._accept, path=self._address)
         try:
-            async with runtime:
-                self._runtime = runtime
-                channel.send(msg.Hello(os.getpid(), self._address))
+            async with AsyncExitStack() as stack:
+                try:
+                    self._runtime = await stack.enter_async_context(runtime)
+                except DfmError as error:  # such as a vault that does not work
+                    channel.send(msg.Refused(str(error), ""))
+                    channel.close()
+                else:
+                    channel.send(msg.Hello(os.getpid(), self._address))
                 await self._ended
         finally:
             if self._pulse is not None:

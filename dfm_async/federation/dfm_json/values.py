@@ -1,0 +1,262 @@
+"""Values in DFM's JSON: references, parameters, requests for advice, literals; and conditions over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Literal, TypeAlias
+
+from dfm_async.federation.dfm_json.problems import MAX_DEPTH, Problems, pointer
+from dfm_async.pipeline.expressions import (
+    Attribute,
+    Combination,
+    Comparison,
+    Constant,
+    Entries,
+    Expression,
+    Item,
+    Items,
+    Negation,
+    Parameter,
+    Ref,
+)
+
+__all__ = [
+    "ADVISE",
+    "BEST_OF",
+    "NODE",
+    "PLACE_PARAM",
+    "Ident",
+    "Resolve",
+    "Values",
+    "is_advise",
+    "is_tagged",
+    "kind_of",
+    "node_ident",
+    "plain_ident",
+    "shortened",
+]
+
+NODE: Final = "@dfm-node"
+PLACE_PARAM: Final = "@dfm-place-param"
+ADVISE: Final = "@dfm-advise"
+BEST_OF: Final = "@dfm-best-of"
+_PICKLED: Final = "__dfm__pickled__"
+
+Ident: TypeAlias = int | str
+"""How DFM names a node."""
+Resolve: TypeAlias = Callable[[Ident, str], int | None]
+"""Finds the node that is meant, from a certain statement; reports at the pointer if it cannot be."""
+_COMPARISONS: Final[dict[str, Literal["==", "!=", "<", "<=", ">", ">="]]] = {
+    "==": "==",
+    "!=": "!=",
+    "<": "<",
+    "<=": "<=",
+    ">": ">",
+    ">=": ">=",
+}
+_TERMS: Final[dict[str, Literal["and", "or"]]] = {"and": "and", "or": "or"}
+
+
+def kind_of(data: Any) -> str | None:
+    """Tells which tagged value this is meant to be; None for a literal."""
+    if not isinstance(data, dict):
+        return None
+    inner = data.get("id")
+    if isinstance(inner, dict) and inner.get("tag") == NODE:
+        return NODE
+    tag = data.get("tag")
+    return tag if isinstance(tag, str) and tag in (PLACE_PARAM, ADVISE, _PICKLED) else None
+
+
+def is_advise(data: Any) -> bool:
+    """Tells whether this asks for advice."""
+    return isinstance(data, dict) and data in ({"tag": ADVISE, "advise": "Field"}, {"tag": ADVISE})
+
+
+def is_tagged(data: Any) -> bool:
+    """Tells whether a tagged value stands anywhere in the data."""
+    stack = [data]
+    while stack:
+        found = stack.pop()
+        if isinstance(found, dict):
+            if kind_of(found) is not None:
+                return True
+            stack.extend(found.values())
+        elif isinstance(found, list):
+            stack.extend(found)
+    return False
+
+
+def plain_ident(data: Any) -> Ident | None:
+    """Reads the id of a node; None if it is none."""
+    if not isinstance(data, dict) or data.get("tag") != NODE or set(data) != {"tag", "ident"}:
+        return None
+    ident = data["ident"]
+    if isinstance(ident, str):
+        return ident if ident.isidentifier() else None
+    return ident if isinstance(ident, int) and not isinstance(ident, bool) else None
+
+
+def node_ident(data: Any, where: str, problems: Problems) -> Ident | None:
+    """Reads the id of a node; reports if it is none."""
+    found = plain_ident(data)
+    if found is None:
+        problems.report(where, f'must be a node id, such as {{"tag": "{NODE}", "ident": 0}}; names are identifiers')
+    return found
+
+
+class Values:
+    """Reads the values of one statement.
+
+    Args:
+        problems: where to report what is wrong.
+        resolve: finds the nodes that are meant.
+        depth: how deep the statement is nested itself.
+    """
+
+    def __init__(self, problems: Problems, resolve: Resolve, depth: int) -> None:
+        self._problems = problems
+        self._resolve = resolve
+        self._depth = depth
+
+    def value(self, data: Any, where: str) -> Expression:
+        """Reads a value: tagged values may stand anywhere in lists and objects, all else is a literal."""
+        return self._value(data, where, self._depth)
+
+    def condition(self, data: Any, where: str) -> Expression:
+        """Reads a condition: references, literals that are no objects, comparisons, and/or/not."""
+        return self._condition(data, where, self._depth)
+
+    def _value(self, data: Any, where: str, depth: int) -> Expression:
+        if depth > MAX_DEPTH:
+            self._problems.report(where, f"is nested more than {MAX_DEPTH} deep")
+            return Constant()
+        kind = kind_of(data)
+        if kind is not None:
+            return self._tagged(kind, data, where)
+        if not is_tagged(data):
+            return self._literal(data, where, depth)
+        if isinstance(data, list):
+            items = (self._value(item, pointer(where, index), depth + 1) for index, item in enumerate(data))
+            return Items(type="list", items=tuple(items))
+        entries = ((Constant(value=key), self._value(data[key], pointer(where, key), depth + 1)) for key in data)
+        return Entries(entries=tuple(entries))
+
+    def reference(self, data: Any, where: str, what: str) -> Expression:
+        """Reads a value that has to be a node or a field of one."""
+        if kind_of(data) == NODE:
+            return self._reference(data, where)
+        self._problems.report(where, f"{what} must be a reference to a node, not {shortened(data)}")
+        return Constant()
+
+    def _condition(self, data: Any, where: str, depth: int) -> Expression:
+        if depth > MAX_DEPTH:
+            self._problems.report(where, f"is nested more than {MAX_DEPTH} deep")
+            return Constant()
+        if isinstance(data, list):
+            if is_tagged(data):
+                self._problems.report(where, "a list in a condition holds only literals")
+            return self._literal(data, where, depth)
+        if not isinstance(data, dict):
+            return Constant(value=data)
+        if kind_of(data) == NODE:
+            return self._reference(data, where)
+        operator = data.get("operator")
+        if not isinstance(operator, str):
+            operator = ""
+        if operator in _TERMS:
+            return self._combination(_TERMS[operator], data, where, depth)
+        if operator == "not" and self._has(data, where, {"operator", "exp"}):
+            return Negation(term=self._condition(data["exp"], pointer(where, "exp"), depth + 1))
+        if operator in _COMPARISONS and self._has(data, where, {"operator", "left", "right"}):
+            left = self._condition(data["left"], pointer(where, "left"), depth + 1)
+            right = self._condition(data["right"], pointer(where, "right"), depth + 1)
+            return Comparison(op=_COMPARISONS[operator], left=left, right=right)
+        if operator != "not" and operator not in _COMPARISONS:
+            known = ", ".join([*_TERMS, "not", *_COMPARISONS])
+            self._problems.report(
+                where, f"a condition is a reference to a node, a literal, or an object with an operator ({known})"
+            )
+        return Constant()
+
+    def _combination(self, op: Literal["and", "or"], data: dict[str, Any], where: str, depth: int) -> Expression:
+        if not self._has(data, where, {"operator", "exp"}):
+            return Constant()
+        terms = data["exp"]
+        inner = pointer(where, "exp")
+        if not isinstance(terms, list) or len(terms) < 2:
+            self._problems.report(inner, f"{op!r} takes a list of at least two conditions")
+            return Constant()
+        found = tuple(self._condition(term, pointer(inner, index), depth + 1) for index, term in enumerate(terms))
+        return Combination(op=op, terms=found)
+
+    def _literal(self, data: Any, where: str, depth: int) -> Constant:
+        """A literal that holds nothing tagged; looks how deep it is."""
+        stack = [(data, depth)]
+        while stack:
+            found, level = stack.pop()
+            if level > MAX_DEPTH:
+                self._problems.report(where, f"is nested more than {MAX_DEPTH} deep")
+                return Constant()
+            inner = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
+            stack.extend((item, level + 1) for item in inner)
+        return Constant(value=data)
+
+    def _has(self, data: dict[str, Any], where: str, keys: set[str]) -> bool:
+        if data.keys() == keys:
+            return True
+        self._problems.report(where, f"must have the keys {', '.join(sorted(keys))}, not {', '.join(sorted(data))}")
+        return False
+
+    def _tagged(self, kind: str, data: dict[str, Any], where: str) -> Expression:
+        if kind == NODE:
+            return self._reference(data, where)
+        if kind == PLACE_PARAM:
+            return self._parameter(data, where)
+        if kind == _PICKLED:
+            self._problems.report(where, "is a pickled object; those run code when they are read, and are refused")
+            return Constant()
+        message = (
+            f'advice is asked for with {{"tag": "{ADVISE}", "advise": "Field"}}, as the whole value of a parameter'
+        )
+        self._problems.report(where, message)
+        return Constant()
+
+    def _parameter(self, data: dict[str, Any], where: str) -> Expression:
+        place, multiuse = data.get("place"), data.get("multiuse", False)
+        if not isinstance(place, str) or not place or not isinstance(multiuse, bool) or data.keys() - _PARAMETER:
+            self._problems.report(where, 'a parameter has the keys tag, place (a name), and perhaps "multiuse": true')
+            return Constant()
+        return Parameter(name=place, multiuse=multiuse)
+
+    def _reference(self, data: dict[str, Any], where: str) -> Expression:
+        ident = node_ident(data["id"], pointer(where, "id"), self._problems)
+        selected, subscript = data.get("sel"), data.get("issubs", True)
+        if not isinstance(subscript, bool) or data.keys() - _REFERENCE:
+            self._problems.report(where, "a reference has the keys id, and perhaps sel and issubs (true or false)")
+            return Constant()
+        path: tuple[Item | Attribute, ...]
+        if selected is None:
+            path = ()
+        elif isinstance(selected, bool) or not isinstance(selected, (int, str)):
+            self._problems.report(pointer(where, "sel"), f"must be a string or an integer, not {shortened(selected)}")
+            return Constant()
+        elif isinstance(selected, str) and not subscript:
+            if selected.startswith("_") or not selected.isidentifier():
+                self._problems.report(pointer(where, "sel"), f"the attribute {shortened(selected)} cannot be used")
+                return Constant()
+            path = (Attribute(name=selected),)
+        else:
+            path = (Item(key=selected),)
+        node = None if ident is None else self._resolve(ident, where)
+        return Constant() if node is None else Ref(node=node, path=path)
+
+
+_PARAMETER: Final = {"tag", "place", "multiuse"}
+_REFERENCE: Final = {"id", "sel", "issubs"}
+
+
+def shortened(value: Any) -> str:
+    """A value in a message."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

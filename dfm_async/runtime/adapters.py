@@ -1,0 +1,184 @@
+"""Adapters whose class is named by a path, or whose arguments are bound: what stands between a call and their code.
+
+Everything happens at the call: so a fake in the place of an operation needs neither its class nor its secrets.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from dfm_async.federation.bindings import Binding, Const, FromParam, FromProvider, FromSecrets, FromSite
+from dfm_async.federation.operation import Adapter, CodeKind
+from dfm_async.model.resources import ClassPath
+from dfm_async.runtime.context import current_context
+from dfm_async.runtime.iterators import is_iterator
+from dfm_async.site.construction import taken
+
+if TYPE_CHECKING:
+    from dfm_async.runtime.objects import JobObjects
+
+__all__ = ["AdapterObject", "adapter_arguments", "needs_site", "offered_to"]
+
+_OFFERED: Final = frozenset({"site", "provider"})
+"""What constructors get if they name it."""
+_CONTEXT: Final = "context"
+
+
+def adapter_arguments(adapter: Adapter) -> dict[str, Any]:
+    """The constant arguments of an adapter's constructor."""
+    return {**(adapter.code.args if isinstance(adapter.code, ClassPath) else {}), **adapter.args}
+
+
+def offered_to(adapter: Adapter, kind: type[Any]) -> frozenset[str]:
+    """Which of the site and the provider a constructor gets: what it names, and has no argument for."""
+    return (taken(kind) & _OFFERED) - adapter_arguments(adapter).keys()
+
+
+def needs_site(adapter: Adapter) -> bool:
+    """Whether an adapter is more than a class that is built with its arguments and called with the operation's."""
+    if adapter.external:
+        return False
+    if adapter.bindings is not None or isinstance(adapter.code, ClassPath):
+        return True
+    return isinstance(adapter.code, type) and bool(offered_to(adapter, adapter.code))
+
+
+_Ready: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""The adapter's own code, and what it is called with."""
+
+
+class AdapterObject:
+    """One adapter in one job. ``body`` takes the operation's arguments, and calls the adapter's own with its own."""
+
+    __slots__ = ("_adapter", "_bindings", "_objects", "_on_site", "_secrets", "_wants_context", "body")
+
+    def __init__(self, adapter: Adapter, objects: JobObjects) -> None:
+        self._adapter = adapter
+        self._objects = objects
+        self._bindings: Mapping[str, Binding] = adapter.bindings or {}
+        self._secrets = any(isinstance(binding, FromSecrets) for binding in self._bindings.values())
+        self._on_site = any(isinstance(binding, (FromSite, FromProvider)) for binding in self._bindings.values())
+        self._wants_context: bool | None = None
+        self.body: Callable[..., Any] = {
+            CodeKind.ASYNC: self._call,
+            CodeKind.SYNC: self._call_blocking,
+            CodeKind.GENERATOR: self._generate,
+            CodeKind.ASYNC_GENERATOR: self._generate_async,
+        }[adapter.kind]
+
+    # the kinds of code
+
+    async def _call(self, *args: Any, **kwargs: Any) -> Any:
+        code, positional, named = self._ready(args, kwargs) or await self._prepare(args, kwargs)
+        found = code(*positional, **named)
+        if inspect.isawaitable(found):
+            return await found
+        if is_iterator(found):
+            return found
+        raise TypeError(
+            f"body of {_path(self._adapter)} gave {type(found).__name__}, which cannot be awaited. If it is not "
+            "asynchronous, say so: is-async: false in a file, is_async=False in Python"
+        )
+
+    def _call_blocking(self, *args: Any, **kwargs: Any) -> Any:
+        code, positional, named = self._ready(args, kwargs) or self._objects.wait(self._prepare(args, kwargs))
+        return code(*positional, **named)
+
+    def _generate(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        yield from self._call_blocking(*args, **kwargs)
+
+    async def _generate_async(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        code, positional, named = self._ready(args, kwargs) or await self._prepare(args, kwargs)
+        async with aclosing(code(*positional, **named)) as found:
+            async for item in found:
+                yield item
+
+    # what they are called with
+
+    async def built(self) -> Any:
+        """The object of the adapter's class."""
+        return await self._objects.adapter(self._adapter)
+
+    async def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of the adapter's own ``body``, for these of the operation."""
+        _, _, named = await self._prepare((), given)
+        return named
+
+    def _ready(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Ready | None:
+        """What to call, if nothing has to be waited for."""
+        built = self._objects.found(self._adapter)
+        site = self._objects.site_object
+        if built is None or self._secrets or (self._on_site and site is None):
+            return None
+        return self._with_arguments(built, args, kwargs, site, {})
+
+    async def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Ready:
+        objects = self._objects
+        built = await objects.adapter(self._adapter)
+        site = await objects.site() if self._on_site else None
+        secrets = {
+            name: await objects.secret(binding.key)
+            for name, binding in self._bindings.items()
+            if isinstance(binding, FromSecrets) and _exposed(binding) not in kwargs
+        }
+        return self._with_arguments(built, args, kwargs, site, secrets)
+
+    def _with_arguments(
+        self, built: Any, args: tuple[Any, ...], kwargs: dict[str, Any], site: Any, secrets: dict[str, Any]
+    ) -> _Ready:
+        named = kwargs
+        if self._adapter.bindings is not None:
+            args = ()
+            named = {
+                name: self._value(name, binding, kwargs, site, secrets) for name, binding in self._bindings.items()
+            }
+        if self._wants_context is None:
+            self._wants_context = _CONTEXT in _parameters(built.body)
+        if self._wants_context and _CONTEXT not in named:
+            named = {**named, _CONTEXT: current_context()}
+        return built.body, args, named
+
+    def _value(self, name: str, binding: Binding, given: dict[str, Any], site: Any, secrets: dict[str, Any]) -> Any:
+        """The value of one argument of the adapter."""
+        if isinstance(binding, FromParam):
+            return given.get(binding.param)
+        exposed = _exposed(binding)
+        if exposed in given:  # also a falsy value: it was given
+            return given[exposed]
+        if isinstance(binding, Const):
+            return binding.value
+        if isinstance(binding, FromSecrets):
+            return secrets[name]
+        if isinstance(binding, FromSite):
+            return self._attribute(name, site, binding.attribute)
+        return self._attribute(name, self._attribute(name, site, binding.provider), binding.attribute)
+
+    def _attribute(self, argument: str, owner: Any, path: str) -> Any:
+        what = f"argument {argument!r} of {_path(self._adapter)} is bound to attribute {path!r}"
+        if "__" in path:
+            raise AttributeError(f"{what}, which is none that bindings may read")
+        try:
+            return operator.attrgetter(path)(owner)
+        except AttributeError as error:
+            raise AttributeError(f"{what}, which {type(owner).__qualname__} does not have: {error}") from error
+
+
+def _exposed(binding: Const | FromSecrets | FromSite | FromProvider) -> str | None:
+    """The name of the parameter whose value takes the place of what is bound."""
+    return None if binding.expose_as is None else binding.expose_as.param
+
+
+def _parameters(code: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(code).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def _path(adapter: Adapter) -> str:
+    code = adapter.code
+    return code.path if isinstance(code, ClassPath) else f"{code.__module__}.{code.__qualname__}"

@@ -1,0 +1,110 @@
+"""Classes that a federation names by a path: imported at the site that needs them, when it first does."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+from dfm_async.errors import LoadingError
+from dfm_async.model.resources import SiteConfig
+
+__all__ = ["Loader"]
+
+_OURS: Final = "dfm_async"
+_OFFERED: Final = frozenset({"dfm_async.site"})
+"""The package of ours whose classes a federation may name."""
+
+
+class Loader:
+    """Finds the classes of one site.
+
+    A federation may come from a file that a stranger wrote. So a path never leads into the standard library, nor into
+    this one; ``packages`` of the federation says which others are meant.
+
+    Args:
+        site: the site.
+        config: what the code there can use.
+    """
+
+    def __init__(self, site: str, config: SiteConfig) -> None:
+        self._site = site
+        self._packages = config.packages
+        self._known: dict[str, type[Any]] = {}
+
+    def known(self, path: str) -> type[Any] | None:
+        """The class, if it was loaded before."""
+        return self._known.get(path)
+
+    def load(self, path: str, role: str, check: Callable[[type[Any]], str | None]) -> type[Any]:
+        """Imports the class. Blocks as long as that takes.
+
+        Args:
+            path: its module and name.
+            role: what it is for, as errors say it.
+            check: tells what it lacks to be that; None if nothing.
+
+        Raises:
+            LoadingError: it may not be used, is not there, or is not what is needed.
+        """
+        found = self._known.get(path)
+        if found is None:
+            reason = self._refused(path)
+            if reason is not None:
+                raise LoadingError(self._site, role, path, reason)
+            found = self._import(path, role)
+        lacks = check(found)
+        if lacks is not None:
+            raise LoadingError(self._site, role, path, lacks)
+        self._known[path] = found
+        return found
+
+    def _refused(self, path: str) -> str | None:
+        module, _, name = path.rpartition(".")
+        top = module.partition(".")[0]
+        if not module or not all(part.isidentifier() for part in path.split(".")):
+            return "is no path of a class: name its module and its name, such as 'pkg.mod.Class'"
+        if top in sys.stdlib_module_names or top == "__main__":
+            return "is of the standard library, whose classes are never used by a path: write one of your own"
+        if top == _OURS:
+            ours = module in _OFFERED or any(module.startswith(f"{offered}.") for offered in _OFFERED)
+            return None if ours and not name.startswith("_") else "is a part of dfm_async that is not offered here"
+        if self._packages is not None and not any(
+            module == package or module.startswith(f"{package}.") for package in self._packages
+        ):
+            listed = ", ".join(self._packages) or "none"
+            return f"is of no package that the federation allows (it allows: {listed}): add it to packages="
+        return None
+
+    def _import(self, path: str, role: str) -> type[Any]:
+        module_name, _, name = path.rpartition(".")
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            missing = error.name or module_name
+            if module_name == missing or module_name.startswith(f"{missing}."):
+                reason = f"cannot be imported: there is no module {missing!r}. Install its package where the site runs"
+            else:
+                reason = f"cannot be imported: its module needs {missing!r}, which is not installed"
+            if missing.partition(".")[0] == "nv_dfm_core":
+                reason += ". Install nv-dfm-core, or set compat=True for the federation"
+            raise LoadingError(self._site, role, path, reason) from error
+        except Exception as error:
+            reason = f"cannot be imported: its module raised {type(error).__name__}: {error}"
+            raise LoadingError(self._site, role, path, reason) from error
+        found = getattr(module, name, None)
+        if found is None:
+            raise LoadingError(self._site, role, path, f"is not there: module {module_name!r} has no {name!r}")
+        if not isinstance(found, type):
+            raise LoadingError(self._site, role, path, f"is no class, but an object of {type(found).__name__}")
+        origin = found.__module__.partition(".")[0]
+        if origin in sys.stdlib_module_names:  # a name that some module has imported is not its own
+            raise LoadingError(
+                self._site,
+                role,
+                path,
+                f"is really {found.__module__}.{found.__qualname__}, of the "
+                "standard library, whose classes are never used by a path",
+            )
+        return found

@@ -1,0 +1,222 @@
+"""What adapters see of the place where they run: the site, its providers, and the job they work for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dfm_async.model.resources import CacheConfig, VaultConfig
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from upath import UPath
+
+    from dfm_async.telemetry.user_spans import UserSpan
+
+__all__ = ["DfmContext", "Provider", "Services", "Site", "Span"]
+
+
+class Services(Protocol):
+    """What the site does for the code that runs at it. All may be called from any thread."""
+
+    def secret(self, key: str) -> Any:
+        """Gives a secret; blocks."""
+        ...
+
+    def span(self, name: str, attributes: Mapping[str, Any]) -> UserSpan | None:
+        """Gives a span of the call that runs; None if it is not traced."""
+        ...
+
+    async def send_to_place(self, place: str, value: Any, job: str) -> None:
+        """Sends a value to a parameter of a job."""
+        ...
+
+
+class Span:
+    """A span of an adapter, while its block runs."""
+
+    def __init__(self, span: UserSpan) -> None:
+        self._span = span
+
+    def set_attribute(self, name: str, value: Any) -> None:
+        """Adds an attribute; what is no number, text or truth value is written as text."""
+        self._span.set(**{name: value if isinstance(value, (bool, int, float, str)) else str(value)})
+
+    def set_ok(self) -> None:
+        """Notes that all went well."""
+        self._span.set(status="ok")
+
+    def set_error(self, message: str) -> None:
+        """Notes that something went wrong, though nothing is raised."""
+        self._span.set(status="error", error=str(message))
+
+
+class DfmContext:
+    """The job that adapters work for, and the place where they do.
+
+    Attributes:
+        api_version: the version of the federation's operations.
+        federation_name: the name of the federation.
+        this_site: the site.
+        homesite: the application's own site.
+        job_id: the job.
+        logger: a logger that adds the job and the site to every record.
+    """
+
+    def __init__(
+        self, *, api_version: str, federation_name: str, this_site: str, homesite: str, job_id: str, services: Services
+    ) -> None:
+        self.api_version = api_version
+        self.federation_name = federation_name
+        self.this_site = this_site
+        self.homesite = homesite
+        self.job_id = job_id
+        self.logger = logging.LoggerAdapter(
+            logging.getLogger(f"dfm_async.site.{this_site}"), {"job": job_id, "site": this_site}
+        )
+        self.services = services
+
+    async def send_to_place(
+        self,
+        to_job: str | None,
+        to_site: str,
+        to_place: str,
+        is_yield: bool = False,
+        frame: Any = None,
+        data: Any = None,
+        node_id: Any = None,
+    ) -> None:
+        """Sends a value to a parameter of another job that is open for more; returns when that job has taken it.
+
+        Args:
+            to_job: the id of the other job; None means this one.
+            to_site: not needed: a job's parameters are known to all its sites.
+            to_place: the name of the parameter.
+            is_yield: must be False: results come from ``Yield`` alone.
+            frame: not needed: values of one call belong together.
+            data: the value.
+            node_id: not needed.
+
+        Raises:
+            ValueError: it was asked to yield.
+            RuntimeError: the other job does not run, takes no more, or has no such parameter.
+        """
+        if is_yield:
+            raise ValueError("an adapter cannot yield by itself: return the value, or iterate, and yield it by Yield")
+        await self.services.send_to_place(to_place, data, to_job or self.job_id)
+
+    @property
+    def telemetry_collector(self) -> DfmContext:
+        """What makes spans, for sites that ask for it themselves."""
+        return self
+
+    @contextmanager
+    def span(self, name: str, attributes: Mapping[str, Any] | None = None) -> Iterator[Span | None]:
+        """Opens a span of the call that runs, for a block; gives None if the job is not traced."""
+        plain = {
+            str(key): value if isinstance(value, (bool, int, float, str)) else str(value)
+            for key, value in (attributes or {}).items()
+        }
+        found = self.services.span(name, plain)
+        if found is None:
+            yield None
+        else:
+            with found:
+                yield Span(found)
+
+    def __repr__(self) -> str:
+        return f"<DfmContext of job {self.job_id} at {self.this_site!r}>"
+
+
+class Site:
+    """The site, as its adapters see it: they get it by a constructor argument named ``site``.
+
+    Built once per job. Subclasses add what their adapters share: ``impl=`` of a site names one, and bindings read its
+    attributes. They pass on the three arguments, and get the constant ones of their path besides.
+
+    Args:
+        dfm_context: the job.
+        cache_config: where cached files are.
+        secrets_vault_config: who keeps the secrets; it has no arguments here.
+    """
+
+    def __init__(
+        self,
+        dfm_context: DfmContext,
+        cache_config: CacheConfig | None = None,
+        secrets_vault_config: VaultConfig | None = None,
+    ) -> None:
+        self._dfm_context = dfm_context
+        self._cache_config = cache_config
+
+    @property
+    def dfm_context(self) -> DfmContext:
+        """The job that the site object was built for."""
+        return self._dfm_context
+
+    @property
+    def api_version(self) -> str:
+        """The version of the federation's operations."""
+        return self._dfm_context.api_version
+
+    @property
+    def federation_name(self) -> str:
+        """The name of the federation."""
+        return self._dfm_context.federation_name
+
+    @property
+    def site(self) -> Self:
+        """The site itself."""
+        return self
+
+    def cache_storage(self, subpath: str | PurePath | UPath | None = None) -> UPath:
+        """Gives a directory for cached files, on whatever file system the site is configured with.
+
+        Args:
+            subpath: a directory in it.
+        """
+        from dfm_async.site.cache_storage import cache_storage  # loads fsspec
+
+        context = self._dfm_context
+        where = None if subpath is None else str(subpath)
+        return cache_storage(self._cache_config or CacheConfig(), context.federation_name, context.this_site, where)
+
+    def secret_for_key(self, key: str) -> Any:
+        """Gives a secret of the site's vault. Blocks: in asynchronous code prefer a binding, or ``context.secret``.
+
+        Raises:
+            SecretError: there is none.
+        """
+        return self._dfm_context.services.secret(key)
+
+    def telemetry_span(
+        self, name: str, attributes: Mapping[str, Any] | None = None
+    ) -> AbstractContextManager[Span | None]:
+        """Opens a span of the call that runs, for a block; gives None if the job is not traced."""
+        return self._dfm_context.span(name, attributes)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._dfm_context.this_site!r}>"
+
+
+class Provider:
+    """A group of adapters, as they see it: they get it by a constructor argument named ``provider``.
+
+    Args:
+        site: the site.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    @property
+    def site(self) -> Site:
+        """The site."""
+        return self._site
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._site!r}>"

@@ -1,0 +1,163 @@
+"""The secrets of one site: its vault, built when the site starts, and asked anew for each call."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol, TypeVar
+
+from dfm_async.errors import LoadingError, SecretError
+from dfm_async.model.resources import VaultConfig
+from dfm_async.redaction import note_secret
+from dfm_async.site.construction import wrong_arguments
+from dfm_async.site.loading import Loader
+from dfm_async.site.vaults import EnvironmentVault, FileVault, KeyringVault, Vault
+
+__all__ = ["Secrets"]
+
+T = TypeVar("T")
+
+_NAMED: Final[dict[str, type[Any]]] = {
+    "environment": EnvironmentVault,
+    "file": FileVault,
+    "keyring": KeyringVault,
+}
+_AT_ONCE: Final = 8
+"""How many threads ask a vault at the same time; further ones wait."""
+
+
+class _InThread(Protocol):
+    def __call__(self, call: Callable[[], T], name: str, /) -> Awaitable[T]: ...
+
+
+class Secrets:
+    """Hands out the secrets of a site. Each is noted, so that no text that leaves the process has it.
+
+    Args:
+        site: the site.
+        vault: a :class:`~dfm_async.VaultConfig`, or an object with ``secret_for_key``.
+        loader: finds the class of the vault.
+        in_thread: runs what may block.
+    """
+
+    def __init__(self, site: str, vault: Any, loader: Loader, in_thread: _InThread) -> None:
+        self._site = site
+        self._config = vault
+        self._loader = loader
+        self._in_thread = in_thread
+        self._vault: Vault | None = None
+        self._room = asyncio.Semaphore(_AT_ONCE)
+
+    async def open(self) -> None:
+        """Builds the vault.
+
+        Raises:
+            SecretError: it cannot be built, or is none. There is no other in its place.
+            LoadingError: there is no such class.
+        """
+        config = self._config
+        if isinstance(config, VaultConfig):
+            if config.path in (None, "environment"):
+                self._vault = self._build(config)
+            else:
+                self._vault = await self._in_thread(lambda: self._build(config), f"vault-{self._site}")
+        elif _lacks_method(type(config)) is None:
+            self._vault = config
+        else:
+            raise SecretError(self._site, "", f"an object of {type(config).__qualname__} has no secret_for_key(key)")
+
+    def _build(self, config: VaultConfig) -> Vault:
+        path = config.path or "environment"
+        kind = _NAMED.get(path)
+        if kind is None and "." not in path:
+            listed = ", ".join(_NAMED)
+            raise LoadingError(self._site, "the vault", path, f"is none of {listed}, nor the path of a class")
+        if kind is None:
+            kind = self._loader.load(path, "the vault", _lacks_method)
+        wrong = wrong_arguments(kind, config.args)
+        if wrong is not None:
+            raise SecretError(self._site, "", f"{path} cannot be built with its args: {wrong}")
+        try:
+            return kind(**config.args)  # type: ignore[no-any-return] # it has the method
+        except SecretError as error:
+            raise SecretError(self._site, "", error.reason) from None
+        except Exception as error:  # noqa: BLE001 - whatever the class raises
+            raise SecretError(self._site, "", _without_text(f"{path} cannot be built", error)) from None
+
+    async def get(self, key: str) -> Any:
+        """Asks for a secret.
+
+        Raises:
+            SecretError: there is none, or the vault raised.
+        """
+        vault = self._opened(key)
+        try:
+            if type(vault) is EnvironmentVault or inspect.iscoroutinefunction(vault.secret_for_key):
+                found = vault.secret_for_key(key)
+            else:
+                async with self._room:
+                    found = await self._in_thread(lambda: vault.secret_for_key(key), f"vault-{self._site}")
+            if inspect.isawaitable(found):
+                found = await found
+        except Exception as error:  # noqa: BLE001 - whatever a vault raises
+            raise self._told(key, error) from None
+        return self._handed_out(key, found)
+
+    def read(self, key: str, wait: Callable[[Any], Any]) -> Any:
+        """The same for synchronous code. Blocks.
+
+        Args:
+            key: the name of the secret.
+            wait: waits for a coroutine, for vaults that are asynchronous.
+
+        Raises:
+            SecretError: there is none, or the vault raised.
+        """
+        vault = self._opened(key)
+        if inspect.iscoroutinefunction(vault.secret_for_key):
+            return wait(self.get(key))
+        try:
+            found = vault.secret_for_key(key)
+        except Exception as error:  # noqa: BLE001 - whatever a vault raises
+            raise self._told(key, error) from None
+        return wait(self._awaited(key, found)) if inspect.isawaitable(found) else self._handed_out(key, found)
+
+    async def _awaited(self, key: str, found: Awaitable[Any]) -> Any:
+        try:
+            return self._handed_out(key, await found)
+        except Exception as error:  # noqa: BLE001 - whatever a vault raises
+            raise self._told(key, error) from None
+
+    def _opened(self, key: str) -> Vault:
+        if self._vault is None:
+            raise SecretError(self._site, key, "the site has not started")
+        if not isinstance(key, str) or not key:
+            raise SecretError(self._site, "", f"the name of a secret is a text that is not empty, not {key!r}")
+        return self._vault
+
+    def _handed_out(self, key: str, found: Any) -> Any:
+        if found is None:
+            raise SecretError(self._site, key, "the vault has none of this name")
+        note_secret(found)
+        return found
+
+    def _told(self, key: str, error: Exception) -> SecretError:
+        if isinstance(error, SecretError):
+            return SecretError(self._site, key, error.reason)
+        return SecretError(self._site, key, _without_text(f"the vault ({type(self._vault).__qualname__})", error))
+
+    def __repr__(self) -> str:
+        return f"<Secrets of {self._site!r}>"
+
+
+def _lacks_method(kind: type[Any]) -> str | None:
+    return None if callable(getattr(kind, "secret_for_key", None)) else "is no vault: it has no secret_for_key(key)"
+
+
+def _without_text(what: str, error: Exception) -> str:
+    """Names an error and its place. Its text may hold what the vault was configured with, or a secret."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else ""
+    return f"{what}: {type(error).__name__} was raised{where} (its text is not shown: it may hold secrets)"

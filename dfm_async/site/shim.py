@@ -1,0 +1,104 @@
+"""Names of nv_dfm_core that adapters import, for sites where it is not installed.
+
+Only on request, ``Federation(..., compat=True)``, and never in the place of the real package. What adapters use at run
+time is there; of what applications use, the language.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Final
+
+__all__ = ["install"]
+
+_ROOT: Final = "nv_dfm_core"
+
+_SITE: Final = "dfm_async.site.objects"
+_RESOURCES: Final = "dfm_async.model.resources"
+_COMPAT: Final = "dfm_async.site.compat"
+_DISCOVERY: Final = "dfm_async.discovery"
+_ROOT_OF_OURS: Final = "dfm_async"
+
+_LANGUAGE: Final = ("Advise", "BestOf", "ForEach", "If", "Operation", "Pipeline", "PlaceParam", "TryFromCache", "Yield")
+_ADVISED: Final = (
+    "AdvisedDateRange",
+    "AdvisedDict",
+    "AdvisedError",
+    "AdvisedLiteral",
+    "AdvisedOneOf",
+    "AdvisedSubsetOf",
+    "AdvisedValue",
+    "Okay",
+    "field_advisor",
+)
+_ADVICE: Final = ("BranchFieldAdvice", "ErrorFieldAdvice", "FieldAdvice", "PartialFieldAdvice", "SingleFieldAdvice")
+
+_MODULES: Final[dict[str, dict[str, tuple[str, str]]]] = {
+    "": {},
+    "exec": {
+        "DfmContext": (_SITE, "DfmContext"),
+        "FsspecConfig": (_RESOURCES, "CacheConfig"),
+        "Provider": (_SITE, "Provider"),
+        "SecretsVault": (_COMPAT, "SecretsVault"),
+        "SecretsVaultConfig": (_RESOURCES, "VaultConfig"),
+        "Site": (_SITE, "Site"),
+    },
+    "exec.discovery": {
+        "AdviceBuilder": (_COMPAT, "AdviceBuilder"),
+        **{name: (_DISCOVERY, name) for name in _ADVISED},
+    },
+    "api": {name: (_ROOT_OF_OURS, name) for name in _LANGUAGE},
+    "api.discovery": {
+        "PartialError": (_ROOT_OF_OURS, "PartialError"),
+        **{name: (_DISCOVERY, name) for name in _ADVICE},
+    },
+    "api.pydantic": {"PolymorphicBaseModel": ("dfm_async.site.models", "PolymorphicBaseModel")},
+    "telemetry": {"SpanBuilder": (_SITE, "Span"), "telemetry_enabled": (_COMPAT, "telemetry_enabled")},
+}
+"""The modules, and where each of their names is found."""
+
+
+class _Shim(ModuleType):
+    """A module whose names are loaded when they are first used."""
+
+    def __init__(self, name: str, homes: dict[str, tuple[str, str]]) -> None:
+        super().__init__(name, "Names of nv_dfm_core, as dfm_async provides them.")
+        self.__path__: list[str] = []  # it has modules, and none of them is a file
+        self.__all__ = sorted(homes)
+        self._homes = homes
+
+    def __getattr__(self, name: str) -> Any:
+        home = self.__dict__.get("_homes", {}).get(name)
+        if home is None:
+            known = ", ".join(self.__all__) or "none"
+            raise AttributeError(
+                f"dfm_async stands in for {_ROOT}, which is not installed, and has no {self.__name__}.{name} "
+                f"(it has: {known}). Install nv-dfm-core where the site runs"
+            )
+        value = getattr(import_module(home[0]), home[1])
+        setattr(self, name, value)
+        return value
+
+
+def install() -> bool:
+    """Provides the names, unless nv_dfm_core is installed. Tells whether they are provided.
+
+    Adapters can then be imported, in this process, for as long as it lasts.
+    """
+    found = sys.modules.get(_ROOT)
+    if found is not None:
+        return isinstance(found, _Shim)
+    if importlib.util.find_spec(_ROOT) is not None:
+        return False
+    for path, homes in _MODULES.items():
+        name = f"{_ROOT}.{path}" if path else _ROOT
+        module = _Shim(name, homes)
+        module.__spec__ = importlib.util.spec_from_loader(name, loader=None, is_package=True)
+        sys.modules[name] = module
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], last, module)
+    return True
