@@ -50,7 +50,9 @@ def test_sites_of_the_example_federation_have_adapters_of_their_own() -> None:
     }
     assert adapters["reception"].bindings == {"name": FromParam("name"), "venue": FromSite("federation_name")}
     assert list(adapters["concierge"].exposed) == ["greeting"]
-    assert str(federation.operations.users.GreetMe.call_signature) == "(name: str, *, greeting: str | None = None) -> str"
+    assert (
+        str(federation.operations.users.GreetMe.call_signature) == "(name: str, *, greeting: str | None = None) -> str"
+    )
     assert federation.provision["docker"]["tag"] == "0.0.1"
 
 
