@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         FederationError,
         FobsError,
         HandshakeRefused,
+        HttpCallFailed,
         JobAborted,
         JobExists,
         JobFailed,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         LaunchFailed,
         OperationFailed,
         ParameterError,
+        PartialError,
         PeerGone,
         PipelineError,
         ProgramExited,
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
         StatusChanged,
         WorkerNotice,
     )
+    from dfm_async.model.http import HttpOptions
     from dfm_async.model.info import JobInfo
     from dfm_async.model.limits import ResultLimits
     from dfm_async.model.options import LocalOptions
@@ -132,6 +135,8 @@ __all__ = [
     "FromSecrets",
     "FromSite",
     "HandshakeRefused",
+    "HttpCallFailed",
+    "HttpOptions",
     "If",
     "Job",
     "JobAborted",
@@ -155,6 +160,7 @@ __all__ = [
     "OperationFailed",
     "OtherLoopDispatcher",
     "ParameterError",
+    "PartialError",
     "PeerGone",
     "Pipeline",
     "PipelineError",
@@ -212,6 +218,7 @@ _HOMES = {
         "FederationError",
         "FobsError",
         "HandshakeRefused",
+        "HttpCallFailed",
         "JobAborted",
         "JobExists",
         "JobFailed",
@@ -221,6 +228,7 @@ _HOMES = {
         "LaunchFailed",
         "OperationFailed",
         "ParameterError",
+        "PartialError",
         "PeerGone",
         "PipelineError",
         "ProgramExited",
@@ -266,6 +274,7 @@ _HOMES = {
     "dfm_async.model.info": ("JobInfo",),
     "dfm_async.model.limits": ("ResultLimits",),
     "dfm_async.model.options": ("LocalOptions",),
+    "dfm_async.model.http": ("HttpOptions",),
     "dfm_async.model.policies": ("Cost", "RetryPolicy"),
     "dfm_async.model.resources": ("CacheConfig", "ClassPath", "SendCost", "VaultConfig"),
     "dfm_async.model.results": ("Results",),

@@ -25,6 +25,7 @@ __all__ = [
     "FileProblem",
     "FobsError",
     "HandshakeRefused",
+    "HttpCallFailed",
     "JobAborted",
     "JobExists",
     "JobFailed",
@@ -35,6 +36,7 @@ __all__ = [
     "LoadingError",
     "OperationFailed",
     "ParameterError",
+    "PartialError",
     "PeerGone",
     "PipelineError",
     "Problem",
@@ -150,6 +152,18 @@ class FederationError(DfmError):
         rest = len(self.problems) - _LISTED
         more = f"\n  and {rest:,} more" if rest > 0 else ""
         return f"federation {self.federation} has {len(self.problems):,} problems:{shown}{more}"
+
+
+class PartialError(DfmError):
+    """Advice ends at a value that somebody has to choose first: discover again with it, to learn more."""
+
+    def __init__(self, field: str, value: object) -> None:
+        super().__init__(field, value)
+        self.field = field
+        self.value = value
+
+    def __str__(self) -> str:
+        return f"what comes behind {self.field!r} is not known yet: discover again with {self.field}={self.value!r}"
 
 
 class ParameterError(DfmError):
@@ -330,6 +344,35 @@ class OperationFailed(DfmError):
         tries = f", attempt {self.attempt}" if self.attempt > 1 else ""
         head = f"{self.node} at site {self.site!r} (frame {self.frame}{tries}) raised {self.type_name}: {self.message}"
         return f"{head}\n\n{self.remote_traceback.rstrip()}" if self.remote_traceback else head
+
+
+class HttpCallFailed(DfmError):
+    """An HTTP service could not be reached, or did not give a good answer. Has no secrets, and no address.
+
+    Attributes:
+        operation: the operation that asked it.
+        method: the method of the request.
+        path: the path, with the names of its parameters in braces.
+        status: the status of the answer; None if there was none.
+        reason: what was wrong.
+        answer: the first part of what the service said.
+    """
+
+    def __init__(
+        self, operation: str, method: str, path: str, status: int | None, reason: str, answer: str = ""
+    ) -> None:
+        super().__init__(operation, method, path, status, reason, answer)
+        self.operation = operation
+        self.method = method
+        self.path = path
+        self.status = status
+        self.reason = reason
+        self.answer = answer
+
+    def __str__(self) -> str:
+        status = "" if self.status is None else f"{self.status} "
+        said = f"; it said: {self.answer}" if self.answer else ""
+        return f"{self.operation} ({self.method} {self.path}): {status}{self.reason}{said}"
 
 
 class WorkerLost(DfmError):

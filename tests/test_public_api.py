@@ -15,7 +15,7 @@ import cloudpickle
 import pytest
 
 import dfm_async
-from dfm_async import drawing, errors, exchange, telemetry, testing, web
+from dfm_async import discovery, drawing, errors, exchange, telemetry, testing, web
 from dfm_async.errors import FileProblem, Problem
 from dfm_async.exchange import sync
 from dfm_async.exchange.filepipe.gate import FilePipeGate
@@ -27,13 +27,14 @@ REQUIRED = {
     "WorkerLost", "EncodingError", "ResultsExpired", "SessionClosed", "FlareAgent", "LauncherExecutor", "Program",
     "SubprocessLauncher",
 }  # fmt: skip
-PACKAGES = [dfm_async, drawing, exchange, telemetry, testing, web]
+PACKAGES = [dfm_async, discovery, drawing, exchange, telemetry, testing, web]
 EVERYTHING = {
     **{name: getattr(dfm_async, name) for name in dfm_async.__all__},
     **{f"exchange.{name}": getattr(exchange, name) for name in exchange.__all__},
     **{f"sync.{name}": getattr(sync, name) for name in sync.__all__},
     **{f"testing.{name}": getattr(testing, name) for name in testing.__all__},
     "FilePipeGate": FilePipeGate,
+    **{f"discovery.{name}": getattr(discovery, name) for name in discovery.__all__},
     **{f"drawing.{name}": getattr(drawing, name) for name in drawing.__all__},
     **{f"telemetry.{name}": getattr(telemetry, name) for name in telemetry.__all__},
     **{f"web.{name}": getattr(web, name) for name in web.__all__ if name != "Action"},
@@ -161,6 +162,7 @@ ERRORS: list[errors.DfmError] = [
     errors.FederationError(
         "f", [FileProblem("f.yaml", 2, 3, "sites.a", "is wrong"), FileProblem("g.yaml", 0, 0, "", "is gone")]
     ),
+    errors.PartialError("city", "Rome"),
     errors.ParameterError(["x is missing", "y is unknown"]),
     errors.JobExists("order-17"),
     errors.DecodingError("op#1", "module 'm' is not loaded here"),

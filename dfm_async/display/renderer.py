@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import singledispatch
 from typing import Any
 
+from dfm_async.discovery.discovery import Discovery
 from dfm_async.display import views
+from dfm_async.display.discovery_view import discovery_html
 from dfm_async.display.job_view import JobView
 from dfm_async.display.live import show
 from dfm_async.drawing import graph_of, svg
@@ -30,6 +32,7 @@ _html.register(Pipeline, views.pipeline_html)
 _html.register(Plan, lambda plan: views.plan_html(plan, explained=False))
 _html.register(Explanation, lambda found: views.plan_html(found.plan, explained=True))
 _html.register(Federation, views.federation_html)
+_html.register(Discovery, discovery_html)
 _html.register(Result, views.result_html)
 _html.register(Results, views.results_html)
 _html.register(Failure, views.failure_html)

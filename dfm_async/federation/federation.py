@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+from collections import ChainMap
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
@@ -19,6 +20,7 @@ from dfm_async.federation.operation import (
     ExternalCode,
     Operation,
     Signature,
+    advisor_of,
 )
 from dfm_async.federation.placed import PlacedOperation
 from dfm_async.federation.schemas import Models
@@ -33,6 +35,7 @@ __all__ = ["Federation", "Site"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 _Later: TypeAlias = Coroutine[Any, Any, Any] | AsyncIterator[Any] | Iterator[Any]
@@ -468,6 +471,7 @@ class Site:
             bindings=bind,
             description=description,
             returns=returns,
+            advisors=ChainMap({}, operation.advisors),
         )
         if ((retry is not None and retry.tries_again) or deadline is not None) and adapter.kind in GENERATORS:
             raise TypeError(
@@ -476,6 +480,27 @@ class Site:
             )
         self.federation.operations[name] = operation
         self.adapters[name, provider] = adapter
+
+    def advisor(
+        self, operation: Operation[..., Any], field: str, order: int = -1, *, provider: str | None = None
+    ) -> Callable[[F], F]:
+        """Makes a function the advisor of a parameter at this site: ``(value, context) -> AdvisedValue``.
+
+        Args:
+            operation: an operation that the site offers.
+            field: the parameter that it speaks for.
+            order: when it is asked, as with :func:`~dfm_async.discovery.field_advisor`.
+            provider: the provider whose operation it is.
+        """
+        adapter = self.adapter(operation.name, provider)
+        if adapter is None:
+            raise ValueError(f"site {self.name!r} does not offer operation {operation.name!r}")
+
+        def add(function: F) -> F:
+            adapter.advisors[field] = advisor_of(operation, field, order, function)
+            return function
+
+        return add
 
     def adapter(self, operation: str, provider: str | None) -> Adapter | None:
         """Finds the code for an operation; without a provider, the site's own or else the only provider's."""

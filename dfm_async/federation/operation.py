@@ -7,11 +7,13 @@ import functools
 import inspect
 import types
 import typing
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
+from dfm_async.discovery.advisors import Advisor, advisor
 from dfm_async.federation.bindings import Binding, ExposedParameter, FromParam
 from dfm_async.federation.schemas import plain_data
 from dfm_async.model.policies import Cost, RetryPolicy
@@ -30,11 +32,13 @@ __all__ = [
     "ExternalCode",
     "Operation",
     "Signature",
+    "advisor_of",
     "kind_of",
 ]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 RESERVED = frozenset({"site", "provider", "after", "retry", "deadline"})
 """Arguments of a call inside a pipeline that are not the operation's own."""
@@ -168,8 +172,27 @@ class Operation(Generic[P, R]):
         """What a federation file says of it; None for one that a function defines."""
         self.exposed: dict[str, ExposedParameter] = {}
         """Extra parameters that it has at some sites."""
+        self.advisors: dict[str, Advisor] = {}
+        """Who says which values its parameters may have, at every site that has no advisor of its own."""
         functools.update_wrapper(self, code)
         self.__signature__ = self.call_signature
+
+    def advisor(self, field: str, order: int = -1) -> Callable[[F], F]:
+        """Makes a function the advisor of a parameter: ``(value, context) -> AdvisedValue``. It may be async.
+
+        It runs at the sites that offer the operation; :meth:`Site.advisor` is for one of them. An adapter class can
+        have methods instead, which :func:`~dfm_async.discovery.field_advisor` marks.
+
+        Args:
+            field: the parameter that it speaks for.
+            order: when it is asked, as with :func:`~dfm_async.discovery.field_advisor`.
+        """
+
+        def add(function: F) -> F:
+            self.advisors[field] = advisor_of(self, field, order, function)
+            return function
+
+        return add
 
     def expose(self, parameters: Mapping[str, ExposedParameter]) -> None:
         """Lets calls pass extra parameters, which only some sites take."""
@@ -227,6 +250,18 @@ class Operation(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<Operation {self.name}{self.signature.parameters}>"
+
+
+def advisor_of(operation: Operation[..., Any], field: str, order: int, function: Callable[..., Any]) -> Advisor:
+    """Makes the advisor of an operation's parameter.
+
+    Raises:
+        ValueError: the operation has no such parameter.
+    """
+    known = operation.call_signature.parameters
+    if field not in known and not any(found.kind is found.VAR_KEYWORD for found in known.values()):
+        raise ValueError(f"operation {operation.name!r} has no parameter {field!r} (it has: {', '.join(known)})")
+    return advisor(field, order, function)
 
 
 def _rebuild(name: str, code: Callable[..., Any]) -> Operation[..., Any]:
@@ -292,6 +327,8 @@ class Adapter:
     description: str = ""
     returns: str | None = None
     """The type of the result at this site, if it is more special than the operation's."""
+    advisors: ChainMap[str, Advisor] = field(default_factory=ChainMap)
+    """Who says which values parameters may have: the site's own advisors, and behind them those of the operation."""
     callee: Callable[[Adapter], Any] | None = None
     """Makes what calls the code, in the place of the runtime's own way; it travels to workers. For tests."""
 

@@ -32,7 +32,11 @@ __all__ = [
     "NodePlan",
     "ParameterUse",
     "Plan",
+    "allowed_sites",
+    "check_literals",
+    "check_version",
     "missing_operations",
+    "node_plans",
     "parameter_types",
     "prepare",
     "retry_policies",
@@ -244,8 +248,8 @@ def prepare(
         message = "is a pipeline for discovery, which is not executed: use 'await session.discover(pipeline)'"
         raise PipelineError(pipeline.name, [Problem("mode", message)])
     found = analyse(pipeline)
-    _check_version(pipeline, federation, found)
-    allowed = _allowed(restrict_to_sites, federation, homesite, found)
+    check_version(pipeline, federation, found)
+    allowed = allowed_sites(restrict_to_sites, federation, homesite, found)
     placed = place(found, federation, homesite, allowed, lanes)
     uses = _check_types(found, federation)
     if found.problems:
@@ -260,21 +264,23 @@ def prepare(
         nets=nets,
         params=params,
         uses=uses,
-        nodes=_nodes(found, placed),
+        nodes=node_plans(found, placed),
         ordered_places=_ordered(found),
     )
 
 
-def _check_version(pipeline: Pipeline, federation: Federation, found: Structure) -> None:
+def check_version(pipeline: Pipeline, federation: Federation, found: Structure) -> None:
+    """Reports a pipeline that is for another major version."""
     wanted, given = pipeline.api_version, federation.api_version
     if wanted and wanted.partition(".")[0] != given.partition(".")[0]:
         message = f"is for API version {wanted}, but federation {federation.name!r} has {given}"
         found.problems.append(Problem("api_version", message))
 
 
-def _allowed(
+def allowed_sites(
     restrict: Iterable[str] | str | None, federation: Federation, homesite: str, found: Structure
 ) -> list[str] | None:
+    """The sites that may be used; None means all."""
     if restrict is None:
         return None
     names = [homesite] if restrict == "homesite" else [restrict] if isinstance(restrict, str) else list(restrict)
@@ -290,7 +296,7 @@ def _check_types(found: Structure, federation: Federation) -> tuple[ParameterUse
     uses: list[ParameterUse] = []
     for spot in found.spots.values():
         statement = spot.statement
-        _check_literals(spot, found)
+        check_literals(spot, found)
         if not isinstance(statement, CallStatement):
             continue
         operation = federation.operations.get(statement.operation)
@@ -326,7 +332,8 @@ def _check_types(found: Structure, federation: Federation) -> tuple[ParameterUse
     return tuple(uses)
 
 
-def _check_literals(spot: Spot, found: Structure) -> None:
+def check_literals(spot: Spot, found: Structure) -> None:
+    """Reports constants that cannot be sent."""
     for name, expression, _ in spot.expressions:
         if type(expression) is Ref or type(expression) is Parameter:
             continue
@@ -357,10 +364,11 @@ def sketch(pipeline: Pipeline) -> tuple[NodePlan, ...]:
     for key, spot in found.spots.items():
         site = getattr(spot.statement, "site", None)
         fixed[key] = Placement(site, "fixed by the pipeline") if isinstance(site, str) else Placement("", "")
-    return _nodes(found, fixed)
+    return node_plans(found, fixed)
 
 
-def _nodes(found: Structure, placed: dict[int, Placement]) -> tuple[NodePlan, ...]:
+def node_plans(found: Structure, placed: dict[int, Placement]) -> tuple[NodePlan, ...]:
+    """The statements of a pipeline, with what is known of each."""
     nodes = []
     for key, spot in found.spots.items():
         statement, where = spot.statement, placed[key]

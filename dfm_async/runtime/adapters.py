@@ -99,6 +99,15 @@ class AdapterObject:
 
     # what they are called with
 
+    async def built(self) -> Any:
+        """The object of the adapter's class."""
+        return await self._objects.adapter(self._adapter)
+
+    async def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of the adapter's own ``body``, for these of the operation."""
+        _, _, named = await self._prepare((), given)
+        return named
+
     def _ready(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Ready | None:
         """What to call, if nothing has to be waited for."""
         built = self._objects.found(self._adapter)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dfm_async.model.policies import RetryPolicy
     from dfm_async.runtime.job import SiteJob
 
-__all__ = ["context_of", "invoke", "wait"]
+__all__ = ["context_of", "instance_of", "invoke", "wait"]
 
 T = TypeVar("T")
 
@@ -119,7 +119,7 @@ def context_of(
 
 def _work(job: SiteJob, call: _Call) -> Callable[[], Any]:
     callee, args = call.callee, call.args
-    function = callee.bound(_instance(job, callee))
+    function = callee.bound(instance_of(job, callee))
     if call.streams:
         args = _with_readers(job, call)
     if callee.defaults:
@@ -132,7 +132,7 @@ def _work(job: SiteJob, call: _Call) -> Callable[[], Any]:
     return lambda: function(*positional, **named)
 
 
-def _instance(job: SiteJob, callee: Callee) -> Any:
+def instance_of(job: SiteJob, callee: Callee) -> Any:
     """The object of a class, built once per job."""
     if not callee.adapter.per_job:
         return None

@@ -18,7 +18,7 @@ from dfm_async.telemetry.user_spans import NO_SPAN, RecordedSpan, UserSpan
 if TYPE_CHECKING:
     from upath import UPath
 
-__all__ = ["Caller", "OperationContext", "current_context", "enter", "resumable"]
+__all__ = ["Caller", "OperationContext", "caller_of", "current_context", "enter", "resumable"]
 
 T = TypeVar("T")
 
@@ -223,6 +223,11 @@ class OperationContext:
 
     def __repr__(self) -> str:
         return f"<OperationContext {self.node} at {self.site!r}, job {self.job_id}, frame {self.frame}>"
+
+
+def caller_of(context: OperationContext) -> Caller:
+    """The job that a call belongs to; for operations that every site has."""
+    return context._caller  # noqa: SLF001 - same module
 
 
 def enter(context: OperationContext) -> Callable[[], None]:

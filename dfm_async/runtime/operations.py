@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from dfm_async.discovery.advisors import DISCOVER
 from dfm_async.federation.operation import Adapter, CodeKind
 from dfm_async.model.policies import RetryPolicy
 from dfm_async.runtime.adapters import AdapterObject, needs_site
@@ -112,6 +113,10 @@ class OperationTable:
         return found
 
     def _adapter(self, operation: str, provider: str | None) -> Adapter:
+        if operation == DISCOVER:
+            from dfm_async.runtime.discovering import discover  # only sites that are asked load it
+
+            return Adapter(operation=DISCOVER, code=discover)
         adapter = self._adapters.get((operation, provider))
         if adapter is None and provider is None:
             offers = [found for (name, _), found in self._adapters.items() if name == operation]

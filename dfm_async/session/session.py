@@ -51,6 +51,7 @@ from dfm_async.telemetry.traces import Traces
 from dfm_async.wire.codec import Codec
 
 if TYPE_CHECKING:
+    from dfm_async.discovery.discovery import Discovery
     from dfm_async.session.durable import DurableJobs
     from dfm_async.store.base import Store
 
@@ -300,6 +301,25 @@ class Session:
         if len(self._plans) > _PLANS:
             self._plans.popitem(last=False)
         return plan
+
+    async def discover(self, pipeline: Pipeline, restrict_to_sites: Iterable[str] | str | None = None) -> Discovery:
+        """Asks the sites which values the parameters of operations may have.
+
+        Every site that can run a node is asked: the one that it is fixed to, those of its ``BestOf``, or all that offer
+        the operation. What an advisor raises is a part of the answer. Cancelling it cancels the asking.
+
+        Args:
+            pipeline: a pipeline with ``mode="discovery"``. ``Advise()`` asks for a parameter, and so do parameters that
+                are left out, or whose values come from nodes or from parameters of the pipeline.
+            restrict_to_sites: the sites that may be asked; "homesite" means only the application's own.
+
+        Raises:
+            PipelineError: with everything that is wrong.
+            JobAborted: a worker was lost, or the session was closed.
+        """
+        from dfm_async.session.discovery import discover
+
+        return await discover(self, pipeline, restrict_to_sites)
 
     def debug_show_nets(self, plan: Plan) -> dict[str, str]:
         """Gives each location's net in readable form."""

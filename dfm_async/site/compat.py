@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from dfm_async.discovery import FieldAdvice, build_advice
 from dfm_async.model.resources import VaultConfig
 from dfm_async.site.vaults import EnvironmentVault
 
-__all__ = ["SecretsVault", "telemetry_enabled"]
+__all__ = ["AdviceBuilder", "SecretsVault", "telemetry_enabled"]
 
 
 class SecretsVault(EnvironmentVault):
@@ -27,6 +28,15 @@ class SecretsVault(EnvironmentVault):
         if config.path is not None:
             raise ValueError("the vault of a site is built by the site: derive from SecretsVault, and name the class")
         return cls(**config.args)
+
+
+class AdviceBuilder:
+    """Asks the advisors of an adapter, as tests of adapters do."""
+
+    @classmethod
+    async def build_advice(cls, adapter: object, **params: Any) -> FieldAdvice | None:
+        """Asks them; ``Advise()``, or leaving a parameter out, asks for advice."""
+        return await build_advice(adapter, **params)
 
 
 def telemetry_enabled() -> bool:

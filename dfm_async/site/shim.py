@@ -46,9 +46,15 @@ _MODULES: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "SecretsVaultConfig": (_RESOURCES, "VaultConfig"),
         "Site": (_SITE, "Site"),
     },
-    "exec.discovery": {name: (_DISCOVERY, name) for name in _ADVISED},
+    "exec.discovery": {
+        "AdviceBuilder": (_COMPAT, "AdviceBuilder"),
+        **{name: (_DISCOVERY, name) for name in _ADVISED},
+    },
     "api": {name: (_ROOT_OF_OURS, name) for name in _LANGUAGE},
-    "api.discovery": {name: (_DISCOVERY, name) for name in _ADVICE},
+    "api.discovery": {
+        "PartialError": (_ROOT_OF_OURS, "PartialError"),
+        **{name: (_DISCOVERY, name) for name in _ADVICE},
+    },
     "api.pydantic": {"PolymorphicBaseModel": ("dfm_async.site.models", "PolymorphicBaseModel")},
     "telemetry": {"SpanBuilder": (_SITE, "Span"), "telemetry_enabled": (_COMPAT, "telemetry_enabled")},
 }

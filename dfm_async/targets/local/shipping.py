@@ -80,7 +80,7 @@ def ship_site(site: Site, homesite: str) -> bytes:
                 code = _ByValue(cloudpickle.dumps(adapter.code, protocol=5))
             # Of a declared signature names and defaults are enough: what types mean was checked before.
             bare = replace(adapter, code=None, declared=adapter.declared and adapter.declared.untyped)
-            cloudpickle.dumps((bare.args, bare.declared))
+            cloudpickle.dumps((bare.args, bare.declared, bare.advisors))
         except Exception as error:
             raise ShippingError(adapter.operation, site.name, str(error) or type(error).__name__) from error
         shipped.append(_Shipped(bare, code))
