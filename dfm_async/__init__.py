@@ -19,8 +19,10 @@ if TYPE_CHECKING:
         DfmError,
         EncodingError,
         ExchangeError,
+        FederationError,
         FobsError,
         HandshakeRefused,
+        HttpCallFailed,
         JobAborted,
         JobExists,
         JobFailed,
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
         StatusChanged,
         WorkerNotice,
     )
+    from dfm_async.model.http import HttpOptions
     from dfm_async.model.info import JobInfo
     from dfm_async.model.limits import ResultLimits
     from dfm_async.model.options import LocalOptions
@@ -122,6 +125,7 @@ __all__ = [
     "ExposedParameter",
     "Failure",
     "Federation",
+    "FederationError",
     "FlareAgent",
     "FobsError",
     "ForEach",
@@ -131,6 +135,8 @@ __all__ = [
     "FromSecrets",
     "FromSite",
     "HandshakeRefused",
+    "HttpCallFailed",
+    "HttpOptions",
     "If",
     "Job",
     "JobAborted",
@@ -209,8 +215,10 @@ _HOMES = {
         "DfmError",
         "EncodingError",
         "ExchangeError",
+        "FederationError",
         "FobsError",
         "HandshakeRefused",
+        "HttpCallFailed",
         "JobAborted",
         "JobExists",
         "JobFailed",
@@ -266,6 +274,7 @@ _HOMES = {
     "dfm_async.model.info": ("JobInfo",),
     "dfm_async.model.limits": ("ResultLimits",),
     "dfm_async.model.options": ("LocalOptions",),
+    "dfm_async.model.http": ("HttpOptions",),
     "dfm_async.model.policies": ("Cost", "RetryPolicy"),
     "dfm_async.model.resources": ("CacheConfig", "ClassPath", "SendCost", "VaultConfig"),
     "dfm_async.model.results": ("Results",),

@@ -21,8 +21,11 @@ __all__ = [
     "DfmError",
     "EncodingError",
     "ExchangeError",
+    "FederationError",
+    "FileProblem",
     "FobsError",
     "HandshakeRefused",
+    "HttpCallFailed",
     "JobAborted",
     "JobExists",
     "JobFailed",
@@ -56,6 +59,7 @@ __all__ = [
 
 
 _SHOWN = 10
+_LISTED = 50
 
 
 class DfmError(Shown, Exception):
@@ -95,6 +99,59 @@ class PipelineError(DfmError):
             return f"{name}: {self.problems[0]}"
         lines = "".join(f"\n  - {problem}" for problem in self.problems)
         return f"{name} has {len(self.problems)} problems:{lines}"
+
+
+class FileProblem:
+    """One thing that is wrong with a federation file: where it stands, and what is allowed there.
+
+    Attributes:
+        file: the file.
+        line: the line, from 1; 0 if it is about the whole file.
+        column: the column, from 1; 0 if it is about the whole file.
+        key: the keys that lead there, such as ``sites.alpha.interface``; empty for the file itself.
+        message: what is wrong.
+    """
+
+    __slots__ = ("column", "file", "key", "line", "message")
+
+    def __init__(self, file: str, line: int, column: int, key: str, message: str) -> None:
+        self.file = file
+        self.line = line
+        self.column = column
+        self.key = key
+        self.message = message
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        return f"{where}: {self.key}: {self.message}" if self.key else f"{where}: {self.message}"
+
+    def __repr__(self) -> str:
+        return f"FileProblem({self.file!r}, {self.line}, {self.column}, {self.key!r}, {self.message!r})"
+
+    def __reduce__(self) -> tuple[type[FileProblem], tuple[str, int, int, str, str]]:
+        return (FileProblem, (self.file, self.line, self.column, self.key, self.message))
+
+
+class FederationError(DfmError):
+    """A federation cannot be read from its file, or cannot be written to one.
+
+    Attributes:
+        federation: the file, or the name of the federation.
+        problems: everything that is wrong, in all its files.
+    """
+
+    def __init__(self, federation: str, problems: Sequence[FileProblem]) -> None:
+        super().__init__(federation, tuple(problems))
+        self.federation = federation
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        if len(self.problems) == 1:
+            return str(self.problems[0])
+        shown = "".join(f"\n  - {problem}" for problem in self.problems[:_LISTED])
+        rest = len(self.problems) - _LISTED
+        more = f"\n  and {rest:,} more" if rest > 0 else ""
+        return f"federation {self.federation} has {len(self.problems):,} problems:{shown}{more}"
 
 
 class PartialError(DfmError):
@@ -287,6 +344,35 @@ class OperationFailed(DfmError):
         tries = f", attempt {self.attempt}" if self.attempt > 1 else ""
         head = f"{self.node} at site {self.site!r} (frame {self.frame}{tries}) raised {self.type_name}: {self.message}"
         return f"{head}\n\n{self.remote_traceback.rstrip()}" if self.remote_traceback else head
+
+
+class HttpCallFailed(DfmError):
+    """An HTTP service could not be reached, or did not give a good answer. Has no secrets, and no address.
+
+    Attributes:
+        operation: the operation that asked it.
+        method: the method of the request.
+        path: the path, with the names of its parameters in braces.
+        status: the status of the answer; None if there was none.
+        reason: what was wrong.
+        answer: the first part of what the service said.
+    """
+
+    def __init__(
+        self, operation: str, method: str, path: str, status: int | None, reason: str, answer: str = ""
+    ) -> None:
+        super().__init__(operation, method, path, status, reason, answer)
+        self.operation = operation
+        self.method = method
+        self.path = path
+        self.status = status
+        self.reason = reason
+        self.answer = answer
+
+    def __str__(self) -> str:
+        status = "" if self.status is None else f"{self.status} "
+        said = f"; it said: {self.answer}" if self.answer else ""
+        return f"{self.operation} ({self.method} {self.path}): {status}{self.reason}{said}"
 
 
 class WorkerLost(DfmError):

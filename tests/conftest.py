@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,6 +19,7 @@ import pytest
 
 from dfm_async import Federation, Session
 from dfm_async.targets.local.start import ForkServer
+from tests.federations import NAMES, ROOT
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60, print_blob=True)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=1000, print_blob=True)
@@ -64,6 +66,15 @@ def connect(target: TargetName) -> Connect:
             yield session
 
     return connect
+
+
+@pytest.fixture
+def adapter_packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Makes the packages of ``tests/federations`` importable, here and in workers, and forgets them afterwards."""
+    monkeypatch.syspath_prepend(ROOT)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] in NAMES]:
+        del sys.modules[name]
 
 
 @pytest.fixture(autouse=True)

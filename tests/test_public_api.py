@@ -16,7 +16,7 @@ import pytest
 
 import dfm_async
 from dfm_async import discovery, drawing, errors, exchange, telemetry, testing, web
-from dfm_async.errors import Problem
+from dfm_async.errors import FileProblem, Problem
 from dfm_async.exchange import sync
 from dfm_async.exchange.filepipe.gate import FilePipeGate
 
@@ -159,6 +159,9 @@ ERRORS: list[errors.DfmError] = [
     errors.DfmError("plain"),
     errors.PipelineError("p", [Problem("a#1", "is wrong"), Problem("", "is empty")]),
     errors.PipelineError(None, [Problem("a#1", "is wrong")]),
+    errors.FederationError(
+        "f", [FileProblem("f.yaml", 2, 3, "sites.a", "is wrong"), FileProblem("g.yaml", 0, 0, "", "is gone")]
+    ),
     errors.PartialError("city", "Rome"),
     errors.ParameterError(["x is missing", "y is unknown"]),
     errors.JobExists("order-17"),

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import inspect
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 __all__ = ["Binding", "Const", "ExposedParameter", "FromParam", "FromProvider", "FromSecrets", "FromSite"]
+
+
+_TYPES: Final[dict[str, Any]] = {
+    "string": str,
+    "number": float,
+    "integer": int,
+    "boolean": bool,
+    "array": list,
+}
 
 
 class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,6 +43,13 @@ class ExposedParameter(_Data, frozen=True, kw_only=True):
     accepts_node_input: bool = True
     accepts_place_input: bool = True
     discoverable: bool = True
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        """The parameter as a signature shows it."""
+        known = _TYPES.get(self.type, Any) if isinstance(self.type, str) else Any
+        annotation = inspect.Parameter.empty if known is Any else known | None
+        return inspect.Parameter(self.param, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 class FromParam(_Data, frozen=True):

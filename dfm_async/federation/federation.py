@@ -23,6 +23,7 @@ from dfm_async.federation.operation import (
     advisor_of,
 )
 from dfm_async.federation.placed import PlacedOperation
+from dfm_async.federation.schemas import Models
 from dfm_async.model.policies import Cost, RetryPolicy
 from dfm_async.model.resources import CacheConfig, ClassPath, ProviderConfig, SendCost, SiteConfig, VaultConfig
 from dfm_async.rendering import Shown
@@ -84,6 +85,28 @@ class Federation(Shown):
         """Other things that its file says of it."""
         self.provision: dict[str, Any] = {}
         """How it is deployed; kept for others."""
+        self.models = Models({})
+        """The schemas that its file names; ``models.declared`` holds them as they stand there."""
+        self.schemas: Namespace[Any] = Namespace("schema", self.models)
+        """The same by attributes: ``federation.schemas.tasks.State(value=1.5)``."""
+
+    @classmethod
+    def from_yaml(
+        cls, path: str | os.PathLike[str], *, packages: tuple[str, ...] | None = None, compat: bool = False
+    ) -> Federation:
+        """Reads a federation from its file, ``federation.dfm.yaml``. Nothing is imported or run.
+
+        Args:
+            path: the file. What it refers to is read, too.
+            packages: the packages that classes may come from; None means all but the standard library.
+            compat: provide the names of nv_dfm_core that adapters import, where it is not installed.
+
+        Raises:
+            FederationError: something is wrong with the file; lists everything, with file, line and key.
+        """
+        from dfm_async.federation.files.reading import read_federation  # whoever has no files does not need it
+
+        return read_federation(path, packages=packages, compat=compat)
 
     def declare(
         self, name: str, signature: Callable[..., Any] | Signature, /, *, declaration: Declaration | None = None
@@ -100,10 +123,11 @@ class Federation(Shown):
         if not all(part.isidentifier() for part in name.split(".")):
             raise ValueError(f"an operation's name must be identifiers with dots between them, not {name!r}")
         if isinstance(signature, Signature):
-            plain = _declared_function(name, signature, "" if declaration is None else declaration.description)
+            plain = _declared_function(name, signature, "" if declaration is None else declaration.documentation)
         else:
             plain, signature = stand_in(name, signature), declared_by(signature)
-        _check(name, signature)
+            plain.__name__ = name.rpartition(".")[2]
+        _check(name, signature, RESERVED if declaration is None else frozenset({"site", "provider"}))
         operation: Operation[..., Any] = Operation(name, plain, signature, declaration=declaration)
         self.operations[name] = operation
         return operation
@@ -490,8 +514,8 @@ class Site:
         return f"<Site {self.name!r} of {self.federation.name!r}: {', '.join(sorted(n for n, _ in self.adapters))}>"
 
 
-def _check(name: str, signature: Signature) -> None:
-    taken = RESERVED & set(signature.parameters.parameters)
+def _check(name: str, signature: Signature, reserved: frozenset[str] = RESERVED) -> None:
+    taken = reserved & set(signature.parameters.parameters)
     if taken:
         raise TypeError(
             f"operation {name!r} has a parameter named {sorted(taken)[0]!r}, which means something else in a "

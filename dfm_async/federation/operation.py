@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ov
 
 from dfm_async.discovery.advisors import Advisor, advisor
 from dfm_async.federation.bindings import Binding, ExposedParameter, FromParam
+from dfm_async.federation.schemas import plain_data
 from dfm_async.model.policies import Cost, RetryPolicy
 from dfm_async.model.resources import ClassPath
 from dfm_async.pipeline.current import current_builder
@@ -119,6 +120,13 @@ class Signature:
             wants_context=wants_context,
         )
 
+    def with_added(self, exposed: Mapping[str, ExposedParameter]) -> inspect.Signature:
+        """What can be passed where sites add parameters."""
+        listed = list(self.parameters.parameters.values())
+        last = [listed.pop()] if listed and listed[-1].kind is inspect.Parameter.VAR_KEYWORD else []
+        extra = [found.parameter for name, found in exposed.items() if name not in self.parameters.parameters]
+        return self.parameters.replace(parameters=[*listed, *extra, *last])
+
     @property
     def whole(self) -> frozenset[str]:
         """The parameters that are declared as lists, or the like: they get one also where a stream comes."""
@@ -167,6 +175,7 @@ class Operation(Generic[P, R]):
         self.advisors: dict[str, Advisor] = {}
         """Who says which values its parameters may have, at every site that has no advisor of its own."""
         functools.update_wrapper(self, code)
+        self.__signature__ = self.call_signature
 
     def advisor(self, field: str, order: int = -1) -> Callable[[F], F]:
         """Makes a function the advisor of a parameter: ``(value, context) -> AdvisedValue``. It may be async.
@@ -188,20 +197,12 @@ class Operation(Generic[P, R]):
     def expose(self, parameters: Mapping[str, ExposedParameter]) -> None:
         """Lets calls pass extra parameters, which only some sites take."""
         self.exposed.update(parameters)
-        self.__dict__.pop("call_signature", None)
+        self.__signature__ = self.call_signature
 
-    @functools.cached_property
+    @property
     def call_signature(self) -> inspect.Signature:
         """What a call inside a pipeline may pass: the operation's own parameters, and those that sites add."""
-        own = self.signature.parameters
-        listed = list(own.parameters.values())
-        last = [listed.pop()] if listed and listed[-1].kind is inspect.Parameter.VAR_KEYWORD else []
-        extra = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
-            for name in self.exposed
-            if name not in own.parameters
-        ]
-        return own.replace(parameters=[*listed, *extra, *last])
+        return self.signature.with_added(self.exposed)
 
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -220,12 +221,13 @@ class Operation(Generic[P, R]):
         builder = current_builder()
         if builder is None:
             return self.code(*args, **kwargs)
-        options = {name: kwargs.pop(name) for name in RESERVED & kwargs.keys()}
+        own = self.signature.parameters.parameters  # one that a file declares may have a parameter named so
+        options = {name: kwargs.pop(name) for name in RESERVED & kwargs.keys() if name not in own}
         partial = builder.mode == "discovery"  # what is left out is asked for
         return builder.call(self.name, self._bind(args, kwargs, partial), **options)
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], partial: bool) -> dict[str, Any]:
-        signature = self.call_signature
+        signature = self.__signature__
         try:
             bound = (signature.bind_partial if partial else signature.bind)(*args, **kwargs).arguments
         except TypeError as error:
@@ -235,6 +237,8 @@ class Operation(Generic[P, R]):
                 bound.update(bound.pop(name, {}))
             elif parameter.kind is inspect.Parameter.VAR_POSITIONAL and name in bound:
                 bound[name] = tuple(bound[name])
+        if self.declaration is not None:
+            return {name: plain_data(value) for name, value in bound.items()}
         return bound
 
     def __get__(self, instance: object, owner: type | None = None) -> Operation[P, R]:
@@ -279,6 +283,21 @@ class Declaration:
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     required: tuple[str, ...] = ()
     returns: str = "object"
+
+    @property
+    def documentation(self) -> str:
+        """The docstring of the operation: what it does, what it takes and returns."""
+        parts = [self.description.strip()] if self.description.strip() else []
+        args = [
+            f"    {name}: {text.strip()}"
+            for name, schema in self.parameters.items()
+            if isinstance(text := schema.get("description"), str) and text.strip()
+        ]
+        if args:
+            parts.append("\n".join(["Args:", *args]))
+        if self.returns != "object":
+            parts.append(f"Returns:\n    {self.returns}")
+        return "\n\n".join(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,7 +72,7 @@ class Session:
     may be entered and left in different tasks, and used by many at once.
 
     Args:
-        federation: the sites and their operations.
+        federation: the sites and their operations; or the path of their file, ``federation.dfm.yaml``.
         homesite: the name of the application's own site.
         target: "local" (worker processes), "inline" (everything on this loop), or a target object.
         options: how the sites run.
@@ -85,7 +85,7 @@ class Session:
 
     def __init__(
         self,
-        federation: Federation,
+        federation: Federation | str | os.PathLike[str],
         homesite: str = "home",
         target: Literal["local", "inline"] | Target = "local",
         options: LocalOptions | None = None,
@@ -95,6 +95,8 @@ class Session:
     ) -> None:
         if options is not None and not isinstance(options, LocalOptions):
             raise TypeError(f"options must be LocalOptions(...), not {options!r}")
+        if not isinstance(federation, Federation):
+            federation = Federation.from_yaml(federation)
         self.federation = federation
         self.homesite = homesite
         self.options = options or LocalOptions()

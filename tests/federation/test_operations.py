@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import pickle
+import pydoc
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import cloudpickle
 import pytest
 
-from dfm_async import Cost, Federation, Operation, OperationContext, Pipeline, PlaceParam, RetryPolicy, Site, Yield
+from dfm_async import (
+    Const,
+    Cost,
+    ExposedParameter,
+    Federation,
+    Operation,
+    OperationContext,
+    Pipeline,
+    PlaceParam,
+    RetryPolicy,
+    Site,
+    Yield,
+)
 from dfm_async.federation.operation import CodeKind
 from dfm_async.pipeline.statements import CallStatement
 
@@ -391,3 +405,57 @@ def test_an_operation_can_live_in_a_class() -> None:
 
     assert Tools().multiply(2, 4) == 8
     assert Tools.multiply is decorated
+
+
+# declared operations
+
+
+class Create:
+    def body(self, size: int, fill: float, unit: str) -> list[float]:
+        return [fill] * size
+
+
+def declared_federation() -> Federation:
+    federation = Federation("declared")
+
+    def create(size: int, fill: float = 0.0, **more: int) -> list[float]:
+        """Makes an array."""
+        raise NotImplementedError
+
+    federation.declare("array.Create", create)
+    exposed = ExposedParameter(param="unit", type="string", description="the unit")
+    federation.site("alpha").adapt("array.Create", Create, bind={"unit": Const("m", expose_as=exposed)})
+    federation.site("beta").adapt("array.Create", Create)
+    return federation
+
+
+def test_a_declared_operation_shows_what_a_call_may_pass() -> None:
+    federation = declared_federation()
+    operation = federation.operations.array.Create
+    assert operation is federation.operations["array.Create"]
+    assert list(inspect.signature(operation).parameters) == ["size", "fill", "unit", "more"]
+    assert inspect.signature(operation).parameters["unit"].annotation == str | None
+    assert (operation.__name__, operation.__doc__) == ("Create", "Makes an array.")
+    assert dir(federation.operations.array)[0] == "Create"
+    with pytest.raises(AttributeError, match=r"no operation 'array\.Delete' \(there is: Create\)"):
+        _ = federation.operations.array.Delete
+    assert "Create(size: 'int', fill: 'float' = 0.0" in pydoc.plain(pydoc.render_doc(operation))
+
+
+def test_a_site_shows_its_operations_with_what_it_adds() -> None:
+    federation = declared_federation()
+    alpha = federation.sites["alpha"].operations.array.Create
+    beta = federation.sites["beta"].operations.array.Create
+    assert list(inspect.signature(alpha).parameters) == ["size", "fill", "unit", "more"]
+    assert list(inspect.signature(beta).parameters) == ["size", "fill", "more"]
+    assert alpha.__doc__ == "Makes an array.\n\nOnly at alpha:\n    unit: the unit"
+    text = pydoc.plain(pydoc.render_doc(alpha))
+    assert "Create(size: 'int'" in text
+    assert "unit: the unit" in text
+    with Pipeline() as pipeline:
+        alpha(3, unit="cm")
+    (call,) = pipeline.body
+    assert isinstance(call, CallStatement)
+    assert (call.operation, call.site, list(call.args)) == ("array.Create", "alpha", ["size", "unit"])
+    with pytest.raises(TypeError, match="fixed to its site"):
+        alpha(3, site="beta")

@@ -84,6 +84,11 @@ class Kernel:
         assert not cell.error, cell.error
         return cell
 
+    async def completions(self, code: str) -> list[str]:
+        """What the kernel proposes behind a piece of code."""
+        reply: Any = await self.client.complete(code, reply=True, timeout=60)
+        return list(reply["content"]["matches"])
+
     async def interrupt(self) -> None:
         """Interrupts the cell that runs. A loop that waits notices it when something wakes it (ipykernel issue 881)."""
         await self.manager.interrupt_kernel()

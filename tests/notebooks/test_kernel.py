@@ -183,3 +183,28 @@ async def test_a_kernel_that_ends_with_a_session_open_leaves_no_process(kernel: 
     await kernel.stop()
     _, alive = psutil.wait_procs(in_marked_processes(), 10)
     assert alive == []
+
+
+async def test_operations_of_a_federation_are_completed_with_their_parameters(kernel: Kernel) -> None:
+    await kernel.does(
+        """
+from dfm_async import Const, ExposedParameter
+declared = Federation("declared")
+def create(size: int, fill: float = 0.0) -> list: "Makes an array."
+declared.declare("array.Create", create)
+class Create:
+    def body(self, size, fill, unit): ...
+exposed = ExposedParameter(param="unit", type="string", description="the unit")
+declared.site("alpha").adapt("array.Create", Create, bind={"unit": Const("m", expose_as=exposed)})
+"""
+    )
+    assert "array" in await kernel.completions("declared.operations.")
+    assert "Create" in await kernel.completions("declared.operations.array.")
+    assert {"size=", "fill=", "unit="} <= set(await kernel.completions("declared.operations.array.Create("))
+    assert "size=" in await kernel.completions("declared.sites['alpha'].operations.array.Create(si")
+    shown = await kernel.does("declared.operations.array.Create?")
+    assert not shown.error
+    helped = await kernel.does("help(declared.sites['alpha'].operations.array.Create)")
+    assert "Create(size: int, fill: float = 0.0, *, unit: str | None = None) -> list" in helped.printed
+    assert "Makes an array." in helped.printed
+    assert "unit: the unit" in helped.printed

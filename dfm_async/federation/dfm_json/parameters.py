@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dfm_async.federation.dfm_json.names import Called
     from dfm_async.federation.federation import Federation
+    from dfm_async.federation.operation import Operation
 
 __all__ = ["Parameters"]
 
@@ -23,13 +24,13 @@ class Parameters:
 
     Attributes:
         own: those of the operation.
-        types: their declared types.
+        nullable: those for which null is a value like others.
         added: those that the site adds.
         open_ended: whether the operation takes any others, too.
     """
 
     own: Mapping[str, inspect.Parameter]
-    types: Mapping[str, Any]
+    nullable: frozenset[str]
     added: frozenset[str]
     open_ended: bool
 
@@ -43,7 +44,7 @@ class Parameters:
             adapter = federation.sites[called.site].adapters.get((called.operation.name, called.provider))
         return cls(
             own={name: parameter for name, parameter in listed.items() if parameter.kind not in _VARIABLE},
-            types=signature.types,
+            nullable=frozenset(name for name in listed if _nullable(name, called.operation)),
             added=frozenset(() if adapter is None else adapter.exposed.keys() - listed.keys()),
             open_ended=any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in listed.values()),
         )
@@ -64,14 +65,24 @@ class Parameters:
         if name in self.added:
             return True
         parameter = self.own.get(name)
-        if parameter is None or parameter.default is inspect.Parameter.empty:
-            return False
-        return not _accepts_null(self.types.get(name, Any))
+        return parameter is not None and parameter.default is not inspect.Parameter.empty and name not in self.nullable
+
+    def null_changes(self, name: str) -> bool:
+        """Tells whether null means another value than None, because it means that the call does not give it."""
+        parameter = self.own.get(name)
+        return self.null_is_absent(name) and (parameter is None or parameter.default is not None)
+
+
+def _nullable(name: str, operation: Operation[..., Any]) -> bool:
+    """Tells whether null can be meant. For an operation of a file, its schema says so: the type always allows None."""
+    if operation.declaration is not None:
+        schema = operation.declaration.parameters.get(name, {})
+        kinds = schema.get("type", "null")
+        return "null" in kinds if isinstance(kinds, list) else kinds == "null" or schema.get("nullable") is True
+    return _accepts_null(operation.signature.types.get(name, Any))
 
 
 def _accepts_null(declared: Any) -> bool:
-    if declared in (Any, None, type(None), object):
-        return True
     if typing.get_origin(declared) is typing.Annotated:
         return _accepts_null(typing.get_args(declared)[0])
-    return any(part is type(None) or part is Any for part in typing.get_args(declared) if part is not declared)
+    return declared in (Any, None, type(None), object) or type(None) in typing.get_args(declared)

@@ -225,7 +225,7 @@ class _Reader:
         parameters = Parameters.of(called, self._federation)
         args: dict[str, Expression] = {}
         for key, data in entry.data.items():
-            if key in self._common or key in ("site", "provider"):
+            if (key in self._common and key not in parameters.own) or key in ("site", "provider"):
                 continue
             if key not in parameters:
                 known = ", ".join([*parameters.own, *sorted(parameters.added)]) or "none"
@@ -243,7 +243,7 @@ class _Reader:
             args=args,
             site=self._site(entry, called),
             provider=self._provider(entry, called),
-            after=self._after(entry),
+            after=() if self._variant.after in parameters.own else self._after(entry),
         )
         self._define(entry, "call")
         return statement

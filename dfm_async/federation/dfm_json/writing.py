@@ -146,7 +146,7 @@ class _Writer:
                 self._refuse(statement, f"passes {arg!r}, but is not fixed to {where}")
             elif arg in found:
                 self._refuse(statement, f"passes {arg!r}, which is a key of each statement in DFM")
-            elif isinstance(value, Constant) and value.value is None and parameters.null_is_absent(arg):
+            elif isinstance(value, Constant) and value.value is None and parameters.null_changes(arg):
                 self._refuse(statement, f"passes None for {arg!r}; in DFM that means that it is not given")
             elif isinstance(value, Advise):
                 found[arg] = {"tag": ADVISE, "advise": "Field"}

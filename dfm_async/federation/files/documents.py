@@ -1,0 +1,209 @@
+"""The files of a federation: reads each once, and follows what they refer to."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from dfm_async.errors import FileProblem
+from dfm_async.federation.files.tree import Node, TreeError, read_tree
+from dfm_async.federation.files.values import Document, Ledger, Value
+
+__all__ = ["REF", "Documents"]
+
+REF: Final = "$ref"
+_MOST_BYTES: Final = 16 * 1024 * 1024
+_MOST_FILES: Final = 256
+_LONGEST_CHAIN: Final = 32
+
+
+class Documents:
+    """All files that belong together.
+
+    Attributes:
+        ledger: what is wrong with them.
+        root: the file that was asked for; None if it cannot be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.ledger = Ledger()
+        self._read: dict[str, Document | None] = {}
+        self.root = self._open(os.fspath(path), os.fspath(path), None)
+
+    # files
+
+    def _open(self, name: str, path: str, asked: Value | None) -> Document | None:
+        key = os.path.realpath(path)
+        if key in self._read:
+            return self._read[key]
+        if len(self._read) >= _MOST_FILES:
+            self._failed(name, asked, f"more than {_MOST_FILES} files belong together; that is not allowed")
+            return None
+        self._read[key] = None
+        try:
+            node, twice = read_tree(_text(name, path, asked))
+        except _Unreadable as error:
+            self._failed(name, asked, str(error))
+            return None
+        except TreeError as error:
+            self.ledger.add(FileProblem(name, error.line, error.column, "", error.message))
+            return None
+        for found in twice:
+            self.ledger.add(FileProblem(name, found.line, found.column, "", found.message))
+        document = self._read[key] = Document(name, os.path.dirname(key), node or Node(None, 1, 1), self.ledger)
+        return document
+
+    def _failed(self, name: str, asked: Value | None, message: str) -> None:
+        if asked is None:
+            self.ledger.add(FileProblem(name, 0, 0, "", message))
+        else:
+            asked.problem(message)
+
+    # references
+
+    def follow(self, value: Value) -> Value | None:
+        """What a value stands for: what its ``$ref`` names, if it is one; None if that is wrong."""
+        seen: set[int] = set()
+        while value.has(REF):
+            if id(value.node) in seen or len(seen) >= _LONGEST_CHAIN:
+                value.problem("this reference leads back to itself")
+                return None
+            seen.add(id(value.node))
+            if len(value.node.value) > 1:  # type: ignore[arg-type] # a mapping: it has a key
+                beside = ", ".join(repr(name) for name, _ in value.mapping("a reference") if name != REF)
+                value.problem(f"nothing may stand beside $ref, and here is {beside}")
+                return None
+            found = self.referred(value)
+            if found is None:
+                return None
+            value = found
+        return value
+
+    def referred(self, value: Value) -> Value | None:
+        """What the ``$ref`` of a value names; None if that is wrong."""
+        ref = value.get(REF)
+        if ref is None:
+            return None
+        if not isinstance(ref.node.value, str):
+            ref.problem(f'$ref must name one object here, such as "parts.yaml#/sites/alpha", not {ref.kind}')
+            return None
+        return self._target(ref, ref.node.value, ())
+
+    def entries(self, value: Value, what: str, active: tuple[int, ...] = ()) -> Iterator[tuple[str, Value]]:
+        """The names of a mapping and what they stand for, with everything that its ``$ref: [...]`` merges into it."""
+        taken: dict[str, Value] = {}
+        for name, part in self._merged(value, what, active):
+            if name in taken:
+                first = taken[name]
+                part.problem(f"there is a {name!r} already, in {first.place}")
+                continue
+            taken[name] = part
+            yield name, part
+
+    def _merged(self, value: Value, what: str, active: tuple[int, ...]) -> Iterator[tuple[str, Value]]:
+        for name, part in value.mapping(what):
+            if name != REF:
+                yield name, part
+        refs = value.get(REF)
+        if refs is None:
+            return
+        if not isinstance(refs.node.value, list):
+            refs.problem(f'$ref must be a list here, such as ["parts.yaml#/operations"], not {refs.kind}')
+            return
+        if id(value.node) in active or len(active) >= _LONGEST_CHAIN:
+            refs.problem("these references lead back to themselves")
+            return
+        for ref in refs.items("$ref"):
+            text = ref.text("a reference")
+            found = None if text is None else self._target(ref, text, (*active, id(value.node)))
+            if found is None:
+                continue
+            if not isinstance(found.node.value, dict):
+                ref.problem(f"{text!r} is not a mapping that could be merged, but {found.kind}")
+                continue
+            yield from self._merged(found, what, (*active, id(value.node)))
+
+    def _target(self, ref: Value, text: str, active: tuple[int, ...]) -> Value | None:
+        file, hash_sign, pointer = text.partition("#")
+        if "://" in file:
+            ref.problem(f"{text!r}: only files can be referred to, by their paths; save it next to this one")
+            return None
+        if not file and not hash_sign:
+            ref.problem('a reference is empty; write "file#/key" or "#/key"')
+            return None
+        document: Document | None = ref.document
+        if file:
+            path = os.path.join(ref.document.folder, file)
+            document = self._open(_shown(ref.document.name, file), path, ref)
+        if document is None:
+            return None  # what is wrong with the file was said when it was read
+        at = Value(document.root, document)
+        if pointer in ("", "/"):
+            return at
+        if not pointer.startswith("/"):
+            ref.problem(f"{text!r}: behind # stands a path that begins with /, such as #/operations")
+            return None
+        for part in unquote(pointer)[1:].split("/"):
+            step = self._step(at, part.replace("~1", "/").replace("~0", "~"), active)
+            if step is None:
+                ref.problem(f"{text!r} leads nowhere: there is no {part!r} in {at.path or at.document.name}")
+                return None
+            at = step
+        return at
+
+    def _step(self, at: Value, key: str, active: tuple[int, ...]) -> Value | None:
+        found = at.get(key)
+        if found is not None:
+            return found
+        node = at.node.value
+        if isinstance(node, list) and key.isascii() and key.isdigit() and len(key) < 9 and int(key) < len(node):
+            return at.child(key, node[int(key)])
+        if at.has(REF) and id(at.node) not in active:
+            return next((part for name, part in self._merged(at, "what is merged", active) if name == key), None)
+        return None
+
+
+class _Unreadable(Exception):
+    pass
+
+
+def _text(name: str, path: str, asked: Value | None) -> str:
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise _Unreadable(f"{name} is not a file")
+        with open(path, "rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = "there is no such file" if isinstance(error, FileNotFoundError) else _reason(error)
+        raise _Unreadable(f"{name} cannot be read: {reason}{_elsewhere(asked)}") from None
+    if len(data) > _MOST_BYTES:
+        raise _Unreadable(f"{name} is larger than {_MOST_BYTES // 1024**2} MiB")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = data[: error.start]
+        line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
+        raise TreeError(line, column, "this is not UTF-8 text") from None
+
+
+def _shown(beside: str, file: str) -> str:
+    return os.path.normpath(os.path.join(os.path.dirname(beside), file))
+
+
+def _elsewhere(asked: Value | None) -> str:
+    """Helps those whose paths begin where a program runs: here they begin at the file."""
+    if asked is None:
+        return ""
+    text = str(asked.node.value).partition("#")[0]
+    if os.path.isfile(text):
+        meant = os.path.relpath(text, asked.document.folder)
+        return f". Paths begin at the file that holds them: write {Path(meant).as_posix()!r}"
+    return ". Paths begin at the folder of the file that holds them"
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

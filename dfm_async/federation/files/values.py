@@ -1,0 +1,251 @@
+"""What stands in a file, with its place: values are asked for what they should be, and say what is wrong."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from dfm_async.errors import FileProblem
+from dfm_async.federation.files.tree import LARGEST, Node
+
+__all__ = ["Document", "Ledger", "TooMuch", "Value", "close_to", "one_of"]
+
+MOST_PROBLEMS: Final = 1000
+
+
+class TooMuch(Exception):
+    """What files refer to, taken together, is larger than allowed."""
+
+    def __init__(self, at: Value) -> None:
+        super().__init__(at)
+        self.at = at
+
+
+class Ledger:
+    """What was found wrong, and how much may still be read."""
+
+    def __init__(self) -> None:
+        self.problems: list[FileProblem] = []
+        self._left = LARGEST
+        self._known: set[tuple[str, int, int, str]] = set()
+
+    def add(self, problem: FileProblem) -> None:
+        """Takes one down; the same thing that several places refer to counts once."""
+        same = (problem.file, problem.line, problem.column, problem.message)
+        if same not in self._known and len(self.problems) < MOST_PROBLEMS:
+            self._known.add(same)
+            self.problems.append(problem)
+
+    def spend(self, parts: int, at: Value) -> None:
+        """Counts what is read: what is referred to again and again counts each time.
+
+        Raises:
+            TooMuch: it is more than allowed.
+        """
+        self._left -= parts
+        if self._left < 0:
+            raise TooMuch(at)
+
+
+class Document:
+    """A file that was read.
+
+    Attributes:
+        name: how it is called in messages.
+        folder: where the paths that it names begin.
+        root: what stands in it.
+        ledger: where problems are taken down.
+    """
+
+    __slots__ = ("folder", "ledger", "name", "root")
+
+    def __init__(self, name: str, folder: str, root: Node, ledger: Ledger) -> None:
+        self.name = name
+        self.folder = folder
+        self.root = root
+        self.ledger = ledger
+
+
+class Value:
+    """A part of a file, and the keys that lead to it."""
+
+    __slots__ = ("document", "key", "node", "parent")
+
+    def __init__(self, node: Node, document: Document, parent: Value | None = None, key: str = "") -> None:
+        self.node = node
+        self.document = document
+        self.parent = parent
+        self.key = key
+
+    # where it is
+
+    @property
+    def path(self) -> str:
+        """The keys that lead to it, as they are written in Python."""
+        keys: list[str] = []
+        at: Value | None = self
+        while at is not None and at.parent is not None:
+            keys.append(at.key)
+            at = at.parent
+        text = ""
+        for key in reversed(keys):
+            plain = all(part.replace("-", "_").isidentifier() for part in key.split(".")) or key == "$ref"
+            text += f"{'.' if text else ''}{key}" if plain and "." not in key else f"[{key!r}]"
+        return text
+
+    def problem(self, message: str) -> None:
+        """Says what is wrong with this value."""
+        self._report(self.node.line, self.node.column, self.path, message)
+
+    def problem_at_key(self, name: str, message: str) -> None:
+        """Says what is wrong with a key of this mapping."""
+        line, column = self.node.keys.get(name, (self.node.line, self.node.column))
+        self._report(line, column, self.child(name, self.node).path, message)
+
+    def _report(self, line: int, column: int, path: str, message: str) -> None:
+        self.document.ledger.add(FileProblem(self.document.name, line, column, path, message))
+
+    @property
+    def place(self) -> str:
+        """The file and line, for messages about something else."""
+        return f"{self.document.name}:{self.node.line}"
+
+    # what it is
+
+    @property
+    def kind(self) -> str:
+        """What stands there, in words."""
+        value = self.node.value
+        if isinstance(value, dict):
+            return "a mapping"
+        if isinstance(value, list):
+            return "a list"
+        return "nothing" if value is None else repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
+
+    @property
+    def missing(self) -> bool:
+        """Whether nothing stands behind the key."""
+        return self.node.value is None
+
+    def child(self, key: str, node: Node) -> Value:
+        """A part of it."""
+        return Value(node, self.document, self, key)
+
+    def has(self, name: str) -> bool:
+        """Whether it is a mapping with such a key."""
+        return isinstance(self.node.value, dict) and name in self.node.value
+
+    def get(self, name: str) -> Value | None:
+        """What stands behind a key, if it is a mapping that has it."""
+        if isinstance(self.node.value, dict) and name in self.node.value:
+            return self.child(name, self.node.value[name])
+        return None
+
+    def mapping(self, what: str) -> Iterator[tuple[str, Value]]:
+        """Its keys and values; nothing counts as an empty mapping."""
+        value = self.node.value
+        if isinstance(value, dict):
+            self.document.ledger.spend(len(value), self)
+            return iter([(name, self.child(name, node)) for name, node in value.items()])
+        if value is not None:
+            self.problem(f"{what} must be a mapping, not {self.kind}")
+        return iter(())
+
+    def fields(self, what: str, known: Collection[str]) -> dict[str, Value]:
+        """The values of a mapping whose keys are fixed; they may be written with ``-`` or ``_``."""
+        found: dict[str, Value] = {}
+        for name, value in self.mapping(what):
+            plain = name.replace("-", "_")
+            if plain not in known:
+                shown = close_to(plain, known)
+                self.problem_at_key(name, f"{what} has no key {name!r}{shown}. Allowed are: {', '.join(known)}")
+            elif plain in found:
+                self.problem_at_key(name, f"this stands here twice, also as {found[plain].key!r}")
+            else:
+                found[plain] = value
+        return found
+
+    def items(self, what: str) -> list[Value]:
+        """The parts of a list."""
+        value = self.node.value
+        if isinstance(value, list):
+            self.document.ledger.spend(len(value), self)
+            return [self.child(str(index), node) for index, node in enumerate(value)]
+        if value is not None:
+            self.problem(f"{what} must be a list, not {self.kind}")
+        return []
+
+    def text(self, what: str) -> str | None:
+        """The text that it is."""
+        if isinstance(self.node.value, str):
+            return self.node.value
+        quotes = "; put it in quotes" if isinstance(self.node.value, (bool, int, float)) else ""
+        self.problem(f"{what} must be text, not {self.kind}{quotes}")
+        return None
+
+    def identifier(self, what: str) -> str | None:
+        """The identifier that it is."""
+        found = self.text(what)
+        if found is not None and not found.isidentifier():
+            self.problem(f"{what} must be an identifier, such as 'rain_2m', not {found!r}")
+            return None
+        return found
+
+    def flag(self, what: str) -> bool | None:
+        """Whether it is true."""
+        if isinstance(self.node.value, bool):
+            return self.node.value
+        self.problem(f"{what} must be true or false, not {self.kind}")
+        return None
+
+    def number(self, what: str, *, positive: bool = False, whole: bool = False) -> float | None:
+        """The number that it is: not negative, and not nought if ``positive``."""
+        value = self.node.value
+        kinds = (int,) if whole else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
+            self.problem(f"{what} must be a {'whole ' * whole}number, not {self.kind}")
+            return None
+        if value < 0 or (positive and value == 0):
+            self.problem(f"{what} must {'be positive' if positive else 'not be negative'}, not {value}")
+            return None
+        return value
+
+    def plain(self) -> Any:
+        """The value as Python has it: text, numbers, lists and dicts."""
+        self.document.ledger.spend(self.node.size, self)
+        return _plain(self.node)
+
+    def plain_mapping(self, what: str) -> dict[str, Any]:
+        """The dict that it is."""
+        if isinstance(self.node.value, dict):
+            found: dict[str, Any] = self.plain()
+            return found
+        if not self.missing:
+            self.problem(f"{what} must be a mapping, not {self.kind}")
+        return {}
+
+
+def _plain(node: Node) -> Any:  # as deep as a file may be
+    value = node.value
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    return value
+
+
+def close_to(name: str, known: Iterable[str]) -> str:
+    """Names what may have been meant."""
+    found = difflib.get_close_matches(name, list(known)[:1000], n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def one_of(name: str, known: Sequence[str]) -> str:
+    """Says what there is instead of a name that does not exist."""
+    if not known:
+        return "there is none"
+    shown = ", ".join(known[:10]) + (f", and {len(known) - 10} more" if len(known) > 10 else "")
+    found = difflib.get_close_matches(name, known[:1000], n=1)
+    return f"did you mean {found[0]!r}? There is: {shown}" if found else f"there is: {shown}"

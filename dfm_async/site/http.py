@@ -1,0 +1,270 @@
+"""An adapter that asks an HTTP service. Federations name it by its path, or get it from an OpenAPI document."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import functools
+import importlib.util
+import ssl
+import time
+from collections.abc import Mapping
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from dfm_async.errors import DfmError, HttpCallFailed
+from dfm_async.model.http import HttpOptions
+from dfm_async.site.http_request import Request, RequestPlan, Signature
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["HttpCall"]
+
+_IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
+_PASSING: Final = frozenset({429, 500, 502, 503, 504})
+"""Statuses that may be others in a moment."""
+_SIGNATURE: Final = "dfm_async.signature"
+_QUOTED: Final = 200
+
+
+class _Answer(NamedTuple):
+    status: int
+    reason: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class HttpCall:
+    """Asks an HTTP service: one request for each call, tried again if that can help.
+
+    Built once per job; all its calls share connections, which are closed with it. Arguments go where the plan of the
+    request says. JSON in an answer becomes Python values, text a string, anything else bytes; no content is None.
+
+    Secrets go into requests where they leave the process, and nowhere else: what is logged, raised or traced has none.
+
+    Args:
+        operation: the name of the operation, for errors.
+        request: how requests are made, as :class:`~dfm_async.site.http_request.RequestPlan` has it.
+        options: timeouts, retries and limits, as :class:`~dfm_async.HttpOptions` has them.
+
+    Raises:
+        ValueError: the plan or the options are not what they should be.
+        DfmError: httpx is not installed.
+    """
+
+    def __init__(self, *, operation: str, request: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> None:
+        try:
+            self._plan = msgspec.convert(request, RequestPlan)
+            self._options = msgspec.convert(options or {}, HttpOptions)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"the configuration of {operation!r} is wrong: {error}") from None
+        if importlib.util.find_spec("httpx") is None:
+            raise DfmError("operations of HTTP services need httpx: pip install 'dfm-async[http]'")
+        self._operation = operation
+        self._client: httpx.AsyncClient | None = None
+
+    async def body(self, **arguments: Any) -> Any:
+        """Asks the service.
+
+        Raises:
+            HttpCallFailed: it cannot be reached, or did not give an answer that is good.
+        """
+        try:
+            request, signature = self._plan.request(arguments), self._plan.sign(arguments)
+        except ValueError as error:
+            raise self._failed(str(error)) from error
+        attempt, retry = 1, self._options.retry
+        while True:
+            try:
+                return self._value(await self._try(request, signature))
+            except _Passing as passing:
+                pause = max(retry.pause(attempt), passing.retry_after)
+                if not retry.allows(passing.error, attempt) or pause > retry.max_backoff:
+                    raise passing.error from passing.__cause__
+            await asyncio.sleep(pause)
+            attempt += 1
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def _try(self, request: Request, signature: Signature) -> _Answer:
+        import httpx
+
+        again = self._plan.method in _IDEMPOTENT or self._options.retry_unsafe
+        client = await self._connected()
+        scope = asyncio.timeout(self._options.timeout)
+        try:
+            async with scope:
+                answer = await self._ask(client, request, signature)
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            late = self._failed(f"no answer within {self._options.timeout:g} s")
+            raise (_Passing(late) if again else late) from error
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:  # nothing was sent
+            raise _Passing(self._failed(f"cannot be reached: {_named(error)}")) from error
+        except httpx.TransportError as error:
+            broken = self._failed(f"the connection broke: {_named(error)}")
+            raise (_Passing(broken) if again else broken) from error
+        except httpx.DecodingError as error:
+            raise self._failed(f"the answer cannot be unpacked: {error}") from error
+        if 200 <= answer.status < 300:
+            return answer
+        reason = answer.reason
+        if 300 <= answer.status < 400:
+            reason = f"{reason} (redirects are not followed; correct base_url or the path)"
+        refused = self._failed(reason, answer)
+        if again and answer.status in _PASSING:
+            raise _Passing(refused, _retry_after(answer.headers.get("retry-after", "")))
+        raise refused
+
+    async def _ask(self, client: httpx.AsyncClient, request: Request, signature: Signature) -> _Answer:
+        built = client.build_request(
+            self._plan.method,
+            client.base_url.copy_with(raw_path=_target(request.path, request.query)),
+            headers=list(request.headers),
+            content=request.content,
+            extensions={_SIGNATURE: signature},
+        )
+        response = await client.send(built, stream=True)
+        try:
+            body = await self._read(response)
+        finally:
+            await response.aclose()
+        return _Answer(response.status_code, response.reason_phrase, response.headers, body)
+
+    async def _connected(self) -> httpx.AsyncClient:
+        if self._client is None:
+            # Reads the certificates of authorities, if it needs any: that takes a while.
+            secure = self._plan.base_url.startswith("https:")
+            verify = await asyncio.to_thread(_authorities) if secure else None
+            self._client = self._client or _client(self._plan.base_url, self._options, verify)
+        return self._client
+
+    async def _read(self, response: httpx.Response) -> bytes:
+        limit = self._options.max_bytes
+        stated = response.headers.get("content-length", "")
+        if stated.isdecimal() and int(stated) > limit:
+            raise self._failed(f"the answer has {stated} bytes, more than max_bytes={limit}")
+        found = bytearray()
+        async for chunk in response.aiter_bytes():
+            found += chunk
+            if len(found) > limit:
+                raise self._failed(f"the answer has more than max_bytes={limit}")
+        return bytes(found)
+
+    def _value(self, answer: _Answer) -> Any:
+        if not answer.body:
+            return None
+        kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind == "application/json" or kind.endswith("+json"):
+            try:
+                return msgspec.json.decode(answer.body)
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise self._failed(f"the answer is said to be JSON, and is not: {error}", answer) from error
+        if kind.startswith("text/"):
+            return answer.body.decode(_charset(answer.headers.get("content-type", "")), "replace")
+        return answer.body
+
+    def _failed(self, reason: str, answer: _Answer | None = None) -> HttpCallFailed:
+        plan = self._plan
+        status, said = (None, "") if answer is None else (answer.status, _quoted(answer.body))
+        return HttpCallFailed(self._operation, plan.method, plan.path, status, reason, said)
+
+
+class _Passing(Exception):
+    """A failure that may be over in a moment, and how long the service wants us to wait."""
+
+    def __init__(self, error: HttpCallFailed, retry_after: float = 0.0) -> None:
+        super().__init__(error, retry_after)
+        self.error = error
+        self.retry_after = retry_after
+
+
+@functools.cache
+def _authorities() -> ssl.SSLContext:
+    import httpx
+
+    return httpx.create_ssl_context(trust_env=False)
+
+
+def _client(base_url: str, options: HttpOptions, verify: ssl.SSLContext | None) -> httpx.AsyncClient:
+    import httpx
+
+    class Signing(httpx.AsyncBaseTransport):
+        """Puts secrets into requests behind all that logs, raises or shows them."""
+
+        def __init__(self) -> None:
+            self._inner = httpx.AsyncHTTPTransport(
+                verify=verify or False, proxy=options.proxy, limits=httpx.Limits(max_connections=64)
+            )
+
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            signature: Signature = request.extensions[_SIGNATURE]
+            url, headers = request.url, request.headers.copy()
+            if signature.query:
+                added = _query(signature.query).encode()
+                url = url.copy_with(raw_path=url.raw_path + (b"&" if url.query else b"?") + added)
+            for name, value in signature.headers:
+                headers[name] = value
+            if signature.cookies:
+                said = [headers["cookie"]] if "cookie" in headers else []
+                headers["cookie"] = "; ".join(said + [f"{name}={value}" for name, value in signature.cookies])
+            signed = httpx.Request(request.method, url, headers=headers, stream=request.stream)
+            signed.extensions = {key: value for key, value in request.extensions.items() if key != _SIGNATURE}
+            return await self._inner.handle_async_request(signed)
+
+        async def aclose(self) -> None:
+            await self._inner.aclose()
+
+    return httpx.AsyncClient(
+        base_url=base_url,
+        transport=Signing(),
+        timeout=httpx.Timeout(options.timeout, connect=min(options.timeout, options.connect_timeout)),
+        follow_redirects=False,
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # no call sees what another was told
+        trust_env=False,
+    )
+
+
+def _target(path: str, query: tuple[tuple[str, str], ...]) -> bytes:
+    return f"{path}?{_query(query)}".encode() if query else path.encode()
+
+
+def _query(pairs: tuple[tuple[str, str], ...]) -> str:
+    return "&".join(f"{quote(name, safe='[]')}={quote(value, safe='')}" for name, value in pairs)
+
+
+def _quoted(body: bytes) -> str:
+    """The first part of an answer, for people."""
+    text = " ".join(body[: 4 * _QUOTED].decode("utf-8", "replace").split())
+    return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}..."
+
+
+def _charset(content_type: str) -> str:
+    named = content_type.lower().partition("charset=")[2].partition(";")[0].strip("\"' ")
+    try:
+        "".encode(named)
+    except (LookupError, ValueError):
+        return "utf-8"
+    return named
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _retry_after(text: str) -> float:
+    """How many seconds the service wants us to wait: it says so in seconds, or names the time."""
+    if text.strip().isdecimal():
+        return float(text)
+    try:
+        return max(email.utils.parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
+    except (TypeError, ValueError):
+        return 0.0

@@ -1,0 +1,1 @@
+"""A federation whose sites greet people."""

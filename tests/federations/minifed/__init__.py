@@ -1,0 +1,1 @@
+"""A small federation with one of everything that a file can say, written in several files."""
