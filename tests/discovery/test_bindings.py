@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,3 +118,46 @@ async def test_secrets_are_not_in_the_errors_of_advisors(connect: Connect) -> No
     assert error.message == "RuntimeError: cannot use ***"
     assert SECRET not in discovery.to_json()
     assert SECRET not in str(discovery)
+
+
+FILE = """
+dfm: 1.0.0
+info: {api-version: 0.1.0, code-package: minifed}
+operations:
+  weather.Read:
+    parameters:
+      city: {type: string}
+      span: {type: integer, default: 24, discoverable: false}
+    required: [city]
+    returns: string
+sites:
+  north:
+    interface:
+      "#/operations/weather.Read":
+        adapter: {path: tests.discovery.adapters.Station, args: {kind: file}}
+        args:
+          place: {from-param: city}
+          hours: {from-param: span}
+          source: radar
+          token: {from-secrets: KEY}
+          quality: {const: raw, expose-as: {param: grade, type: string, description: how good, discoverable: false}}
+"""
+
+
+async def test_a_federation_from_a_file_gives_advice(tmp_path: Path) -> None:
+    path = tmp_path / "federation.dfm.yaml"
+    path.write_text(FILE)
+    federation = Federation.from_yaml(path)
+    with Pipeline(mode="discovery") as pipeline:
+        federation.operations.weather.Read(Advise())
+    assert str(await asked(pipeline, federation)).splitlines() == [
+        "Discovery",
+        "north",
+        "└─ weather.Read#0",
+        f'   └─ city: one of "file", "north", "radar", {len(SECRET)}',
+    ]
+    with Pipeline(mode="discovery") as closed:
+        federation.operations.weather.Read("radar", span=Advise(), grade=Advise())
+    with pytest.raises(PipelineError) as caught:
+        await asked(closed, federation)
+    assert [problem.message.split("'")[1] for problem in caught.value.problems] == ["span", "grade"]
