@@ -184,7 +184,9 @@ class _Reader:
             site.info = fields["info"].plain_mapping("info")
         if "impl" in fields and not fields["impl"].missing:
             site.impl = class_path(fields["impl"], "impl", self._packages)
-        if "cache_config" in fields and not fields["cache_config"].missing:
+        if "cache_config" not in fields:
+            site.cache = CacheConfig()
+        elif not fields["cache_config"].missing:  # null: what is cached stays in memory
             site.cache = self._cache(fields["cache_config"])
         if "secrets_vault" in fields and not fields["secrets_vault"].missing:
             site.vault = self._vault(fields["secrets_vault"])
@@ -258,7 +260,11 @@ class _Reader:
                 given[name] = part.number(name, positive=True, whole=name == "max_bytes")
             else:
                 given[name] = part.text(name)
-        return CacheConfig(**{name: found for name, found in given.items() if found is not None})
+        try:
+            return CacheConfig(**{name: found for name, found in given.items() if found is not None})
+        except ValueError as error:
+            value.problem(str(error))
+            return CacheConfig()
 
     def _vault(self, value: Value) -> VaultConfig:
         fields = value.fields("secrets_vault", ("path", "args"))

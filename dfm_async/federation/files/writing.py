@@ -139,11 +139,11 @@ class _Writer:
         for provider, interface in interfaces.items():  # those that only their adapters name
             providers[str(provider)] = {"interface": interface}
         costs = {to: _given(msgspec.to_builtins(cost)) for to, cost in site.send_cost.items()}
-        return _given(
+        cache = {} if site.cache == CacheConfig() else {"cache_config": self._cache(f"{key}.cache_config", site.cache)}
+        return cache | _given(
             {
                 "info": self._plain(f"{key}.info", site.info),
                 "impl": self._class(f"{key}.impl", site.impl, {}),
-                "cache_config": self._cache(f"{key}.cache_config", site.cache),
                 "secrets_vault": self._vault(f"{key}.secrets_vault", site.vault),
                 "send_cost": costs,
                 "workers": site.workers,

@@ -217,8 +217,8 @@ class _Reader:
                 continue
             found = self._schemas.follow(part)
             content = None if found is None else found.get("content")
-            if content is None:
-                kinds.add("null")
+            if content is None:  # many documents just do not say what comes
+                kinds.add("null" if status == "204" else "object")
             for kind, described in () if content is None else content.mapping("content"):
                 kinds.add(self._kind(kind, described.get("schema")))
         return kinds.pop() if len(kinds) == 1 else "object"

@@ -450,6 +450,17 @@ async def test_a_service_that_repeats_a_secret_does_not_make_it_known(
     assert "of-somebody-else" not in shown
 
 
+def test_operations_of_services_can_be_written_to_a_file_and_read_again(tmp_path: pathlib.Path) -> None:
+    fed = federation()
+    fed.add_openapi(secured({"token": []}, token=BEARER), site="lab", name="pets", auth={"token": "PETS_TOKEN"})
+    fed.to_yaml(tmp_path / "federation.dfm.yaml")
+    read = Federation.from_yaml(tmp_path / "federation.dfm.yaml")
+    for key, adapter in fed.sites["lab"].adapters.items():
+        found = read.sites["lab"].adapters[key]
+        assert (found.code, found.bindings) == (adapter.code, adapter.bindings)
+        assert read.operations[key[0]].declaration == fed.operations[key[0]].declaration
+
+
 async def test_an_adapter_in_a_file_asks_the_service(service: Service, tmp_path: pathlib.Path) -> None:
     fed = federation()
     fed.add_openapi(PETS, site="lab", name="pets", base_url=service.url, operations=["listPets"])
