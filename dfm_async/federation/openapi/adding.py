@@ -12,7 +12,7 @@ from dfm_async.errors import FederationError
 from dfm_async.federation.files.documents import Documents
 from dfm_async.federation.files.operations import signature_of
 from dfm_async.federation.files.values import TooMuch
-from dfm_async.federation.openapi.document import HttpOperation, Service, read_document
+from dfm_async.federation.openapi.document import HttpOperation, read_document
 from dfm_async.model.http import HttpOptions, RequestPlan
 from dfm_async.model.resources import ClassPath
 
@@ -67,18 +67,13 @@ def add_document(
     clashing = [found.name for found in service.operations if found.name in federation.operations]
     if clashing:
         raise ValueError(f"federation {federation.name!r} has {', '.join(clashing)} already: pass another name=")
-    return tuple(_offer(federation, service, site, found, provider, options) for found in service.operations)
+    federation.models.declared.update(service.schemas)
+    return tuple(_offer(federation, site, found, provider, options) for found in service.operations)
 
 
 def _offer(
-    federation: Federation,
-    service: Service,
-    site: Site,
-    found: HttpOperation,
-    provider: str | None,
-    options: HttpOptions,
+    federation: Federation, site: Site, found: HttpOperation, provider: str | None, options: HttpOptions
 ) -> Operation[..., Any]:
-    federation.models.declared.update(service.schemas)
     declared = federation.declare(
         found.name, signature_of(found.declaration, federation.models), declaration=found.declaration
     )
