@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from dfm_async.discovery.plain import plain, same, short
+from dfm_async.discovery.plain import same, short
 from dfm_async.errors import PartialError
 
 __all__ = [
@@ -124,12 +124,14 @@ class SingleFieldAdvice(FieldAdvice, frozen=True, tag="single", kw_only=True):
             return iter(())
         return iter(self.value if self._listed else [self.value])
 
+    def _has(self, item: Any) -> bool:
+        return any(same(option, item) for option in self.value)
+
     def _edge(self, value: Any) -> Edge:
         fits = same(self.value, value) or self.form in ("dict", "date range", "okay")
         if not fits and self._listed:
-            chosen = plain(value)
-            several = chosen if self.form == "subset of" and isinstance(chosen, list) else [chosen]
-            fits = all(any(same(option, item) for option in self.value) for item in several)
+            several = isinstance(value, (list, tuple, set, frozenset)) and self.form == "subset of"
+            fits = self._has(value) or (several and all(map(self._has, value)))
         if not fits:
             raise self._not_advised(value)
         return self.edge

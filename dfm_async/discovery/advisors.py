@@ -93,7 +93,7 @@ def advisors_of(adapter: object, others: Mapping[str, Advisor] | None = None) ->
     found = []
     for name in dir(type(adapter)):
         member = inspect.getattr_static(type(adapter), name)
-        config = getattr(getattr(member, "__func__", member), _MARK, None)
+        config = getattr(member, _MARK, None)
         if config is not None and config.field not in (others or {}):
             foreign = not isinstance(config, AdvisorConfig)
             found.append(Advisor(config.field, config.order, name, getattr(adapter, name), foreign))

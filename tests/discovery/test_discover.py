@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dfm_async import Advise, BestOf, Federation, ForEach, Pipeline, PipelineError, PlaceParam, Session
+from dfm_async import Advise, BestOf, Federation, ForEach, JobAborted, Pipeline, PipelineError, PlaceParam, Session
 from dfm_async.discovery import (
     AdviceContext,
     AdvisedError,
@@ -279,3 +281,23 @@ def test_advisors_are_for_parameters_that_exist() -> None:
         quiet.advisor("colour")(texts)
     with pytest.raises(ValueError, match="does not offer"):
         north.advisor(quiet, "text")
+
+
+async def test_a_worker_that_dies_while_it_is_asked_is_told(tmp_path: Path) -> None:
+    federation = Federation("dying")
+    here = federation.site("here")
+
+    @here.operation
+    def die(x: int) -> int:
+        return x
+
+    @die.advisor("x")
+    def kill(value: Any, context: AdviceContext) -> Any:
+        os._exit(3)
+
+    with Pipeline(mode="discovery") as pipeline:
+        federation.operations.die()
+    async with Session(federation, store=f"sqlite:///{tmp_path / 'jobs.db'}") as session:
+        with pytest.raises(JobAborted, match="here"):
+            await session.discover(pipeline)
+        assert session.jobs() == []
