@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from dfm_async.errors import FederationError
 from dfm_async.federation.federation import Federation, Site
-from dfm_async.federation.files.adapters import AdapterFields, class_path, path_problem, read_adapter
+from dfm_async.federation.files.adapters import AdapterFields, class_path, read_adapter
 from dfm_async.federation.files.documents import Documents
 from dfm_async.federation.files.operations import read_operation, signature_of
 from dfm_async.federation.files.schemas import SchemaReader, is_path
 from dfm_async.federation.files.values import TooMuch, Value, one_of
 from dfm_async.federation.operation import Operation
-from dfm_async.model.resources import CacheConfig, SendCost, VaultConfig
+from dfm_async.model.resources import CacheConfig, SendCost, VaultConfig, refusal
 
 __all__ = ["FORMAT", "VERSION", "read_federation"]
 
@@ -203,8 +203,8 @@ class _Reader:
             site.info = fields["info"].plain_mapping("info")
         if "impl" in fields and not fields["impl"].missing:
             site.impl = class_path(fields["impl"], "impl", self._packages)
-        if "cache_config" in fields and not fields["cache_config"].missing:
-            site.cache = self._cache(fields["cache_config"])
+        cache = fields.get("cache_config")  # as in DFM, a site has files without saying so
+        site.cache = CacheConfig() if cache is None else None if cache.missing else self._cache(cache)
         if "secrets_vault" in fields and not fields["secrets_vault"].missing:
             site.vault = self._vault(fields["secrets_vault"])
         interfaces: list[tuple[str | None, Value]] = []
@@ -295,10 +295,10 @@ class _Reader:
         if "path" in fields and not fields["path"].missing:
             path = fields["path"].text("path")
             if path is not None and path not in _VAULTS:
-                wrong = path_problem(path, self._packages)
+                wrong = refusal(path, self._packages)
                 if wrong is not None:
                     known = ", ".join(_VAULTS)
-                    fields["path"].problem(f"{wrong}. A vault is {known}, or a class with secret_for_key")
+                    fields["path"].problem(f"{path!r} {wrong}. A vault is {known}, or a class with secret_for_key")
         return VaultConfig(path=path, args=args)
 
     def _send_cost(self, value: Value, federation: Federation) -> dict[str, SendCost]:
