@@ -8,6 +8,7 @@ import importlib
 import json
 import logging
 import os
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,17 @@ def greetings() -> Iterator[tuple[Any, list[dict[str, Any]]]]:
         Yield(value=behind, place="both", multiuse=True)
         Yield(value=before, place="both", multiuse=True)
     yield ordered, [{}]
+
+    for seed in range(4):
+        chance = random.Random(seed)
+        with Pipeline(name=f"random {seed}") as some:
+            found = [GreetMe(site="server", name=PlaceParam(place="name"))]
+            for _ in range(8):
+                site = chance.choice(["concierge", "server", "reception"])
+                found.append(GreetMe(site=site, name=chance.choice([*found, "literal"])))
+            for number, greeting in enumerate(chance.sample(found, 4)):
+                Yield(value=greeting, place=f"place{number}")
+        yield some, [{"name": "Ann"}, {"name": "Ben"}]
 
     with Pipeline(name="a letter") as letter:
         Yield(value=GreetMe(site="server", name="Ann").fieldref(4))
