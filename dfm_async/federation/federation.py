@@ -7,7 +7,6 @@ import inspect
 import os
 from collections import ChainMap
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from dfm_async.federation.bindings import Binding, FromProvider
@@ -125,7 +124,8 @@ class Federation(Shown):
 
         text = write_federation(self)
         if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
         return text
 
     def declare(

@@ -54,7 +54,7 @@ class Documents:
             return None
         for found in twice:
             self.ledger.add(FileProblem(name, found.line, found.column, "", found.message))
-        document = self._read[key] = Document(name, os.path.dirname(key), node or Node(None, 1, 1), self.ledger)
+        document = self._read[key] = Document(name, os.path.dirname(key), node or Node(None, 0), self.ledger)
         return document
 
     def _failed(self, name: str, asked: Value | None, message: str) -> None:
