@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         JobNotFound,
         JobOwned,
         LaunchFailed,
+        LoadingError,
         OperationFailed,
         ParameterError,
         PartialError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         ResultNotDelivered,
         ResultsExpired,
         ResultsUnread,
+        SecretError,
         SessionClosed,
         ShippingError,
         StoreError,
@@ -89,6 +91,7 @@ if TYPE_CHECKING:
     from dfm_async.pipeline.pipeline import Pipeline
     from dfm_async.pipeline.statements import BestOf
     from dfm_async.planner.plan import Plan
+    from dfm_async.planner.profile import Profile
     from dfm_async.rendering import Renderer as _Renderer
     from dfm_async.runtime.context import OperationContext, current_context
     from dfm_async.session.callbacks import (
@@ -150,6 +153,7 @@ __all__ = [
     "LaneStats",
     "LaunchFailed",
     "LauncherExecutor",
+    "LoadingError",
     "LocalOptions",
     "LoopDispatcher",
     "ManualDispatcher",
@@ -166,6 +170,7 @@ __all__ = [
     "PipelineError",
     "PlaceParam",
     "Plan",
+    "Profile",
     "Program",
     "ProgramExited",
     "ProgramFailed",
@@ -179,6 +184,7 @@ __all__ = [
     "ResultsExpired",
     "ResultsUnread",
     "RetryPolicy",
+    "SecretError",
     "SendCost",
     "Session",
     "SessionClosed",
@@ -226,6 +232,7 @@ _HOMES = {
         "JobNotFound",
         "JobOwned",
         "LaunchFailed",
+        "LoadingError",
         "OperationFailed",
         "ParameterError",
         "PartialError",
@@ -237,6 +244,7 @@ _HOMES = {
         "ResultNotDelivered",
         "ResultsExpired",
         "ResultsUnread",
+        "SecretError",
         "SessionClosed",
         "ShippingError",
         "StoreError",
@@ -285,6 +293,7 @@ _HOMES = {
     "dfm_async.pipeline.pipeline": ("Pipeline",),
     "dfm_async.pipeline.statements": ("BestOf",),
     "dfm_async.planner.plan": ("Plan",),
+    "dfm_async.planner.profile": ("Profile",),
     "dfm_async.runtime.context": ("OperationContext", "current_context"),
     "dfm_async.session.callbacks": ("CallbackDispatcher", "LoopDispatcher", "ManualDispatcher", "OtherLoopDispatcher"),
     "dfm_async.session.job": ("Job",),

@@ -269,7 +269,7 @@ class LoadingError(DfmError):
         return f"{self.role} of site {self.site!r}: class {self.path!r} {self.reason}"
 
 
-class SecretError(DfmError, ValueError):
+class SecretError(DfmError):
     """A secret cannot be had, or who keeps them does not work. Tells nothing of what they are.
 
     Attributes:

@@ -7,7 +7,6 @@ was handed out, that costs one look at an empty variable.
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ HIDDEN: Final = "***"
 """What stands in the place of a secret."""
 SHORTEST: Final = 4
 """Shorter ones are not hidden: they are part of too many words."""
-_KEPT: Final = 1024
+_KEPT: Final = 256
 """How many secrets are remembered; those that were not handed out for the longest time are forgotten first."""
 _LONGEST: Final = 16 * 1024
 """How many characters of a secret are remembered; of a longer one each line counts by itself."""
@@ -27,14 +26,15 @@ _DEEPEST: Final = 8
 
 _secrets: Final[OrderedDict[str, tuple[str, ...]]] = OrderedDict()
 """Secrets, and how each can look in a text."""
-_pattern: re.Pattern[str] | None = None
+_hidden: tuple[str, ...] = ()
+"""All of these, the longest first: one may be a part of another."""
 _watching = False
 _lock: Final = threading.Lock()
 
 
 def note_secret(value: Any) -> None:
     """Remembers a secret that is about to be handed out. May be called from any thread."""
-    global _pattern, _watching
+    global _hidden, _watching  # one process has one memory of what it must not say
     with _lock:
         new = False
         for text in _texts(value, _DEEPEST):
@@ -46,21 +46,27 @@ def note_secret(value: Any) -> None:
         while len(_secrets) > _KEPT:
             _secrets.popitem(last=False)
         if new:
-            looks = sorted({look for found in _secrets.values() for look in found}, key=len, reverse=True)
-            _pattern = re.compile("|".join(map(re.escape, looks)))
-        if _pattern is not None and not _watching:
+            looks = {look for found in _secrets.values() for look in found}
+            _hidden = tuple(sorted(looks, key=len, reverse=True))
+        if _hidden and not _watching:
             _watching = True
             _watch_logs()
 
 
 def hide(text: str) -> str:
     """The text without the secrets that were handed out."""
-    return text if _pattern is None else _pattern.sub(HIDDEN, text)
+    for look in _hidden:
+        if look in text:
+            text = text.replace(look, HIDDEN)
+    return text
 
 
 def holds_secret(data: bytes) -> bool:
     """Whether encoded data, such as a pickled exception, has a secret in it."""
-    return _pattern is not None and _pattern.search(data.decode("utf-8", "replace")) is not None
+    if not _hidden:
+        return False
+    text = data.decode("utf-8", "replace")
+    return any(look in text for look in _hidden)
 
 
 def _texts(value: Any, depth: int) -> Iterator[str]:

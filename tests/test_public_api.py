@@ -15,7 +15,7 @@ import cloudpickle
 import pytest
 
 import dfm_async
-from dfm_async import discovery, drawing, errors, exchange, telemetry, testing, web
+from dfm_async import discovery, drawing, errors, exchange, site, telemetry, testing, web
 from dfm_async.errors import FileProblem, Problem
 from dfm_async.exchange import sync
 from dfm_async.exchange.filepipe.gate import FilePipeGate
@@ -27,7 +27,7 @@ REQUIRED = {
     "WorkerLost", "EncodingError", "ResultsExpired", "SessionClosed", "FlareAgent", "LauncherExecutor", "Program",
     "SubprocessLauncher",
 }  # fmt: skip
-PACKAGES = [dfm_async, discovery, drawing, exchange, telemetry, testing, web]
+PACKAGES = [dfm_async, discovery, drawing, exchange, site, telemetry, testing, web]
 EVERYTHING = {
     **{name: getattr(dfm_async, name) for name in dfm_async.__all__},
     **{f"exchange.{name}": getattr(exchange, name) for name in exchange.__all__},
@@ -36,6 +36,7 @@ EVERYTHING = {
     "FilePipeGate": FilePipeGate,
     **{f"discovery.{name}": getattr(discovery, name) for name in discovery.__all__},
     **{f"drawing.{name}": getattr(drawing, name) for name in drawing.__all__},
+    **{f"site.{name}": getattr(site, name) for name in site.__all__},
     **{f"telemetry.{name}": getattr(telemetry, name) for name in telemetry.__all__},
     **{f"web.{name}": getattr(web, name) for name in web.__all__ if name != "Action"},
 }
@@ -170,6 +171,8 @@ ERRORS: list[errors.DfmError] = [
     errors.FobsError("it has no encoding", "fractions.Fraction"),
     errors.FobsError("it is cut off"),
     errors.ShippingError("op", "s", "it cannot be pickled"),
+    errors.LoadingError("lab", "operation 'op'", "pkg.Class", "is not there"),
+    errors.SecretError("lab", "key", "is not there"),
     errors.StreamOverrun("op#1", 1000),
     _failed,
     errors.WorkerLost("s", -9),

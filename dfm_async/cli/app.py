@@ -45,7 +45,15 @@ def _pipeline_names(context: typer.Context, incomplete: str) -> list[str]:
 
 
 FederationArgument = Annotated[
-    str, typer.Argument(metavar="FEDERATION", help="package.module:name, or file.py[:name].", show_default=False)
+    str,
+    typer.Argument(
+        metavar="FEDERATION",
+        help="package.module:name, file.py[:name], or a federation file (.yaml).",
+        show_default=False,
+    ),
+]
+CompatOption = Annotated[
+    bool, typer.Option("--compat", help="For a federation file: provide what adapters import of nv_dfm_core.")
 ]
 PipelineArgument = Annotated[
     str | None,
@@ -145,6 +153,7 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", help="Append what ran when and where to this file.", show_default=False),
     ] = None,
+    compat: CompatOption = False,
     output: OutputOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -159,10 +168,10 @@ def run(
 
         if pipeline == params == "-":
             raise BadInput("standard input cannot be both the pipeline and its parameters: write one of them to a file")
-        found, module = find_federation(federation)
+        found, module = find_federation(federation, compat=compat)
         wanted = Run(
             federation=found,
-            pipeline=find_pipeline(pipeline, module),
+            pipeline=find_pipeline(pipeline, module, found),
             params=tuple(param or ()),
             params_file=params,
             target=target.value,
@@ -312,6 +321,7 @@ def serve(
             metavar="FILE", help="A file with the token that clients must have; else DFM_TOKEN.", show_default=False
         ),
     ] = None,
+    compat: CompatOption = False,
 ) -> None:
     """Serve a federation over HTTP, with a live page."""
     from dfm_async.cli.program import plain_errors, run_async
@@ -322,7 +332,7 @@ def serve(
         from dfm_async.cli.tokens import server_token
 
         token = server_token(token_file, host)
-        found, module = find_federation(federation)
+        found, module = find_federation(federation, compat=compat)
         wanted = Serving(
             federation=found,
             pipelines=chosen_pipelines(pipelines or [], module, found, allow_none=allow_pipelines),
@@ -386,6 +396,30 @@ def explain(
 
         for line in explained(federation, pipeline, as_json=as_json):
             typer.echo(line)
+
+
+@app.command(short_help="Write a typed module of a federation file.")
+def stubs(
+    federation: Annotated[
+        str, typer.Argument(metavar="FEDERATION", help="A federation file (.yaml).", show_default=False)
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write it to this file.", show_default=False),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; show how the file differs, and fail if it does.")
+    ] = False,
+    compat: CompatOption = False,
+) -> None:
+    """Write a typed module of a federation file, for editors and type checkers."""
+    from dfm_async.cli.program import plain_errors
+
+    with plain_errors():
+        from dfm_async.cli.stubs import write_stubs
+
+        code = write_stubs(federation, output, check=check, compat=compat)
+    raise typer.Exit(code)
 
 
 @app.command(short_help="Check whether pipelines run on this machine.")

@@ -6,6 +6,7 @@ from enum import IntEnum
 
 from dfm_async.errors import (
     DfmError,
+    FederationError,
     JobNotFound,
     JobOwned,
     ParameterError,
@@ -50,7 +51,7 @@ class Unwritable(Exception):
 def exit_of(error: Exception) -> Exit:
     """The exit code for an error that ended a command."""
     match error:
-        case BadInput() | PipelineError() | ParameterError() | ShippingError():
+        case BadInput() | FederationError() | PipelineError() | ParameterError() | ShippingError():
             return Exit.BAD_INPUT
         case Unreachable() | JobNotFound() | JobOwned() | ResultsExpired() | StoreError():
             return Exit.UNREACHABLE

@@ -33,7 +33,7 @@ def _found(federation: str, pipeline: str | None) -> tuple[Federation | None, Pi
     if pipeline is None and _is_json(federation):
         return None, find_pipeline(federation, None)
     found, module = find_federation(federation)
-    return found, find_pipeline(pipeline, module)
+    return found, find_pipeline(pipeline, module, found)
 
 
 def _plan(federation: Federation, pipeline: Pipeline) -> Plan:

@@ -1,4 +1,4 @@
-"""Finds federations and pipelines by what users call them: ``package.module:name``, ``file.py:name``, a JSON file."""
+"""Finds federations and pipelines by what users call them: ``package.module:name``, ``file.py:name``, a file."""
 
 from __future__ import annotations
 
@@ -22,47 +22,76 @@ __all__ = ["find_federation", "find_pipeline", "load_module", "named_pipelines",
 T = TypeVar("T", Federation, Pipeline)
 
 
-def find_federation(reference: str) -> tuple[Federation, ModuleType]:
-    """Finds a federation, and the module that it is in.
+def find_federation(reference: str, *, compat: bool = False) -> tuple[Federation, ModuleType | None]:
+    """Finds a federation, and the module that it is in; one from a file has none.
+
+    Args:
+        reference: what the user calls it.
+        compat: provide the names of nv_dfm_core that adapters import; only for files, which name their adapters.
 
     Raises:
         BadInput: there is none, or more than one and no name.
+        FederationError: its file is wrong.
     """
+    if reference.endswith((".yaml", ".yml")):
+        return _read_federation(reference, compat), None
+    if compat:
+        raise BadInput(f"--compat is for federation files (.yaml); {reference} says itself what it needs")
     module, name = _split(reference)
     loaded = load_module(module)
     return _choose(loaded, module, name, Federation), loaded
 
 
-def find_pipeline(reference: str | None, module: ModuleType | None) -> Pipeline:
+def _read_federation(path: str, compat: bool) -> Federation:
+    """Reads a federation file. Its adapters are found from here, and from where its own package is."""
+    try:
+        found = Federation.from_yaml(path, compat=compat)
+    except OSError as error:
+        raise BadInput(str(error) if error.strerror is None else f"{path}: {error.strerror}") from error
+    package = found.name.partition(".")[0]
+    for folder in Path(path).resolve().parents:
+        if folder.name == package:
+            _search_first(folder.parent)
+            break
+    _search_first(Path.cwd())
+    return found
+
+
+def find_pipeline(reference: str | None, module: ModuleType | None, federation: Federation | None = None) -> Pipeline:
     """Finds a pipeline: in a JSON file, in a module, or by its name in a module that is known already.
 
     Args:
         reference: what the user calls it; None for the only one of the module.
         module: where a bare name is looked for.
+        federation: whose operations DFM's JSON means; without one, only our own JSON is read.
 
     Raises:
         BadInput: there is none, or more than one and no name.
         PipelineError: the JSON is none.
     """
     if reference == "-" or (reference is not None and reference.endswith(".json")):
-        return read_pipeline(reference)
+        return read_pipeline(reference, federation)
     if reference is None or not _is_path(reference):
         if module is None:
-            raise BadInput(f"{reference!r} is no pipeline: give file.py:name, package.module:name or a .json file")
+            what = "say which pipeline" if reference is None else f"{reference!r} is no pipeline"
+            raise BadInput(f"{what}: give file.py:name, package.module:name or a .json file")
         return _choose(module, _shown(module), reference, Pipeline)
     where, name = _split(reference)
     return _choose(load_module(where), where, name, Pipeline)
 
 
-def read_pipeline(path: str) -> Pipeline:
+def read_pipeline(path: str, federation: Federation | None = None) -> Pipeline:
     """Reads a pipeline from a JSON file, or from standard input if the path is ``-``."""
     if path == "-":
+        content = sys.stdin.buffer.read()
         try:
-            return Pipeline.model_validate_json(sys.stdin.buffer.read())
+            if federation is None:
+                return Pipeline.model_validate_json(content)
+            return federation.pipeline_from_dfm(content)
         except PipelineError as error:
             raise PipelineError("-", error.problems) from error
     try:
-        return Pipeline.load_from_file(path)
+        return Pipeline.load_from_file(path) if federation is None else federation.load_pipeline(path)
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or error}") from error
 

@@ -52,7 +52,7 @@ class Serving:
 
 
 def chosen_pipelines(
-    references: Sequence[str], module: ModuleType, federation: Federation, *, allow_none: bool
+    references: Sequence[str], module: ModuleType | None, federation: Federation, *, allow_none: bool
 ) -> dict[str, Pipeline]:
     """The pipelines that clients may run, by the names that they have in URLs.
 
@@ -61,7 +61,9 @@ def chosen_pipelines(
         PipelineError: one of them cannot be run.
     """
     found: dict[str, Pipeline] = {}
-    given = {reference: find_pipeline(reference, module) for reference in references} or named_pipelines(module)
+    given = {reference: find_pipeline(reference, module, federation) for reference in references}
+    if not given and module is not None:
+        given = named_pipelines(module)
     for reference, pipeline in given.items():
         name = next((name for name in (pipeline.name, reference) if name and valid_name(name)), None)
         if name is None:
@@ -71,9 +73,10 @@ def chosen_pipelines(
         prepare(pipeline, federation, "home", None, 1)
         found[name] = pipeline
     if not found and not allow_none:
+        own = "" if module is None else f"write one in {module.__name__!r}, "
         raise BadInput(
-            f"there is no pipeline that clients could run: write one in {module.__name__!r}, name one behind the "
-            "federation, or let clients bring theirs with --allow-pipelines"
+            f"there is no pipeline that clients could run: {own}name one behind the federation, or let clients bring "
+            "theirs with --allow-pipelines"
         )
     return found
 

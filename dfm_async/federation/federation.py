@@ -7,6 +7,7 @@ import inspect
 import os
 from collections import ChainMap
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from dfm_async.federation.bindings import Binding, FromProvider
@@ -107,6 +108,25 @@ class Federation(Shown):
         from dfm_async.federation.files.reading import read_federation  # whoever has no files does not need it
 
         return read_federation(path, packages=packages, compat=compat)
+
+    def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The federation as the text of a file that :meth:`from_yaml` reads.
+
+        Code is named by its path: each adapter must be a class at the top of a module.
+
+        Args:
+            path: where the text is written, too.
+
+        Raises:
+            FederationError: something cannot be said in a file, such as a function; lists everything.
+            OSError: the file cannot be written.
+        """
+        from dfm_async.federation.files.writing import write_federation
+
+        text = write_federation(self)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
 
     def declare(
         self, name: str, signature: Callable[..., Any] | Signature, /, *, declaration: Declaration | None = None

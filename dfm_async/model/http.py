@@ -2,14 +2,120 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
 import msgspec
 
 from dfm_async.model.policies import RetryPolicy
 
-__all__ = ["HttpOptions"]
+__all__ = ["Argument", "Credential", "HttpOptions", "Payload", "RequestPlan"]
+
+TEMPLATE: Final = re.compile(r"\{([^{}]*)\}")
+"""A parameter in a path."""
+_CONTROL: Final = re.compile(r"[\x00-\x20\x7f]")
+_TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
-class HttpOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    pass
+
+
+class Argument(_Data, frozen=True, kw_only=True):
+    """Where an argument goes.
+
+    Attributes:
+        argument: its name in the call.
+        name: its name in the request.
+        place: the part of the request.
+        style: how arrays and objects are written, as OpenAPI names it.
+        explode: whether each of their parts has a name of its own.
+        json: whether it is written as JSON instead.
+        required: whether a request without it makes no sense.
+    """
+
+    argument: str
+    name: str
+    place: Literal["path", "query", "header", "cookie"]
+    style: Literal["simple", "form", "spaceDelimited", "pipeDelimited", "deepObject"] = "form"
+    explode: bool = False
+    json: bool = False
+    required: bool = False
+
+
+class Payload(_Data, frozen=True, kw_only=True):
+    """What the body of the request is made of.
+
+    Attributes:
+        kind: how it is written.
+        content_type: what the request says of it.
+        argument: the argument that is the whole of it; empty if it is put together.
+        properties: the arguments that it is put together from, with their names in it.
+        required: those among them, or the whole, that are sent also if they are None.
+    """
+
+    kind: Literal["json", "form", "text", "bytes"] = "json"
+    content_type: str = "application/json"
+    argument: str = ""
+    properties: dict[str, str] = {}
+    required: tuple[str, ...] = ()
+
+
+class Credential(_Data, frozen=True, kw_only=True):
+    """A secret that goes with each request.
+
+    Attributes:
+        argument: its name in the call. For ``basic`` it is ``user:password``.
+        kind: how it is sent.
+        name: the name of the header, the cookie, or the part of the query.
+    """
+
+    argument: str
+    kind: Literal["bearer", "basic", "header", "query", "cookie"]
+    name: str = ""
+
+
+class RequestPlan(_Data, frozen=True, kw_only=True):
+    """How the requests of one operation are made.
+
+    Attributes:
+        method: the method.
+        base_url: what all paths of the service begin with.
+        path: the path, with the names of its parameters in braces.
+        arguments: where the arguments go, besides the body.
+        payload: the body.
+        credentials: the secrets.
+    """
+
+    method: str
+    base_url: str
+    path: str
+    arguments: tuple[Argument, ...] = ()
+    payload: Payload | None = None
+    credentials: tuple[Credential, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Z]+", self.method):
+            raise ValueError(f"a method is written in capital letters, not {self.method!r}")
+        address = urlsplit(self.base_url)
+        if address.scheme not in ("http", "https") or not address.hostname:
+            raise ValueError("base_url must be an address with http or https and a host")
+        if address.username or address.password or address.query or address.fragment:
+            raise ValueError("base_url must not have credentials, a query or a fragment; secrets belong into the vault")
+        if not self.path.startswith("/") or _CONTROL.search(self.path) or "?" in self.path or "#" in self.path:
+            raise ValueError(f"a path begins with '/' and has no query, not {self.path!r}")
+        known = {argument.name for argument in self.arguments if argument.place == "path"}
+        if missing := sorted(set(TEMPLATE.findall(self.path)) ^ known):
+            raise ValueError(f"path {self.path!r} and its parameters do not agree about {', '.join(missing)}")
+        named = [argument.name for argument in self.arguments if argument.place in ("header", "cookie")]
+        named += [credential.name for credential in self.credentials if credential.kind in ("header", "cookie")]
+        for name in named:
+            if not _TOKEN.fullmatch(name):
+                raise ValueError(f"{name!r} is no name of a header or a cookie")
+
+
+class HttpOptions(_Data, frozen=True, kw_only=True):
     """How an HTTP service is asked.
 
     Attributes:

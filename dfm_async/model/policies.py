@@ -75,9 +75,21 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
     Compute time is ``fixed_time + input_bytes / throughput``; output size is
     ``fixed_size + output_factor * input_bytes``.
+
+    Attributes:
+        fixed_time: seconds for each call.
+        throughput: bytes of input per second; None means that the size does not matter.
+        fixed_size: bytes of output, whatever the input.
+        output_factor: bytes of output for each byte of input.
     """
 
     fixed_time: float = 0.0
     throughput: float | None = None
     fixed_size: float = 0.0
     output_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.throughput is not None and self.throughput <= 0:
+            raise ValueError(f"throughput must be positive, not {self.throughput}")
+        if min(self.fixed_time, self.fixed_size, self.output_factor) < 0:
+            raise ValueError("fixed_time, fixed_size and output_factor must not be negative")

@@ -19,7 +19,6 @@ from dfm_async.pipeline.expressions import (
     Negation,
     Parameter,
     Ref,
-    references,
 )
 from dfm_async.pipeline.statements import (
     CacheStatement,
@@ -30,10 +29,9 @@ from dfm_async.pipeline.statements import (
     RepeatStatement,
     Statement,
     YieldStatement,
-    walk_statements,
 )
 from dfm_async.planner.placement import Placement
-from dfm_async.planner.structure import Spot, Structure, expressions_of
+from dfm_async.planner.structure import Spot, Structure, outer_nodes
 
 __all__ = ["LOOP_WINDOW", "build_nets"]
 
@@ -212,7 +210,7 @@ class _NetBuilder:
         output = self.values[statement.id] = self._place(spot.scope, spot.label, inputs.location, gate)
         action = spec.Call(
             statement.operation,
-            statement.provider,
+            self.placed[statement.id].provider,
             args,
             output,
             retry=statement.retry,
@@ -255,7 +253,7 @@ class _NetBuilder:
         key = self._formula(statement.key, inputs, spot)
         # It asks only when everything is there that the body needs from outside: whoever has the right to compute a
         # value then depends on nobody who waits for such a right.
-        for node in self._outer_nodes(statement, spot):
+        for node in outer_nodes(statement):
             inputs.use(self._reference(Ref(node=node), spot, False), "after")
         nested = any(isinstance(self.found.spots[outer].statement, CacheStatement) for outer, _ in spot.path)
         self._add(spot.label, spot.scope, inputs, spec.Lookup(key, found, miss, nested), gate)
@@ -267,18 +265,6 @@ class _NetBuilder:
         output = self.values[statement.id] = self._place(spot.scope, spot.label, location, gate)
         # Not behind the gate: a lookup that was skipped tells so itself.
         self._add(spot.label, spot.scope, join, spec.Store(value, output), None)
-
-    def _outer_nodes(self, statement: CacheStatement, spot: Spot) -> dict[int, None]:
-        """The nodes outside a cache block that its body uses."""
-        inside = {inner.id for inner in walk_statements(statement.body)} | {statement.id}
-        nodes: dict[int, None] = {}
-        for inner in walk_statements(statement.body):
-            for _, expression, _ in expressions_of(inner):
-                nodes.update((ref.node, None) for ref in references(expression) if isinstance(ref, Ref))
-            nodes.update(dict.fromkeys(getattr(inner, "after", ())))
-        if statement.store is not None:
-            nodes.update((ref.node, None) for ref in references(statement.store) if isinstance(ref, Ref))
-        return {node: None for node in nodes if node not in inside}
 
     def _collect(self, statement: CollectStatement, spot: Spot, inputs: _Inputs) -> None:
         target = self.found.spots[statement.node]

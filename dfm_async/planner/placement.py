@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
-from dfm_async.federation.federation import Federation, Site
-from dfm_async.federation.operation import GENERATORS
+from dfm_async.federation.federation import Federation
 from dfm_async.pipeline.expressions import Expression, Ref, references
 from dfm_async.pipeline.statements import (
     CacheStatement,
@@ -17,182 +17,205 @@ from dfm_async.pipeline.statements import (
     RepeatStatement,
     YieldStatement,
 )
+from dfm_async.planner.account import Account, Alternative, NodeCost, PlanCost
+from dfm_async.planner.candidates import Candidates
+from dfm_async.planner.costs import Costs
+from dfm_async.planner.estimate import Estimate, estimate, total_with
+from dfm_async.planner.graph import Graph, Leader, Option, graph_of
+from dfm_async.planner.greedy import greedy
+from dfm_async.planner.search import search
 from dfm_async.planner.structure import Spot, Structure
 
-__all__ = ["Placement", "place"]
+__all__ = ["Placement", "best_placement", "place"]
 
-_CACHE = "#cache"  # no operation can have this name
+_CACHE: Final = "#cache"  # no operation can have this name
+_TRIALS: Final = 400_000
+"""How much work is reckoned through to improve a placement that may not be the best, at most."""
 
 
 @dataclass(slots=True, frozen=True)
 class Placement:
-    """Where a node runs, and why."""
+    """Where a node runs, and why; for a call also with which provider, what it costs, and what else there was."""
 
     location: str
     why: str
+    provider: str | None = None
+    cost: NodeCost | None = None
+    alternatives: tuple[Alternative, ...] = ()
 
 
-class _Placer:
-    def __init__(
-        self, found: Structure, federation: Federation, homesite: str, allowed: Iterable[str] | None, lanes: int
-    ) -> None:
-        self.lanes = lanes
-        self.found = found
-        self.federation = federation
-        self.homesite = homesite
-        self.allowed = None if allowed is None else frozenset(allowed)
-        self.placed: dict[int, Placement] = {}
-        self._under_way: set[int] = set()
-        self._offers: dict[tuple[str, str | None], list[Site]] = {}
+@dataclass(slots=True)
+class _Following:
+    """Where the statements stand that are not calls: with the values that they need."""
 
-    def offers(self, operation: str, provider: str | None) -> list[Site]:
-        """The sites that offer an operation, in the order of the federation."""
-        key = (operation, provider)
-        if key not in self._offers:
-            sites = self.federation.sites.values()
-            self._offers[key] = [site for site in sites if site.adapter(operation, provider) is not None]
-        return self._offers[key]
+    found: Structure
+    candidates: Candidates
+    homesite: str
+    lanes: int
+    next: dict[int, tuple[Leader, str]] = field(default_factory=dict)
+    """The statement or site that each of them stands with, and why."""
+    roots: dict[int, Leader] = field(default_factory=dict)
+    """The call or site that decides it in the end."""
 
-    def call(self, spot: Spot, statement: CallStatement) -> None:
-        operation = statement.operation
-        if operation not in self.federation.operations:
-            known = ", ".join(sorted(self.federation.operations)) or "none"
-            self.found.report(
-                spot, f"no operation {operation!r} in federation {self.federation.name!r} (it has: {known})"
-            )
-            return
-        asked = statement.site
-        if isinstance(asked, str):
-            self._fixed(spot, statement, asked)
-            return
-        sites = self.offers(operation, statement.provider)
-        if asked is not None and asked.sites is not None:
-            for name in asked.sites:
-                if name not in self.federation.sites:
-                    self.found.report(spot, f"BestOf names site {name!r}, which does not exist ({self._sites()})")
-            sites = [site for site in sites if site.name in asked.sites]
-        if self.allowed is not None:
-            sites = [site for site in sites if site.name in self.allowed]
-        if not sites:
-            provider = f" from provider {statement.provider!r}" if statement.provider else ""
-            among = "" if asked is None or asked.sites is None else f" among {list(asked.sites)}"
-            limit = "" if self.allowed is None else f" (restricted to {sorted(self.allowed)})"
-            self.found.report(spot, f"no site{among} offers operation {operation!r}{provider}{limit}")
-            return
-        if len(sites) == 1:
-            self._put(spot, statement, sites[0], "the only site that offers it")
-            return
-        weights = dict.fromkeys((site.name for site in sites), 0)
-        for _, ref, _ in spot.references:
-            if isinstance(ref, Ref):
-                near = self.locate(ref.node).partition("#")[0]
-                if near in weights:
-                    weights[near] += 1
-        costs = {site.name: _fixed_time(site, statement) for site in sites}
-        best = min(sites, key=lambda site: (-weights[site.name], costs[site.name]))
-        if weights[best.name]:
-            why = f"nearest to its inputs, among {', '.join(weights)}"
-        elif len(set(costs.values())) > 1:
-            why = "cheapest: " + ", ".join(f"{name} {cost:g} s" for name, cost in costs.items())
-        else:
-            why = f"the first that offers it, among {', '.join(weights)}"
-        self._put(spot, statement, best, why)
+    def resolve(self) -> None:
+        """Finds out what decides where each statement stands."""
+        for key, spot in self.found.spots.items():
+            if not isinstance(spot.statement, CallStatement):
+                self.next[key] = self._near(spot)
+        for key in self.found.spots:
+            trail: list[int] = []
+            step: Leader = key
+            while isinstance(step, int) and step in self.next and step not in self.roots:
+                if step in trail:
+                    step = self.homesite  # it stands with itself
+                    break
+                trail.append(step)
+                step = self.next[step][0]
+            root = self.roots.get(step, step) if isinstance(step, int) else step
+            for passed in trail or [key]:
+                self.roots[passed] = root
 
-    def _fixed(self, spot: Spot, statement: CallStatement, name: str) -> None:
-        site = self.federation.sites.get(name)
-        if site is None:
-            self.found.report(spot, f"no site {name!r} in federation {self.federation.name!r} ({self._sites()})")
-        elif self.allowed is not None and name not in self.allowed:
-            self.found.report(spot, f"is fixed to site {name!r}, but restrict_to_sites allows {sorted(self.allowed)}")
-        elif site.adapter(statement.operation, statement.provider) is None:
-            offered = [other.name for other in self.offers(statement.operation, statement.provider)]
-            provider = f" from provider {statement.provider!r}" if statement.provider else ""
-            where = f"offered by {', '.join(offered)}" if offered else "no site offers it"
-            self.found.report(
-                spot, f"site {name!r} does not offer operation {statement.operation!r}{provider} ({where})"
-            )
-        else:
-            self._put(spot, statement, site, "fixed by the pipeline")
-
-    def _sites(self) -> str:
-        return f"it has: {', '.join(self.federation.sites) or 'none'}"
-
-    def _put(self, spot: Spot, statement: CallStatement, site: Site, why: str) -> None:
-        adapter = site.adapter(statement.operation, statement.provider)
-        assert adapter is not None  # noqa: S101 - only offering sites get here
-        retried = statement.retry is not None and statement.retry.tries_again
-        if (retried or statement.deadline is not None) and adapter.kind in GENERATORS:
-            self.found.report(spot, "retry and deadline need an operation that returns; this one is a generator")
-        if adapter.in_process and site.name != self.homesite:
-            location = f"{site.name}#{statement.operation}"
-            why += ", in a process of its own"
-        else:
-            location = site.name
-        self.placed[spot.statement.id] = Placement(location, why)
-
-    def locate(self, node: int) -> str:
-        """The location of a statement; for one that is not a call, near the values it needs."""
-        known = self.placed.get(node)
-        if known is not None:
-            return known.location
-        spot = self.found.spots.get(node)
-        if spot is None or node in self._under_way:
-            return self.homesite
-        self._under_way.add(node)
-        location, why = self._derive(spot)
-        self._under_way.discard(node)
-        self.placed[node] = Placement(location, why)
-        return location
-
-    def _derive(self, spot: Spot) -> tuple[str, str]:
+    def _near(self, spot: Spot) -> tuple[Leader, str]:
         match spot.statement:
             case YieldStatement(value=value) | IfStatement(cond=value) | ForEachStatement(seq=value):
-                return self._near(value, spot)
-            case CollectStatement(node=node):
-                return self.locate(node), "where the values are"
+                return self._value(value, spot)
             case RepeatStatement(next=following, carry=carry):
-                return self._near(carry if following is None else following, spot)
+                return self._value(carry if following is None else following, spot)
+            case CollectStatement(node=node):
+                return (node if node in self.found.spots else self.homesite), "where the values are"
             case CacheStatement(site=site, store=store):
-                if site is None:
-                    site = self._near(Ref(node=-1) if store is None else store, spot)[0].partition("#")[0]
-                elif site not in self.federation.sites:
-                    self.found.report(
-                        spot, f"no site {site!r} in federation {self.federation.name!r} ({self._sites()})"
-                    )
-                elif self.allowed is not None and site not in self.allowed:
-                    allowed = sorted(self.allowed)
-                    self.found.report(spot, f"uses the cache of site {site!r}; restrict_to_sites allows {allowed}")
-                found = self.federation.sites.get(site)
-                # One worker keeps the cache of a site, so that all of them share it.
-                shared = found is not None and (found.workers or self.lanes) > 1 and site != self.homesite
-                return (f"{site}#{_CACHE}" if shared else site), "whose cache it is"
-            case CallStatement():
-                return self.homesite, "nowhere"  # a problem is reported already
+                if site is not None:
+                    self._check_cache(spot, site)
+                    return site, "whose cache it is"
+                near = self.homesite if store is None else self._value(store, spot)[0]
+                return near, "whose cache it is"
+            case _:
+                raise AssertionError(spot)  # calls are not followers
 
-    def _near(self, expression: Expression, spot: Spot) -> tuple[str, str]:
+    def _value(self, expression: Expression, spot: Spot) -> tuple[Leader, str]:
         for ref in references(expression):
-            if isinstance(ref, Ref) and ref.node >= 0:
-                return self.locate(ref.node), "where its value is"
-        for statement_id, _ in reversed(spot.path):
-            outer = self.found.spots[statement_id].statement
-            if isinstance(outer, (ForEachStatement, RepeatStatement)):
-                return self.locate(statement_id), "where its loop is driven"
+            if isinstance(ref, Ref) and ref.node in self.found.spots:
+                return ref.node, "where its value is"
+        for key, _ in reversed(spot.path):
+            if isinstance(self.found.spots[key].statement, (ForEachStatement, RepeatStatement)):
+                return key, "where its loop is driven"
         return self.homesite, "nothing ties it to another site"
 
+    def _check_cache(self, spot: Spot, site: str) -> None:
+        federation, allowed = self.candidates.federation, self.candidates.allowed
+        if site not in federation.sites:
+            message = f"no site {site!r} in federation {federation.name!r} ({self.candidates.sites()})"
+            self.found.report(spot, message)
+        elif allowed is not None and site not in allowed:
+            self.found.report(spot, f"uses the cache of site {site!r}; restrict_to_sites allows {sorted(allowed)}")
 
-def _fixed_time(site: Site, statement: CallStatement) -> float:
-    adapter = site.adapter(statement.operation, statement.provider)
-    return 0.0 if adapter is None or adapter.cost is None else adapter.cost.fixed_time
+    def place(self, placed: dict[int, Placement]) -> None:
+        """Places what follows calls that are placed."""
+        for key in self.found.spots:
+            trail: list[int] = []
+            step: Leader = key
+            while isinstance(step, int) and step not in placed and step not in trail:
+                trail.append(step)
+                step = self.next[step][0]
+            here = placed[step].location if isinstance(step, int) and step in placed else step
+            location = self.homesite if isinstance(here, int) else here
+            for passed in reversed(trail):
+                if isinstance(self.found.spots[passed].statement, CacheStatement):
+                    location = self._cache(location.partition("#")[0])
+                placed[passed] = Placement(location, self.next[passed][1])
+
+    def _cache(self, name: str) -> str:
+        """One worker keeps the cache of a site, so that all of them share it."""
+        site = self.candidates.federation.sites.get(name)
+        shared = site is not None and (site.workers or self.lanes) > 1 and name != self.homesite
+        return f"{name}#{_CACHE}" if shared else name
+
+
+def best_placement(graph: Graph) -> tuple[Estimate, bool]:
+    """The best placement that can be found, and whether it is certain that there is no better one."""
+    found = search(graph)
+    best = estimate(graph, found.options)
+    if found.proven:
+        return best, True
+    other = estimate(graph, greedy(graph))
+    if other.total < best.total:
+        best = other
+    return _improved(graph, best), False
+
+
+def _improved(graph: Graph, best: Estimate) -> Estimate:
+    """Changes one choice after the other as long as that makes everything done sooner."""
+    left = _TRIALS
+    size = max(len(graph.works), 1)
+    better = True
+    while better and left > 0:
+        better = False
+        for number, choice in enumerate(graph.choices):
+            if len(choice.sites) < 2 or not any(best.critical(work) for work in choice.works):
+                continue
+            for option in range(len(choice.sites)):
+                left -= 1 if len(choice.works) == 1 else size
+                if option == best.options[number] or left <= 0:
+                    continue
+                if total_with(graph, best, number, option) < best.total * (1 - 1e-12):
+                    options = list(best.options)
+                    options[number] = option
+                    best = estimate(graph, options)
+                    left -= size
+                    better = True
+    return best
 
 
 def place(
-    found: Structure, federation: Federation, homesite: str, restrict_to_sites: Iterable[str] | None, lanes: int
-) -> dict[int, Placement]:
-    """Chooses a location for every statement. What cannot be placed is added to the structure's problems."""
-    placer = _Placer(found, federation, homesite, restrict_to_sites, lanes)
-    for spot in found.spots.values():
+    found: Structure,
+    federation: Federation,
+    homesite: str,
+    restrict_to_sites: Iterable[str] | None,
+    lanes: int,
+    costs: Costs,
+) -> tuple[dict[int, Placement], PlanCost | None]:
+    """Chooses a location for every statement. What cannot be placed is added to the structure's problems.
+
+    Gives the locations, and what everything costs, as far as that is known.
+    """
+    candidates = Candidates(found, federation, restrict_to_sites)
+    options: dict[int, list[Option]] = {}
+    for key, spot in found.spots.items():
         if isinstance(spot.statement, CallStatement):
-            placer.call(spot, spot.statement)
-    for node in found.spots:
-        placer.locate(node)
-    return placer.placed
+            options[key] = candidates.of(spot, spot.statement)
+    following = _Following(found, candidates, homesite, lanes)
+    following.resolve()
+    if found.problems:
+        return {}, None
+    placed: dict[int, Placement] = {}
+    account = None
+    choosing = any(len(listed) > 1 for listed in options.values())
+    if choosing or costs.links_known or _any_cost(options, costs):
+        graph = graph_of(found, options, following.roots, costs, homesite)
+        best, certain = best_placement(graph)
+        account = Account(graph, best, options, costs, certain)
+    for key, listed in options.items():
+        statement = found.spots[key].statement
+        assert isinstance(statement, CallStatement)  # noqa: S101 - only calls have options
+        option = listed[0] if account is None else listed[account.chosen(key)]
+        location, why = option.site, _why(statement, listed, account)
+        if option.adapter.in_process and option.site != homesite:
+            location = f"{option.site}#{statement.operation}"
+            why += ", in a process of its own"
+        cost = None if account is None else account.cost(key)
+        others = () if account is None else account.alternatives(key)
+        placed[key] = Placement(location, why, option.adapter.provider, cost, others)
+    following.place(placed)
+    return placed, None if account is None else account.plan_cost
+
+
+def _any_cost(options: dict[int, list[Option]], costs: Costs) -> bool:
+    return any(costs.known(option.site, option.adapter) for listed in options.values() for option in listed)
+
+
+def _why(statement: CallStatement, listed: list[Option], account: Account | None) -> str:
+    if isinstance(statement.site, str) and (len(listed) == 1 or account is None):
+        return "fixed by the pipeline"
+    if len(listed) == 1 or account is None:
+        return "the only site that offers it"
+    return account.why(statement.id)

@@ -18,8 +18,11 @@ from dfm_async.pipeline.expressions import Constant, Parameter, Ref, walk
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.pipeline.statements import CallStatement, CollectStatement, IfStatement, Statement, YieldStatement
 from dfm_async.pipeline.text import expression_text
+from dfm_async.planner.account import Alternative, NodeCost, PlanCost
+from dfm_async.planner.costs import Costs
 from dfm_async.planner.nets import build_nets
 from dfm_async.planner.placement import Placement, place
+from dfm_async.planner.profile import Profile
 from dfm_async.planner.structure import Spot, Structure, analyse
 from dfm_async.planner.types import fits, type_text, validate
 from dfm_async.rendering import Shown, renderer
@@ -112,6 +115,8 @@ class NodePlan(msgspec.Struct, frozen=True):
         after: the statements that it waits for without needing their values.
         returns: those of the inputs that come back to it from its own block.
         detail: the place of a yield, or the condition of a branch.
+        cost: what a call is reckoned to cost, if anything is known about costs.
+        alternatives: where else a call could run, the best of them first.
     """
 
     id: int
@@ -127,6 +132,8 @@ class NodePlan(msgspec.Struct, frozen=True):
     after: tuple[int, ...] = ()
     returns: tuple[int, ...] = ()
     detail: str = ""
+    cost: NodeCost | None = None
+    alternatives: tuple[Alternative, ...] = ()
 
     @property
     def site(self) -> str:
@@ -148,6 +155,8 @@ class Plan(Shown, msgspec.Struct, frozen=True, dict=True):
     nodes: tuple[NodePlan, ...]
     ordered_places: tuple[str, ...] = ()
     """Places with one yield outside all loops, whose results of one frame come in order by themselves."""
+    cost: PlanCost | None = None
+    """How long it is reckoned to take, if anything is known about costs."""
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -238,8 +247,17 @@ def prepare(
     homesite: str,
     restrict_to_sites: Iterable[str] | str | None = None,
     lanes: int = 1,
+    measured: Profile | None = None,
 ) -> Plan:
     """Checks a pipeline, places its nodes and makes its nets.
+
+    Args:
+        pipeline: the pipeline.
+        federation: the sites.
+        homesite: where parameters come from and results go to.
+        restrict_to_sites: the sites that may be used; None means all.
+        lanes: how many processes a site has that does not say it itself.
+        measured: costs that replace the configured ones.
 
     Raises:
         PipelineError: with everything that is wrong, each problem with its statement.
@@ -250,7 +268,7 @@ def prepare(
     found = analyse(pipeline)
     check_version(pipeline, federation, found)
     allowed = allowed_sites(restrict_to_sites, federation, homesite, found)
-    placed = place(found, federation, homesite, allowed, lanes)
+    placed, cost = place(found, federation, homesite, allowed, lanes, Costs(federation, measured))
     uses = _check_types(found, federation)
     if found.problems:
         raise PipelineError(pipeline.name, found.problems)
@@ -266,6 +284,7 @@ def prepare(
         uses=uses,
         nodes=node_plans(found, placed),
         ordered_places=_ordered(found),
+        cost=cost,
     )
 
 
@@ -308,7 +327,7 @@ def _check_types(found: Structure, federation: Federation) -> tuple[ParameterUse
         for name, expression in statement.args.items():
             parameter = parameters.get(name)
             if parameter is None:
-                if not open_ended:
+                if not open_ended and name not in operation.exposed:
                     found.report(spot, f"operation {operation.name!r} has no parameter {name!r}")
                 continue
             hint = types.get(name, Any)
@@ -410,6 +429,8 @@ def node_plans(found: Structure, placed: dict[int, Placement]) -> tuple[NodePlan
                 after,
                 tuple(returns),
                 detail,
+                where.cost,
+                where.alternatives,
             )
         )
     return tuple(nodes)

@@ -36,10 +36,11 @@ from dfm_async.pipeline.statements import (
     Statement,
     YieldStatement,
     blocks,
+    walk_statements,
 )
 from dfm_async.pipeline.text import statement_label
 
-__all__ = ["Block", "Spot", "Structure", "analyse", "expressions_of"]
+__all__ = ["Block", "Spot", "Structure", "analyse", "expressions_of", "outer_nodes"]
 
 Block: TypeAlias = tuple[int, int]
 """A body of a statement: the statement's id, and which of its bodies."""
@@ -116,6 +117,19 @@ def expressions_of(statement: Statement) -> Iterator[tuple[str, Expression, bool
                 yield "store", statement.store, True
         case _:
             return
+
+
+def outer_nodes(statement: CacheStatement) -> dict[int, None]:
+    """The nodes outside a cache block that its body uses."""
+    inside = {inner.id for inner in walk_statements(statement.body)} | {statement.id}
+    nodes: dict[int, None] = {}
+    for inner in walk_statements(statement.body):
+        for _, expression, _ in expressions_of(inner):
+            nodes.update((ref.node, None) for ref in references(expression) if isinstance(ref, Ref))
+        nodes.update(dict.fromkeys(getattr(inner, "after", ())))
+    if statement.store is not None:
+        nodes.update((ref.node, None) for ref in references(statement.store) if isinstance(ref, Ref))
+    return {node: None for node in nodes if node not in inside}
 
 
 def analyse(pipeline: Pipeline) -> Structure:

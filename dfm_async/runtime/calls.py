@@ -87,6 +87,7 @@ def invoke(job: SiteJob, effect: fx.Invoke) -> None:
     call = _Call(effect, callee)
     if job.observer is not None:
         call.seen = job.observer.began(call.activity, call.operation, 1)
+        job.observer.given(call.seen, callee.adapter.provider, None if call.streams else call.args)
     context = contextvars.Context()  # fresh: an operation sees nothing of the code that happens to drive it
     context.run(_context.enter, context_of(job, call.activity, call.operation, 1, call.seen))
     if not call.simple:
@@ -183,6 +184,7 @@ async def _try(job: SiteJob, call: _Call) -> None:
                 call.attempt += 1
                 if job.observer is not None:
                     call.seen = job.observer.began(call.activity, call.operation, call.attempt)
+                    job.observer.given(call.seen, call.callee.adapter.provider, call.args)
                 continue
             _raised(job, call, error)
         else:
@@ -221,7 +223,8 @@ def _returned(job: SiteJob, call: _Call, value: Any) -> None:
     elif is_iterator(value):
         job.streams.returned(call.activity, value, call.seen)
     else:
-        _observe_end(job, call, None)
+        if job.observer is not None and call.seen is not None:
+            job.observer.returned(call.seen, value)
         call.close()
         job.game.complete(call.activity, value)
 
@@ -236,7 +239,7 @@ def _raised(job: SiteJob, call: _Call, error: BaseException) -> None:
         game.fail(call.activity, game.error(call.activity, error, call.attempt, cause_of(error)))
 
 
-def _observe_end(job: SiteJob, call: _Call, error: BaseException | None) -> None:
+def _observe_end(job: SiteJob, call: _Call, error: BaseException) -> None:
     if job.observer is not None and call.seen is not None:
         job.observer.ended(call.seen, error)
         call.seen = None

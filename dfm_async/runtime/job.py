@@ -100,7 +100,7 @@ class SiteJob:
         """The objects of classes. Most jobs have none, so this is made with the first."""
         self.observer = None
         if start.watch or self.recorder is not None:
-            self.observer = CallObserver(self, start.watch, self.recorder)
+            self.observer = CallObserver(self, start.watch, self.recorder, measured=start.measure)
         """Watches the calls, if somebody wants to know."""
         self._streams: JobStreams | None = None
         self._blocked: deque[fx.EmitValue] = deque()

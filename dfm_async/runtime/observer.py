@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
+from dfm_async.errors import EncodingError
 from dfm_async.model.error_record import ErrorRecord
 from dfm_async.model.ids import Frame
 from dfm_async.runtime.paced import Paced
 from dfm_async.telemetry.recorder import Failure, Recorder, TracedCall
 from dfm_async.telemetry.user_spans import failure_of
 from dfm_async.wire import messages as msg
+from dfm_async.wire.memory import size_of
 
 if TYPE_CHECKING:
     from dfm_async.net.game import Activity
@@ -44,11 +47,13 @@ class CallObserver:
         job: the job.
         counted: whether its calls are counted.
         recorder: where spans go, if it is traced.
+        measured: whether spans tell the sizes of what is passed and returned.
     """
 
-    __slots__ = ("_counter", "_recorder")
+    __slots__ = ("_codec", "_counter", "_recorder")
 
-    def __init__(self, job: SiteJob, counted: bool, recorder: Recorder | None) -> None:
+    def __init__(self, job: SiteJob, counted: bool, recorder: Recorder | None, *, measured: bool = False) -> None:
+        self._codec = job.runtime.codec if measured else None
         self._counter = _CallCounter(job) if counted else None
         self._recorder = recorder
 
@@ -60,6 +65,25 @@ class CallObserver:
         if self._counter is not None:
             self._counter.began(node)
         return Observation(node, frame, attempt, trace)
+
+    def given(self, seen: Observation, provider: str | None, args: Mapping[str, Any] | None) -> None:
+        """What it was called with; None if streams are among that."""
+        if self._codec is not None and seen.trace is not None:
+            seen.trace.given(provider, None if args is None else self._size(dict(args)))
+
+    def returned(self, seen: Observation, value: Any) -> None:
+        """It has returned a value, and ends."""
+        if self._codec is not None and seen.trace is not None:
+            seen.trace.returned(lambda: self._size(value))
+        self.ended(seen, None)
+
+    def _size(self, value: Any) -> int | None:
+        """How many bytes a value has when it is sent; None if it cannot be."""
+        assert self._codec is not None  # noqa: S101 - the callers have seen it
+        try:
+            return size_of(self._codec.payload(self._codec.pack(value)))
+        except EncodingError:
+            return None
 
     def ended(self, seen: Observation, error: BaseException | ErrorRecord | None) -> None:
         """An attempt has returned or raised."""

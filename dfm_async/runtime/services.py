@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dfm_async.errors import SecretError
 from dfm_async.runtime.context import current_context
+from dfm_async.site.secrets import NoSecret
 from dfm_async.telemetry.user_spans import UserSpan
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ class JobServices:
         Raises:
             SecretError: there is none; or the vault is asynchronous, and this is the thread of the loop.
         """
-        return self._job.runtime.secrets.read(key, lambda work: self._wait(key, work))
+        try:
+            return self._job.runtime.secrets.read(key, lambda work: self._wait(key, work))
+        except SecretError as error:
+            raise NoSecret(error.site, error.key, error.reason) from None
 
     def _wait(self, key: str, work: Any) -> Any:
         if self._job.runtime.on_loop():

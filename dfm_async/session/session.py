@@ -29,6 +29,7 @@ from dfm_async.model.status import JobStatus
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.planner.explain import net_text
 from dfm_async.planner.plan import Plan, missing_operations, prepare, retry_policies
+from dfm_async.planner.profile import Profile
 from dfm_async.planner.types import warm
 from dfm_async.results.record import JobRecord
 from dfm_async.results.watching import JobActivity
@@ -36,6 +37,7 @@ from dfm_async.runtime.once import in_thread
 from dfm_async.session.callbacks import Callback, CallbackDispatcher, LoopDispatcher
 from dfm_async.session.job import Job, check_places, record_info, summary_info
 from dfm_async.session.parameters import ParameterSets
+from dfm_async.session.profiling import Profiling, SessionProfile
 from dfm_async.session.watch import JobWatch, SiteWatch
 from dfm_async.store import open_store
 from dfm_async.targets.base import Target
@@ -112,6 +114,7 @@ class Session:
         )
         self._params = ParameterSets(federation, codec, None if self._durable is None else self._durable.codec)
         self._traces = Traces(sink_of(trace))
+        self._profile = SessionProfile(self._traces, homesite)
         self._reruns_of: OrderedDict[str, int] = OrderedDict()
         self._supervisor: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
@@ -275,23 +278,56 @@ class Session:
 
     # pipelines
 
-    async def prepare(self, pipeline: Pipeline, restrict_to_sites: Iterable[str] | str | None = None) -> Plan:
+    async def prepare(
+        self,
+        pipeline: Pipeline,
+        restrict_to_sites: Iterable[str] | str | None = None,
+        costs: Literal["configured", "measured"] | Profile = "configured",
+    ) -> Plan:
         """Checks a pipeline and makes a plan of it, which can be executed many times.
 
         Args:
             pipeline: the pipeline.
             restrict_to_sites: the sites that may be used; "homesite" means only the application's own.
+            costs: what placement reckons with: what the federation says ("configured"), or what this session has
+                measured with :meth:`profile`, or a given profile. What was not measured counts as configured.
 
         Raises:
-            PipelineError: with everything that is wrong.
+            PipelineError: with everything that is wrong; also if nothing was measured.
         """
-        return self._prepare(pipeline, restrict_to_sites)
+        return self._prepare(pipeline, restrict_to_sites, self._measured(pipeline, costs))
 
-    def _prepare(self, pipeline: Pipeline, restrict_to_sites: Iterable[str] | str | None = None) -> Plan:
+    def profile(self) -> Profiling:
+        """Measures the jobs that are executed while it is open: ``with session.profile() as profile``.
+
+        It measures how long operations take, how large their inputs and outputs are, and how long values take from
+        site to site. Other jobs are not measured, and cost nothing more. ``async with`` works, too.
+        """
+        return Profiling(self._profile)
+
+    def _measured(self, pipeline: Pipeline, costs: Literal["configured", "measured"] | Profile) -> Profile | None:
+        if isinstance(costs, Profile):
+            return costs
+        if costs == "configured":
+            return None
+        if costs != "measured":
+            raise ValueError(f"costs must be 'configured', 'measured' or a Profile, not {costs!r}")
+        found = self._profile.measured()
+        if not found:
+            message = "nothing was measured: execute jobs in a block 'with session.profile()', or give a profile"
+            raise PipelineError(pipeline.name, [Problem("costs", message)])
+        return found
+
+    def _prepare(
+        self,
+        pipeline: Pipeline,
+        restrict_to_sites: Iterable[str] | str | None = None,
+        measured: Profile | None = None,
+    ) -> Plan:
         if not isinstance(pipeline, Pipeline):
             raise TypeError(f"a Pipeline is needed, not {pipeline!r}")
-        if restrict_to_sites is not None:
-            return prepare(pipeline, self.federation, self.homesite, restrict_to_sites, self._lanes)
+        if restrict_to_sites is not None or measured is not None:
+            return prepare(pipeline, self.federation, self.homesite, restrict_to_sites, self._lanes, measured)
         key = id(pipeline.body)
         known = self._plans.get(key)
         if known is not None and known[0] is pipeline.body:
@@ -422,6 +458,7 @@ class Session:
             job = Job(self, record.job_id, record)
             if execution is not None:
                 coordinator.trace = execution.job(record.job_id, plan.pipeline, plan.sites_at)
+                self._profile.watch(coordinator)
             try:
                 self._check_open()
                 job.start_callbacks(self._spawn, self._dispatcher, default_callback, place_callbacks)
@@ -519,6 +556,7 @@ class Session:
             with self._traces.execution(start, plan.pipeline, resumed=True) as execution:
                 if execution is not None:
                     coordinator.trace = execution.job(job_id, plan.pipeline, plan.sites_at)
+                    self._profile.watch(coordinator)
                 try:
                     self._check_open()
                     if stream is not None:

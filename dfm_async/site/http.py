@@ -16,8 +16,8 @@ from urllib.parse import quote
 import msgspec
 
 from dfm_async.errors import DfmError, HttpCallFailed
-from dfm_async.model.http import HttpOptions
-from dfm_async.site.http_request import Request, RequestPlan, Signature
+from dfm_async.model.http import HttpOptions, RequestPlan
+from dfm_async.site.http_request import Request, Signature, make_request, sign
 
 if TYPE_CHECKING:
     import httpx
@@ -48,7 +48,7 @@ class HttpCall:
 
     Args:
         operation: the name of the operation, for errors.
-        request: how requests are made, as :class:`~dfm_async.site.http_request.RequestPlan` has it.
+        request: how requests are made, as ``RequestPlan`` of :mod:`dfm_async.model.http` has it.
         options: timeouts, retries and limits, as :class:`~dfm_async.HttpOptions` has them.
 
     Raises:
@@ -74,7 +74,7 @@ class HttpCall:
             HttpCallFailed: it cannot be reached, or did not give an answer that is good.
         """
         try:
-            request, signature = self._plan.request(arguments), self._plan.sign(arguments)
+            request, signature = make_request(self._plan, arguments), sign(self._plan, arguments)
         except ValueError as error:
             raise self._failed(str(error)) from error
         attempt, retry = 1, self._options.retry

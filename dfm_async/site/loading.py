@@ -13,6 +13,7 @@ from dfm_async.model.resources import SiteConfig
 __all__ = ["Loader"]
 
 _OURS: Final = "dfm_async"
+_THEIRS: Final = "nv_dfm_core"
 _OFFERED: Final = frozenset({"dfm_async.site"})
 """The package of ours whose classes a federation may name."""
 
@@ -87,11 +88,13 @@ class Loader:
                 reason = f"cannot be imported: there is no module {missing!r}. Install its package where the site runs"
             else:
                 reason = f"cannot be imported: its module needs {missing!r}, which is not installed"
-            if missing.partition(".")[0] == "nv_dfm_core":
+            if missing.partition(".")[0] == _THEIRS:
                 reason += ". Install nv-dfm-core, or set compat=True for the federation"
             raise LoadingError(self._site, role, path, reason) from error
         except Exception as error:
             reason = f"cannot be imported: its module raised {type(error).__name__}: {error}"
+            if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == _THEIRS:
+                reason += f". dfm_async stands in for {_THEIRS} and lacks this name: install nv-dfm-core"
             raise LoadingError(self._site, role, path, reason) from error
         found = getattr(module, name, None)
         if found is None:

@@ -15,7 +15,7 @@ from dfm_async.site.construction import wrong_arguments
 from dfm_async.site.loading import Loader
 from dfm_async.site.vaults import EnvironmentVault, FileVault, KeyringVault, Vault
 
-__all__ = ["Secrets"]
+__all__ = ["NoSecret", "Secrets"]
 
 T = TypeVar("T")
 
@@ -26,6 +26,10 @@ _NAMED: Final[dict[str, type[Any]]] = {
 }
 _AT_ONCE: Final = 8
 """How many threads ask a vault at the same time; further ones wait."""
+
+
+class NoSecret(SecretError, ValueError):
+    """What a site object raises for a secret that is not there: adapters that are written for DFM expect this kind."""
 
 
 class _InThread(Protocol):

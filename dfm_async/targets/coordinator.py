@@ -89,6 +89,8 @@ class Coordinator:
         """For each location, how it stopped when the job was cancelled."""
         self.trace: JobTrace | None = None
         """The job's spans, if it is traced."""
+        self.measured = False
+        """Whether they tell the sizes of what operations take and return."""
         self.resubmit: Callable[[Coordinator], None] | None = None
         """Gives the job new workers, after it has lost one."""
         self.frames = FrameLedger(record.open_frames, len(self.plan.locations), rules.window, rules.reruns > 0, _weigh)
@@ -287,6 +289,7 @@ class Coordinator:
                 record.activity is not None,
                 None if traced is None else traced[at],
                 self._origin(),
+                self.measured,
             )
             send(at, start)
             for batch in batches[1:]:

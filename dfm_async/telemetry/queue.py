@@ -83,12 +83,12 @@ class SpanOwner(Protocol):
 class SpanQueue:
     """Keeps spans for a moment. All is done on the loop that it is used on.
 
-    Args:
-        sink: who gets all of them, if anybody does.
+    Attributes:
+        sinks: who gets all of them.
     """
 
-    def __init__(self, sink: Sink | None) -> None:
-        self._sink = sink
+    def __init__(self) -> None:
+        self.sinks: list[Sink] = []
         self._waiting: deque[tuple[SpanOwner, int, Sequence[Made] | bytes, int]] = deque()
         self._count = 0
         self._handle: asyncio.Handle | None = None
@@ -127,13 +127,13 @@ class SpanQueue:
                     owner.bridge.end(source, made)
                 except Exception:  # noqa: BLE001 - a user's span processor: its trouble is not the jobs'
                     self._tell(owner.bridge)
-            if self._sink is not None:
+            if self.sinks:
                 found.extend(map(source.span, made))
-        if self._sink is not None and found:
+        for sink in list(self.sinks) if found else ():
             try:
-                self._sink.write(found)
+                sink.write(found)
             except Exception:  # noqa: BLE001 - a user's: its trouble is not the jobs'
-                self._tell(self._sink)
+                self._tell(sink)
 
     def _tell(self, culprit: Sink | Bridge) -> None:
         if id(culprit) not in self._failed:  # once: others will follow

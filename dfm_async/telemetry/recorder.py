@@ -35,13 +35,29 @@ class OpenSpan(Protocol):
 class TracedCall:
     """One attempt of a call, while it runs. ``span`` is the id of its span."""
 
-    __slots__ = ("_attributes", "_start", "recorder", "span")
+    __slots__ = ("_attributes", "_end", "_start", "recorder", "span")
 
     def __init__(self, recorder: Recorder, span: int, attributes: dict[str, Scalar]) -> None:
         self.recorder = recorder
         self.span = span
         self._attributes = attributes
         self._start = time.time_ns()
+        self._end: int | None = None
+
+    def given(self, provider: str | None, size: int | None) -> None:
+        """Notes what it was called with: of whom, and how many bytes."""
+        if provider is not None:
+            self._attributes["dfm.provider"] = provider
+        if size is not None:
+            self._attributes["dfm.bytes_in"] = size
+        self._start = time.time_ns()  # that took time of its own
+
+    def returned(self, size: Callable[[], int | None]) -> None:
+        """Notes how many bytes it has returned; finding that out does not count."""
+        self._end = time.time_ns()
+        found = size()
+        if found is not None:
+            self._attributes["dfm.bytes_out"] = found
 
     @property
     def position(self) -> Position:
@@ -52,7 +68,7 @@ class TracedCall:
         """It has returned or raised; what comes after the first time does not count."""
         recorder = self.recorder
         if recorder.open.pop(self.span, None) is not None:
-            recorder.add("dfm.operation", self.span, recorder.span, self._start, self._attributes, failure)
+            recorder.add("dfm.operation", self.span, recorder.span, self._start, self._attributes, failure, self._end)
 
 
 class Recorder:
@@ -108,8 +124,9 @@ class Recorder:
         start: int,
         attributes: dict[str, Scalar],
         failure: Failure | None = None,
+        end: int | None = None,
     ) -> None:
-        """Takes a span that ends now."""
+        """Takes a span that ends now, or has ended before."""
         waiting = self._waiting
         if len(waiting) + self._on_the_way >= _LIMIT:
             with self._lock:
@@ -119,7 +136,7 @@ class Recorder:
         if failure is not None:
             error = ": ".join(filter(None, failure[:2]))
             attributes = {**attributes, **failure_attributes(*failure)}
-        waiting.append((name, span, parent, start, time.time_ns(), attributes, error))
+        waiting.append((name, span, parent, start, end or time.time_ns(), attributes, error))
         if len(waiting) >= _BATCH and not self._asked:
             self._asked = True
             self._on_batch()

@@ -35,7 +35,9 @@ class Traces:
 
     def __init__(self, sink: Sink | None) -> None:
         self._sink = sink
-        self._queue = SpanQueue(sink)
+        self._queue = SpanQueue()
+        if sink is not None:
+            self._queue.sinks.append(sink)
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -49,11 +51,25 @@ class Traces:
             if self._sink is not None:
                 self._sink.close()
 
+    def add(self, sink: Sink) -> None:
+        """Lets another sink take spans, too, until it is removed. Once is enough."""
+        if sink not in self._queue.sinks:
+            self._queue.sinks.append(sink)
+
+    def remove(self, sink: Sink) -> None:
+        """A sink takes no more spans."""
+        if sink in self._queue.sinks:
+            self._queue.sinks.remove(sink)
+
+    def flush(self) -> None:
+        """Hands on all spans that have come."""
+        self._queue.flush()
+
     def execution(
         self, start: int, pipeline: str | None, *, resumed: bool = False
     ) -> AbstractContextManager[ApplicationSpan | None]:
         """Begins the span of an execution, if it is to be traced."""
-        if self._sink is None and "opentelemetry.trace" not in sys.modules:
+        if not self._queue.sinks and "opentelemetry.trace" not in sys.modules:
             return _UNTRACED
         attributes: dict[str, Scalar] = {"dfm.pipeline": pipeline or ""}
         if resumed:
@@ -97,14 +113,15 @@ class Traces:
             headers: of a request, which may tell a trace that it is a part of.
         """
         bridge = _bridge()
-        if bridge is None and self._sink is None:
+        if bridge is None and not self._queue.sinks:
             return _UNTRACED
-        if bridge is not None:
-            decided = bridge.decide(name, attributes, headers)
-            if decided is None:
-                return _UNTRACED
+        decided = None if bridge is None else bridge.decide(name, attributes, headers)
+        if decided is not None:
             trace_id, parent, attributes = decided
+        elif bridge is not None and all(sink is self._sink for sink in self._queue.sinks):
+            return _UNTRACED
         else:
+            bridge = None  # there is none, or it does not want this one, and somebody else does
             above = current_position()
             if above is None and headers is not None:
                 above = read_traceparent(headers.get("traceparent"))

@@ -9,7 +9,8 @@ from starlette.responses import Response
 from starlette.types import Send
 
 from dfm_async.errors import PipelineError, Problem
-from dfm_async.pipeline.pipeline import Pipeline
+from dfm_async.federation.federation import Federation
+from dfm_async.pipeline.pipeline import Pipeline, is_dfm
 from dfm_async.web.answers import Refusal, answer
 from dfm_async.web.bodies import Submission, WholePipeline, read_body
 from dfm_async.web.jobs import JobHandlers
@@ -44,7 +45,7 @@ class PipelineHandlers:
             raise Refusal(403, "pipelines", "only registered pipelines can be run here")
         with state.uploads.upload(principal) as upload:
             body = await read_body(request, state.limits, upload, WholePipeline)
-            pipeline = foreign_pipeline(body.pipeline)
+            pipeline = foreign_pipeline(body.pipeline, state.session.federation)
             submission = Submission.model_construct(**{name: getattr(body, name) for name in Submission.model_fields})
             return await self._jobs.run(request, send, principal, upload, pipeline, submission)
 
@@ -58,8 +59,8 @@ def _described(schema: PipelineSchema) -> dict[str, Any]:
     }
 
 
-def foreign_pipeline(data: dict[str, Any]) -> Pipeline:
-    """Reads a pipeline that a client brings along.
+def foreign_pipeline(data: dict[str, Any], federation: Federation) -> Pipeline:
+    """Reads a pipeline that a client brings along: our own JSON, or DFM's.
 
     It may use nothing that reaches beyond the operations of the federation: no constants in an encoding of our own,
     which can name classes, and no attributes that lead into the inside of objects.
@@ -67,6 +68,8 @@ def foreign_pipeline(data: dict[str, Any]) -> Pipeline:
     Raises:
         PipelineError: it is none, or uses such things; with everything that is wrong.
     """
+    if is_dfm(data):  # it has neither
+        return federation.pipeline_from_dfm(data)
     found: list[Problem] = []
     stack: list[tuple[str, Any]] = [("$", data)]
     while stack:

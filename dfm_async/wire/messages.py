@@ -75,7 +75,7 @@ class StartJob(_Message, frozen=True, tag=2):
 
     ``stored``: its results are written down, so they must not need pickle. ``watch``: its calls are counted. ``trace``:
     the trace that it belongs to, the id of the location's span, and which run of the job this is; None if it is not
-    traced.
+    traced. ``measure``: its spans tell the sizes of what operations take and return.
     """
 
     job: int
@@ -93,6 +93,7 @@ class StartJob(_Message, frozen=True, tag=2):
     watch: bool = False
     trace: tuple[str, int, int] | None = None
     origin: Origin | None = None
+    measure: bool = False
 
 
 class OpenFrames(_Message, frozen=True, tag=3):

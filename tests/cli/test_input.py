@@ -47,7 +47,9 @@ def test_a_federation_is_found_in_a_file_a_module_or_a_package(tmp_path: Path, m
     found = ["alone_fed.py", "alone_fed", "alone_fed:fed", "two_feds.py:two", "two_feds:second", "packed/inner.py"]
     names = [find_federation(reference)[0].name for reference in [*found, "packed.inner"]]
     assert names == ["alone", "alone", "alone", "second", "second", "inner", "inner"]
-    assert find_federation("packed/inner.py")[1].__name__ == "packed.inner"
+    module = find_federation("packed/inner.py")[1]
+    assert module is not None
+    assert module.__name__ == "packed.inner"
 
 
 def test_a_pipeline_is_found_by_its_variable_its_name_its_file_or_as_json(tmp_path: Path) -> None:

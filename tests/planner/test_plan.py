@@ -68,6 +68,15 @@ def equal(x: Any = None) -> Any:
 c.operation(equal)
 
 
+@a.operation
+def free(*, x: Any = None, y: Any = None) -> Any:
+    return x
+
+
+b.operation(free)
+c.operation(free)
+
+
 @c.operation(in_process=True)
 def alone(x: Any = None) -> Any:
     return x
@@ -118,10 +127,10 @@ def test_with_equal_costs_the_first_site_of_the_federation_is_taken() -> None:
 def test_a_node_runs_near_most_of_its_inputs() -> None:
     with Pipeline() as p:
         x, y = at_a(), at_a()
-        anywhere(x=[x, y], y=at_b())
-        anywhere(x=x["field"])
-    assert where(p)["anywhere#3"] == "a"
-    assert where(p)["anywhere#4"] == "a"
+        free(x=[x, y], y=at_b())
+        free(x=x["field"])
+    assert where(p)["free#3"] == "a"
+    assert where(p)["free#4"] == "a"
 
 
 def test_an_adapter_with_a_process_of_its_own_has_a_location_of_its_own() -> None:
@@ -184,7 +193,7 @@ def test_every_node_says_why_it_runs_where_it_does() -> None:
     with Pipeline("why") as p:
         x = at_a()
         anywhere()
-        anywhere(x=x)
+        free(x=x)
         equal()
         Yield(at_b(x, site="b"))
         Yield(alone(), place="z")
@@ -192,7 +201,7 @@ def test_every_node_says_why_it_runs_where_it_does() -> None:
     why = {node.label: node.why for node in plan.nodes}
     assert why["at_a#0"] == "the only site that offers it"
     assert why["anywhere#1"].startswith("cheapest")
-    assert why["anywhere#2"].startswith("nearest to its inputs")
+    assert why["free#2"].startswith("nearest to its inputs")
     assert why["equal#3"].startswith("the first that offers it")
     assert why["at_b#4"] == "fixed by the pipeline"
     assert why["alone#6"].endswith("in a process of its own")

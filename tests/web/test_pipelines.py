@@ -30,6 +30,19 @@ async def test_a_pipeline_can_come_with_the_request_if_that_is_allowed() -> None
         assert (found.status_code, found.json()["error"]) == (403, "pipelines")
 
 
+async def test_a_pipeline_that_comes_with_the_request_may_be_dfms_json() -> None:
+    async with serving(Service(session=inline, allow_pipelines=True)) as server:
+        data = inline().federation.pipeline_to_dfm(PIPELINES["squares"])
+        found = await server.client.post("/jobs", json={"pipeline": data, "params": {"x": 6}})
+        assert found.status_code == 201, found.text
+        events = await all_events(server.client, f"/jobs/{found.json()['job_id']}/stream")
+        assert [event.data["value"] for event in events if event.name == "result"] == [36]
+        data["dfm_body"][0]["dfm_class_name"] = "os.system"
+        found = await server.client.post("/jobs", json={"pipeline": data, "params": {"x": 6}})
+        assert (found.status_code, found.json()["error"]) == (422, "pipeline")
+        assert "'os.system' is neither" in found.text
+
+
 async def test_everything_that_is_wrong_with_a_pipeline_is_told() -> None:
     statements: list[dict[str, Any]] = [
         {"kind": "call", "id": 0, "operation": "nothing"},

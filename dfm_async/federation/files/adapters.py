@@ -172,6 +172,8 @@ def _binding(value: Value, parameters: Collection[str], providers: Collection[st
         return Const(value.node.value)
     fields = value.fields("a binding", (*_SOURCES, "expose_as", "doc"))
     chosen = [name for name in _SOURCES if name in fields]
+    if not chosen and any(name.replace("-", "_") not in fields for name, _ in value.mapping("a binding")):
+        return None  # an unknown key, which may be a misspelt one
     if len(chosen) != 1:
         shown = f"not {' and '.join(name.replace('_', '-') for name in chosen)}" if chosen else "and there is none"
         value.problem(f"a binding has one of from-param, const, from-secrets, from-site, from-provider, {shown}")

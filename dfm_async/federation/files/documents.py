@@ -37,7 +37,7 @@ class Documents:
     # files
 
     def _open(self, name: str, path: str, asked: Value | None) -> Document | None:
-        key = os.path.realpath(path)
+        key = os.path.realpath(path) if "\0" not in path else path
         if key in self._read:
             return self._read[key]
         if len(self._read) >= _MOST_FILES:

@@ -15,7 +15,7 @@ from dfm_async.federation.files.schemas import SchemaReader, is_path
 from dfm_async.federation.files.values import TooMuch, Value, one_of
 from dfm_async.model.resources import CacheConfig, SendCost, VaultConfig
 
-__all__ = ["read_federation"]
+__all__ = ["FORMAT", "VERSION", "read_federation"]
 
 _KEYS: Final = ("dfm", "info", "provision", "schemas", "operations", "sites")
 _SITE_KEYS: Final = (
@@ -32,8 +32,8 @@ _SITE_KEYS: Final = (
 _PROVIDER_KEYS: Final = ("info", "impl", "interface")
 _CACHE_KEYS: Final = ("protocol", "storage_options", "base_path", "max_bytes", "max_age")
 _VAULTS: Final = ("environment", "file", "keyring")
-_FORMAT: Final = "1.0.0"
-_VERSION: Final = re.compile(r"\d{1,9}\.\d{1,9}\.\d{1,9}", re.ASCII)
+FORMAT: Final = "1.0.0"
+VERSION: Final = re.compile(r"\d{1,9}\.\d{1,9}\.\d{1,9}", re.ASCII)
 _OPERATION: Final = "#/operations/"
 _APPLICATION: Final = "home"
 """The application's site as sessions call it by default: sending to it costs, too, but no file declares it."""
@@ -74,9 +74,9 @@ class _Reader:
             return None
         fields = value.fields("a federation", _KEYS)
         if "dfm" not in fields:
-            value.problem(f"'dfm' is missing: the version of the format, {_FORMAT}")
-        elif fields["dfm"].node.value != _FORMAT:
-            fields["dfm"].problem(f"dfm must be {_FORMAT}, the version of the format, not {fields['dfm'].kind}")
+            value.problem(f"'dfm' is missing: the version of the format, {FORMAT}")
+        elif fields["dfm"].node.value != FORMAT:
+            fields["dfm"].problem(f"dfm must be {FORMAT}, the version of the format, not {fields['dfm'].kind}")
         federation = self._info(value, fields.get("info"))
         if "provision" in fields:
             federation.provision = fields["provision"].plain_mapping("provision")
@@ -120,7 +120,7 @@ class _Reader:
 
     def _version(self, value: Value) -> str:
         text = value.node.value
-        if not isinstance(text, str) or not _VERSION.fullmatch(text):
+        if not isinstance(text, str) or not VERSION.fullmatch(text):
             value.problem(f"api-version must be three numbers, such as 0.1.0, not {value.kind}")
             return ""
         return text

@@ -9,7 +9,7 @@ __all__ = ["DEEPEST", "LARGEST", "Node", "Scalar", "TreeError", "read_tree"]
 
 DEEPEST: Final = 64
 """How deep a file may be nested."""
-LARGEST: Final = 1_000_000
+LARGEST: Final = 400_000
 """How many parts a file may have, with everything that its aliases repeat."""
 
 Scalar: TypeAlias = str | int | float | bool | None

@@ -84,16 +84,17 @@ class Value:
     @property
     def path(self) -> str:
         """The keys that lead to it, as they are written in Python."""
-        keys: list[str] = []
-        at: Value | None = self
-        while at is not None and at.parent is not None:
-            keys.append(at.key)
+        steps: list[str] = []
+        at = self
+        while at.parent is not None:
+            if isinstance(at.parent.node.value, list):
+                steps.append(f"[{at.key}]")
+            elif at.key.replace("-", "_").isidentifier() or at.key == "$ref":
+                steps.append(f".{at.key}")
+            else:
+                steps.append(f"[{at.key!r}]")
             at = at.parent
-        text = ""
-        for key in reversed(keys):
-            plain = all(part.replace("-", "_").isidentifier() for part in key.split(".")) or key == "$ref"
-            text += f"{'.' if text else ''}{key}" if plain and "." not in key else f"[{key!r}]"
-        return text
+        return "".join(reversed(steps)).removeprefix(".")
 
     def problem(self, message: str) -> None:
         """Says what is wrong with this value."""
@@ -159,8 +160,10 @@ class Value:
         for name, value in self.mapping(what):
             plain = name.replace("-", "_")
             if plain not in known:
-                shown = close_to(plain, known)
-                self.problem_at_key(name, f"{what} has no key {name!r}{shown}. Allowed are: {', '.join(known)}")
+                alike = known if "-" not in name else [key.replace("_", "-") for key in known]
+                self.problem_at_key(
+                    name, f"{what} has no key {name!r}{close_to(name, alike)}. Allowed are: {', '.join(known)}"
+                )
             elif plain in found:
                 self.problem_at_key(name, f"this stands here twice, also as {found[plain].key!r}")
             else:
@@ -239,7 +242,7 @@ def _plain(node: Node) -> Any:  # as deep as a file may be
 def close_to(name: str, known: Iterable[str]) -> str:
     """Names what may have been meant."""
     found = difflib.get_close_matches(name, list(known)[:1000], n=1)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    return f" (did you mean {found[0]!r}?)" if found else ""
 
 
 def one_of(name: str, known: Sequence[str]) -> str:

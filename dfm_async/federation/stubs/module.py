@@ -1,0 +1,190 @@
+"""Writes the typed module of a federation."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Final
+
+from dfm_async.federation.operation import RESERVED
+from dfm_async.federation.stubs.text import Types, docstring
+
+if TYPE_CHECKING:
+    from dfm_async.federation.bindings import ExposedParameter
+    from dfm_async.federation.federation import Federation, Site
+    from dfm_async.federation.operation import Operation
+
+__all__ = ["stubs"]
+
+_STEP: Final = "    "
+_HEAD: Final = """\
+# ruff: noqa
+# fmt: off
+from __future__ import annotations
+
+import datetime
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack
+
+from dfm_async import Federation
+"""
+_TYPING: Final = """\
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from dfm_async import Advise, BestOf, RetryPolicy, Site
+
+    class _Call(TypedDict, total=False):
+        provider: str | None
+        after: Any
+        retry: RetryPolicy | None
+        deadline: float | None
+"""
+_RUN_TIME: Final = """\
+else:
+    operations = federation.operations
+    schemas = federation.schemas
+    sites = SimpleNamespace(**{name: site.operations for name, site in federation.sites.items()})
+"""
+
+
+def stubs(federation: Federation, file: PurePath, *, compat: bool = False) -> str:
+    """Writes a module with the operations, schemas and sites of a federation, typed.
+
+    Importing the module reads the federation's file; its names are then the same objects as those of the federation.
+
+    Args:
+        federation: what the file says.
+        file: the file, as seen from the folder of the module.
+        compat: what the module passes to :meth:`Federation.from_yaml`.
+    """
+    title = (
+        f"Operations of federation {federation.name!r} {federation.api_version}, for editors and type checkers.\n\n"
+        "Written by dfm-async stubs: do not edit."
+    )
+    options = ", compat=True" if compat else ""
+    load = f"federation = Federation.from_yaml(Path(__file__).parent / {file.as_posix()!r}{options})\n"
+    return "\n".join([*docstring(title, ""), _HEAD, load, _TYPING, *_Module(federation).lines(), "", _RUN_TIME])
+
+
+class _Module:
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        self._schemas = {name: model for name, model in federation.models.items() if _usable(name)}
+        self._types = Types({name: f"schemas.{name}" for name, model in self._schemas.items() if _is_model(model)})
+
+    def lines(self) -> Iterator[str]:
+        """The classes that stand for the operations, the schemas and the sites."""
+        yield from _group("schemas", self._schemas, self._schema, _STEP)
+        yield ""
+        operations = {name: found for name, found in self._federation.operations.items() if _usable(name)}
+        yield from _group("operations", operations, self._operation, _STEP)
+        yield ""
+        sites = {name: site for name, site in self._federation.sites.items() if _usable(name)}
+        yield from _group("sites", sites, self._site, _STEP)
+
+    def _schema(self, name: str, model: Any, indent: str) -> Iterator[str]:
+        short = name.rpartition(".")[2]
+        if not _is_model(model):
+            yield f"{indent}{short}: TypeAlias = {self._types.value(model)!r}"
+            return
+        yield f"{indent}class {short}(BaseModel):"
+        inner = indent + _STEP
+        about = docstring(model.__doc__ or "", inner)
+        fields = []
+        for field, info in model.model_fields.items():
+            default = "" if info.is_required() else f" = {info.default!r}"
+            fields.append(f"{inner}{field}: {self._types.value(info.annotation)}{default}")
+        yield from [*about, *fields] or [f"{inner}pass"]
+
+    def _operation(self, name: str, operation: Operation[..., Any], indent: str) -> Iterator[str]:
+        sites = [site.name for site in self._federation.sites.values() if any(n == name for n, _ in site.adapters)]
+        where = " | ".join([*_literal(sites), "BestOf", "Site", "Advise", "None"])
+        yield from self._function(name, operation, {}, operation.__doc__, f"site: {where} = None", indent)
+
+    def _site(self, _name: str, site: Site, indent: str) -> Iterator[str]:
+        offered = {name: found for name, found in site.operations.items() if _usable(name)}
+
+        def placed(name: str, found: Any, inner: str) -> Iterator[str]:
+            adapters = [adapter for (offer, _), adapter in site.adapters.items() if offer == name]
+            added = {param: exposed for adapter in adapters for param, exposed in adapter.exposed.items()}
+            yield from self._function(name, found.operation, added, found.__doc__, None, inner)
+
+        yield from _group(site.name, offered, placed, indent)
+
+    def _function(
+        self,
+        name: str,
+        operation: Operation[..., Any],
+        added: Mapping[str, ExposedParameter],
+        about: str | None,
+        site: str | None,
+        indent: str,
+    ) -> Iterator[str]:
+        signature = operation.signature
+        parameters = signature.with_added(added).parameters.values()
+        parts: list[str] = []
+        named = False
+        for parameter in parameters:
+            if parameter.kind is parameter.KEYWORD_ONLY and not named:
+                parts.append("*")
+                named = True
+            hint = signature.types.get(parameter.name, parameter.annotation)
+            parts.append(self._parameter(parameter, Any if hint is inspect.Parameter.empty else hint))
+        own = {parameter.name for parameter in parameters}
+        if site is not None:
+            parts += [site] if named else ["*", site]
+        if not RESERVED & own:  # a name cannot be there twice
+            parts.append("**_call: Unpack[_Call]")
+        yield f"{indent}@staticmethod"
+        yield f"{indent}def {name.rpartition('.')[2]}("
+        yield from (f"{indent}{_STEP}{part}," for part in parts)
+        yield f"{indent}) -> {self._types.value(signature.returns)}:"
+        yield from docstring(about or "", indent + _STEP) or [f"{indent}{_STEP}..."]
+
+    def _parameter(self, parameter: inspect.Parameter, hint: Any) -> str:
+        source = self._types.parameter(hint)
+        source = source if source == "Any" else f"{source} | Advise"
+        default = "" if parameter.default is inspect.Parameter.empty else f" = {parameter.default!r}"
+        return f"{parameter.name}: {source}{default}"
+
+
+def _group(
+    name: str, items: Mapping[str, Any], write: Callable[[str, Any, str], Iterator[str]], indent: str, prefix: str = ""
+) -> Iterator[str]:
+    """A class that holds what stands under a name: functions, classes, and groups of them."""
+    yield f"{indent}class {name}:"
+    inner = indent + _STEP
+    groups: dict[str, None] = {}
+    empty = True
+    for full in items:
+        rest = full.removeprefix(prefix)
+        if full.startswith(prefix) and "." not in rest:
+            yield from write(full, items[full], inner)
+            empty = False
+        elif full.startswith(prefix):
+            groups[rest.partition(".")[0]] = None
+    for group in groups:
+        if prefix + group not in items:  # an operation and a group of one name: the operation is what is found
+            yield from _group(group, items, write, inner, f"{prefix}{group}.")
+            empty = False
+    if empty:
+        yield f"{inner}pass"
+
+
+def _usable(name: str) -> bool:
+    """Tells whether Python can name it: files may call a module as Python calls a statement."""
+    return not any(keyword.iskeyword(part) for part in name.split("."))
+
+
+def _is_model(model: Any) -> bool:
+    return isinstance(model, type) and hasattr(model, "model_fields")
+
+
+def _literal(values: list[str]) -> list[str]:
+    return [f"Literal[{', '.join(map(repr, values))}]"] if values else []

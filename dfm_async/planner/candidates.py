@@ -1,0 +1,195 @@
+"""Which sites and providers a call can run at, and why others cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from dfm_async.federation.bindings import ExposedParameter
+from dfm_async.federation.federation import Federation, Site
+from dfm_async.federation.operation import GENERATORS, Adapter, Operation
+from dfm_async.pipeline.expressions import Constant, Expression, Parameter, Ref, references
+from dfm_async.pipeline.statements import CallStatement
+from dfm_async.planner.graph import Option
+from dfm_async.planner.structure import Spot, Structure
+from dfm_async.planner.types import validate
+
+__all__ = ["Candidates", "kinds_of"]
+
+_KINDS: Final = {"literal": "a constant", "node": "the value of a node", "place": "a parameter of the pipeline"}
+_TYPES: Final[Mapping[str, Any]] = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list}
+
+
+class Candidates:
+    """Finds where calls can run. What cannot be is added to the problems of the structure.
+
+    Args:
+        found: the pipeline.
+        federation: the sites.
+        allowed: the sites that may be used; None means all.
+    """
+
+    def __init__(self, found: Structure, federation: Federation, allowed: Iterable[str] | None) -> None:
+        self.found = found
+        self.federation = federation
+        self.allowed = None if allowed is None else frozenset(allowed)
+        self._offers: dict[tuple[str, str | None], list[Option]] = {}
+
+    def offers(self, operation: str, provider: str | None) -> list[Option]:
+        """Who offers an operation, in the order of the federation; at one site, first what is no provider's."""
+        key = (operation, provider)
+        found = self._offers.get(key)
+        if found is None:
+            found = self._offers[key] = [
+                Option(site.name, adapter)
+                for site in self.federation.sites.values()
+                for adapter in _adapters(site, operation, provider)
+            ]
+        return found
+
+    def of(self, spot: Spot, statement: CallStatement) -> list[Option]:
+        """Where a call can run; nowhere, if that is a problem, which is reported then."""
+        name = statement.operation
+        operation = self.federation.operations.get(name)
+        if operation is None:
+            known = ", ".join(sorted(self.federation.operations)) or "none"
+            self.found.report(spot, f"no operation {name!r} in federation {self.federation.name!r} (it has: {known})")
+            return []
+        self._check_inputs(spot, statement, operation)
+        asked = statement.site
+        offers = self.offers(name, statement.provider)
+        if isinstance(asked, str):
+            options = self._fixed(spot, statement, asked, offers)
+        else:
+            options = self._free(spot, statement, offers)
+        if options and operation.exposed:
+            options = self._taking(spot, statement, operation, options)
+        retried = statement.retry is not None and statement.retry.tries_again
+        if (retried or statement.deadline is not None) and any(o.adapter.kind in GENERATORS for o in options):
+            options = [option for option in options if option.adapter.kind not in GENERATORS]
+            if not options:
+                self.found.report(spot, "retry and deadline need an operation that returns; this one is a generator")
+        return options
+
+    def _fixed(self, spot: Spot, statement: CallStatement, name: str, offers: list[Option]) -> list[Option]:
+        if name not in self.federation.sites:
+            self.found.report(spot, f"no site {name!r} in federation {self.federation.name!r} ({self.sites()})")
+            return []
+        if self.allowed is not None and name not in self.allowed:
+            self.found.report(spot, f"is fixed to site {name!r}, but restrict_to_sites allows {sorted(self.allowed)}")
+            return []
+        options = [option for option in offers if option.site == name]
+        if not options:
+            offered = dict.fromkeys(option.site for option in offers)
+            provider = f" from provider {statement.provider!r}" if statement.provider else ""
+            where = f"offered by {', '.join(offered)}" if offered else "no site offers it"
+            self.found.report(
+                spot, f"site {name!r} does not offer operation {statement.operation!r}{provider} ({where})"
+            )
+        return options
+
+    def _free(self, spot: Spot, statement: CallStatement, options: list[Option]) -> list[Option]:
+        asked = statement.site
+        among = ""
+        if asked is not None and not isinstance(asked, str) and asked.sites is not None:
+            for name in asked.sites:
+                if name not in self.federation.sites:
+                    self.found.report(spot, f"BestOf names site {name!r}, which does not exist ({self.sites()})")
+            options = [option for option in options if option.site in asked.sites]
+            among = f" among {list(asked.sites)}"
+        if self.allowed is not None:
+            options = [option for option in options if option.site in self.allowed]
+        if not options:
+            provider = f" from provider {statement.provider!r}" if statement.provider else ""
+            limit = "" if self.allowed is None else f" (restricted to {sorted(self.allowed)})"
+            self.found.report(spot, f"no site{among} offers operation {statement.operation!r}{provider}{limit}")
+        return options
+
+    def sites(self) -> str:
+        """The sites of the federation, for messages."""
+        return f"it has: {', '.join(self.federation.sites) or 'none'}"
+
+    # what only some sites take
+
+    def _taking(
+        self, spot: Spot, statement: CallStatement, operation: Operation[..., Any], options: list[Option]
+    ) -> list[Option]:
+        """Those options that take everything that the call passes."""
+        own = operation.signature.parameters.parameters
+        extra = [name for name in statement.args if name not in own and name in operation.exposed]
+        for name in extra:
+            reasons = {option.name: _refusal(option.adapter, name, statement.args[name]) for option in options}
+            left = [option for option in options if reasons[option.name] is None]
+            if not left:
+                taken = dict.fromkeys(
+                    option.name
+                    for option in self.offers(operation.name, None)
+                    if _refusal(option.adapter, name, statement.args[name]) is None
+                )
+                told = "; ".join(f"{where}: {reason}" for where, reason in reasons.items())
+                hint = f"taken at {', '.join(taken)}" if taken else "no site takes it"
+                self.found.report(spot, f"{name} cannot be passed where it may run: {told} ({hint})")
+                return []
+            options = left
+        return options
+
+    def _check_inputs(self, spot: Spot, statement: CallStatement, operation: Operation[..., Any]) -> None:
+        """Whether each argument is of a kind that the operation's declaration accepts."""
+        if operation.declaration is None:
+            return
+        for name, expression in statement.args.items():
+            schema = operation.declaration.parameters.get(name, {})
+            for kind in kinds_of(expression):
+                key = f"accepts-{kind}-input"
+                if schema.get(key, schema.get(key.replace("-", "_"), True)) is False:
+                    self.found.report(
+                        spot, f"{name} may not be {_KINDS[kind]}: operation {operation.name!r} has {key}: false"
+                    )
+
+
+def _adapters(site: Site, operation: str, provider: str | None) -> Iterator[Adapter]:
+    """What a call of an operation can mean at a site."""
+    if provider is not None:
+        found = site.adapters.get((operation, provider))
+        if found is not None:
+            yield found
+        return
+    own = site.adapters.get((operation, None))
+    if own is not None:
+        yield own
+    for (name, group), adapter in site.adapters.items():
+        if name == operation and group is not None:
+            yield adapter
+
+
+def kinds_of(expression: Expression) -> list[str]:
+    """What an argument is made of: "literal", "node", "place"."""
+    found = list(references(expression))
+    kinds = ["node"] if any(isinstance(ref, Ref) for ref in found) else []
+    if any(isinstance(ref, Parameter) for ref in found):
+        kinds.append("place")
+    return kinds or ["literal"]
+
+
+def _refusal(adapter: Adapter, name: str, expression: Expression) -> str | None:
+    """Why an adapter does not take a parameter that is no part of the operation; None if it does."""
+    exposed = adapter.exposed.get(name)
+    if exposed is None:
+        return f"has no parameter {name!r}"
+    for kind in kinds_of(expression):
+        if not _accepts(exposed, kind):
+            return f"{name} may not be {_KINDS[kind]}"
+    if isinstance(expression, Constant) and expression.value is not None and isinstance(exposed.type, str):
+        _, wrong = validate(_TYPES.get(exposed.type, Any), expression.value, convert=False)
+        return wrong
+    return None
+
+
+def _accepts(exposed: ExposedParameter, kind: str) -> bool:
+    match kind:
+        case "literal":
+            return exposed.accepts_literal_input
+        case "node":
+            return exposed.accepts_node_input
+        case _:
+            return exposed.accepts_place_input

@@ -1,0 +1,261 @@
+"""Measured costs: samples of real runs, and the costs that fit them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import msgspec
+
+from dfm_async.model.policies import Cost
+from dfm_async.model.resources import SendCost
+
+__all__ = ["CallSamples", "LinkSamples", "Profile"]
+
+ENOUGH: Final = 3
+"""How many samples a measured cost needs."""
+_KEPT: Final = 128
+"""How many samples of one kind are kept; of more, every second, every fourth and so on."""
+_FITTED: Final = 48
+"""How many of them a fit looks at, two by two."""
+_FORMAT: Final = 1
+
+
+class CallSamples(msgspec.Struct, kw_only=True):
+    """Calls of one operation at one site.
+
+    Attributes:
+        site: the site.
+        operation: the operation.
+        provider: the provider, if it is one's.
+        count: how many calls were measured.
+        points: some of them: bytes of input, seconds, bytes of output.
+    """
+
+    site: str
+    operation: str
+    provider: str | None = None
+    count: int = 0
+    points: list[tuple[float, float, float]] = msgspec.field(default_factory=list)
+
+    @property
+    def cost(self) -> Cost:
+        """The cost that fits them."""
+        time, per_byte = _fit([(given, seconds) for given, seconds, _ in self.points])
+        size, factor = _fit([(given, made) for given, _, made in self.points])
+        throughput = 1 / per_byte if per_byte else None
+        return Cost(fixed_time=time, throughput=throughput, fixed_size=size, output_factor=factor)
+
+
+class LinkSamples(msgspec.Struct, kw_only=True):
+    """Messages with values from one site to another.
+
+    Attributes:
+        source: who sent them.
+        target: who got them.
+        count: how many were measured.
+        points: some of them: bytes, seconds.
+    """
+
+    source: str
+    target: str
+    count: int = 0
+    points: list[tuple[float, float]] = msgspec.field(default_factory=list)
+
+    @property
+    def cost(self) -> SendCost:
+        """The cost that fits them."""
+        time, per_byte = _fit(self.points)
+        return SendCost(fixed_time=time, bandwidth=1 / per_byte if per_byte else None)
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    format: int
+    calls: list[CallSamples]
+    links: list[LinkSamples]
+
+
+class Profile:
+    """What real runs cost: made by ``session.profile()``, and given to ``session.prepare(costs=...)``.
+
+    It prints as a table. A cost counts as measured from three samples on. Of many samples only some are kept, so a
+    profile may stay open for a long time.
+    """
+
+    def __init__(self, calls: Iterable[CallSamples] = (), links: Iterable[LinkSamples] = ()) -> None:
+        self._calls = {(found.site, found.operation, found.provider): found for found in calls}
+        self._links = {(found.source, found.target): found for found in links}
+
+    @property
+    def calls(self) -> list[CallSamples]:
+        """What was measured of operations, by site, operation and provider."""
+        return [self._calls[key] for key in sorted(self._calls, key=lambda key: (key[1], key[0], key[2] or ""))]
+
+    @property
+    def links(self) -> list[LinkSamples]:
+        """What was measured of sending, by sites."""
+        return [self._links[key] for key in sorted(self._links)]
+
+    def __bool__(self) -> bool:
+        """Whether anything was measured."""
+        return bool(self._calls or self._links)
+
+    # what it is for
+
+    def cost(self, site: str, operation: str, provider: str | None = None) -> Cost | None:
+        """What an operation costs at a site; None if it was not measured often enough."""
+        found = self._calls.get((site, operation, provider))
+        return None if found is None or found.count < ENOUGH else found.cost
+
+    def link(self, source: str, target: str) -> SendCost | None:
+        """What sending from one site to another costs; None if it was not measured often enough."""
+        found = self._links.get((source, target))
+        return None if found is None or found.count < ENOUGH else found.cost
+
+    # measuring
+
+    def add_call(
+        self, site: str, operation: str, provider: str | None, given: float, seconds: float, made: float
+    ) -> None:
+        """Adds a call: the bytes of its input, how long it took, the bytes of its output."""
+        key = (site, operation, provider)
+        found = self._calls.get(key)
+        if found is None:
+            found = self._calls[key] = CallSamples(site=site, operation=operation, provider=provider)
+        if _wanted(found.count):
+            found.points.append((given, seconds, made))
+        found.count += 1
+        if len(found.points) > _KEPT:
+            del found.points[1::2]
+
+    def add_send(self, source: str, target: str, size: float, seconds: float) -> None:
+        """Adds a message: how many bytes it had, and how long it took."""
+        found = self._links.get((source, target))
+        if found is None:
+            found = self._links[source, target] = LinkSamples(source=source, target=target)
+        if _wanted(found.count):
+            found.points.append((size, seconds))
+        found.count += 1
+        if len(found.points) > _KEPT:
+            del found.points[1::2]
+
+    # files
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes it to a file, as JSON; what was there stays whole until that is done.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        target = Path(path)
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        data = msgspec.json.format(msgspec.json.encode(_File(_FORMAT, self.calls, self.links)), indent=1)
+        try:
+            part.write_bytes(data + b"\n")
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Profile:
+        """Reads it from a file.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: this is no profile.
+        """
+        try:
+            found = msgspec.json.decode(Path(path).read_bytes(), type=_File)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{os.fspath(path)}: this is no profile: {error}") from error
+        if found.format != _FORMAT:
+            raise ValueError(f"{os.fspath(path)}: a profile of format {found.format}; this version reads {_FORMAT}")
+        return cls(found.calls, found.links)
+
+    # for people
+
+    def __str__(self) -> str:
+        if not self:
+            return "nothing was measured"
+        rows = [("operation", "site", "calls", "fixed time", "throughput", "output")]
+        for calls in self.calls:
+            cost = calls.cost
+            site = calls.site if calls.provider is None else f"{calls.site}/{calls.provider}"
+            output = f"{size_text(cost.fixed_size)} + {cost.output_factor:.3g} x input"
+            rows.append(
+                (calls.operation, site, str(calls.count), time_text(cost.fixed_time), _rate(cost.throughput), output)
+            )
+        text = columns(rows)
+        if self._links:
+            sent = [("from", "to", "messages", "fixed time", "bandwidth")]
+            for link in self.links:
+                known = link.cost
+                sent.append(
+                    (link.source, link.target, str(link.count), time_text(known.fixed_time), _rate(known.bandwidth))
+                )
+            text += "\n\n" + columns(sent)
+        return text
+
+    __repr__ = __str__
+
+
+def _wanted(count: int) -> bool:
+    """Whether a sample is kept, after so many others: all at first, then ever fewer, so that old ones stay, too."""
+    stride = 1
+    while count >= _KEPT * stride:
+        stride *= 2
+    return count % stride == 0
+
+
+def _fit(points: list[tuple[float, float]]) -> tuple[float, float]:
+    """A line through points: its value at zero and its slope, neither of them negative.
+
+    The slope is the median of those between any two points: some calls that took much longer, such as the first one,
+    do not change it.
+    """
+    if not points:
+        return 0.0, 0.0
+    ys = median(y for _, y in points)
+    step = max(1, -(-len(points) // _FITTED))
+    some = points[::step]
+    slopes = [(b - d) / (a - c) for i, (a, b) in enumerate(some) for c, d in some[:i] if a != c]
+    widest = max(x for x, _ in points)
+    if not slopes or min(x for x, _ in points) > 0.8 * widest:
+        return ys, 0.0
+    slope = median(slopes)
+    if slope <= 0:
+        return ys, 0.0
+    start = median(y - slope * x for x, y in points)
+    if start < 0:
+        return 0.0, median(y / x for x, y in points if x)
+    return start, slope
+
+
+def time_text(seconds: float) -> str:
+    """A time as people write it."""
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= unit:
+            return f"{seconds / unit:.3g} {name}" if seconds < 1000 else f"{seconds:,.0f} s"
+    return "0 s"
+
+
+def size_text(size: float) -> str:
+    """A number of bytes as people write it."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size:.0f} B"
+
+
+def _rate(value: float | None) -> str:
+    return "any" if value is None else f"{size_text(value)}/s"
+
+
+def columns(rows: Sequence[tuple[str, ...]]) -> str:
+    """Lays out rows in columns, the first row as their heads."""
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

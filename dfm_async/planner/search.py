@@ -1,0 +1,344 @@
+"""The placement that is done soonest: labels of time and size, and a search over what is shared.
+
+Work whose output has one reader needs no search: for each of its options it is enough to know how soon its output can
+be there, and how large it is then. Faster and smaller is better for everything behind it, so what is neither can be
+forgotten. Where the graph is a tree, this finds the best placement in one pass.
+
+An output with several readers must come from one place for all of them. So the search goes through its options, the
+most promising first, and gives up on those that cannot beat what it has: no placement behind an option is sooner done
+than if every reader could choose for itself. It ends when nothing is left, or when it has looked at a certain number of
+labels; it counts them instead of looking at a clock, so that the same pipeline always has the same plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Final, NamedTuple, TypeAlias
+
+from dfm_async.planner.graph import Edge, Graph, Work
+
+__all__ = ["Found", "search"]
+
+_EFFORT: Final = 60_000
+"""How many labels a search looks at, at least."""
+_PASSES: Final = 4
+"""How many times as many as the first pass it looks at, if that is more."""
+_LABELS: Final = 48
+"""How many labels one option of one piece of work has at most, in a small graph."""
+_MARGIN: Final = 1e-9
+"""By which part something must be better to be looked at: less is rounding."""
+
+
+class Label(NamedTuple):
+    """One way to have some work done.
+
+    Attributes:
+        end: when it is done.
+        size: the bytes of its output.
+        effort: the seconds that all its parts take together; decides where the end is the same.
+        work: the work.
+        option: where it is done.
+        parts: how its inputs are made.
+    """
+
+    end: float
+    size: float
+    effort: float
+    work: int
+    option: int
+    parts: tuple[Label, ...]
+
+
+_Arrival: TypeAlias = tuple[float, float, float, tuple[Label, ...]]
+"""Inputs that are there: when, how many bytes, with which effort, and how they were made."""
+
+
+@dataclass(slots=True)
+class Found:
+    """A placement: the option of each choice. ``proven`` says that there is none that is done sooner."""
+
+    options: list[int]
+    total: float
+    proven: bool
+
+
+@dataclass(slots=True)
+class _Branch:
+    """A piece of shared work whose options are gone through."""
+
+    work: int
+    rest: list[Label]
+    decided: int
+    """How many choices were decided before it."""
+    blame: int = 0
+    """The earlier branches that what came after it failed because of, as bits."""
+
+
+class _Search:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.limit = max(4, min(_LABELS, 50_000 // max(len(graph.works), 1)))
+        self.bounds = _bounds(graph)
+        self.bits = {number: 1 << place for place, number in enumerate(sorted(_shared(graph)))}
+        """The bit of each piece of shared work."""
+        self.above = _above(graph, self.bits)
+        """The shared work that each piece of work depends on, as bits."""
+        self.fronts: list[list[Label]] = [[] for _ in graph.works]
+        """The labels of each piece of work."""
+        self.even = [True] * len(graph.works)
+        """Whether they all have the same size."""
+        self.decided: dict[int, int] = {}
+        """The choices that are decided, in the order in which that was done."""
+        self.stack: list[_Branch] = []
+        self.best = self.goal = float("inf")
+        """The least total that is known, and what has to be beaten."""
+        self.options: list[int] = []
+        self.looked = 0
+
+    def run(self) -> Found:
+        """Searches."""
+        count = len(self.graph.works)
+        effort = 0
+        at = 0
+        while at >= 0:
+            if at < count and self._step(at):
+                at += 1
+                continue
+            # Whatever was decided last, if this does not depend on it, then it would fail again.
+            blame = self._finished() if at == count else self.above[at]
+            effort = effort or max(_EFFORT, _PASSES * self.looked)
+            if self.looked > effort:
+                break
+            at = self._back(blame)
+        return Found(self.options, self.best, at < 0)
+
+    def _step(self, at: int) -> bool:
+        """Finds the labels of one piece of work. False: none of them can beat what is known."""
+        work = self.graph.works[at]
+        known = self.decided.get(work.choice)
+        options = range(len(work.rates)) if known is None else (known,)
+        bounds, goal = self.bounds[at], self.goal
+        front: list[Label] = []
+        for option in options:
+            seconds, per_byte, least, factor = work.rates[option]
+            for arrived, given, effort, parts in self._arrivals(work, option):
+                taken = seconds + per_byte * given
+                end = arrived + taken
+                if end + bounds[option] < goal:
+                    front.append(Label(end, least + factor * given, effort + taken, at, option, parts))
+        if not front:
+            return False
+        self.fronts[at] = front
+        if at not in self.bits or len(front) == 1:
+            size = front[0].size
+            self.even[at] = all(label.size == size for label in front)
+            if at in self.bits:
+                self.decided.setdefault(work.choice, front[0].option)
+        else:
+            front.sort(key=lambda label: (-label.end - bounds[label.option], -label.effort, -label.option))
+            self.stack.append(_Branch(at, front, len(self.decided)))
+            self._take(self.stack[-1])
+        return True
+
+    def _take(self, branch: _Branch) -> None:
+        label = branch.rest.pop()
+        # Its effort is the same for all readers from here on: counted once, it does not decide anything.
+        self.fronts[branch.work] = [label._replace(effort=0.0)]
+        self.even[branch.work] = True
+        self.decided.setdefault(self.graph.works[branch.work].choice, label.option)
+
+    def _back(self, blame: int) -> int:
+        """Goes back to the last branch that is to blame and can do better: the work after it, or -1."""
+        stack = self.stack
+        while stack:
+            branch = stack[-1]
+            while len(self.decided) > branch.decided:
+                self.decided.popitem()
+            bit = self.bits[branch.work]
+            if blame & bit:
+                branch.blame |= blame & ~bit
+                bounds = self.bounds[branch.work]
+                while branch.rest:
+                    label = branch.rest[-1]
+                    if label.end + bounds[label.option] < self.goal:
+                        self._take(branch)
+                        return branch.work + 1
+                    branch.rest.pop()
+                blame = branch.blame | self.above[branch.work]
+            stack.pop()
+        return -1
+
+    def _arrivals(self, work: Work, option: int) -> list[_Arrival]:
+        """How soon all inputs can be there, and how large they are then; what is neither sooner nor smaller is out."""
+        found: list[_Arrival] = [(0.0, work.constant, 0.0, ())]
+        for edge in work.inputs:
+            ways = self._ways(work, option, edge)
+            self.looked += len(found) * len(ways)
+            joined = [
+                (a if a > b else b, x + y, e + f, parts + more) for a, x, e, parts in found for b, y, f, more in ways
+            ]
+            found = joined if len(joined) == 1 else _front(joined, self.limit)
+        return found
+
+    def _ways(self, work: Work, option: int, edge: Edge) -> list[_Arrival]:
+        """How one input can be brought to an option."""
+        graph = self.graph
+        labels = self.fronts[edge.source]
+        self.looked += len(labels)
+        from_choice = graph.works[edge.source].choice
+        share = edge.share
+        if from_choice == work.choice:
+            staying = [x for x in labels if x.option == option]
+            return _front(
+                [(x.end, share * x.size if edge.counts else 0.0, x.effort, (x,)) for x in staying], self.limit
+            )
+        here = graph.choices[work.choice].sites[option]
+        sites = graph.choices[from_choice].sites
+        links, times = graph.links, edge.times
+        if self.even[edge.source]:
+            size = share * labels[0].size
+            soonest, least, chosen = float("inf"), 0.0, labels[0]
+            for label in labels:
+                fixed, per_byte = links[sites[label.option]][here]
+                sending = times * (fixed + size * per_byte)
+                at = label.end + sending
+                if at < soonest or (at == soonest and label.effort + sending < least):
+                    soonest, least, chosen = at, label.effort + sending, label
+            return [(soonest, size if edge.counts else 0.0, least, (chosen,))]
+        ways: list[_Arrival] = []
+        for label in labels:
+            fixed, per_byte = links[sites[label.option]][here]
+            size = share * label.size
+            sending = times * (fixed + size * per_byte)
+            ways.append((label.end + sending, size if edge.counts else 0.0, label.effort + sending, (label,)))
+        return _front(ways, self.limit)
+
+    def _finished(self) -> int:
+        """All work has labels: takes the best of those that nobody reads. Gives what the total depends on."""
+        graph = self.graph
+        total, blame = -1.0, 0
+        last: list[Label] = []
+        for number, readers in enumerate(graph.readers):
+            if not readers:
+                label = min(self.fronts[number], key=lambda found: (found.end, found.effort, found.option))
+                last.append(label)
+                if label.end > total:
+                    total, blame = label.end, self.above[number]
+        if total < self.goal:
+            self.best, self.goal = total, total * (1 - _MARGIN)
+            self.options = self._traced(last)
+        return blame
+
+    def _traced(self, labels: list[Label]) -> list[int]:
+        """The options that labels are made of."""
+        options = [0] * len(self.graph.choices)
+        seen = set()
+        while labels:
+            label = labels.pop()
+            if label.work not in seen:  # what is shared has one label for all its readers
+                seen.add(label.work)
+                options[self.graph.works[label.work].choice] = label.option
+                labels.extend(label.parts)
+        for choice, option in self.decided.items():
+            options[choice] = option
+        return options
+
+
+def _front(ways: list[_Arrival], limit: int) -> list[_Arrival]:
+    """Those that nothing else is both as soon and as small as; if they are too many, some of them."""
+    if len(ways) < 2:
+        return ways
+    ways.sort(key=itemgetter(0, 1, 2))
+    kept = [ways[0]]
+    for way in ways:
+        if way[1] < kept[-1][1]:
+            kept.append(way)
+    if len(kept) > limit:
+        step = (len(kept) - 1) / (limit - 1)
+        kept = [kept[round(i * step)] for i in range(limit)]
+    return kept
+
+
+def _above(graph: Graph, bits: dict[int, int]) -> list[int]:
+    """The shared work that each piece of work depends on: by its inputs, or because it stands at the same site."""
+    above: list[int] = []
+    beside: dict[int, int] = {}
+    for number, work in enumerate(graph.works):
+        found = beside.get(work.choice, 0)
+        for edge in work.inputs:
+            found |= above[edge.source] | bits.get(edge.source, 0)
+        above.append(found)
+        if number in bits:
+            beside[work.choice] = found | bits[number]
+    return above
+
+
+def _bounds(graph: Graph) -> list[list[float]]:
+    """How long it takes at least from the end of each piece of work to the end of all, by option."""
+    works, links, choices = graph.works, graph.links, graph.choices
+    sizes: list[float] = []
+    inputs: list[float] = []
+    for work in works:
+        given = work.constant + sum(edge.share * sizes[edge.source] for edge in work.inputs if edge.counts)
+        inputs.append(given)
+        sizes.append(min(size + factor * given for _, _, size, factor in work.rates))
+    bounds: list[list[float]] = [[] for _ in works]
+    # What is left once a work has all its input, by option: its own time, and what comes after it.
+    rest: list[list[float]] = [[] for _ in works]
+    for number in range(len(works) - 1, -1, -1):
+        work = works[number]
+        sites = choices[work.choice].sites
+        found = [0.0] * len(sites)
+        for reader, edge in graph.readers[number]:
+            size = edge.share * sizes[number]
+            after = rest[reader]
+            if works[reader].choice == work.choice:
+                found = [max(a, b) for a, b in zip(found, after, strict=True)]
+                continue
+            there = choices[works[reader].choice].sites
+            times = edge.times
+            for option, site in enumerate(sites):
+                row = links[site]
+                sending = min(
+                    [times * (row[to][0] + size * row[to][1]) + later for to, later in zip(there, after, strict=True)]
+                )
+                if sending > found[option]:
+                    found[option] = sending
+        bounds[number] = found
+        given = inputs[number]
+        rest[number] = [
+            seconds + per_byte * given + later
+            for (seconds, per_byte, _, _), later in zip(work.rates, found, strict=True)
+        ]
+    return bounds
+
+
+def _shared(graph: Graph) -> set[int]:
+    """The work that must be decided before its readers: several need it, or something apart from it stands with it."""
+    shared = {number for number, readers in enumerate(graph.readers) if len(readers) > 1}
+    for choice in graph.choices:
+        if len(choice.sites) > 1 and len(choice.works) > 1 and not _together(graph, choice.works):
+            shared.add(choice.works[0])
+    return shared
+
+
+def _together(graph: Graph, works: list[int]) -> bool:
+    """Whether pieces of work that stand at one site are linked by values that stay there."""
+    groups = {number: number for number in works}
+
+    def root(number: int) -> int:
+        while groups[number] != number:
+            groups[number] = number = groups[groups[number]]
+        return number
+
+    for number in works:
+        for edge in graph.works[number].inputs:
+            if edge.source in groups:
+                groups[root(number)] = root(edge.source)
+    return len({root(number) for number in works}) == 1
+
+
+def search(graph: Graph) -> Found:
+    """Finds the placement that is done soonest; the best that it comes across, if there are too many."""
+    return _Search(graph).run()

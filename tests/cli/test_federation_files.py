@@ -1,0 +1,157 @@
+"""Federation files and DFM's pipelines on the command line, and typed modules of federations."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dfm_async
+from dfm_async import Federation
+from dfm_async.federation.operation import Declaration, Signature
+from dfm_async.federation.stubs import stubs
+from tests.cli.rig import dfm, invoked
+from tests.federations import NAMES, ROOT, file_of
+
+EXAMPLE = str(file_of("examplefed"))
+GREET = str(ROOT / "examplefed" / "apps" / "greet.json")
+
+
+def test_a_federation_file_runs_a_pipeline_of_dfm(tmp_path: Path) -> None:
+    done = dfm("run", EXAMPLE, GREET, "-p", "name=Ann", "--compat", "--quiet", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "yield [0] examplefed has the honour to receive you, Ann.\n"
+
+
+def test_a_pipeline_of_dfm_comes_from_standard_input_and_is_explained() -> None:
+    done = dfm("explain", EXAMPLE, "-", "--json", given=Path(GREET).read_text())
+    assert done.returncode == 0
+    first = json.loads(done.stdout.splitlines()[0])
+    assert (first["node"], first["site"]) == ("users.GreetMe#0", "reception")
+
+
+def test_what_is_wrong_with_a_file_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "fed.yaml").write_text("dfm: 1.0.0\ninfo: {api-version: 1.0.0, code-package: f}\nsite: {}\n")
+    (tmp_path / "p.json").write_text('{"dfm_body": [{}]}')
+    wrong = {
+        ("run", str(tmp_path / "fed.yaml"), GREET): "'site'",
+        ("run", str(tmp_path / "none.yaml"), GREET): "none.yaml cannot be read: there is no such file",
+        ("run", EXAMPLE): "say which pipeline: give file.py:name",
+        ("run", EXAMPLE, "greet"): "'greet' is no pipeline",
+        ("run", EXAMPLE, str(tmp_path / "p.json")): "/dfm_body/0: has no 'dfm_node_id'",
+        (
+            "run",
+            str(Path(__file__).parent / "programs" / "stations.py"),
+            "--compat",
+        ): "--compat is for federation files",
+        ("serve", EXAMPLE): "there is no pipeline that clients could run: name one behind the federation",
+        ("stubs", str(Path(__file__).parent / "programs" / "stations.py")): "is Python, which is typed already",
+        ("stubs", EXAMPLE, "--check"): "name it with --output",
+    }
+    for arguments, message in wrong.items():
+        done = invoked(*arguments)
+        assert done.exit_code == 2, (arguments, done.output)
+        assert message in done.stderr, (arguments, done.stderr)
+
+
+# typed modules
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_typed_module_is_python_and_the_same_each_time(name: str) -> None:
+    first = invoked("stubs", str(file_of(name)))
+    assert first.exit_code == 0
+    assert first.stdout == invoked("stubs", str(file_of(name))).stdout
+    ast.parse(first.stdout)
+
+
+def test_a_typed_module_is_checked_with_what_differs(tmp_path: Path) -> None:
+    output = tmp_path / "mini.py"
+    assert invoked("stubs", str(file_of("minifed")), "-o", str(output), "--check").exit_code == 1
+    assert invoked("stubs", str(file_of("minifed")), "-o", str(output)).exit_code == 0
+    fresh = invoked("stubs", str(file_of("minifed")), "-o", str(output), "--check")
+    assert (fresh.exit_code, fresh.stdout) == (0, "")
+    old = output.read_text()
+    output.write_text(old.replace("def Square(", "def Cube(", 1))
+    stale = invoked("stubs", str(file_of("minifed")), "-o", str(output), "--check")
+    assert stale.exit_code == 1
+    assert "-            def Cube(\n+            def Square(\n" in stale.stdout
+    assert "def Cube(" in output.read_text(), "a check writes nothing"
+
+
+GOOD = """\
+from dfm_async import BestOf, Pipeline, PlaceParam, Yield
+from mini import federation, operations, schemas, sites
+
+with Pipeline("typed") as pipeline:
+    squared = operations.math.Square(PlaceParam("x"), site="alpha")
+    text: str = operations.text.Label(squared)
+    sites.alpha.text.Label(3.0, ending="!", after=squared)
+    state = schemas.states.State(value=1.5, mode="quick")
+    operations.states.Step(state, mode="quick", site=BestOf(["gamma"]))
+    operations.states.Step({"value": 1.0}, limits={"low": 0, "high": 1})
+    Yield(text)
+
+
+def mode(found: schemas.states.State) -> schemas.states.Mode | None:
+    return found.mode
+
+
+assert operations.math.Square is federation.operations["math.Square"]
+print(len(pipeline.body))
+"""
+BAD = [
+    'operations.math.Square("x")',
+    "operations.math.Square()",
+    'operations.math.Square(1.0, site="nowhere")',
+    "operations.math.Cube(1.0)",
+    'operations.math.Square(1.0, colour="red")',
+    "operations.math.Square(operations.text.Label(1.0))",
+    'operations.text.Label(3.0, ending="!")',
+    "sites.alpha.text.Label(3.0, ending=5)",
+    "sites.alpha.states.Step({})",
+    'operations.states.Step({}, mode="slow")',
+]
+
+
+def test_code_that_uses_a_typed_module_is_checked_and_runs(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "minifed", tmp_path / "minifed")
+    federation = str(tmp_path / "minifed" / "configs" / "federation.dfm.yaml")
+    assert invoked("stubs", federation, "-o", str(tmp_path / "mini.py")).exit_code == 0
+    (tmp_path / "good.py").write_text(GOOD)
+    (tmp_path / "bad.py").write_text("\n".join(["from mini import operations, schemas, sites", *BAD]))
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context"]
+        + [str(tmp_path / f"{name}.py") for name in ("mini", "good", "bad")],
+        cwd=Path(dfm_async.__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    errors = [line.split(":")[:2] for line in checked.stdout.splitlines() if ": error:" in line]
+    assert [(Path(file).name, int(number)) for file, number in errors] == [
+        ("bad.py", index + 2) for index in range(len(BAD))
+    ], checked.stdout + checked.stderr
+    ran = subprocess.run([sys.executable, "good.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == ("6\n", "")
+
+
+@pytest.mark.parametrize(
+    "text", ['"""', '"', "\\", 'x"""\nimport os\n"""', "a\x00b\r\u2028c", "ends with \\", "{x!r}\n\n  y"]
+)
+def test_no_text_of_a_federation_file_becomes_code(text: str) -> None:
+    federation = Federation("hostile")
+    federation.declare("a.Op", Signature.of(_nothing, bound=False), declaration=Declaration(description=text))
+    tree = ast.parse(stubs(federation, Path("f'\n.yaml")))
+    (function,) = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    assert ast.get_docstring(function) == inspect.getdoc(federation.operations["a.Op"])
+    assert not any(isinstance(node, ast.Import) and node.names[0].name == "os" for node in ast.walk(tree))
+
+
+def _nothing() -> None: ...

@@ -1,0 +1,231 @@
+"""Files of strangers give a federation or a FederationError: never a crash, a hang, or an import."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dfm_async import Federation, FederationError
+from tests.federation.files.rig import HEAD, described, loaded, problems
+from tests.federations import NAMES, ROOT, file_of
+
+PARTS = [path for name in NAMES for path in sorted((ROOT / name).rglob("*.yaml"))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    for name in NAMES:  # what reading needs is imported now
+        Federation.from_yaml(file_of(name)).to_yaml()
+    found = tmp_path_factory.mktemp("hostile")
+    (found / "warm.yaml").write_text(f"{HEAD}operations: {{a.B: {{parameters: {{x: {{pattern: a, minimum: 1}}}}}}}}")
+    Federation.from_yaml(found / "warm.yaml").to_yaml()
+    (found / "parts").mkdir()
+    for part in (ROOT / "minifed" / "configs" / "parts").iterdir():
+        (found / "parts" / part.name).write_bytes(part.read_bytes())
+    return found
+
+
+def attempt(path: Path) -> Federation | None:
+    """Reads a file, and whatever comes of it is one of two things."""
+    before = set(sys.modules)
+    found: Federation | FederationError
+    try:
+        found = Federation.from_yaml(path)
+    except FederationError as error:
+        found = error
+    assert set(sys.modules) == before
+    if isinstance(found, Federation):
+        return found
+    assert found.problems
+    assert all(problem.message for problem in found.problems)
+    return None
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(
+        [
+            "$ref",
+            "#/operations/math.Square",
+            "#/schemas/states.State",
+            "parts/beta.yaml#/site",
+            "os.system",
+            "from-operation",
+        ]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.text(max_size=5)
+            | st.sampled_from(
+                ["$ref", "type", "properties", "items", "const", "from-param", "adapter", "path", "args", "enum"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+def places(data: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield at
+    if isinstance(data, dict):
+        for key, part in data.items():
+            yield from places(part, (*at, key))
+    elif isinstance(data, list):
+        for index, part in enumerate(data):
+            yield from places(part, (*at, index))
+
+
+def changed(data: Any, at: tuple[Any, ...], value: Any) -> Any:
+    if not at:
+        return value
+    copy = data.copy()
+    copy[at[0]] = changed(data[at[0]], at[1:], value)
+    return copy
+
+
+WHOLE = yaml.safe_load(file_of("minifed").read_text())
+PLACES = list(places(WHOLE))
+
+
+@given(st.lists(st.tuples(st.sampled_from(PLACES), json_values), min_size=1, max_size=3))
+def test_anything_in_any_place_is_read_or_refused(folder: Path, changes: list[tuple[tuple[Any, ...], Any]]) -> None:
+    data = WHOLE
+    for at, value in changes:
+        try:
+            data = changed(data, at, value)
+        except (KeyError, IndexError, TypeError, AttributeError):  # an earlier change took the place away
+            continue
+    target = folder / "federation.dfm.yaml"
+    try:
+        target.write_text(yaml.safe_dump(data, allow_unicode=True))
+    except UnicodeEncodeError:
+        return
+    federation = attempt(target)
+    if federation is not None:
+        again = folder / "again.yaml"
+        federation.to_yaml(again)
+        assert described(Federation.from_yaml(again)) == described(federation)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_files_with_damage_are_read_or_refused(folder: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    data = bytearray(rng.choice(PARTS).read_bytes())
+    for _ in range(rng.randint(1, 8)):
+        at = rng.randrange(len(data))
+        match rng.randrange(4):
+            case 0:
+                data[at] = rng.randrange(256)
+            case 1:
+                del data[at : at + rng.randint(1, 40)]
+            case 2:
+                data[at:at] = rng.choice(
+                    [b"[", b"{", b"&a ", b"*a ", b"<<: ", b"!!python/name:os.system ", b"\t", b"? ", b"\n"]
+                )
+            case _:
+                data[at:at] = data[at : at + rng.randint(1, 60)]
+    path = folder / "damaged.yaml"
+    path.write_bytes(bytes(data))
+    attempt(path)
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=40)
+def test_any_bytes_are_read_or_refused(folder: Path, data: bytes) -> None:
+    path = folder / "bytes.yaml"
+    path.write_bytes(HEAD.encode() + data)
+    attempt(path)
+
+
+def test_aliases_that_multiply_are_refused_at_once(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+    began = time.perf_counter()
+    (found,) = problems(tmp_path, "", head="\n".join(lines))
+    assert "the file has more than 400,000 parts, with what its aliases repeat" in found
+    assert time.perf_counter() - began < 2
+
+
+@pytest.fixture
+def low_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for very large files, but sooner."""
+    monkeypatch.setattr("dfm_async.federation.files.values.LARGEST", 10_000)
+
+
+@pytest.mark.usefixtures("low_limit")
+def test_references_that_multiply_are_refused(tmp_path: Path) -> None:
+    wide = "\n".join(f"  n{i}: {{type: number}}" for i in range(100))
+    more = "\n".join(f"  a.Op{i}: {{parameters: {{$ref: ['parts.yaml#/wide']}}, returns: object}}" for i in range(100))
+    (found,) = problems(tmp_path, f"operations:\n{more}", parts=f"wide:\n{wide}\n")
+    assert "what the files refer to is, taken together, larger than allowed" in found
+
+
+@pytest.mark.usefixtures("low_limit")
+def test_schemas_that_multiply_are_refused(tmp_path: Path) -> None:
+    steps = "\n".join(f"s{i}: {{anyOf: [{{$ref: '#/s{i + 1}'}}, {{$ref: '#/s{i + 1}'}}]}}" for i in range(25))
+    text = "operations: {a.B: {parameters: {x: {$ref: 'parts.yaml#/s0'}}, returns: object}}"
+    (found,) = problems(tmp_path, text, parts=f"{steps}\ns25: {{type: string}}")
+    assert "larger than allowed" in found
+
+
+@pytest.mark.parametrize(
+    "deep", ["[" * 100_000, "{a: " * 5_000, "- " * 100_000, "a:\n" + "".join(" " * i + "- \n" for i in range(300))]
+)
+def test_what_is_nested_too_deep_is_refused_at_once(deep: str, tmp_path: Path) -> None:
+    began = time.perf_counter()
+    (found,) = problems(tmp_path, "", head=f"provision: {deep}" if not deep.startswith(("-", "a")) else deep)
+    assert "nested deeper than 64 levels" in found or "not YAML" in found
+    assert time.perf_counter() - began < 2
+
+
+def test_a_schema_that_is_deep_by_references_is_refused(tmp_path: Path) -> None:
+    chain = "\n".join(f"s{i}: {{items: {{$ref: '#/s{i + 1}'}}}}" for i in range(500))
+    text = "operations: {a.B: {parameters: {x: {$ref: 'parts.yaml#/s0'}}, returns: object}}"
+    (found,) = problems(tmp_path, text, parts=f"{chain}\ns500: {{type: string}}")
+    assert "this schema is nested deeper than 64 levels, with what it refers to" in found
+
+
+def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.yaml"
+    with path.open("wb") as file:
+        file.truncate(64 * 1024**2)
+    with pytest.raises(FederationError, match="is larger than 16 MiB"):
+        Federation.from_yaml(path)
+
+
+def test_too_many_files_are_refused(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / f"s{number}.yaml").write_text("{}")
+    refs = ", ".join(f"s{number}: {{$ref: 's{number}.yaml#'}}" for number in range(300))
+    found = problems(tmp_path, f"sites: {{{refs}}}")
+    assert "more than 256 files belong together" in found[0]
+
+
+def test_numbers_that_are_too_long_are_refused(tmp_path: Path) -> None:
+    (found,) = problems(tmp_path, f"provision: {{a: {'9' * 10_000}}}")
+    assert "is no int that can be read" in found
+
+
+def test_dates_stay_text_and_constants_keep_their_types(tmp_path: Path) -> None:
+    federation = loaded(
+        tmp_path, "provision: {a: 2024-01-01, b: 1_000, c: 0x10, d: 1e3, e: 1.5, f: yes, g: ~, h: '1', i: !!str 1}"
+    )
+    assert federation.provision == {
+        "a": "2024-01-01", "b": 1000, "c": 16, "d": "1e3", "e": 1.5, "f": True, "g": None, "h": "1", "i": "1",
+    }  # fmt: skip

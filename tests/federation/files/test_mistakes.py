@@ -1,0 +1,278 @@
+"""Every mistake is reported with its place and what is allowed there; all of them at once."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from dfm_async import Federation, FederationError, Session
+from tests.federation.files.rig import HEAD, problems, written
+
+OPERATIONS = """\
+operations:
+  math.Add: {parameters: {x: {type: number}, y: {type: number}}, required: [x], returns: number}
+"""
+
+
+def interface(adapter: str, more: str = "") -> str:
+    return f'{OPERATIONS}sites:\n  a:\n    interface:\n      "#/operations/math.Add": {adapter}\n{more}'
+
+
+def bound(binding: str) -> str:
+    return interface(f"{{adapter: pkg.Add, args: {{x: {binding}}}}}", "    providers: {acme: {}}\n")
+
+
+MISTAKES = {
+    # the whole
+    "sitez: {}": "3:1 sitez: a federation has no key 'sitez' (did you mean 'sites'?)",
+    "operations: []": "3:13 operations: operations must be a mapping, not a list",
+    "provision: 3": "3:12 provision: provision must be a mapping, not 3",
+    "sites: {}\nsites: {}": "4:1 : the key 'sites' stands here twice, first in line 3",
+    # operations
+    "operations: {1x: {returns: object}}": "3:18 operations['1x']: an operation's name must be identifiers with dots",
+    "operations: {a.B: {retruns: object}}": (
+        "3:20 operations['a.B'].retruns: an operation has no key 'retruns' (did you"
+    ),
+    "operations: {a.B: {returns: 'a b'}}": "3:29 operations['a.B'].returns: returns must name a type",
+    "operations: {a.B: {type: string}}": "operations['a.B'].type: the type of an operation can only be object",
+    "operations: {a.B: {required: [x], returns: object}}": (
+        "operations['a.B'].required[0]: the operation has no parameter"
+    ),
+    "operations: {a.B: {parameters: {x-y: {}}}}": "operations['a.B'].parameters.x-y: a parameter's name must be an",
+    "operations: {a.B: {parameters: {class: {}}}}": "parameters.class: a parameter's name must be an identifier",
+    "operations: {a.B: {parameters: {site: {}}}}": "parameters.site: a parameter cannot be named 'site': it says where",
+    "operations: {a.B: {parameters: {x: string}}}": "parameters.x: a schema must be a mapping, such as {type: number}",
+    "operations: {a.B: {parameters: {x: {type: strng}}}}": "x.type: there is no type 'strng' (did you mean 'string'?)",
+    "operations: {a.B: {parameters: {x: {type: [string, 3]}}}}": "x.type[1]: type must be text, not 3",
+    "operations: {a.B: {parameters: {x: {type: []}}}}": "x.type: type must name at least one type",
+    "operations: {a.B: {parameters: {x: {enum: []}}}}": "x.enum: enum must list at least one value",
+    "operations: {a.B: {parameters: {x: {minimun: 3}}}}": (
+        "x.minimun: a schema has no key 'minimun' (did you mean 'minimum'"
+    ),
+    "operations: {a.B: {parameters: {x: {minimum: low}}}}": "x.minimum: minimum must be a number, not 'low'",
+    "operations: {a.B: {parameters: {x: {multipleOf: 0}}}}": (
+        "x.multipleOf: multipleOf must be a positive number, not 0"
+    ),
+    "operations: {a.B: {parameters: {x: {maxLength: -1}}}}": "x.maxLength: maxLength must not be negative, not -1",
+    "operations: {a.B: {parameters: {x: {pattern: '(?=a)'}}}}": "x.pattern: '(?=a)' is no pattern that can be matched",
+    "operations: {a.B: {parameters: {x: {type: integer, default: 'a'}}}}": (
+        "x.default: the default 'a' is not of type integer"
+    ),
+    "operations: {a.B: {parameters: {x: {type: integer, default: true}}}}": "the default True is not of type integer",
+    "operations: {a.B: {parameters: {x: {discoverable: maybe}}}}": "x.discoverable: discoverable must be true or false",
+    (
+        "operations: {a.B: {parameters: {x: {accepts-literal-input: false, accepts_node_input: false, "
+        "accepts-place-input: false}}}}"
+    ): "x: this parameter accepts nothing: let one of",
+    # schemas
+    "schemas: {1x: {type: object}}": "schemas['1x']: a schema's name must be identifiers with dots",
+    "schemas: {m.A: 3}": "3:16 schemas['m.A']: a schema must be a mapping, such as {type: number}, not 3",
+    "schemas: {m.A: {properties: {x: {type: nmber}}}}": (
+        "schemas['m.A'].properties.x.type: there is no type 'nmber' (did you"
+    ),
+    "schemas: {m.A: {accepts-node-input: true}}": "schemas['m.A'].accepts-node-input: a schema has no key",
+    # sites
+    "sites: {a b: {}}": "sites['a b']: a site's name must be an identifier, or identifier@domain, not 'a b'",
+    "sites: {a@: {}}": "a site's name must be an identifier, or identifier@domain, not 'a@'",
+    "sites: {a: {}, a@x.org: {}}": "sites['a@x.org']: there is a site 'a' already; what stands behind @ does not count",
+    "sites: {a: {cache: {}}}": "sites.a.cache: a site has no key 'cache'",
+    "sites: {a: {impl: Site}}": "sites.a.impl: a class is named by its module and its name, such as pkg.mod.Class",
+    "sites: {a: {impl: {args: {}}}}": "sites.a.impl: impl needs 'path'",
+    "sites: {a: {impl: {path: pkg.Site, arg: {}}}}": "sites.a.impl.arg: impl has no key 'arg' (did you mean 'args'?)",
+    "sites: {a: {impl: {path: pkg.Site, args: [1]}}}": "sites.a.impl.args: args must be a mapping, not a list",
+    "sites: {a: {impl: {path: pkg.Site, args: {x y: 1}}}}": "an argument's name must be an identifier",
+    "sites: {a: {impl: subprocess.Popen}}": "sites.a.impl: 'subprocess.Popen' is of Python's own library",
+    "sites: {a: {cache_config: {protocoll: file}}}": "cache_config has no key 'protocoll' (did you mean 'protocol'?)",
+    "sites: {a: {cache_config: {max_bytes: 0}}}": "cache_config.max_bytes: max_bytes must be positive, not 0",
+    "sites: {a: {cache_config: {max_age: often}}}": "cache_config.max_age: max_age must be a number, not 'often'",
+    "sites: {a: {cache_config: {storage_options: 3}}}": "storage_options: storage_options must be a mapping, not 3",
+    "sites: {a: {secrets_vault: {path: attic}}}": "secrets_vault.path: a class is named by its module and its name",
+    "sites: {a: {secrets_vault: {path: os.environ}}}": "secrets_vault.path: 'os.environ' is of Python's own library",
+    "sites: {a: {send_cost: {b: {}}}}": "3:25 sites.a.send_cost.b: there is no site 'b'; there is: a",
+    "sites: {a: {send_cost: {a: {fixed: 1}}}}": "a send cost has no key 'fixed' (did you mean 'fixed_time'?)",
+    "sites: {a: {send_cost: {a: {bandwidth: 0}}}}": "bandwidth: bandwidth must be positive, not 0",
+    "sites: {a: {send_cost: {a: {fixed_time: -1}}}}": "fixed_time: fixed_time must not be negative, not -1",
+    "sites: {a: {workers: 0}}": "sites.a.workers: workers must be positive, not 0",
+    "sites: {a: {threads: 1.5}}": "sites.a.threads: threads must be a whole number, not 1.5",
+    "sites: {a: {providers: {p-q: {}}}}": "providers.p-q: a provider's name must be an identifier, not 'p-q'",
+    "sites: {a: {providers: {p: {vault: {}}}}}": (
+        "providers.p.vault: a provider has no key 'vault'. Allowed are: info, impl"
+    ),
+    # adapters
+    f"{OPERATIONS}sites: {{a: {{interface: {{math.Add: {{adapter: p.Add}}}}}}}}": (
+        "sites.a.interface['math.Add']: an interface has keys such as '#/operations/array.Create', not 'math.Add'"
+    ),
+    f"{OPERATIONS}sites: {{a: {{interface: {{'#/operations/math.Ad': {{adapter: p.Add}}}}}}}}": (
+        "there is no operation 'math.Ad'; did you mean 'math.Add'? There is: math.Add"
+    ),
+    interface("{}"): "an adapter needs 'adapter': the path of its class, or {path: ..., args: {...}}",
+    interface("{adapter: pkg.Add, arguments: {}}"): "an adapter has no key 'arguments'",
+    interface("{adapter: os.system}"): "'os.system' is of Python's own library; only classes of other packages may be",
+    interface("{adapter: 3}"): "adapter: adapter must be text, not 3; put it in quotes",
+    interface("{adapter: pkg.Add, is-async: 'yes'}"): "is-async: is-async must be true or false, not 'yes'",
+    interface(
+        "{adapter: pkg.Add, is-async: true, is_async: true}"
+    ): "is_async: this stands here twice, also as 'is-async'",
+    interface("{adapter: pkg.Add, args: from-operations}"): "args must be the word 'from-operation' or a mapping, not",
+    interface("{adapter: pkg.Add, returns: 'a b'}"): "returns: returns must name a type",
+    interface("{adapter: pkg.Add, compute_cost: {time: 1}}"): "compute_cost has no key 'time'",
+    interface(
+        "{adapter: pkg.Add, compute_cost: {compute_throughput: 0}}"
+    ): "compute_throughput must be positive, not 0",
+    interface("{adapter: pkg.Add, compute_cost: {fixed_size: .nan}}"): "fixed_size must be a number, not nan",
+    interface("{adapter: pkg.Add, deadline: 0}"): "deadline: deadline must be positive, not 0",
+    interface("{adapter: pkg.Add, retry: {attempts: 0}}"): "retry.attempts: attempts must be positive, not 0",
+    # bindings
+    bound("[1]"): "args.x: a list must be written as {const: [...]}",
+    bound(
+        "{}"
+    ): "args.x: a binding has one of from-param, const, from-secrets, from-site, from-provider, and there is none",
+    bound("{const: 1, from-site: a}"): "from-provider, not const and from-site",
+    bound("{from-parm: x}"): "args.x.from-parm: a binding has no key 'from-parm' (did you mean 'from-param'?)",
+    bound("{from-param: z}"): "args.x.from-param: the operation has no parameter 'z'; there is: x, y",
+    bound("{from-param: x, expose-as: {param: z, type: number}}"): "expose-as cannot stand beside from-param",
+    bound(
+        "{from-provider: acme}"
+    ): "from-provider names a provider and its attribute, such as acme.base_url, not 'acme'",
+    bound("{from-provider: acne.unit}"): "the site has no provider 'acne'; did you mean 'acme'? There is: acme",
+    bound("{from-provider: acme.__dict__}"): "'__dict__' is an attribute of Python's own",
+    bound("{from-site: __class__}"): "'__class__' is an attribute of Python's own; name one of the object's",
+    bound("{from-site: a.b}"): "from-site must be an identifier, such as 'rain_2m', not 'a.b'",
+    bound("{from-secrets: [a]}"): "from-secrets must be text, not a list",
+    bound("{const: 1, expose-as: {type: number}}"): "expose-as needs 'param'",
+    bound("{const: 1, expose-as: {param: retry, type: number}}"): "'retry' means something else in a pipeline",
+    bound("{const: 1, expose-as: {param: p, type: nmber}}"): "there is no type 'nmber' (did you mean 'number'?)",
+    bound("{const: 1, expose-as: {param: p, typ: number}}"): "expose-as has no key 'typ' (did you mean 'type'?)",
+    bound("{const: 1, expose-as: {param: p}}, y: {const: 2, expose-as: {param: p}}"): (
+        "args.y: the argument 'x' is exposed as 'p' already"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", MISTAKES)
+def test_a_mistake_is_reported_where_it_is(text: str, tmp_path: Path) -> None:
+    found = problems(tmp_path, text)
+    assert len(found) == 1, found
+    assert MISTAKES[text] in found[0]
+
+
+HEADS = {
+    "info: {api-version: 0.1.0, code-package: a}": "1:1 : 'dfm' is missing: the version of the format, 1.0.0",
+    "dfm: 2.0.0\ninfo: {api-version: 0.1.0, code-package: a}": "1:6 dfm: dfm must be 1.0.0",
+    "dfm: 1.0.0": "1:1 : 'info' is missing: it holds api-version and code-package",
+    "dfm: 1.0.0\ninfo: [a]": "2:7 info: info must be a mapping, not a list",
+    "dfm: 1.0.0\ninfo: {code-package: a}": "2:7 info: 'api-version' is missing",
+    "dfm: 1.0.0\ninfo: {api-version: 0.1.0}": "2:7 info: 'code-package' is missing",
+    "dfm: 1.0.0\ninfo: {api-version: 1.0, code-package: a}": (
+        "info.api-version: api-version must be three numbers, such as"
+    ),
+    "dfm: 1.0.0\ninfo: {api_version: 1.0.x, code-package: a}": (
+        "api-version must be three numbers, such as 0.1.0, not '1.0.x'"
+    ),
+    "dfm: 1.0.0\ninfo: {api-version: 0.1.0, code-package: a-b}": (
+        "code-package must be an identifier, such as 'rain_2m'"
+    ),
+    "dfm: 1.0.0\ninfo: {api-version: 0.1.0, code-package: a, code_package: b}": "this stands here twice, also as",
+    "dfm: 1.0.0\ninfo: {api-version: 0.1.0, code-package: a, description: 3}": (
+        "description must be text, not 3; put it in"
+    ),
+    "": "1:1 : the file is empty; it must be a mapping with the keys dfm, info, provision, schemas, operations, sites",
+    "- a": "1:1 : the file holds a list; it must be a mapping",
+    "a: [": "this is not YAML: did not find expected node content",
+    "a: b: c": "1:5 : this is not YAML: mapping values are not allowed",
+    "a: \x07": "this is not YAML: ",
+    "a: b\n---\nc: d": "2:1 : a second document begins here; a file holds one",
+    "a: !!python/object/apply:os.system [echo]": "1:4 : the tag !!python/object/apply:os.system is not allowed",
+    "a: !!binary aGk=": "the tag !!binary is not allowed",
+    "a: !mine 3": "the tag !mine is not allowed",
+    "a: !!int b": "1:4 : 'b' is no int that can be read",
+    "a: *b": "1:4 : there is no anchor &b before this alias",
+    "a: &b [*b]": "1:8 : the alias *b would make a part of the file contain itself",
+    "? [a]\n: b": "1:3 : a key must be text, not a list or a mapping",
+    "a: &b {c: d}\n? *b\n: e": "a key must be text, not an alias",
+    "<<: 3": "<<: takes an alias of a mapping, or a list of them",
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_mistake_at_the_top_is_reported(head: str, tmp_path: Path) -> None:
+    found = problems(tmp_path, "", head=head)
+    assert len(found) == 1, found
+    assert HEADS[head] in found[0]
+
+
+def test_all_mistakes_are_reported_at_once_over_several_files(tmp_path: Path) -> None:
+    text = """\
+        info: {api-version: 0.1.0, code-package: small, code-package: other}
+        operations:
+          math.Add: {parameters: {x: {type: nmber}}, returns: number}
+          $ref: ["parts/more.yaml#/operations"]
+        sites:
+          a: {impl: os.Site, send_cost: {c: {}}}
+          b: {$ref: "parts/sites.yaml#/b"}
+    """
+    found = problems(
+        tmp_path,
+        text,
+        head="dfm: 1.0.0\n",
+        parts_more="operations:\n  math.Sub:\n    required: [z]\n",
+        parts_sites="b:\n  interface:\n    '#/operations/math.Mul': {adapter: 3}\n",
+    )
+    assert [problem.partition(" ")[0] for problem in found] == [
+        "2:49",
+        "4:37",
+        "7:13",
+        "7:34",
+        "parts/more.yaml:3:16",
+        "parts/sites.yaml:3:30",
+        "parts/sites.yaml:3:40",
+    ]
+
+
+def test_the_error_says_everything_and_travels(tmp_path: Path) -> None:
+    path = written(tmp_path, "sitez: {}\nsites: {a b: {}}\n")
+    with pytest.raises(FederationError, match=r"has 2 problems:\n  - .*federation.dfm.yaml:3:1: sitez: ") as caught:
+        Federation.from_yaml(path)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value)
+    assert [problem.key for problem in again.problems] == ["sitez", "sites['a b']"]
+
+
+def test_many_mistakes_are_counted_and_the_first_are_shown(tmp_path: Path) -> None:
+    path = written(tmp_path, "sites: {" + ", ".join(f"{number}: {{}}" for number in range(70)) + "}")
+    with pytest.raises(FederationError, match="has 70 problems") as caught:
+        Federation.from_yaml(path)
+    assert len(caught.value.problems) == 70
+    assert str(caught.value).endswith("\n  and 20 more")
+
+
+def test_a_file_that_is_not_there_is_a_federation_error(tmp_path: Path) -> None:
+    for path, message in [
+        (tmp_path / "none.yaml", "none.yaml cannot be read: there is no such file"),
+        (tmp_path, "is not a file"),
+        (tmp_path / "a\0b", "cannot be read: "),
+    ]:
+        with pytest.raises(FederationError, match=message):
+            Federation.from_yaml(path)
+    with pytest.raises(FederationError, match="there is no such file"):
+        Session(str(tmp_path / "none.yaml"))
+
+
+def test_a_file_must_be_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "latin.yaml"
+    path.write_bytes(HEAD.encode() + "provision: {a: \xe9}".encode("latin-1"))
+    with pytest.raises(FederationError, match=r"latin.yaml:3:16: this is not UTF-8 text"):
+        Federation.from_yaml(path)
+
+
+def test_packages_narrow_where_classes_come_from(tmp_path: Path) -> None:
+    path = written(tmp_path, interface("{adapter: pkg.lib.Add, args: from-operation}", "    impl: other.Site\n"))
+    assert Federation.from_yaml(path, packages=("pkg", "other")).packages == ("pkg", "other")
+    with pytest.raises(
+        FederationError, match=r"'other\.Site' is not in the packages that classes may come from: pkg.lib"
+    ):
+        Federation.from_yaml(path, packages=("pkg.lib",))
+    with pytest.raises(FederationError, match="has 2 problems"):
+        Federation.from_yaml(path, packages=())

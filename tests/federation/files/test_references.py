@@ -1,0 +1,179 @@
+"""References: to one object, and lists that are merged; within a file, and to others."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dfm_async import Federation, FederationError
+from tests.federation.files.rig import loaded, problems, written
+
+OPERATION = "{parameters: {x: {type: number}}, required: [x], returns: number}"
+
+
+def test_an_object_of_the_same_file_is_meant(tmp_path: Path) -> None:
+    federation = loaded(tmp_path, f"operations:\n  a.One: {OPERATION}\n  a.Two: {{$ref: '#/operations/a.One'}}\n")
+    assert str(federation.operations.a.Two.signature.parameters) == "(x: float) -> int | float"
+
+
+def test_paths_begin_at_the_file_that_holds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    federation = loaded(
+        tmp_path,
+        "operations: {$ref: ['parts/one.yaml#/more']}",
+        parts_one="more: {a.One: {$ref: 'two.yaml#/op'}}",
+        parts_two=f"op: {OPERATION}",
+    )
+    assert list(federation.operations) == ["a.One"]
+
+
+def test_a_path_that_begins_where_the_program_runs_gets_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "parts.yaml").write_text(f"op: {OPERATION}")
+    monkeypatch.chdir(tmp_path)
+    (found,) = problems(tmp_path / "configs", "operations: {a.One: {$ref: 'parts.yaml#/op'}}")
+    assert "there is no such file. Paths begin at the file that holds them: write '../parts.yaml'" in found
+
+
+def test_pointers_are_escaped_and_count_in_lists(tmp_path: Path) -> None:
+    federation = loaded(
+        tmp_path,
+        "operations: {a.One: {$ref: 'parts.yaml#/a~1b/~0/%63/1'}, a.Two: {$ref: 'parts.yaml#/a~1b/~0/c/0'}}",
+        parts=f"a/b: {{'~': {{c: [{OPERATION}, {OPERATION}]}}}}",
+    )
+    assert list(federation.operations) == ["a.One", "a.Two"]
+
+
+def test_a_whole_file_can_be_meant(tmp_path: Path) -> None:
+    federation = loaded(tmp_path, "operations: {a.One: {$ref: one.yaml}, a.Two: {$ref: 'one.yaml#'}}", one=OPERATION)
+    assert list(federation.operations) == ["a.One", "a.Two"]
+
+
+def test_what_a_merge_brings_can_be_referred_to(tmp_path: Path) -> None:
+    federation = loaded(
+        tmp_path,
+        """\
+        schemas: {$ref: ["parts.yaml#/schemas"]}
+        operations:
+          a.One: {parameters: {p: {$ref: "#/schemas/m.Pair"}}, returns: object}
+          a.Two: {$ref: "#/operations/a.Three"}
+          $ref: ["parts.yaml#/operations"]
+        """,
+        parts=f"schemas: {{m.Pair: {{type: object, properties: {{x: {{}}}}}}}}\noperations: {{a.Three: {OPERATION}}}",
+    )
+    declaration = federation.operations.a.One.declaration
+    assert declaration is not None
+    assert declaration.parameters == {"p": {"$ref": "#/schemas/m.Pair"}}
+    assert list(federation.operations) == ["a.One", "a.Two", "a.Three"]
+
+
+def test_merges_of_merges_come_together(tmp_path: Path) -> None:
+    federation = loaded(
+        tmp_path,
+        "operations: {$ref: ['parts.yaml#/all']}",
+        parts=f"all: {{$ref: ['#/some', '#/others']}}\nsome: {{a.One: {OPERATION}}}\nothers: {{a.Two: {OPERATION}}}",
+    )
+    assert list(federation.operations) == ["a.One", "a.Two"]
+
+
+def test_anchors_and_merge_keys_of_yaml_work(tmp_path: Path) -> None:
+    federation = loaded(
+        tmp_path,
+        """\
+        operations:
+          a.One: &one {parameters: {x: {type: number}}, returns: number}
+          a.Two: *one
+          a.Three: {<<: *one, returns: string}
+          a.Four: {<<: [{returns: array}, *one]}
+        """,
+    )
+    found = {name: op.declaration.returns for name, op in federation.operations.items() if op.declaration}
+    assert found == {"a.One": "number", "a.Two": "number", "a.Three": "string", "a.Four": "array"}
+    assert "x" in federation.operations.a.Four.signature.parameters.parameters
+
+
+def test_what_stands_beside_the_reference_of_a_parameter_counts(tmp_path: Path) -> None:
+    federation = loaded(
+        tmp_path,
+        """\
+        schemas: {m.Mode: {enum: [fast, slow]}}
+        operations:
+          a.One:
+            parameters: {p: {$ref: "#/schemas/m.Mode", description: How, default: slow, accepts-node-input: false}}
+            returns: object
+        """,
+    )
+    declaration = federation.operations.a.One.declaration
+    assert declaration is not None
+    assert declaration.parameters["p"] == {
+        "$ref": "#/schemas/m.Mode",
+        "description": "How",
+        "default": "slow",
+        "accepts_node_input": False,
+    }
+
+
+WRONG = {
+    "sites: {a: {$ref: 'none.yaml#/a'}}": (
+        "sites.a.$ref: none.yaml cannot be read: there is no such file. Paths begin at"
+    ),
+    "sites: {a: {$ref: '#/nowhere'}}": (
+        "sites.a.$ref: '#/nowhere' leads nowhere: there is no 'nowhere' in federation.dfm"
+    ),
+    "sites: {a: {$ref: 'https://x.org/a.yaml#/a'}}": "only files can be referred to, by their paths; save it next to",
+    "sites: {a: {$ref: ''}}": "a reference is empty",
+    "sites: {a: {$ref: '#a'}}": "'#a': behind # stands a path that begins with /",
+    "sites: {a: {$ref: ['#/b']}}": '$ref must name one object here, such as "parts.yaml#/sites/alpha", not a list',
+    "sites: {a: {$ref: '#/sites/b', info: {}}, b: {}}": "nothing may stand beside $ref, and here is 'info'",
+    "sites: {a: {$ref: '#/sites/a'}}": "sites.a: this reference leads back to itself",
+    "sites: {a: {$ref: '#/sites/b'}, b: {$ref: '#/sites/a'}}": "this reference leads back to itself",
+    "sites: {$ref: '#/info'}": (
+        "sites.$ref: $ref must be a list here, such as [\"parts.yaml#/operations\"], not '#/info'"
+    ),
+    "sites: {$ref: ['#/dfm']}": "sites.$ref[0]: '#/dfm' is not a mapping that could be merged, but '1.0.0'",
+    "sites: {$ref: [3]}": "sites.$ref[0]: a reference must be text, not 3",
+    "sites: {$ref: ['#/sites']}": "sites.$ref: these references lead back to themselves",
+    "sites: {a: {}, $ref: ['parts.yaml#/sites']}": (
+        "parts.yaml:1:12 sites.a: there is a 'a' already, in federation.dfm.yaml:3"
+    ),
+    "sites: {$ref: ['parts.yaml#/sites', 'parts.yaml#/sites']}": (
+        "parts.yaml:1:12 sites.a: there is a 'a' already, in parts"
+    ),
+    "sites: {$ref: ['broken.yaml#/sites']}": "broken.yaml:1:5 : this is not YAML",
+    "operations: {a.B: {parameters: {p: {$ref: 'parts.yaml#/loop'}}}}": (
+        "this schema contains itself: give it a name in"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_wrong_reference_is_a_mistake(text: str, tmp_path: Path) -> None:
+    others = {"parts": "sites: {a: {}}\nloop: {items: {$ref: '#/loop'}}", "broken": "a: b: c"}
+    found = [problem.replace(f"{tmp_path}{os.sep}", "") for problem in problems(tmp_path, text, **others)]
+    assert any(WRONG[text] in problem for problem in found), found
+
+
+def test_the_same_mistake_is_reported_once_even_if_many_refer_to_it(tmp_path: Path) -> None:
+    text = "sites: {a: {$ref: 'parts.yaml#/site'}, b: {$ref: 'parts.yaml#/site'}}"
+    assert len(problems(tmp_path, text, parts="site: {wrong: 1}")) == 1
+
+
+def test_the_application_may_lie_beside_other_folders(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "ops.yaml").write_text(f"a.One: {OPERATION}")
+    (tmp_path / "configs").mkdir()
+    absolute = tmp_path / "shared" / "ops.yaml"
+    for path in ("../shared/ops.yaml", absolute.as_posix()):
+        assert list(loaded(tmp_path / "configs", f"operations: {{$ref: ['{path}#/']}}").operations) == ["a.One"]
+
+
+def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    path = written(tmp_path, "sites: {a: {$ref: 'pipe#/a'}, b: {$ref: '/dev/zero#/a'}}")
+    with pytest.raises(FederationError, match="pipe is not a file") as caught:
+        Federation.from_yaml(path)
+    assert "zero is not a file" in str(caught.value)

@@ -1,0 +1,172 @@
+"""Measured costs: what a profile keeps, what fits it, and that placement improves with use."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from dfm_async import Cost, Federation, JobStatus, Pipeline, PipelineError, PlaceParam, Profile, Session, Yield
+
+fed = Federation("lies")
+quick = fed.site("quick")
+slow = fed.site("slow")
+
+
+@slow.operation(cost=Cost(fixed_time=0.001))  # it is not
+async def work(data: bytes) -> bytes:
+    await asyncio.sleep(0.02)
+    return data[: len(data) // 2]
+
+
+@quick.implements(work, cost=Cost(fixed_time=5.0))  # it is not, either
+async def work_quickly(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+@quick.operation(provider="first")
+async def either(x: int) -> int:
+    return x
+
+
+with Pipeline("works") as works:
+    Yield(work(PlaceParam("data")))
+
+
+def fixed(site: str) -> Pipeline:
+    with Pipeline(site) as pipeline:
+        Yield(work(PlaceParam("data"), site=site))
+    return pipeline
+
+
+async def test_placement_improves_with_use() -> None:
+    async with Session(fed, target="inline") as session:
+        before = await session.prepare(works)
+        assert before.nodes[0].site == "slow", "as the costs say that were configured"
+        with session.profile() as profile:
+            for site in ("quick", "slow"):
+                job = await session.execute(fixed(site), [{"data": bytes(size)} for size in (10, 1000, 5000, 20000)])
+                assert await job is JobStatus.FINISHED
+        after = await session.prepare(works, costs="measured")
+        assert after.nodes[0].site == "quick"
+        assert (await session.prepare(works, costs=profile)).nodes[0].site == "quick"
+        assert (await session.prepare(works)).nodes[0].site == "slow", "only who asks for it gets it"
+        job = await session.execute(after, {"data": b"abcd"})
+        assert (await job.first()).value == b"ab"
+    found = profile.cost("slow", "work")
+    assert found is not None
+    assert 0.015 < found.fixed_time < 0.2
+    assert found.output_factor == pytest.approx(0.5, rel=0.05)
+    assert {(link.source, link.target) for link in profile.links} >= {("home", "slow"), ("slow", "home")}
+
+
+async def test_worker_processes_are_measured_too() -> None:
+    async with Session(fed) as session:
+        async with session.profile() as profile:
+            job = await session.execute(fixed("slow"), [{"data": bytes(100 * i)} for i in range(4)])
+            assert await job is JobStatus.FINISHED
+        assert [(calls.site, calls.operation, calls.count) for calls in profile.calls] == [("slow", "work", 4)]
+        assert sorted(given > 100 * i for i, (given, _, _) in enumerate(sorted(profile.calls[0].points))) == [True] * 4
+        text = str(profile)
+        assert "work" in text
+        assert "slow" in text
+
+
+async def test_only_jobs_of_an_open_profile_are_measured() -> None:
+    async with Session(fed, target="inline") as session:
+        with pytest.raises(PipelineError, match=r"nothing was measured.*session\.profile"):
+            await session.prepare(works, costs="measured")
+        job = await session.execute(fixed("quick"), {"data": b""})
+        await job
+        with session.profile() as profile:
+            assert not profile
+        job = await session.execute(fixed("quick"), {"data": b""})
+        await job
+        assert not profile
+        assert str(profile) == "nothing was measured"
+        with pytest.raises(ValueError, match="'configured', 'measured' or a Profile"):
+            await session.prepare(works, costs="guessed")  # type: ignore[arg-type]
+
+
+async def test_two_profiles_at_once_measure_the_same_and_the_session_counts_it_once() -> None:
+    async with Session(fed, target="inline") as session:
+        with session.profile() as outer:
+            with session.profile() as inner:
+                await (await session.execute(fixed("quick"), {"data": b"1"}))
+            await (await session.execute(fixed("quick"), {"data": b"2"}))
+        counts = [profile.calls[0].count for profile in (outer, inner)]
+        assert counts == [2, 1]
+        with pytest.raises(PipelineError):
+            await session.prepare(fixed("nowhere"), costs="measured")
+
+
+async def test_a_job_that_outlives_the_block_is_measured_to_its_end() -> None:
+    async with Session(fed, target="inline") as session:
+        with session.profile() as profile:
+            job = await session.execute(fixed("slow"), {"data": b"12"})
+            assert not profile
+        await job
+        await session.execute(fixed("quick"), {"data": b""})
+        session.profile()
+        with session.profile():  # leaving it hands on all that has come
+            pass
+        assert [calls.site for calls in profile.calls] == ["slow"]
+
+
+async def test_providers_are_measured_apart() -> None:
+    with Pipeline() as pipeline:
+        Yield(either(PlaceParam("x")))
+    async with Session(fed, target="inline") as session:
+        with session.profile() as profile:
+            await (await session.execute(pipeline, [{"x": i} for i in range(3)]))
+        assert profile.cost("quick", "either", "first") is not None
+        assert profile.cost("quick", "either") is None
+
+
+def test_a_fit_finds_the_costs_that_made_the_samples_whatever_single_calls_took() -> None:
+    profile = Profile()
+    for i in range(1000):
+        size = 1e6 * (i % 7)
+        late = 30.0 if i % 10 == 0 else 0.0
+        profile.add_call("a", "op", None, size, 0.5 + size / 2e6 + late, 100 + 0.25 * size)
+        profile.add_send("a", "b", size, 0.1 + size / 1e7)
+    cost, link = profile.cost("a", "op"), profile.link("a", "b")
+    assert cost is not None
+    assert link is not None
+    assert cost.fixed_time == pytest.approx(0.5, rel=0.05)
+    assert cost.throughput == pytest.approx(2e6, rel=0.05)
+    assert cost.fixed_size == pytest.approx(100, rel=0.05)
+    assert cost.output_factor == pytest.approx(0.25, rel=0.05)
+    assert link.fixed_time == pytest.approx(0.1)
+    assert link.bandwidth == pytest.approx(1e7)
+    assert profile.calls[0].count == 1000
+    assert len(profile.calls[0].points) < 200, "what is kept has a limit"
+
+
+def test_less_than_three_samples_are_no_cost() -> None:
+    profile = Profile()
+    for _ in range(2):
+        profile.add_call("a", "op", None, 1, 1, 1)
+        assert profile.cost("a", "op") is None
+    profile.add_call("a", "op", None, 1, 1, 1)
+    assert profile.cost("a", "op") == Cost(fixed_time=1, fixed_size=1, output_factor=0)
+
+
+def test_a_profile_survives_a_file(tmp_path: Path) -> None:
+    profile = Profile()
+    for i in range(5):
+        profile.add_call("a", "op", "gpu", i, i, i)
+        profile.add_send("a", "b", i, i)
+    path = tmp_path / "costs.json"
+    profile.save(path)
+    again = Profile.load(path)
+    assert again.cost("a", "op", "gpu") == profile.cost("a", "op", "gpu")
+    assert str(again) == str(profile)
+    assert list(tmp_path.iterdir()) == [path]
+    path.write_text('{"format": 2, "calls": [], "links": []}')
+    with pytest.raises(ValueError, match="format 2"):
+        Profile.load(path)
+    path.write_text("[1]")
+    with pytest.raises(ValueError, match="no profile"):
+        Profile.load(path)

@@ -1,0 +1,420 @@
+"""Existing adapter classes run unmodified: what they are built with, what they are called with, and their ends."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dfm_async import (
+    ClassPath,
+    Const,
+    Federation,
+    ForEach,
+    FromParam,
+    FromProvider,
+    FromSite,
+    JobFailed,
+    LocalOptions,
+    Pipeline,
+    PlaceParam,
+    RetryPolicy,
+    Session,
+    Yield,
+)
+from dfm_async.federation.bindings import Binding
+from dfm_async.testing import override
+from tests.conftest import Connect
+from tests.site import adapters
+
+HERE = "tests.site.adapters"
+
+
+def path(name: str, **args: Any) -> ClassPath:
+    return ClassPath(f"{HERE}.{name}", args)
+
+
+def federation(**options: Any) -> Federation:
+    return Federation("minifed", api_version="1.2.0", **options)
+
+
+async def run(session: Session, pipeline: Pipeline, params: Any = None) -> list[Any]:
+    job = await session.execute(pipeline, {} if params is None else params)
+    return in_order(await job.collect())
+
+
+def in_order(results: Any) -> list[Any]:
+    return [result.value for result in sorted(results, key=lambda result: (result.frame, result.place))]
+
+
+async def failure(session: Session, pipeline: Pipeline) -> str:
+    job = await session.execute(pipeline)
+    with pytest.raises(JobFailed) as caught:
+        await job
+    return str(caught.value.errors[0])
+
+
+def declared(a: int, b: str = "default", c: list[int] | None = None) -> dict[str, Any]: ...  # type: ignore[empty-body]
+
+
+def of_x(x: int) -> Any: ...
+
+
+def of_n(n: int) -> list[int]: ...  # type: ignore[empty-body]
+
+
+# arguments
+
+
+async def test_an_adapter_gets_all_parameters_by_name_also_those_that_the_call_leaves_out(connect: Connect) -> None:
+    fed = federation()
+    fed.declare("echo", declared)
+    fed.site("lab").adapt("echo", path("Echo"))
+    with Pipeline() as pipeline:
+        Yield(fed.operations.echo(1), place="a")
+        Yield(fed.operations.echo(0, c=[], b=""), place="b")
+    async with connect(fed) as session:
+        assert await run(session, pipeline) == [{"a": 1, "b": "default", "c": None}, {"a": 0, "b": "", "c": []}]
+
+
+@pytest.mark.parametrize("value", [True, False, None, 0, "", [], {"deep": [0]}])
+async def test_constants_arrive_as_they_are_also_falsy_ones(value: Any) -> None:
+    fed = federation()
+    fed.declare("echo", of_x)
+    fed.site("lab").adapt("echo", path("Echo"), bind={"given": Const(value), "also": FromParam("x")})
+    with Pipeline() as pipeline:
+        Yield(fed.operations.echo(0))
+    async with Session(fed, target="inline") as session:
+        assert await run(session, pipeline) == [{"given": value, "also": 0}]
+
+
+async def test_an_argument_can_come_from_the_site_object_and_from_a_provider(connect: Connect) -> None:
+    fed = federation()
+    fed.declare("echo", of_x)
+    lab = fed.site("lab", impl=path("Lab", scale=3))
+    lab.provider("shelf", path("Shelf", label="top"))
+    bind: dict[str, Binding] = {
+        "scale": FromSite("scale"),
+        "zero": FromSite("nothing"),
+        "label": FromProvider("shelf", "label"),
+    }
+    lab.adapt("echo", path("Echo"), bind=bind)
+    with Pipeline() as pipeline:
+        Yield(fed.operations.echo(1))
+    async with connect(fed) as session:
+        assert await run(session, pipeline) == [{"scale": 3, "zero": 0, "label": "top"}]
+
+
+async def test_an_attribute_that_is_not_there_is_named() -> None:
+    fed = federation()
+    fed.declare("echo", of_x)
+    fed.site("lab").adapt("echo", path("Echo"), bind={"scale": FromSite("scale")})
+    with Pipeline() as pipeline:
+        Yield(fed.operations.echo(1))
+    async with Session(fed, target="inline") as session:
+        found = await failure(session, pipeline)
+    assert "argument 'scale' of tests.site.adapters.Echo is bound to attribute 'scale', which Site does not" in found
+
+
+async def test_bindings_do_not_reach_into_pythons_own_attributes() -> None:
+    fed = federation()
+    fed.declare("echo", of_x)
+    fed.site("lab").adapt("echo", path("Echo"), bind={"kind": FromSite("__class__.__init__.__globals__")})
+    with Pipeline() as pipeline:
+        Yield(fed.operations.echo(1))
+    async with Session(fed, target="inline") as session:
+        assert "none that bindings may read" in await failure(session, pipeline)
+
+
+async def test_a_parameter_that_is_declared_as_a_list_gets_one_where_a_stream_comes(connect: Connect) -> None:
+    fed = federation()
+    fed.declare("numbers", of_n)
+
+    def total(values: list[int] | None = None) -> int: ...  # type: ignore[empty-body]
+
+    fed.declare("total", total)
+    lab = fed.site("lab")
+    lab.adapt("numbers", path("Numbers"))
+    lab.adapt("total", path("Total"))
+    fed.site("desk").adapt("total", path("Total"), bind={"values": FromParam("values")})
+    with Pipeline() as pipeline:
+        Yield(fed.operations.total(fed.operations.numbers(4), site="lab"), place="a")
+        Yield(fed.operations.total(fed.operations.numbers(5), site="desk"), place="b")
+    async with connect(fed) as session:
+        assert await run(session, pipeline) == [6, 10]
+
+
+# how the code is called
+
+
+async def test_an_adapter_that_is_not_async_runs_in_a_thread(connect: Connect) -> None:
+    fed = federation()
+    fed.declare("echo", of_x)
+    lab = fed.site("lab", impl=path("Lab", scale=2))
+    lab.adapt("echo", path("EchoInThread"), is_async=False, bind={"x": FromParam("x"), "s": FromSite("scale")})
+    with Pipeline() as pipeline:
+        Yield(fed.operations.echo(PlaceParam("x")))
+    async with connect(fed) as session:
+        found = await run(session, pipeline, [{"x": 1}, {"x": 2}])
+    assert found == [{"x": 1, "s": 2, "on_loop": False}, {"x": 2, "s": 2, "on_loop": False}]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_async"),
+    [
+        ("Numbers", True),
+        ("NumbersInThread", False),
+        ("Generator", False),
+        ("AsyncGenerator", True),
+        ("Generator", True),
+    ],
+)
+async def test_a_result_can_be_an_iterator_of_either_kind(name: str, is_async: bool) -> None:
+    fed = federation()
+    fed.declare("numbers", of_n)
+    fed.site("lab").adapt("numbers", path(name), is_async=is_async)
+    with Pipeline() as pipeline, ForEach(fed.operations.numbers(3)) as number:
+        Yield(number)
+    async with Session(fed, target="inline") as session:
+        assert await run(session, pipeline) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", [adapters.Generator, adapters.AsyncGenerator, adapters.Numbers])
+async def test_a_class_with_bindings_is_called_as_its_code_shows(kind: type[Any]) -> None:
+    fed = federation()
+    fed.declare("numbers", of_x)
+    fed.site("lab").adapt("numbers", kind, bind={"n": FromParam("x")})
+    with Pipeline() as pipeline, ForEach(fed.operations.numbers(3)) as number:
+        Yield(number)
+    async with Session(fed, target="inline") as session:
+        assert await run(session, pipeline) == [0, 1, 2]
+
+
+async def test_a_body_that_cannot_be_awaited_says_what_to_write() -> None:
+    fed = federation()
+    fed.declare("echo", of_x)
+    fed.site("lab").adapt("echo", path("EchoInThread"))
+    with Pipeline() as pipeline:
+        Yield(fed.operations.echo(1))
+    async with Session(fed, target="inline") as session:
+        assert "is-async: false" in await failure(session, pipeline)
+
+
+async def test_a_class_by_its_path_gets_the_context_if_it_names_it() -> None:
+    fed = federation()
+    fed.declare("math.ask", of_x)
+    fed.site("lab").adapt("math.ask", path("Contextual"))
+    with Pipeline() as pipeline:
+        Yield(fed.operations.math.ask(3))
+    async with Session(fed, target="inline") as session:
+        assert await run(session, pipeline) == ["math.ask of 3"]
+
+
+# what adapters are built with
+
+
+async def test_adapters_know_their_site_their_provider_and_their_job(connect: Connect, tmp_path: Path) -> None:
+    fed = federation()
+    fed.declare("place", of_x)
+    lab = fed.site("lab", impl=path("Lab", folder=str(tmp_path)))
+    lab.provider("shelf", path("Shelf", label="top"))
+    lab.adapt("place", path("Placed", power=2), provider="shelf")
+    lab.adapt("place", path("Placed"))
+    with Pipeline() as pipeline:
+        first = fed.operations.place(3, provider="shelf")
+        Yield(fed.operations.place(4, provider="shelf", after=first), place="a")
+        Yield(fed.operations.place(5, after=first, site="lab"), place="b")
+    async with connect(fed, homesite="desk") as session:
+        job = await session.execute(pipeline)
+        found = in_order(await job.collect())
+    shared = {"site": "lab", "home": "desk", "federation": "minifed", "version": "1.2.0", "itself": True}
+    assert found == [
+        {**shared, "value": 16, "job": job.job_id, "provider": "top", "calls": 2},
+        {**shared, "value": 5, "job": job.job_id, "provider": None, "calls": 1},
+    ]
+    # adapters first, for they use the others
+    assert (tmp_path / "ends").read_text().split() == ["adapter", "adapter", "provider", "site"]
+
+
+async def test_each_job_has_objects_of_its_own() -> None:
+    fed = federation()
+    fed.declare("place", of_x)
+    fed.site("lab").adapt("place", path("Placed"))
+    with Pipeline() as pipeline:
+        Yield(fed.operations.place(PlaceParam("x"))["calls"])
+    async with Session(fed, target="inline") as session:
+        assert sorted(await run(session, pipeline, [{"x": 1}, {"x": 1}])) == [1, 2]
+        assert await run(session, pipeline, [{"x": 1}]) == [1]
+
+
+async def test_a_class_that_python_defines_gets_the_site_too() -> None:
+    fed = federation()
+    lab = fed.site("lab", impl=adapters.Lab)
+
+    class Scaled:
+        def __init__(self, site: adapters.Lab) -> None:
+            self.site = site
+
+        async def body(self, x: int, /) -> int:
+            return x * self.site.scale
+
+    scaled = lab.operation(Scaled, name="scaled")
+    with Pipeline() as pipeline:
+        Yield(scaled(4))
+    async with Session(fed, target="inline") as session:
+        assert await run(session, pipeline) == [4]
+
+
+async def test_cached_files_are_in_the_directory_of_the_site(connect: Connect, tmp_path: Path) -> None:
+    from dfm_async import CacheConfig
+
+    def keep(name: str, text: str) -> str: ...  # type: ignore[empty-body]
+
+    fed = federation()
+    fed.declare("keep", keep)
+    fed.site("lab", cache=CacheConfig(base_path=str(tmp_path))).adapt("keep", path("Files"), is_async=False)
+    with Pipeline() as pipeline:
+        Yield(fed.operations.keep("a.txt", "hello"))
+    async with connect(fed) as session:
+        assert await run(session, pipeline) == ["notes/a.txt: hello"]
+    assert (tmp_path / "notes" / "a.txt").read_text() == "hello"
+
+
+async def test_an_adapter_can_send_to_another_job() -> None:
+    def send(job: str, value: int) -> None: ...
+
+    fed = federation()
+    fed.declare("send", send)
+    lab = fed.site("lab")
+    lab.adapt("send", path("Sender"))
+    with Pipeline() as receiver:
+        Yield(PlaceParam("x"))
+    with Pipeline() as sender:
+        fed.operations.send(PlaceParam("job"), 42)
+    async with Session(fed, target="inline") as session:
+        other = await session.execute(receiver, [], autostop=False)
+        await (await session.execute(sender, {"job": other.job_id}))
+        await other.send_stop_frame()
+        assert [result.value for result in await other.collect()] == [42]
+
+
+# what goes wrong
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("tests.site.adapters.Nothing", "is not there: module 'tests.site.adapters' has no 'Nothing'"),
+        ("tests.site.nowhere.Echo", "there is no module 'tests.site.nowhere'"),
+        ("tests.site.adapters.NoBody", "is no adapter: it has no body(...)"),
+        ("subprocess.Popen", "is of the standard library"),
+        ("os.path.Thing", "is of the standard library"),
+        ("tests.site.adapters.Path", "is really pathlib.Path, of the standard library"),
+        ("dfm_async.session.session.Session", "is a part of dfm_async that is not offered here"),
+        ("tests.site.adapters.asyncio", "is no class, but an object of module"),
+    ],
+)
+async def test_a_path_that_leads_to_no_adapter_fails_the_job_and_says_why(code: str, expected: str) -> None:
+    fed = federation()
+    fed.declare("op", of_x)
+    fed.site("lab").adapt("op", ClassPath(code))
+    with Pipeline() as pipeline:
+        Yield(fed.operations.op(1))
+    async with Session(fed, target="inline") as session:
+        found = await failure(session, pipeline)
+    assert f"operation 'op' of site 'lab': class {code!r} {expected}"[:60] in found
+    assert expected in found
+
+
+async def test_only_packages_that_the_federation_allows_are_imported() -> None:
+    fed = federation(packages=("minifed", "tests.sit"))
+    fed.declare("op", of_x)
+    fed.site("lab").adapt("op", path("Echo"))
+    with Pipeline() as pipeline:
+        Yield(fed.operations.op(1))
+    async with Session(fed, target="inline") as session:
+        assert "of no package that the federation allows (it allows: minifed, tests.sit)" in (
+            await failure(session, pipeline)
+        )
+    fed.packages = ("tests.site",)
+    async with Session(fed, target="inline") as session:
+        assert await run(session, pipeline) == [{"x": 1}]
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (path("Echo", size=1), "cannot be built with its args: got an unexpected keyword argument 'size'"),
+        (path("Broken", size=3), "cannot be built: OSError: no room for 3"),
+    ],
+)
+async def test_a_constructor_that_fails_is_named_with_its_operation_site_and_argument(
+    connect: Connect, code: ClassPath, expected: str
+) -> None:
+    fed = federation()
+    fed.declare("op", of_x)
+    fed.site("lab").adapt("op", code)
+    with Pipeline() as pipeline:
+        Yield(fed.operations.op(1))
+    async with connect(fed) as session:
+        assert f"operation 'op' of site 'lab': class {code.path!r} {expected}" in await failure(session, pipeline)
+
+
+@pytest.mark.parametrize(
+    ("impl", "expected"),
+    [
+        (path("Echo"), "the site object of site 'lab': class 'tests.site.adapters.Echo' is no subclass of"),
+        (path("Lab", height=2), "got an unexpected keyword argument 'height'"),
+        (path("Shelf"), "is no subclass of dfm_async.site.Site"),
+    ],
+)
+async def test_a_site_object_that_cannot_be_built_fails_the_job_that_needs_it(impl: ClassPath, expected: str) -> None:
+    fed = federation()
+    fed.declare("op", of_x)
+    lab = fed.site("lab", impl=impl)
+    lab.adapt("op", path("Placed"))
+    with Pipeline() as pipeline:
+        Yield(fed.operations.op(1))
+    async with Session(fed, target="inline") as session:
+        assert expected in await failure(session, pipeline)
+
+
+async def test_nothing_is_imported_before_a_call_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "late_adapters.py").write_text("class Late:\n    async def body(self, x): return -x\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    fed = federation()
+    fed.declare("late", of_x)
+    fed.site("lab").adapt("late", ClassPath("late_adapters.Late"))
+    with Pipeline() as pipeline:
+        Yield(fed.operations.late(1))
+    async with Session(fed, target="inline") as session:
+        await session.prepare(pipeline)
+        assert "late_adapters" not in sys.modules
+        assert await run(session, pipeline) == [-1]
+    monkeypatch.delitem(sys.modules, "late_adapters")
+
+
+async def test_retries_and_deadlines_count_for_adapters_too(connect: Connect) -> None:
+    fed = federation()
+    fed.declare("place", of_x)
+    policy = RetryPolicy(attempts=3, backoff=0)
+    fed.site("lab").adapt("place", path("Placed"), retry=policy, deadline=10.0)
+    with Pipeline() as pipeline:
+        Yield(fed.operations.place(3)["value"])
+    async with connect(fed) as session:
+        assert await run(session, pipeline) == [3]
+
+
+async def test_a_fake_needs_neither_the_class_nor_the_site(connect: Connect) -> None:
+    fed = federation()
+    fed.declare("place", declared)
+    lab = fed.site("lab", impl=ClassPath("nowhere.Lab"))
+    lab.adapt("place", ClassPath("nowhere.Adapter"), bind={"x": FromSite("y")})
+    with Pipeline() as pipeline:
+        Yield(fed.operations.place(2))
+    with override(fed, "place", lambda a, b, c: (a, b, c)) as fake:
+        async with connect(fed, options=LocalOptions()) as session:
+            assert [tuple(found) for found in await run(session, pipeline)] == [(2, "default", None)]
+    assert len(fake.calls) == 1

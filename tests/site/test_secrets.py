@@ -1,0 +1,425 @@
+"""Secrets: where they come from, when they are asked for, and that they are nowhere else."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import secrets
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import keyring
+import pytest
+from keyring.backend import KeyringBackend
+
+from dfm_async import (
+    ClassPath,
+    DfmError,
+    Federation,
+    FromParam,
+    FromSecrets,
+    JobAborted,
+    JobFailed,
+    Pipeline,
+    PlaceParam,
+    SecretError,
+    Session,
+    VaultConfig,
+    Yield,
+    current_context,
+)
+from dfm_async.federation.bindings import Binding
+from dfm_async.runtime.site import SiteRuntime
+from dfm_async.site import EnvironmentVault, FileVault, KeyringVault
+from dfm_async.targets.hub import Hub
+from dfm_async.web import Service
+from tests.conftest import Connect
+
+HERE = "tests.site.adapters"
+
+
+@pytest.fixture
+def secret() -> str:
+    """One of the kind that is easy to miss: it looks different in a repr, in JSON and in a URL."""
+    return f'{secrets.token_hex(8)}"\\ä &{secrets.token_hex(4)}'
+
+
+def of_how(how: str) -> int: ...  # type: ignore[empty-body]
+
+
+def told(vault: Any, key: str = "api_key") -> Federation:
+    fed = Federation("vaulted")
+    fed.declare("tell", of_how)
+    bind: dict[str, Binding] = {"key": FromSecrets(key), "how": FromParam("how")}
+    fed.site("lab", vault=vault).adapt("tell", ClassPath(f"{HERE}.Teller"), bind=bind)
+    return fed
+
+
+def telling(fed: Federation) -> Pipeline:
+    with Pipeline("telling") as pipeline:
+        Yield(fed.operations.tell(PlaceParam("how")))
+    return pipeline
+
+
+async def length(session: Session, pipeline: Pipeline, how: str = "") -> Any:
+    return (await (await session.execute(pipeline, {"how": how})).first()).value
+
+
+# where they come from
+
+
+async def test_a_secret_is_in_the_environment_of_the_site_by_default(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, secret: str
+) -> None:
+    monkeypatch.setenv("DFM_SECRET_API_KEY", secret)
+    fed = told(None)
+    async with connect(fed) as session:
+        assert await length(session, telling(fed)) == len(secret)
+
+
+async def test_a_secret_is_asked_for_anew_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = told(EnvironmentVault("TEAM_"))
+    async with Session(fed, target="inline") as session:
+        for size in (9, 14):
+            monkeypatch.setenv("TEAM_API_KEY", secrets.token_hex(size))
+            assert await length(session, telling(fed)) == 2 * size
+
+
+@pytest.mark.parametrize("suffix", ["json", "yaml", "directory"])
+async def test_a_secret_can_be_in_a_file(tmp_path: Path, secret: str, suffix: str) -> None:
+    path = tmp_path / f"vault.{suffix}"
+    if suffix == "directory":
+        path.mkdir(mode=0o700)
+        (path / "api_key").write_text(f"{secret}\n")
+        (path / "api_key").chmod(0o600)
+    else:
+        path.write_text(json.dumps({"api_key": secret}))
+        path.chmod(0o640)
+    fed = told(VaultConfig(path="file", args={"path": str(path)}))
+    async with Session(fed, target="inline") as session:
+        assert await length(session, telling(fed)) == len(secret)
+
+
+class _Ring(KeyringBackend):
+    """A keyring in memory."""
+
+    priority = 1
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # of keyring
+        self.kept: dict[tuple[str, str], str] = {}
+
+    def get_password(self, service: str, username: str) -> str | None:
+        return self.kept.get((service, username))
+
+    def set_password(self, service: str, username: str, password: str) -> None:
+        self.kept[service, username] = password
+
+    def delete_password(self, service: str, username: str) -> None:
+        del self.kept[service, username]
+
+
+@pytest.fixture
+def ring() -> Iterator[_Ring]:
+    before, ring = keyring.get_keyring(), _Ring()
+    keyring.set_keyring(ring)
+    yield ring
+    keyring.set_keyring(before)
+
+
+async def test_a_secret_can_be_in_the_keyring(ring: _Ring, secret: str) -> None:
+    ring.set_password("weather", "api_key", secret)
+    fed = told(VaultConfig(path="keyring", args={"service": "weather"}))
+    async with Session(fed, target="inline") as session:
+        assert await length(session, telling(fed)) == len(secret)
+    with pytest.raises(SecretError, match="keyring set SERVICE other"):
+        KeyringVault("weather").secret_for_key("other")
+
+
+@pytest.mark.parametrize("name", ["ColdVault", "RemoteVault"])
+async def test_a_vault_can_be_a_class_of_your_own_that_blocks_or_is_asynchronous(
+    connect: Connect, name: str, secret: str
+) -> None:
+    args: dict[str, Any] = {"secrets": {"api_key": secret}} if name == "ColdVault" else {"value": secret}
+    fed = told(VaultConfig(path=f"{HERE}.{name}", args=args))
+    async with connect(fed) as session:
+        assert await length(session, telling(fed)) == len(secret)
+
+
+async def test_operations_ask_by_their_context(connect: Connect, secret: str) -> None:
+    fed = Federation("asking")
+    lab = fed.site("lab", vault=VaultConfig(path=f"{HERE}.RemoteVault", args={"value": secret}))
+
+    @lab.operation
+    async def ask() -> int:
+        return len(await current_context().secret("any"))
+
+    @lab.operation
+    def ask_in_thread() -> int:
+        context = current_context()
+        return len(context.wait(context.secret("any")))
+
+    with Pipeline() as pipeline:
+        Yield(ask(), place="loop")
+        Yield(ask_in_thread(), place="thread")
+    async with connect(fed) as session:
+        job = await session.execute(pipeline)
+        assert [result.value for result in await job.collect()] == [len(secret)] * 2
+
+
+def of_key(key: str) -> int: ...  # type: ignore[empty-body]
+
+
+async def _asked_by_adapter(fed: Federation, key: str) -> Any:
+    with Pipeline() as pipeline:
+        Yield(fed.operations.ask(key))
+    async with Session(fed, target="inline") as session:
+        return (await (await session.execute(pipeline)).first()).value
+
+
+async def test_an_adapter_can_ask_its_site_object(monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
+    monkeypatch.setenv("DFM_SECRET_MINE", secret)
+    for name, is_async in (("AsksItself", False), ("AsksOnLoop", True)):
+        fed = Federation("asking")
+        fed.declare("ask", of_key)
+        fed.site("lab").adapt("ask", ClassPath(f"{HERE}.{name}"), is_async=is_async)
+        assert await _asked_by_adapter(fed, "mine") == len(secret)
+        with pytest.raises(JobFailed, match="DFM_SECRET_OTHER is not set") as caught:
+            await _asked_by_adapter(fed, "other")
+        assert isinstance(caught.value.errors[0].__cause__, ValueError)  # as adapters for DFM expect it
+
+
+async def test_a_thread_can_ask_an_asynchronous_vault_and_the_loop_is_told_what_to_do(secret: str) -> None:
+    fed = Federation("asking")
+    fed.declare("ask", of_key)
+    vault = VaultConfig(path=f"{HERE}.RemoteVault", args={"value": secret})
+    lab = fed.site("lab", vault=vault)
+    lab.adapt("ask", ClassPath(f"{HERE}.AsksItself"), is_async=False)
+    assert await _asked_by_adapter(fed, "any") == len(secret)
+    lab.adapt("ask", ClassPath(f"{HERE}.AsksOnLoop"))
+    with pytest.raises(JobFailed, match="its vault is asynchronous: bind it with from-secrets"):
+        await _asked_by_adapter(fed, "any")
+
+
+# what goes wrong
+
+
+async def test_a_secret_that_is_not_there_fails_the_call_with_its_name(connect: Connect) -> None:
+    fed = told(None, "missing")
+    async with connect(fed) as session:
+        job = await session.execute(telling(fed), {"how": ""})
+        with pytest.raises(JobFailed, match="secret 'missing' of site 'lab': the environment variable DFM_SECRET_MISS"):
+            await job
+
+
+async def test_a_vault_that_cannot_be_built_stops_the_site_and_shows_no_configuration(
+    connect: Connect, target: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, secret: str
+) -> None:
+    monkeypatch.setenv("DFM_SECRET_API_KEY", "the environment is not asked")
+    args = {"secrets": {"api_key": secret}, "fail": secret}
+    fed = told(VaultConfig(path=f"{HERE}.ColdVault", args=args))
+    with pytest.raises(DfmError) as caught:
+        async with connect(fed) as session:
+            await (await session.execute(telling(fed), {"how": ""}))
+    error = caught.value.__cause__ if isinstance(caught.value, JobAborted) else caught.value
+    assert isinstance(error, SecretError if target == "inline" else DfmError)
+    assert "the vault of site 'lab': tests.site.adapters.ColdVault cannot be built: ValueError was raised" in str(error)
+    assert "adapters.py:" in str(error)
+    assert_absent(secret, *_texts_of(caught.value), caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (VaultConfig(path="safe"), "class 'safe' is none of environment, file, keyring, nor the path of a class"),
+        (VaultConfig(path="subprocess.Popen"), "is of the standard library"),
+        (VaultConfig(path=f"{HERE}.Echo"), "is no vault: it has no secret_for_key"),
+        (VaultConfig(args={"prefx": "A_"}), "environment cannot be built with its args: got an unexpected keyword"),
+        (VaultConfig(path="file", args={"path": "/nowhere/vault.json"}), "'vault.json' cannot be read: No such file"),
+        (object(), "an object of object has no secret_for_key"),
+    ],
+)
+async def test_a_vault_that_is_none_is_refused_with_a_reason(config: Any, expected: str) -> None:
+    with pytest.raises(DfmError, match="the vault of site 'lab'") as caught:
+        async with Session(told(config), target="inline"):
+            pass
+    assert expected in str(caught.value)
+
+
+async def test_what_a_vault_raises_is_told_without_its_text(secret: str) -> None:
+    fed = told(VaultConfig(path=f"{HERE}.RemoteVault", args={"value": secret}), "none")
+    async with Session(fed, target="inline") as session:
+        job = await session.execute(telling(fed), {"how": ""})
+        with pytest.raises(JobFailed, match=r"the vault \(RemoteVault\): KeyError was raised") as caught:
+            await job
+    assert_absent(secret, *_texts_of(caught.value))
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o644, 0o602])
+def test_a_file_that_everybody_can_open_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "vault.json"
+    path.write_text('{"api_key": "open"}')
+    path.chmod(mode)
+    with pytest.raises(SecretError, match="chmod o-rwx"):
+        FileVault(path)
+    path.chmod(0o600)
+    vault = FileVault(path)
+    assert vault.secret_for_key("api_key") == "open"
+    path.chmod(mode)
+    with pytest.raises(SecretError, match="chmod o-rwx"):
+        vault.secret_for_key("api_key")
+
+
+@pytest.mark.parametrize("text", ["[1, 2", '["a"]', '{"a": "unfinished', "\udcff"])
+def test_a_file_that_is_no_mapping_is_refused_and_not_quoted(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "vault.json"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    path.chmod(0o600)
+    with pytest.raises(SecretError) as caught:
+        FileVault(path)
+    assert "unfinished" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("key", ["../secret", "", ".", "..", "a/b", "a\0b"])
+def test_a_key_does_not_lead_out_of_the_directory(tmp_path: Path, key: str) -> None:
+    (tmp_path / "secret").write_text("outside")
+    inside = tmp_path / "vault"
+    inside.mkdir(mode=0o700)
+    with pytest.raises(SecretError):
+        FileVault(inside).secret_for_key(key)
+
+
+# nowhere else
+
+
+def looks(secret: str) -> list[str]:
+    return [secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], secret.split('"')[0], secret.rpartition("&")[2]]
+
+
+def assert_absent(secret: str, *texts: str) -> None:
+    for text in texts:
+        for look in looks(secret):
+            assert look not in text
+
+
+def _texts_of(error: BaseException | None) -> Iterator[str]:
+    """Everything that can be read off an exception."""
+    if error is None:
+        return
+    yield from (str(error), repr(error), "".join(traceback.format_exception(error)), repr(vars(error)))
+    for inner in (*getattr(error, "errors", ()), error.__cause__):
+        yield from _texts_of(inner)
+
+
+def _files(folder: Path) -> list[str]:
+    return [file.read_bytes().decode("utf-8", "replace") for file in folder.iterdir()]
+
+
+def _overheard(receive: Any, seen: list[str]) -> Any:
+    def overhear(self: Any, message: Any) -> None:
+        seen.append(repr(message))
+        receive(self, message)
+
+    return overhear
+
+
+WAYS = ["log", "print", "span", "raise", "trace", "url"]
+
+
+async def test_a_secret_is_in_no_text_that_leaves_the_site(
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    secret: str,
+) -> None:
+    monkeypatch.setenv("DFM_SECRET_API_KEY", secret)
+    caplog.set_level(logging.DEBUG)
+    seen: list[str] = []
+    for kind in (SiteRuntime, Hub):  # what the processes tell each other, as far as it comes here
+        monkeypatch.setattr(kind, "receive", _overheard(kind.receive, seen))
+    fed = told(None)
+    lab = fed.sites["lab"]
+
+    @lab.operation
+    async def speak() -> int:
+        context = current_context()
+        key = await context.secret("api_key")
+        context.progress(1, note=f"with {key}")
+        context.metrics({"used": key, f"of {key}": 1})
+        with context.span("speaking", key=key):
+            pass
+        return 1
+
+    with Pipeline("speaking") as speaking:
+        Yield(speak())
+    pipeline, store = telling(fed), tmp_path / "jobs.db"
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    logging.getLogger().addHandler(handler)
+    told_of: list[str] = []
+    try:
+        async with connect(fed, trace=tmp_path / "spans", store=f"sqlite:///{store}") as session:
+            plan = await session.prepare(pipeline)
+            jobs = [await session.execute(pipeline, {"how": how}, watch=True) for how in WAYS]
+            jobs.append(await session.execute(speaking, watch=True))
+            for job in jobs:
+                try:
+                    await job
+                except JobFailed as error:
+                    told_of.extend(_texts_of(error))
+                told_of.extend([repr(event) async for event in job.events()])
+                told_of.append(repr(job))
+            told_of.extend([repr(session), plan.to_json().decode(), str(plan.explain()), repr(plan)])
+    finally:
+        logging.getLogger().removeHandler(handler)
+    told_of.extend([repr(fed), repr(lab), repr(lab.config("home")), repr(lab.adapters), repr(pipeline), str(pipeline)])
+    written = _files(tmp_path)
+    logs = [record.getMessage() for record in caplog.records] + [str(record.exc_text) for record in caplog.records]
+    assert_absent(secret, *told_of, *written, *logs, *seen, caplog.text, stream.getvalue())
+    # They were told all the same, without it.
+    assert sum("the key is ***" in text for text in logs) == 1
+    assert sum("once more: {'key': '***'}" in text for text in logs) == 1
+    assert any("refused: '***'" in text for text in told_of)
+    assert any("with ***" in text for text in told_of)
+    assert any("refused: '***'" in text for text in written)
+    assert any('"again":"***"' in text.replace(" ", "") for text in written)
+
+
+async def test_a_secret_is_in_no_answer_of_a_web_service(monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
+    monkeypatch.setenv("DFM_SECRET_API_KEY", secret)
+    fed = told(None)
+    service = Service(session=Session(fed, target="inline"), pipelines={"telling": telling(fed)})
+    transport = httpx.ASGITransport(service.app)
+    async with service.lifespan(), httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        made = await client.post("/pipelines/telling/jobs", json={"params": {"how": "raise"}})
+        job = f"/jobs/{made.json()['job_id']}"
+        answers = [(await client.get(path)).text for path in (f"{job}/stream", job, f"{job}/events", f"{job}/graph")]
+    assert_absent(secret, made.text, *answers)
+    assert "refused: '***'" in answers[0]
+
+
+async def test_output_of_a_worker_is_logged_without_the_secret(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = "\n".join(["-----BEGIN KEY-----", *(secrets.token_hex(16) for _ in range(3)), "-----END KEY-----"])
+    monkeypatch.setenv("DFM_SECRET_API_KEY", key)
+    caplog.set_level(logging.INFO)
+    fed = told(None)
+    async with Session(fed, target="local") as session:
+        assert await length(session, telling(fed), "print") == len(key)
+    printed = [record.getMessage() for record in caplog.records if getattr(record, "origin", "") == "stdout"]
+    assert printed[0] == "printed ***"
+    assert set(printed[1:]) == {"***"}
+
+
+def test_no_repr_shows_what_a_vault_or_a_cache_is_configured_with(secret: str) -> None:
+    config = VaultConfig(path="file", args={"path": secret, "token": secret})
+    assert repr(config) == "VaultConfig(path='file', args=<path, token>)"
+    fed = told(config)
+    assert_absent(secret, repr(fed), repr(fed.sites["lab"]), repr(fed.sites["lab"].config("home")))
+    assert "SECRET" not in repr(EnvironmentVault("MY_SECRET_"))

@@ -1,0 +1,186 @@
+"""Adapters that are written for nv_dfm_core run where it is not installed, if the federation asks for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dfm_async import (
+    ClassPath,
+    Federation,
+    FromParam,
+    FromProvider,
+    FromSite,
+    JobFailed,
+    Pipeline,
+    Session,
+    VaultConfig,
+    Yield,
+)
+from dfm_async.federation.bindings import Binding
+from dfm_async.site import shim
+from tests.conftest import Connect
+
+WRITTEN_FOR_DFM = """
+from typing import TYPE_CHECKING, Any
+
+import nv_dfm_core.exec
+from nv_dfm_core.exec import FsspecConfig, Provider, SecretsVault, SecretsVaultConfig, Site
+from nv_dfm_core.api.pydantic import PolymorphicBaseModel
+from nv_dfm_core.telemetry import SpanBuilder
+
+
+class Model(PolymorphicBaseModel):
+    name: str
+
+
+class Station(Site):
+    def __init__(self, dfm_context, cache_config: FsspecConfig, secrets_vault_config: SecretsVaultConfig, height=0):
+        super().__init__(dfm_context, cache_config, secrets_vault_config)
+        self.height = height
+
+
+class Sensor(Provider):
+    def __init__(self, site: Site, unit: str):
+        super().__init__(site)
+        self.unit = unit
+
+
+class Vault(SecretsVault):
+    def __init__(self, token: str, **kwargs: Any):
+        super().__init__(**kwargs)
+        self._token = token
+
+    def secret_for_key(self, key: str) -> str:
+        return f"{key}:{self._token}"
+
+
+class Measure:
+    def __init__(self, site: nv_dfm_core.exec.Site, provider: Provider | None, scale: int):
+        self._site = site
+        self._provider = provider
+        self._scale = scale
+
+    async def body(self, x: int, unit: str, height: int) -> dict:
+        with self._site.telemetry_span("measuring", {"x": x}) as span:
+            if span:
+                span.set_attribute("scale", self._scale)
+                span.set_ok()
+        self._site.dfm_context.logger.info("measured %s", x)
+        return {
+            "x": x * self._scale,
+            "unit": unit,
+            "height": height,
+            "same": self._provider.site is self._site,
+            "secret": len(self._site.secret_for_key("key")),
+            "model": Model(name="m").model_dump(),
+            "base": nv_dfm_core.exec.Site.__module__,
+        }
+"""
+
+
+def measured(x: int) -> Any: ...
+
+
+def stations(*, compat: bool = True) -> Federation:
+    fed = Federation("stations", compat=compat)
+    fed.declare("measure", measured)
+    vault = VaultConfig(path="stations_lib.Vault", args={"token": "t-o-k-e-n"}) if compat else None
+    lab = fed.site("lab", impl=ClassPath("stations_lib.Station", {"height": 12}), vault=vault)
+    lab.provider("sensor", ClassPath("stations_lib.Sensor", {"unit": "K"}))
+    bind: dict[str, Binding] = {
+        "x": FromParam("x"),
+        "unit": FromProvider("sensor", "unit"),
+        "height": FromSite("height"),
+    }
+    lab.adapt("measure", ClassPath("stations_lib.Measure", {"scale": 2}), provider="sensor", bind=bind)
+    return fed
+
+
+def _forget() -> None:
+    for name in list(sys.modules):
+        if name.partition(".")[0] in ("nv_dfm_core", "stations_lib"):
+            del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def written_for_dfm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module with adapters that are written for DFM; what it leaves in this process is removed."""
+    (tmp_path / "stations_lib.py").write_text(WRITTEN_FOR_DFM)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    _forget()
+    yield
+    _forget()
+
+
+def measuring(fed: Federation) -> Pipeline:
+    with Pipeline() as pipeline:
+        Yield(fed.operations.measure(21))
+    return pipeline
+
+
+async def test_an_adapter_for_dfm_runs_unmodified(connect: Connect) -> None:
+    fed = stations()
+    async with connect(fed) as session:
+        found = await (await session.execute(measuring(fed))).first()
+    assert found.value == {
+        "x": 42,
+        "unit": "K",
+        "height": 12,
+        "same": True,
+        "secret": len("key:t-o-k-e-n"),
+        "model": {"name": "m"},
+        "base": "dfm_async.site.objects",
+    }
+
+
+async def test_nothing_stands_in_for_dfm_unless_the_federation_asks() -> None:
+    fed = stations(compat=False)
+    async with Session(fed, target="inline") as session:
+        job = await session.execute(measuring(fed))
+        with pytest.raises(JobFailed, match="Install nv-dfm-core, or set compat=True for the federation"):
+            await job
+    assert "nv_dfm_core" not in sys.modules
+
+
+async def test_a_name_that_is_missing_says_so(tmp_path: Path) -> None:
+    (tmp_path / "stations_lib.py").write_text("from nv_dfm_core.exec import NetRunner\n")
+    fed = stations()
+    fed.sites["lab"].vault = VaultConfig()
+    async with Session(fed, target="inline") as session:
+        job = await session.execute(measuring(fed))
+        with pytest.raises(JobFailed) as caught:
+            await job
+    assert "cannot import name 'NetRunner' from 'nv_dfm_core.exec'" in str(caught.value.errors[0])
+    assert "lacks this name: install nv-dfm-core" in str(caught.value.errors[0])
+    with pytest.raises(
+        AttributeError, match=r"has no nv_dfm_core.exec.NetRunner \(it has: DfmContext, .*Install nv-dfm"
+    ):
+        sys.modules["nv_dfm_core.exec"].NetRunner  # noqa: B018 - the access is the test
+
+
+def test_what_is_installed_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "nv_dfm_core").mkdir()
+    (tmp_path / "nv_dfm_core" / "__init__.py").write_text("real = True\n")
+    assert not shim.install()
+    import nv_dfm_core
+
+    assert nv_dfm_core.real
+    assert not shim.install()
+
+
+def test_all_names_can_be_loaded() -> None:
+    assert shim.install()
+    assert shim.install()  # twice is once
+    loaded = {
+        name: [getattr(module, found) for found in module.__all__]
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] == "nv_dfm_core"
+    }
+    assert len(loaded["nv_dfm_core.exec"]) == 6
+    assert len(loaded["nv_dfm_core.exec.discovery"]) == 10
+    assert all(found.__module__.startswith("dfm_async") for names in loaded.values() for found in names)

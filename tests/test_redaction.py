@@ -1,0 +1,130 @@
+"""Secrets are found in texts however they are written there, and forgotten ones are few."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import secrets
+import urllib.parse
+from base64 import b64encode
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from dfm_async import redaction
+from dfm_async.redaction import hide, holds_secret, note_secret
+
+TEXTS = st.text(min_size=redaction.SHORTEST, max_size=40).filter(lambda text: len(text.strip()) >= redaction.SHORTEST)
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test begins with a memory of its own."""
+    monkeypatch.setattr(redaction, "_secrets", type(redaction._secrets)())
+    monkeypatch.setattr(redaction, "_hidden", ())
+
+
+def unused() -> str:
+    return secrets.token_hex(12)
+
+
+@given(TEXTS, st.text(max_size=20), st.text(max_size=20))
+def test_a_secret_is_hidden_as_it_is_in_a_repr_in_json_and_in_a_url(secret: str, before: str, behind: str) -> None:
+    note_secret(secret)
+    core = secret.strip()
+    for text in (
+        core,
+        repr(core)[1:-1],
+        repr({"key": [core]})[9:-3],
+        json.dumps(core)[1:-1],
+        json.dumps(core, ensure_ascii=False)[1:-1],
+        urllib.parse.quote(core.encode("utf-8", "replace")),
+        urllib.parse.quote_plus(core.encode("utf-8", "replace")),
+    ):
+        assert text not in hide(f"{before}{text}{behind}") or text in redaction.HIDDEN
+
+
+@pytest.mark.parametrize(
+    "value", [b"bytes-%s", {"user": "u", "password": "%s"}, ["%s"], ("deep", [{"er": "%s"}]), SecretStr("%s")]
+)
+def test_secrets_inside_other_values_are_found(value: Any) -> None:
+    secret = unused()
+    note_secret(_filled(value, secret))
+    assert hide(f"a {secret} b") == f"a {redaction.HIDDEN} b" or isinstance(value, bytes)
+    assert secret not in hide(f"bytes-{secret}")
+
+
+def _filled(value: Any, secret: str) -> Any:
+    if isinstance(value, bytes):
+        return value % secret.encode()
+    if isinstance(value, SecretStr):
+        return SecretStr(secret)
+    if isinstance(value, dict):
+        return {name: _filled(item, secret) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_filled(item, secret) for item in value)
+    return value.replace("%s", secret)
+
+
+def test_each_line_of_a_key_is_a_secret() -> None:
+    lines = [unused() for _ in range(3)]
+    note_secret("\n".join(lines) + "\n")
+    assert hide(f"x {lines[1]}") == "x ***"
+    assert hide("\n".join(lines)) == "***"
+
+
+def test_nothing_is_hidden_before_a_secret_was_handed_out_nor_what_is_too_short() -> None:
+    text = "a text as any other"
+    assert hide(text) is text
+    note_secret("abc")
+    note_secret("")
+    note_secret(None)
+    note_secret(True)
+    assert hide("abc") == "abc"
+
+
+def test_those_that_were_not_used_for_the_longest_time_are_forgotten() -> None:
+    first, second = unused(), unused()
+    note_secret(first)
+    note_secret(second)
+    for number in range(254):
+        note_secret(f"secret number {number}")
+    note_secret(first)  # handed out again
+    note_secret("one more")
+    assert hide(first) == "***"
+    assert hide(second) == second
+    assert len(redaction._secrets) == 256
+
+
+def test_a_pickled_exception_with_a_secret_is_noticed() -> None:
+    secret = unused()
+    error = ValueError(f"no: {secret}")
+    assert not holds_secret(pickle.dumps(error))
+    note_secret(secret)
+    assert holds_secret(pickle.dumps(error))
+    assert not holds_secret(pickle.dumps(ValueError("no")))
+    assert not holds_secret(b64encode(secret.encode()))  # what somebody encodes on purpose is not found
+
+
+def test_log_records_of_every_logger_are_made_without_it(caplog: pytest.LogCaptureFixture) -> None:
+    secret = unused()
+    logger = logging.getLogger("somebody.elses")
+    note_secret(secret)
+    logger.warning("with %s and %d", secret, 7)
+    logger.warning(KeyError(secret), stack_info=True)
+    try:
+        dict[str, str]()[secret]
+    except KeyError:
+        logger.exception("it failed")
+    logger.warning("%s has %d", "nothing", 1)
+    first, second, third, last = caplog.records
+    assert (first.getMessage(), first.args) == ("with *** and 7", ())
+    assert secret not in str(second.msg)
+    assert third.exc_text is not None
+    assert third.exc_text.endswith("KeyError: '***'")
+    assert last.args == ("nothing", 1)
+    assert secret not in caplog.text
