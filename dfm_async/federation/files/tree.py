@@ -151,7 +151,7 @@ class _Composer:
             return text
         try:
             return self._constructors[kind](text)
-        except (ValueError, KeyError, IndexError):
+        except (ValueError, KeyError, IndexError, OverflowError):
             raise TreeError(line, column, f"{text[:40]!r} is no {kind} that can be read") from None
 
     def _key(self, frame: _Frame, text: str, line: int, column: int, *, merges: bool) -> None:
