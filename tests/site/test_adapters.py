@@ -11,6 +11,7 @@ import pytest
 from dfm_async import (
     ClassPath,
     Const,
+    ExposedParameter,
     Federation,
     ForEach,
     FromParam,
@@ -88,6 +89,29 @@ async def test_constants_arrive_as_they_are_also_falsy_ones(value: Any) -> None:
         Yield(fed.operations.echo(0))
     async with Session(fed, target="inline") as session:
         assert await run(session, pipeline) == [{"given": value, "also": 0}]
+
+
+def exposing(x: int, y: Any = 3) -> Any: ...
+
+
+@pytest.mark.parametrize("param", ["extra", "y"], ids=["a parameter of the site", "one that the operation has, too"])
+async def test_an_exposed_parameter_takes_the_place_of_what_is_bound_also_with_a_falsy_value(
+    connect: Connect, param: str
+) -> None:
+    fed = federation()
+    fed.declare("echo", exposing)
+    bound = Const("bound", ExposedParameter(param=param))
+    fed.site("lab").adapt("echo", path("Echo"), bind={"a": FromParam("x"), "b": bound})
+    with Pipeline() as pipeline:
+        Yield(fed.operations.echo(1), place="left out")
+        for value in (0, False, None, "", "given"):
+            Yield(fed.operations.echo(1, **{param: value}), place="given", multiuse=True)
+    async with connect(fed) as session:
+        job = await session.execute(pipeline)
+        results = await job.collect()
+    assert [r.value["b"] for r in results if r.place == "left out"] == ["bound"]
+    given = [r.value["b"] for r in results if r.place == "given"]
+    assert sorted(map(repr, given)) == sorted(map(repr, (0, False, None, "", "given")))
 
 
 async def test_an_argument_can_come_from_the_site_object_and_from_a_provider(connect: Connect) -> None:
