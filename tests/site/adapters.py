@@ -225,3 +225,14 @@ class RemoteVault:
         if key == "none":
             raise KeyError(f"{key}, but {self._value} is there")
         return self._value
+
+
+class ClosingVault:
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def secret_for_key(self, key: str) -> str:
+        return "from a vault with an end"
+
+    def close(self) -> None:
+        (Path(self._folder) / "closed").touch()
