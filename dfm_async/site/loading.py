@@ -34,9 +34,9 @@ class Loader:
         self._packages = config.packages
         self._known: dict[str, type[Any]] = {}
 
-    def known(self, path: str) -> type[Any] | None:
-        """The class, if it was loaded before."""
-        return self._known.get(path)
+    def known(self, path: str) -> bool:
+        """Whether the class was loaded before."""
+        return path in self._known
 
     def load(self, path: str, role: str, check: Callable[[type[Any]], str | None]) -> type[Any]:
         """Imports the class. Blocks as long as that takes.

@@ -273,6 +273,28 @@ async def test_each_job_has_objects_of_its_own() -> None:
         assert await run(session, pipeline, [{"x": 1}]) == [1]
 
 
+async def test_calls_at_the_same_time_share_what_is_built_and_what_fails(tmp_path: Path) -> None:
+    fed = federation()
+    fed.declare("place", of_x)
+    lab = fed.site("lab", impl=path("Lab", folder=str(tmp_path)))
+    lab.provider("shelf", path("Shelf", label="none"))
+    lab.adapt("place", path("Placed"))
+    with Pipeline() as pipeline:
+        Yield(fed.operations.place(PlaceParam("x")))
+    async with Session(fed, target="inline") as session:
+        job = await session.execute(pipeline, [{"x": x} for x in range(100)])
+        with pytest.raises(JobFailed) as caught:
+            await job
+        assert caught.value.count == 100
+        assert all("a shelf needs a label" in str(error) for error in caught.value.errors)
+        assert (tmp_path / "ends").read_text().split() == ["site"]
+    lab.providers.clear()
+    async with Session(fed, target="inline") as session:
+        job = await session.execute(pipeline, [{"x": x} for x in range(100)])
+        assert len(await job.collect()) == 100
+    assert (tmp_path / "ends").read_text().split() == ["site", "adapter", "site"]
+
+
 async def test_a_class_that_python_defines_gets_the_site_too() -> None:
     fed = federation()
     lab = fed.site("lab", impl=adapters.Lab)
