@@ -71,7 +71,7 @@ class Loader:
             if missing.partition(".")[0] == _THEIRS:
                 reason += ". Install nv-dfm-core, or set compat=True for the federation"
             raise LoadingError(self._site, role, path, reason) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a script that was not meant to be imported ends its process
             reason = f"cannot be imported: its module raised {type(error).__name__}: {error}"
             if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == _THEIRS:
                 reason += f". dfm_async stands in for {_THEIRS} and lacks this name: install nv-dfm-core"

@@ -90,7 +90,7 @@ class Secrets:
             return kind(**config.args)  # type: ignore[no-any-return] # it has the method
         except SecretError as error:
             raise SecretError(self._site, "", error.reason) from None
-        except Exception as error:  # noqa: BLE001 - whatever the class raises
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the class raises
             raise SecretError(self._site, "", _without_text(f"{path} cannot be built", error)) from None
 
     async def aclose(self) -> None:
@@ -179,7 +179,7 @@ def _lacks_method(kind: type[Any]) -> str | None:
     return None if callable(getattr(kind, "secret_for_key", None)) else "is no vault: it has no secret_for_key(key)"
 
 
-def _without_text(what: str, error: Exception) -> str:
+def _without_text(what: str, error: BaseException) -> str:
     """Names an error and its place. Its text may hold what the vault was configured with, or a secret."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else ""

@@ -374,6 +374,40 @@ async def test_a_path_that_leads_to_no_adapter_fails_the_job_and_says_why(code: 
     assert expected in found
 
 
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("raise RuntimeError('not today')", "its module raised RuntimeError: not today"),
+        ("import sys; sys.exit('a script')", "its module raised SystemExit: a script"),
+        ("import nowhere_at_all", "its module needs 'nowhere_at_all', which is not installed"),
+    ],
+)
+async def test_a_module_that_cannot_be_imported_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connect: Connect, code: str, expected: str
+) -> None:
+    (tmp_path / "broken_adapters.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    fed = federation()
+    fed.declare("op", of_x)
+    fed.site("lab").adapt("op", ClassPath("broken_adapters.Adapter"))
+    with Pipeline() as pipeline:
+        Yield(fed.operations.op(1))
+    async with connect(fed) as session:
+        assert expected in await failure(session, pipeline)
+
+
+async def test_a_provider_does_not_take_the_name_of_something_that_sites_have() -> None:
+    fed = federation()
+    fed.declare("op", of_x)
+    lab = fed.site("lab")
+    lab.provider("cache_storage")
+    lab.adapt("op", path("Placed"))
+    with Pipeline() as pipeline:
+        Yield(fed.operations.op(1))
+    async with Session(fed, target="inline") as session:
+        assert "has an attribute 'cache_storage' already: rename the provider" in await failure(session, pipeline)
+
+
 async def test_only_packages_that_the_federation_allows_are_imported() -> None:
     fed = federation(packages=("minifed", "tests.sit"))
     fed.declare("op", of_x)
