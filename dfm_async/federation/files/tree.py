@@ -211,7 +211,7 @@ class _Composer:
             return text
         try:
             return self._constructors[kind](text)
-        except (ValueError, KeyError, IndexError):
+        except (ValueError, KeyError, IndexError, OverflowError):
             raise _wrong(at, f"{text[:40]!r} is no {kind} that can be read") from None
 
     def _key(self, frame: _Frame, event: Any, text: str, at: int) -> None:
