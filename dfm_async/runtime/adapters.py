@@ -5,6 +5,7 @@ Everything happens at the call: so a fake in the place of an operation needs nei
 
 from __future__ import annotations
 
+import copy
 import inspect
 import operator
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -21,7 +22,7 @@ from dfm_async.site.construction import taken
 if TYPE_CHECKING:
     from dfm_async.runtime.objects import JobObjects
 
-__all__ = ["AdapterObject", "adapter_arguments", "needs_site", "offered_to"]
+__all__ = ["AdapterObject", "adapter_arguments", "fresh", "needs_site", "offered_to"]
 
 _OFFERED: Final = frozenset({"site", "provider"})
 """What constructors get if they name it."""
@@ -30,12 +31,21 @@ _CONTEXT: Final = "context"
 
 def adapter_arguments(adapter: Adapter) -> dict[str, Any]:
     """The constant arguments of an adapter's constructor."""
-    return {**(adapter.code.args if isinstance(adapter.code, ClassPath) else {}), **adapter.args}
+    return {name: fresh(value) for name, value in {**_own(adapter.code), **adapter.args}.items()}
+
+
+def _own(code: Any) -> Mapping[str, Any]:
+    return code.args if isinstance(code, ClassPath) else {}
 
 
 def offered_to(adapter: Adapter, kind: type[Any]) -> frozenset[str]:
     """Which of the site and the provider a constructor gets: what it names, and has no argument for."""
-    return (taken(kind) & _OFFERED) - adapter_arguments(adapter).keys()
+    return (taken(kind) & _OFFERED) - adapter.args.keys() - _own(adapter.code).keys()
+
+
+def fresh(value: Any) -> Any:
+    """A constant for one call: whoever changes it changes only its own."""
+    return copy.deepcopy(value) if isinstance(value, (list, dict)) else value
 
 
 def needs_site(adapter: Adapter) -> bool:
@@ -151,7 +161,7 @@ class AdapterObject:
         if exposed in given:  # also a falsy value: it was given
             return given[exposed]
         if isinstance(binding, Const):
-            return binding.value
+            return fresh(binding.value)
         if isinstance(binding, FromSecrets):
             return secrets[name]
         if isinstance(binding, FromSite):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -112,7 +113,7 @@ def build_site(
 
 
 def _arguments(impl: Any) -> dict[str, Any]:
-    return impl.args if isinstance(impl, ClassPath) else {}
+    return copy.deepcopy(impl.args) if isinstance(impl, ClassPath) else {}
 
 
 def _their_configs(config: SiteConfig) -> dict[str, Any]:

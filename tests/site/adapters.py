@@ -55,6 +55,19 @@ class EchoInThread:
         return {**given, "on_loop": threading.current_thread() is threading.main_thread()}
 
 
+class Greedy:
+    """Changes what it gets."""
+
+    def __init__(self, seen: list[int]) -> None:
+        self.seen = seen
+
+    async def body(self, x: int, const: list[int], default: dict[str, int]) -> list[int]:
+        self.seen.append(x)
+        const.append(x)
+        default[str(x)] = x
+        return [len(self.seen), len(const), len(default)]
+
+
 class Placed:
     """Wants to know where it is."""
 

@@ -114,6 +114,20 @@ async def test_an_exposed_parameter_takes_the_place_of_what_is_bound_also_with_a
     assert sorted(map(repr, given)) == sorted(map(repr, (0, False, None, "", "given")))
 
 
+async def test_an_adapter_that_changes_a_constant_changes_only_its_own() -> None:
+    def greedy(x: int, default: dict[str, int] = {}) -> list[int]: ...  # type: ignore[empty-body] # noqa: B006 - the test
+
+    fed = federation()
+    fed.declare("greedy", greedy)
+    bind: dict[str, Binding] = {"x": FromParam("x"), "const": Const([]), "default": FromParam("default")}
+    fed.site("lab").adapt("greedy", path("Greedy", seen=[]), bind=bind)
+    with Pipeline() as pipeline:
+        Yield(fed.operations.greedy(PlaceParam("x")))
+    async with Session(fed, target="inline") as session:
+        assert sorted(await run(session, pipeline, [{"x": 1}, {"x": 2}])) == [[1, 1, 1], [2, 1, 1]]
+        assert await run(session, pipeline, [{"x": 1}]) == [[1, 1, 1]]
+
+
 async def test_an_argument_can_come_from_the_site_object_and_from_a_provider(connect: Connect) -> None:
     fed = federation()
     fed.declare("echo", of_x)
