@@ -55,7 +55,9 @@ class Callee:
         self.defaults: dict[str, Any] = {}
         if adapter.declared is not None:  # the code does not know them
             self.positional, self.rest = [], None
-            self.defaults = {p.name: p.default for p in listed if p.default is not p.empty}
+            # What an exposed parameter stands for is bound: a default must not take its place.
+            hidden = adapter.exposed
+            self.defaults = {p.name: p.default for p in listed if p.default is not p.empty and p.name not in hidden}
         self.plain = not self.positional and self.rest is None
         # A parameter declared as a list gets a list, also where a stream comes.
         self.whole = signature.whole

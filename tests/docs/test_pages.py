@@ -92,7 +92,7 @@ def definitions(page: Path) -> tuple[dict[str, int], set[str]]:
         file = FILE.match(block.text)
         if file is not None:
             defined[file["name"]] = block.line
-        used |= set(re.findall(r"[\w-]+\.py", block.text.partition("\n")[2] if file else block.text))
+        used |= set(re.findall(r"[\w.-]+\.(?:py|yaml)", block.text.partition("\n")[2] if file else block.text))
         used |= {f"{name}.py" for name in re.findall(r"^from (\w+) import", block.text, re.MULTILINE)}
         if file is not None or block.language == "console":
             continue

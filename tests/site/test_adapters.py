@@ -11,6 +11,7 @@ import pytest
 from dfm_async import (
     ClassPath,
     Const,
+    ExposedParameter,
     Federation,
     ForEach,
     FromParam,
@@ -88,6 +89,29 @@ async def test_constants_arrive_as_they_are_also_falsy_ones(value: Any) -> None:
         Yield(fed.operations.echo(0))
     async with Session(fed, target="inline") as session:
         assert await run(session, pipeline) == [{"given": value, "also": 0}]
+
+
+def exposing(x: int, y: Any = 3) -> Any: ...
+
+
+@pytest.mark.parametrize("param", ["extra", "y"], ids=["a parameter of the site", "one that the operation has, too"])
+async def test_an_exposed_parameter_takes_the_place_of_what_is_bound_also_with_a_falsy_value(
+    connect: Connect, param: str
+) -> None:
+    fed = federation()
+    fed.declare("echo", exposing)
+    bound = Const("bound", ExposedParameter(param=param))
+    fed.site("lab").adapt("echo", path("Echo"), bind={"a": FromParam("x"), "b": bound})
+    with Pipeline() as pipeline:
+        Yield(fed.operations.echo(1), place="left out")
+        for value in (0, False, None, "", "given"):
+            Yield(fed.operations.echo(1, **{param: value}), place="given", multiuse=True)
+    async with connect(fed) as session:
+        job = await session.execute(pipeline)
+        results = await job.collect()
+    assert [r.value["b"] for r in results if r.place == "left out"] == ["bound"]
+    given = [r.value["b"] for r in results if r.place == "given"]
+    assert sorted(map(repr, given)) == sorted(map(repr, (0, False, None, "", "given")))
 
 
 async def test_an_argument_can_come_from_the_site_object_and_from_a_provider(connect: Connect) -> None:
@@ -379,6 +403,21 @@ async def test_a_site_object_that_cannot_be_built_fails_the_job_that_needs_it(im
         Yield(fed.operations.op(1))
     async with Session(fed, target="inline") as session:
         assert expected in await failure(session, pipeline)
+
+
+async def test_what_was_built_before_a_constructor_failed_is_closed_all_the_same(tmp_path: Path) -> None:
+    fed = federation()
+    fed.declare("op", of_x)
+    lab = fed.site("lab", impl=path("Lab", folder=str(tmp_path)))
+    lab.provider("good", path("Shelf"))
+    lab.provider("bad", path("Shelf", label="none"))
+    lab.adapt("op", path("Placed"))
+    with Pipeline() as pipeline:
+        Yield(fed.operations.op(1))
+    async with Session(fed, target="inline") as session:
+        found = await failure(session, pipeline)
+    assert "provider 'bad' of site 'lab': class 'tests.site.adapters.Shelf' cannot be built: ValueError: a sh" in found
+    assert (tmp_path / "ends").read_text().split() == ["provider", "site"]
 
 
 async def test_nothing_is_imported_before_a_call_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
