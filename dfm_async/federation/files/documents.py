@@ -53,7 +53,7 @@ class Documents:
             self.ledger.add(FileProblem(name, error.line, error.column, "", error.message))
             return None
         for found in twice:
-            self.ledger.add(FileProblem(name, found.line, found.column, "", found.message))
+            self.ledger.add(FileProblem(name, found.line, found.column, found.key, found.message))
         document = self._read[key] = Document(name, os.path.dirname(key), node or Node(None, 0), self.ledger)
         return document
 
@@ -73,7 +73,7 @@ class Documents:
                 value.problem("this reference leads back to itself")
                 return None
             seen.add(id(value.node))
-            if len(value.node.value) > 1:  # type: ignore[arg-type] # a mapping: it has a key
+            if not value.only(REF):
                 beside = ", ".join(repr(name) for name, _ in value.mapping("a reference") if name != REF)
                 value.problem(f"nothing may stand beside $ref, and here is {beside}")
                 return None

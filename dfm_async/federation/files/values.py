@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from dfm_async.errors import FileProblem
-from dfm_async.federation.files.tree import LARGEST, Node, place
+from dfm_async.federation.files.tree import LARGEST, Node, path_text, place
 
 __all__ = ["Document", "Ledger", "TooMuch", "Value", "close_to", "one_of"]
 
@@ -84,17 +84,12 @@ class Value:
     @property
     def path(self) -> str:
         """The keys that lead to it, as they are written in Python."""
-        steps: list[str] = []
+        steps: list[str | int] = []
         at = self
         while at.parent is not None:
-            if isinstance(at.parent.node.value, list):
-                steps.append(f"[{at.key}]")
-            elif at.key.replace("-", "_").isidentifier() or at.key == "$ref":
-                steps.append(f".{at.key}")
-            else:
-                steps.append(f"[{at.key!r}]")
+            steps.append(int(at.key) if isinstance(at.parent.node.value, list) else at.key)
             at = at.parent
-        return "".join(reversed(steps)).removeprefix(".")
+        return path_text(reversed(steps))
 
     def problem(self, message: str) -> None:
         """Says what is wrong with this value."""
@@ -136,6 +131,10 @@ class Value:
     def has(self, name: str) -> bool:
         """Whether it is a mapping with such a key."""
         return isinstance(self.node.value, dict) and name in self.node.value
+
+    def only(self, name: str) -> bool:
+        """Whether it is a mapping with such a key, and no other."""
+        return isinstance(self.node.value, dict) and len(self.node.value) == 1 and name in self.node.value
 
     def get(self, name: str) -> Value | None:
         """What stands behind a key, if it is a mapping that has it."""

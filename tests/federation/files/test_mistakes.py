@@ -29,7 +29,8 @@ MISTAKES = {
     "sitez: {}": "3:1 sitez: a federation has no key 'sitez' (did you mean 'sites'?)",
     "operations: []": "3:13 operations: operations must be a mapping, not a list",
     "provision: 3": "3:12 provision: provision must be a mapping, not 3",
-    "sites: {}\nsites: {}": "4:1 : the key 'sites' stands here twice, first in line 3",
+    "sites: {}\nsites: {}": "4:1 sites: the key 'sites' stands here twice, first in line 3",
+    "sites: {a: {}, b: {info: {x: [1, {y: 1, y: 2}]}}}": "sites.b.info.x[1].y: the key 'y' stands here twice",
     # operations
     "operations: {1x: {returns: object}}": "3:18 operations['1x']: an operation's name must be identifiers with dots",
     "operations: {a.B: {retruns: object}}": (
