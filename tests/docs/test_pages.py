@@ -24,6 +24,7 @@ NOT_RUN = {
     ("errors.md", "guarded"): "is refused before it could run",
     ("pipelines.md", "load_from_mirror"): "runs by the name of the operation that it implements",
     ("pipelines.md", "load_era5"): "runs by the name of the operation that it implements",
+    ("placement.md", "smooth_in_the_lab"): "runs by the name of the operation that it implements",
     ("discovery.md", "forecast_south"): "runs by the name of the operation that it implements",
     ("discovery.md", "southern_cities"): "is asked by discover",
     ("discovery.md", "units"): "is asked by discover",
