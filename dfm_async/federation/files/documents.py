@@ -32,6 +32,7 @@ class Documents:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.ledger = Ledger()
         self._read: dict[str, Document | None] = {}
+        self._tables: dict[int, dict[str, Value]] = {}  # what merges bring, for those who refer to it
         self.root = self._open(os.fspath(path), os.fspath(path), None)
 
     # files
@@ -162,9 +163,16 @@ class Documents:
         node = at.node.value
         if isinstance(node, list) and key.isascii() and key.isdigit() and len(key) < 9 and int(key) < len(node):
             return at.child(key, node[int(key)])
-        if at.has(REF) and id(at.node) not in active:
-            return next((part for name, part in self._merged(at, "what is merged", active) if name == key), None)
-        return None
+        if not at.has(REF) or id(at.node) in active:
+            return None
+        table = self._tables.get(id(at.node))
+        if table is None:
+            table = {}
+            for name, part in self._merged(at, "what is merged", active):
+                table.setdefault(name, part)
+            if not active:  # else it may lack what is being merged just now
+                self._tables[id(at.node)] = table
+        return table.get(key)
 
 
 class _Unreadable(Exception):

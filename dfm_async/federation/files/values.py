@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from dfm_async.federation.files.tree import LARGEST, Node, path_text, place
 __all__ = ["Document", "Ledger", "TooMuch", "Value", "close_to", "one_of"]
 
 MOST_PROBLEMS: Final = 1000
+_MOST: Final = 10**15
 
 
 class TooMuch(Exception):
@@ -205,14 +205,14 @@ class Value:
         self.problem(f"{what} must be true or false, not {self.kind}")
         return None
 
-    def number(self, what: str, *, positive: bool = False, whole: bool = False) -> float | None:
-        """The number that it is: not negative, and not nought if ``positive``."""
+    def number(self, what: str, *, positive: bool = False, whole: bool = False, signed: bool = False) -> float | None:
+        """The number that it is: not negative unless ``signed``, and not nought if ``positive``."""
         value = self.node.value
         kinds = (int,) if whole else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, kinds) or not -_MOST <= value <= _MOST:
             self.problem(f"{what} must be a {'whole ' * whole}number, not {self.kind}")
             return None
-        if value < 0 or (positive and value == 0):
+        if (value < 0 and not signed) or (positive and value <= 0):
             self.problem(f"{what} must {'be positive' if positive else 'not be negative'}, not {value}")
             return None
         return value

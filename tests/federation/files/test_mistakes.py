@@ -53,9 +53,7 @@ MISTAKES = {
         "x.minimun: a schema has no key 'minimun' (did you mean 'minimum'"
     ),
     "operations: {a.B: {parameters: {x: {minimum: low}}}}": "x.minimum: minimum must be a number, not 'low'",
-    "operations: {a.B: {parameters: {x: {multipleOf: 0}}}}": (
-        "x.multipleOf: multipleOf must be a positive number, not 0"
-    ),
+    "operations: {a.B: {parameters: {x: {multipleOf: 0}}}}": ("x.multipleOf: multipleOf must be positive, not 0"),
     "operations: {a.B: {parameters: {x: {maxLength: -1}}}}": "x.maxLength: maxLength must not be negative, not -1",
     "operations: {a.B: {parameters: {x: {pattern: '(?=a)'}}}}": "x.pattern: '(?=a)' is no pattern that can be matched",
     "operations: {a.B: {parameters: {x: {type: integer, default: 'a'}}}}": (
@@ -277,3 +275,5 @@ def test_packages_narrow_where_classes_come_from(tmp_path: Path) -> None:
         Federation.from_yaml(path, packages=("pkg.lib",))
     with pytest.raises(FederationError, match="has 2 problems"):
         Federation.from_yaml(path, packages=())
+    with pytest.raises(TypeError, match=r"packages must be a tuple of names, such as \('pkg',\)"):
+        Federation.from_yaml(path, packages="pkg")  # type: ignore[arg-type] # a slip that is easily made
