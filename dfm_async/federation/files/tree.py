@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
-__all__ = ["DEEPEST", "LARGEST", "Node", "Scalar", "TreeError", "place", "read_tree", "tree_of"]
+__all__ = ["DEEPEST", "LARGEST", "Node", "Scalar", "TreeError", "path_text", "place", "read_tree", "tree_of"]
 
 DEEPEST: Final = 64
 """How deep a file may be nested."""
@@ -50,14 +50,24 @@ def place(at: int) -> tuple[int, int]:
     return (at >> _LINE) + 1, (at & (1 << _LINE) - 1) + 1
 
 
+def path_text(steps: Iterable[str | int]) -> str:
+    """The keys and indices that lead to a part, as Python writes them."""
+    found = ""
+    for step in steps:
+        plain = isinstance(step, str) and (step.replace("-", "_").isidentifier() or step == "$ref")
+        found += f".{step}" if plain else f"[{step!r}]"
+    return found.removeprefix(".")
+
+
 class TreeError(Exception):
     """Something that cannot be read: where, and why. Line and column are 0 if that is not known."""
 
-    def __init__(self, line: int, column: int, message: str) -> None:
-        super().__init__(line, column, message)
+    def __init__(self, line: int, column: int, message: str, key: str = "") -> None:
+        super().__init__(line, column, message, key)
         self.line = line
         self.column = column
         self.message = message
+        self.key = key
 
 
 class _Frame:
@@ -232,9 +242,15 @@ class _Composer:
             return
         if text in frame.keys:
             first = place(frame.keys[text])[0]
-            self.twice.append(_wrong(at, f"the key {text!r} stands here twice, first in line {first}"))
+            message = f"the key {text!r} stands here twice, first in line {first}"
+            self.twice.append(TreeError(*place(at), message, path_text(self._steps())))
         else:
             frame.keys[text] = at
+
+    def _steps(self) -> Iterator[str | int]:
+        """What leads to the part that is being read."""
+        for frame in self._stack:
+            yield len(frame.node.value) if isinstance(frame.node.value, list) else frame.name or ""
 
     def begin_mapping(self, event: Any, at: int) -> None:
         self._begin(event, Node({}, at), True)
