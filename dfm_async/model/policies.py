@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 __all__ = ["Cost", "RetryPolicy"]
+
+_MOST: Final = 1_000_000_000
+"""How often anything may be tried."""
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,6 +39,9 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             msgspec.structs.force_setattr(self, "attempts", 1 if self.on_worker_lost else 3)
         elif self.attempts < 1:
             raise ValueError(f"attempts must be at least 1, not {self.attempts}")
+        for name, count in (("attempts", self.attempts), ("on_worker_lost", self.on_worker_lost)):
+            if count is not None and count > _MOST:
+                raise ValueError(f"{name} must be at most {_MOST:,}, not {count}")
         if self.backoff < 0 or self.max_backoff < 0:
             raise ValueError("backoff and max_backoff must not be negative")
         if self.on_worker_lost < 0:

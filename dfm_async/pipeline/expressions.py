@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterator
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -16,6 +16,7 @@ from dfm_async.errors import EncodingError
 from dfm_async.wire.codec import Codec
 
 __all__ = [
+    "DEEPEST",
     "Advise",
     "Attribute",
     "Combination",
@@ -29,10 +30,14 @@ __all__ = [
     "Parameter",
     "Ref",
     "constant_data",
+    "is_deep",
     "is_json",
     "references",
     "walk",
 ]
+
+DEEPEST: Final = 100
+"""How deep an expression may be nested."""
 
 _codec = Codec(trusted=False)
 
@@ -153,23 +158,40 @@ class Negation(_Data, frozen=True, kw_only=True, tag="negation"):
 Expression: TypeAlias = Constant | Advise | Ref | Parameter | Items | Entries | Comparison | Combination | Negation
 
 
+def _parts(found: Expression) -> Sequence[Expression]:
+    """The parts of an expression, from left to right."""
+    match found:
+        case Items():
+            return found.items
+        case Entries():
+            return [part for entry in found.entries for part in entry]
+        case Comparison():
+            return (found.left, found.right)
+        case Combination():
+            return found.terms
+        case Negation():
+            return (found.term,)
+        case _:
+            return ()
+
+
 def walk(expression: Expression) -> Iterator[Expression]:
     """Goes through an expression and all its parts, from the outside in, left to right."""
     stack: list[Expression] = [expression]
     while stack:
         found = stack.pop()
         yield found
-        if isinstance(found, Items):
-            stack.extend(reversed(found.items))
-        elif isinstance(found, Entries):
-            for key, value in reversed(found.entries):
-                stack += (value, key)
-        elif isinstance(found, Comparison):
-            stack += (found.right, found.left)
-        elif isinstance(found, Combination):
-            stack.extend(reversed(found.terms))
-        elif isinstance(found, Negation):
-            stack.append(found.term)
+        stack.extend(reversed(_parts(found)))
+
+
+def is_deep(expression: Expression) -> bool:
+    """Tells whether an expression is nested deeper than it may be."""
+    level = [expression]
+    for _ in range(DEEPEST):
+        level = [part for found in level for part in _parts(found)]
+        if not level:
+            return False
+    return True
 
 
 def references(expression: Expression) -> Iterator[Ref | Parameter]:

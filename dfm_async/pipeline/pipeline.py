@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from contextvars import Token
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from dfm_async.errors import PipelineError, Problem
+from dfm_async.model.depth import is_deeper
 from dfm_async.pipeline.builder import Builder, Mode
 from dfm_async.pipeline.current import building
 from dfm_async.pipeline.expressions import Constant, constant_data
-from dfm_async.pipeline.statements import Statement
+from dfm_async.pipeline.statements import Statement, walk_statements
 from dfm_async.pipeline.text import pipeline_mermaid, pipeline_text
 from dfm_async.rendering import Shown, renderer
 
 __all__ = ["Mode", "Pipeline", "is_dfm"]
+
+_DEEPEST: Final = 256
+"""How deep the data of a pipeline may be nested: a hundred blocks fit, and what stands in them."""
+_MOST: Final = 100_000
+"""How many statements may be read."""
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -171,10 +178,15 @@ class Pipeline(Shown):
         if is_dfm(data):
             message = "is DFM's JSON, whose class names only a federation knows: use federation.load_pipeline(path)"
             raise PipelineError(None, [Problem("$", message)])
+        if is_deeper(data, _DEEPEST):
+            raise PipelineError(None, [Problem("$", f"is nested deeper than {_DEEPEST} levels")])
         try:
-            return cls._of(msgspec.convert(data, _File))
+            found = msgspec.convert(data, _File)
         except (msgspec.ValidationError, RecursionError) as error:
             raise _problems(data, error) from error
+        if sum(1 for _ in itertools.islice(walk_statements(found.body), _MOST + 1)) > _MOST:
+            raise PipelineError(found.name, [Problem("$.body", f"has more than {_MOST:,} statements")])
+        return cls(found.name, api_version=found.api_version, mode=found.mode, body=found.body)
 
     @classmethod
     def model_validate_json(cls, data: str | bytes) -> Pipeline:
@@ -188,10 +200,6 @@ class Pipeline(Shown):
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise PipelineError(None, [_problem(error)]) from error
         return cls.model_validate(found)
-
-    @classmethod
-    def _of(cls, found: _File) -> Pipeline:
-        return cls(found.name, api_version=found.api_version, mode=found.mode, body=found.body)
 
     def save_to_file(self, path: str | os.PathLike[str]) -> None:
         """Writes the pipeline to a file as JSON."""

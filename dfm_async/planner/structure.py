@@ -7,7 +7,24 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from dfm_async.errors import Problem
-from dfm_async.pipeline.expressions import Advise, Constant, Expression, Parameter, Ref, references, walk
+from dfm_async.pipeline.expressions import (
+    DEEPEST,
+    Advise,
+    Attribute,
+    Combination,
+    Comparison,
+    Constant,
+    Entries,
+    Expression,
+    Item,
+    Items,
+    Negation,
+    Parameter,
+    Ref,
+    is_deep,
+    references,
+    walk,
+)
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.pipeline.statements import (
     CacheStatement,
@@ -29,6 +46,7 @@ Block: TypeAlias = tuple[int, int]
 """A body of a statement: the statement's id, and which of its bodies."""
 
 _MAX_DEPTH = 100
+_LARGEST = 2**63  # a whole number beyond it cannot travel
 
 
 @dataclass(slots=True)
@@ -122,6 +140,7 @@ def analyse(pipeline: Pipeline) -> Structure:
     _locate(pipeline.body, (), 0, found)
     for spot in found.spots.values():
         _check(spot, found)
+        _check_steps(spot, found)
         _check_advice(spot, pipeline.mode == "discovery", found)
     _check_names(found)
     _check_cycles(found)
@@ -169,6 +188,22 @@ def _check(spot: Spot, found: Structure) -> None:
             found.report(spot, "the block stores nothing: call store(value) in it")
     elif isinstance(statement, CollectStatement):
         _check_collect(statement, spot, found)
+
+
+def _check_steps(spot: Spot, found: Structure) -> None:
+    """Fields lead to data, not into the inside of Python's objects; and what is too large cannot travel."""
+    for name, expression, _ in spot.expressions:
+        if isinstance(expression, (Items, Entries, Comparison, Combination, Negation)) and is_deep(expression):
+            found.report(spot, f"{name} is nested more than {DEEPEST} deep")
+    for name, ref, _ in spot.references:
+        for step in ref.path:
+            if isinstance(step, Attribute) and step.name.startswith("__"):
+                found.report(spot, f"{name} uses the attribute {step.name!r}, which belongs to Python itself")
+            elif isinstance(step, Item) and isinstance(step.key, int) and abs(step.key) >= _LARGEST:
+                found.report(spot, f"{name} uses an index that no sequence has")
+    limit = spot.statement.concurrency if isinstance(spot.statement, ForEachStatement) else None
+    if limit is not None and limit >= _LARGEST:
+        found.report(spot, f"concurrency must be less than {_LARGEST:,}")
 
 
 def _check_advice(spot: Spot, asking: bool, found: Structure) -> None:

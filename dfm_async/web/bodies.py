@@ -9,6 +9,7 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from dfm_async.model.depth import is_deeper
 from dfm_async.web.answers import Refusal
 from dfm_async.web.limits import WebLimits
 from dfm_async.web.uploads import Upload
@@ -126,19 +127,9 @@ def _too_deep(limit: int) -> Refusal:
 
 
 def _check_depth(value: Any, limit: int) -> None:
-    """Goes down level by level: a body that is too deep is refused before anything walks it recursively."""
-    level = [value] if isinstance(value, (dict, list)) else []
-    depth = 0
-    while level:
-        depth += 1
-        if depth > limit:
-            raise _too_deep(limit)
-        level = [
-            child
-            for node in level
-            for child in (node.values() if type(node) is dict else node)
-            if type(child) is dict or type(child) is list
-        ]
+    """A body that is too deep is refused before anything walks it recursively."""
+    if is_deeper(value, limit):
+        raise _too_deep(limit)
 
 
 def _problems(error: ValidationError) -> list[str]:

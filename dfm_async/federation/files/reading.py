@@ -286,7 +286,11 @@ class _Reader:
                 given[name] = part.number(name, positive=True, whole=name == "max_bytes")
             else:
                 given[name] = part.text(name)
-        return CacheConfig(**{name: found for name, found in given.items() if found is not None})
+        try:
+            return CacheConfig(**{name: found for name, found in given.items() if found is not None})
+        except ValueError as error:
+            value.problem(str(error))
+            return CacheConfig()
 
     def _vault(self, value: Value) -> VaultConfig:
         fields = value.fields("secrets_vault", ("path", "args"))

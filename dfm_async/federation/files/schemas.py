@@ -15,6 +15,9 @@ __all__ = ["INPUTS", "SchemaReader", "is_path"]
 INPUTS: Final = ("accepts_literal_input", "accepts_node_input", "accepts_place_input", "discoverable")
 """What kinds of input a parameter takes; all by default."""
 
+_REPEATED: Final = 100
+"""As how many parts of a file a schema counts that has no name, and is put in the place of a reference."""
+
 _GROUPS: Final = ("anyOf", "oneOf", "allOf")
 _TABLES: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SINGLE: Final = (
@@ -113,6 +116,8 @@ class SchemaReader:
         if value.has(REF):
             target = self._documents.referred(value)
             if target is not None:
+                if id(target.node) not in self._names:  # it is put in the place of the reference, each time
+                    value.document.ledger.spend(_REPEATED, value)
                 found = self._read(target, active, inputs=inputs)
         for key, part in value.mapping("a schema"):
             if key == REF:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
-__all__ = ["DEEPEST", "LARGEST", "Node", "Scalar", "TreeError", "place", "read_tree"]
+__all__ = ["DEEPEST", "LARGEST", "Node", "Scalar", "TreeError", "place", "read_tree", "tree_of"]
 
 DEEPEST: Final = 64
 """How deep a file may be nested."""
@@ -72,7 +73,7 @@ class _Frame:
 
 
 def read_tree(text: str) -> tuple[Node | None, list[TreeError]]:
-    """Reads one YAML document.
+    """Reads one YAML document. JSON is read, too, where it is no YAML: with tabs, or escapes of surrogates.
 
     Returns:
         its root, None if it is empty, and the keys that stand there twice.
@@ -80,6 +81,26 @@ def read_tree(text: str) -> tuple[Node | None, list[TreeError]]:
     Raises:
         TreeError: it is no YAML, or larger or deeper than allowed, or has tags.
     """
+    try:
+        return _read_yaml(text)
+    except TreeError:
+        found = _read_json(text)
+        if found is None:
+            raise
+        return found, []
+
+
+def _read_json(text: str) -> Node | None:
+    """JSON as a tree, in which everything stands at the beginning; None if it is none."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        return tree_of(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _read_yaml(text: str) -> tuple[Node | None, list[TreeError]]:
     import yaml  # here, because whoever has no files does not need it
 
     composer = _Composer()
@@ -114,6 +135,30 @@ def read_tree(text: str) -> tuple[Node | None, list[TreeError]]:
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
         raise TreeError(line, column, f"this is not YAML: {error.reason}") from None
     return composer.root, composer.twice
+
+
+def tree_of(data: Any, depth: int = 0) -> Node:
+    """Makes a tree of what stands in no file: lists and dicts of text, numbers and None. All of it begins at 1:1.
+
+    Raises:
+        TreeError: it is deeper or larger than allowed, or holds something else.
+    """
+    if depth > DEEPEST:
+        raise TreeError(1, 1, f"this is nested deeper than {DEEPEST} levels")
+    if isinstance(data, Mapping):
+        node = Node({str(name): tree_of(part, depth + 1) for name, part in data.items()}, 0)
+        parts: Iterable[Node] = node.value.values()  # type: ignore[union-attr] # made a line above
+    elif isinstance(data, (list, tuple)):
+        parts = [tree_of(part, depth + 1) for part in data]
+        node = Node(parts, 0)
+    elif data is None or isinstance(data, (str, int, float)):
+        return Node(data, 0)
+    else:
+        raise TreeError(1, 1, f"a {type(data).__name__} is neither text, a number, a list nor a mapping")
+    node.size += sum(part.size for part in parts)
+    if node.size > LARGEST:
+        raise TreeError(1, 1, f"it has more than {LARGEST:,} parts")
+    return node
 
 
 class _Composer:
@@ -166,7 +211,7 @@ class _Composer:
             return text
         try:
             return self._constructors[kind](text)
-        except (ValueError, KeyError, IndexError):
+        except (ValueError, KeyError, IndexError, OverflowError):
             raise _wrong(at, f"{text[:40]!r} is no {kind} that can be read") from None
 
     def _key(self, frame: _Frame, event: Any, text: str, at: int) -> None:

@@ -140,12 +140,11 @@ class _Writer:
             providers[str(provider)] = {"interface": interface}
         costs = {to: _given(msgspec.to_builtins(cost)) for to, cost in site.send_cost.items()}
         # Without a word about it a site of a file has a cache on disk: none at all must be said.
-        memory = {"cache_config": None} if site.cache is None else {}
-        return memory | _given(
+        cache = {} if site.cache == CacheConfig() else {"cache_config": self._cache(f"{key}.cache_config", site.cache)}
+        return cache | _given(
             {
                 "info": self._plain(f"{key}.info", site.info),
                 "impl": self._class(f"{key}.impl", site.impl, {}),
-                "cache_config": self._cache(f"{key}.cache_config", site.cache),
                 "secrets_vault": self._vault(f"{key}.secrets_vault", site.vault),
                 "send_cost": costs,
                 "workers": site.workers,

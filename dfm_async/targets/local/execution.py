@@ -119,13 +119,17 @@ class JobExecution:
             return  # cancelled in the meantime
         plan = coordinator.plan
         workers = self._jobs[coordinator]
+        try:
+            for at, worker in enumerate(workers):
+                if worker is None:
+                    assert self._hub.home is not None  # noqa: S101 - set while the target runs
+                    self._hub.home.add_program(plan.hash, at, plan.nets[at])
+                else:
+                    self._sites.teach(worker, plan, at)
+        except Exception as error:  # noqa: BLE001 - a plan that nobody can run ends its own job, not others
+            coordinator.fail(DfmError(f"the plan cannot be given to the sites: {type(error).__name__}: {error}"))
+            return
         number = self._hub.register(coordinator)
-        for at, worker in enumerate(workers):
-            if worker is None:
-                assert self._hub.home is not None  # noqa: S101 - set while the target runs
-                self._hub.home.add_program(plan.hash, at, plan.nets[at])
-            else:
-                self._sites.teach(worker, plan, at)
 
         def send(at: int, message: msg.Message) -> None:
             worker = workers[at]

@@ -352,12 +352,8 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
                 _log.debug("worker %s of site %s had ended already", pid, self.site)
 
 
-def remember_net(worker: SiteWorker, plan: str, at: int) -> bool:
-    """Notes that a worker knows a net; tells whether it did before. Forgets in the same order as the worker does."""
-    key = (plan, at)
-    if key in worker.nets:
-        return True
-    worker.nets[key] = None
+def remember_net(worker: SiteWorker, plan: str, at: int) -> None:
+    """Notes that a worker knows a net. Forgets in the same order as the worker does."""
+    worker.nets[plan, at] = None
     while len(worker.nets) > PROGRAMS_KEPT:
         worker.nets.popitem(last=False)
-    return False

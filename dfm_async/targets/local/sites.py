@@ -117,9 +117,11 @@ class SitePools:
 
     def teach(self, worker: SiteWorker, plan: Plan, at: int) -> None:
         """Sends a net to a worker that does not know it yet."""
-        if not remember_net(worker, plan.hash, at):
+        if (plan.hash, at) not in worker.nets:
+            net = self._encoded(plan, at)  # first: what cannot be encoded is not known to the worker
+            remember_net(worker, plan.hash, at)
             assert worker.channel is not None  # noqa: S101 - it is ready
-            worker.channel.send(msg.SendNet(plan.hash, at, self._encoded(plan, at)))
+            worker.channel.send(msg.SendNet(plan.hash, at, net))
 
     def _encoded(self, plan: Plan, at: int) -> bytes:
         key = (plan.hash, at)
