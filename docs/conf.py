@@ -38,7 +38,7 @@ napoleon_use_ivar = True
 nitpicky = True
 nitpick_ignore_regex = [
     # Other projects: their pages cannot be looked up while these are built.
-    (r"py:.*", r"(asyncio|collections|logging|os|pathlib|starlette|typing)\..*"),
+    (r"py:.*", r"(asyncio|collections|contextlib|logging|os|pathlib|starlette|typing|upath)\..*|UPath"),
     # Type variables, and pieces of types that Sphinx has cut in two.
     (r"py:.*", r"(.*\.)?[A-Z]|dict\[.*|.*Literal\[.*"),
     # Types in signatures of what stands below the session; nobody makes or holds one.

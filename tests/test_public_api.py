@@ -193,6 +193,8 @@ ERRORS: list[errors.DfmError] = [
     errors.StoreError("jobs.db", "the disk is full", "Make room"),
     errors.ExchangeError("plain"),
     errors.HandshakeRefused("its token was used already"),
+    errors.HttpCallFailed("pets.Get", "GET", "/pets/{id}", 404, "Not Found", "no such pet"),
+    errors.HttpCallFailed("pets.Get", "GET", "/pets/{id}", None, "no answer within 30 s"),
     errors.AgentClosed("ended"),
     errors.AgentClosed("peer gone", "the connection was closed"),
     errors.CallStateError("get_task", "the last task is not answered"),

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import typer
@@ -68,9 +68,12 @@ def explain(federation: str, pipeline: str | None, *, as_json: bool) -> Iterator
     plan = _plan(sites, found)
     if as_json:
         for node in plan.nodes:
-            told = {"node": node.label, "site": node.site, "location": node.location, "why": node.why}
+            told: dict[str, Any] = {"node": node.label, "site": node.site, "location": node.location, "why": node.why}
             inputs = [other.label for other in plan.nodes if other.id in node.inputs]
-            yield msgspec.json.encode({**told, "depth": node.depth, "inputs": inputs}).decode()
+            told |= {"depth": node.depth, "inputs": inputs}
+            if node.cost is not None:
+                told |= {"cost": node.cost, "alternatives": node.alternatives}
+            yield msgspec.json.encode(told).decode()
     else:
         yield str(plan.explain())
 

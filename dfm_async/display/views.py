@@ -14,6 +14,7 @@ from dfm_async.federation.federation import Federation, Site
 from dfm_async.federation.operation import Signature
 from dfm_async.model.events import Failure, Result
 from dfm_async.pipeline.pipeline import Pipeline
+from dfm_async.planner.explain import REJECTED
 from dfm_async.planner.plan import Plan
 
 __all__ = [
@@ -49,17 +50,20 @@ def pipeline_html(pipeline: Pipeline) -> str:
 
 def plan_html(plan: Plan, *, explained: bool) -> str:
     """A plan: its drawing, and where each node runs and why."""
+    found = plan.explain()
     rows = (
         (
             f'<span style="padding-left:{min(node.depth, 20)}em">{escape(node.label)}</span>',
-            escape(node.location),
-            escape(node.why),
+            *map(escape, found.row(node)[1:]),
         )
         for node in plan.nodes[:_MOST_NODES]
     )
-    why = table(("node", "site", "why"), rows)
+    why = table(found.heads, rows)
+    if found.rejected:
+        why += table(REJECTED, (tuple(map(escape, row)) for row in found.rejected[:_MOST_NODES]))
     name = "Plan" if plan.pipeline is None else f"Plan of <b>{escape(plan.pipeline)}</b>"
-    head = f"<div>{name} over {escape(', '.join(plan.sites))}</div>"
+    total = f": {escape(found.total)}" if found.total else ""
+    head = f"<div>{name} over {escape(', '.join(plan.sites))}{total}</div>"
     return framed(head, _drawing(plan), why if explained else folded("where each node runs, and why", why))
 
 

@@ -6,8 +6,7 @@ import functools
 import inspect
 import os
 from collections import ChainMap
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from dfm_async.federation.bindings import Binding, FromProvider
@@ -25,6 +24,7 @@ from dfm_async.federation.operation import (
 )
 from dfm_async.federation.placed import PlacedOperation
 from dfm_async.federation.schemas import Models
+from dfm_async.model.http import HttpOptions
 from dfm_async.model.policies import Cost, RetryPolicy
 from dfm_async.model.resources import CacheConfig, ClassPath, ProviderConfig, SendCost, SiteConfig, VaultConfig
 from dfm_async.rendering import Shown
@@ -125,7 +125,8 @@ class Federation(Shown):
 
         text = write_federation(self)
         if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
         return text
 
     def declare(
@@ -151,6 +152,56 @@ class Federation(Shown):
         operation: Operation[..., Any] = Operation(name, plain, signature, declaration=declaration)
         self.operations[name] = operation
         return operation
+
+    def add_openapi(
+        self,
+        document: str | os.PathLike[str] | Mapping[str, Any],
+        /,
+        *,
+        site: Site | str,
+        name: str | None = None,
+        provider: str | None = None,
+        base_url: str | None = None,
+        auth: Mapping[str, str] | None = None,
+        operations: Collection[str] | None = None,
+        options: HttpOptions | None = None,
+    ) -> tuple[Operation[..., Any], ...]:
+        """Adds the operations of an HTTP service that an OpenAPI document describes. A site asks the service.
+
+        Each is named after its ``operationId``: ``federation.operations.pets.ListPets``. Its parameters are those of
+        the path, the query, headers and cookies, and the properties of the body.
+
+        Args:
+            document: the file, in YAML or JSON, which may refer to others; or what stands in it.
+            site: the site that asks the service.
+            name: what the names of the operations begin with; by default the title of the document.
+            provider: the group of adapters that they belong to.
+            base_url: the address of the service; by default the first of the document's servers.
+            auth: for security schemes of the document, the keys of the secrets in the site's vault.
+            operations: the ids of the operations that are wanted; by default all.
+            options: timeouts, retries and limits.
+
+        Raises:
+            FederationError: something is wrong with the document; lists everything, with file, line and key.
+            ValueError: the site does not exist, or an operation is there already.
+        """
+        from dfm_async.federation.openapi.adding import add_document  # whoever has no services does not need it
+
+        found = self.sites.get(site) if isinstance(site, str) else site
+        if found is None or self.sites.get(found.name) is not found:
+            known = ", ".join(self.sites) or "none"
+            raise ValueError(f"federation {self.name!r} has no site {site!r} (it has: {known})")
+        return add_document(
+            self,
+            document,
+            site=found,
+            name=name,
+            provider=provider,
+            base_url=base_url,
+            auth=auth or {},
+            operations=operations,
+            options=options or HttpOptions(),
+        )
 
     def site(
         self,

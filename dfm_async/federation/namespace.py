@@ -56,6 +56,9 @@ class Namespace(Mapping[str, T]):
     def __dir__(self) -> list[str]:
         return sorted({name.partition(".")[0] for name in self} | {"get", "items", "keys", "values"})
 
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
     def __repr__(self) -> str:
         return f"<{self._what}s: {', '.join(self) or 'none'}>"
 

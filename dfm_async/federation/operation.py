@@ -196,8 +196,9 @@ class Operation(Generic[P, R]):
 
     def expose(self, parameters: Mapping[str, ExposedParameter]) -> None:
         """Lets calls pass extra parameters, which only some sites take."""
-        self.exposed.update(parameters)
-        self.__signature__ = self.call_signature
+        if parameters:
+            self.exposed.update(parameters)
+            self.__signature__ = self.call_signature
 
     @property
     def call_signature(self) -> inspect.Signature:

@@ -53,6 +53,7 @@ class Payload(_Data, frozen=True, kw_only=True):
         argument: the argument that is the whole of it; empty if it is put together.
         properties: the arguments that it is put together from, with their names in it.
         required: those among them, or the whole, that are sent also if they are None.
+        always: whether it is sent also if none of them is given.
     """
 
     kind: Literal["json", "form", "text", "bytes"] = "json"
@@ -60,6 +61,7 @@ class Payload(_Data, frozen=True, kw_only=True):
     argument: str = ""
     properties: dict[str, str] = {}
     required: tuple[str, ...] = ()
+    always: bool = False
 
 
 class Credential(_Data, frozen=True, kw_only=True):

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from typing import Any, Final
 
 import msgspec
 
-__all__ = ["CacheConfig", "ClassPath", "ProviderConfig", "SendCost", "SiteConfig", "VaultConfig"]
+__all__ = ["CacheConfig", "ClassPath", "ProviderConfig", "SendCost", "SiteConfig", "VaultConfig", "refusal"]
+
+_OURS: Final = "dfm_async"
+_OFFERED: Final = "dfm_async.site"  # the package of ours whose classes a federation may name
 
 
 class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
+
+
+def refusal(path: str, packages: tuple[str, ...] | None) -> str | None:
+    """Says why a class with such a path may not be used; None if it may.
+
+    A federation may come from a file that a stranger wrote. So a path never leads into the standard library, nor into
+    this one; ``packages`` says which others are meant.
+    """
+    module, _, name = path.rpartition(".")
+    top = module.partition(".")[0]
+    if not module or not all(part.isidentifier() for part in path.split(".")):
+        return "is no path of a class: name its module and its name, such as 'pkg.mod.Class'"
+    if top in sys.stdlib_module_names or top == "__main__":
+        return "is of the standard library, whose classes are never used by a path: write one of your own"
+    if top == _OURS:
+        ours = (module == _OFFERED or module.startswith(f"{_OFFERED}.")) and not name.startswith("_")
+        return None if ours else "is a part of dfm_async that is not offered here"
+    if packages is not None and not any(module == package or module.startswith(f"{package}.") for package in packages):
+        listed = ", ".join(packages) or "none"
+        return f"is of no package that the federation allows (it allows: {listed}): add it to packages="
+    return None
 
 
 class ClassPath(_Data, frozen=True):

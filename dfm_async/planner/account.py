@@ -39,7 +39,9 @@ class Transfer(_Data, frozen=True):
 
 
 class NodeCost(_Data, frozen=True, kw_only=True):
-    """What a node is reckoned to cost. In a loop, this is for all its elements together.
+    """What a call is reckoned to cost, or a yield: its time is that of sending results to the homesite.
+
+    In a loop, times are those of all its elements together; sizes of inputs and outputs are those of one.
 
     Attributes:
         start: after how many seconds its inputs are there.
@@ -127,7 +129,7 @@ class Account:
         return self.best.options[self.graph.calls[call]]
 
     def cost(self, key: int) -> NodeCost | None:
-        """What a call costs; None if nothing is known."""
+        """What a call or a yield costs; None if nothing is known."""
         if not self.known:
             return None
         graph, best = self.graph, self.best

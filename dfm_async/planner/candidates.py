@@ -36,7 +36,7 @@ class Candidates:
         self._offers: dict[tuple[str, str | None], list[Option]] = {}
 
     def offers(self, operation: str, provider: str | None) -> list[Option]:
-        """Who offers an operation, in the order of the federation; at one site, first what is no provider's."""
+        """Who offers an operation, in the order of the federation."""
         key = (operation, provider)
         found = self._offers.get(key)
         if found is None:
@@ -148,18 +148,14 @@ class Candidates:
 
 
 def _adapters(site: Site, operation: str, provider: str | None) -> Iterator[Adapter]:
-    """What a call of an operation can mean at a site."""
-    if provider is not None:
-        found = site.adapters.get((operation, provider))
-        if found is not None:
-            yield found
-        return
-    own = site.adapters.get((operation, None))
-    if own is not None:
-        yield own
-    for (name, group), adapter in site.adapters.items():
-        if name == operation and group is not None:
-            yield adapter
+    """What a call can mean at a site; without a provider its own code, or else that of all providers."""
+    found = site.adapters.get((operation, provider))
+    if found is not None:
+        yield found
+    elif provider is None:
+        for (name, _), adapter in site.adapters.items():
+            if name == operation:
+                yield adapter
 
 
 def kinds_of(expression: Expression) -> list[str]:

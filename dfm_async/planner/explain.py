@@ -2,27 +2,67 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from dfm_async.net import spec
-from dfm_async.planner.plan import Plan
+from dfm_async.planner.account import Alternative
+from dfm_async.planner.plan import NodePlan, Plan
+from dfm_async.planner.texts import columns, size_text, time_text
 from dfm_async.rendering import Shown
 
-__all__ = ["Explanation", "net_text"]
+__all__ = ["REJECTED", "Explanation", "net_text"]
+
+_COSTS: Final = ("start", "time", "in", "out", "sent to it")
+REJECTED: Final = ("rejected", "site", "in all", "later by")
+"""The heads of the columns of the table of what was rejected."""
 
 
 class Explanation(Shown):
-    """Where each node of a plan runs, and why."""
+    """Where each node of a plan runs, and why; if costs are known, also what it costs, and what else was possible."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads of the columns of the table of nodes."""
+        return ("node", "site", "why") if self.plan.cost is None else ("node", "site", *_COSTS, "why")
+
+    def row(self, node: NodePlan) -> tuple[str, ...]:
+        """What the table says of a node."""
+        costs = () if self.plan.cost is None else _costs(node)
+        return (node.label, node.location, *costs, node.why)
+
+    @property
+    def rejected(self) -> list[tuple[str, str, str, str]]:
+        """What was not chosen: the node, where else it could run, when all would be done, and how much later."""
+        return [
+            (node.label, _where(other), time_text(other.total), f"+{time_text(other.difference)}")
+            for node in self.plan.nodes
+            for other in node.alternatives
+        ]
+
+    @property
+    def total(self) -> str:
+        """How long everything takes, in words; empty if nothing is known."""
+        cost = self.plan.cost
+        if cost is None:
+            return ""
+        return f"{time_text(cost.seconds)} in all, {'the least' if cost.optimal else 'the least that was found'}"
+
     def __str__(self) -> str:
         plan = self.plan
-        rows = [("node", "site", "why")]
-        rows += [("  " * node.depth + node.label, node.location, node.why) for node in plan.nodes]
-        first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
-        lines = [f"{a:<{first}}  {b:<{second}}  {c}" for a, b, c in rows]
+        rows = [self.heads]
+        for node in plan.nodes:
+            label, *rest = self.row(node)
+            rows.append(("  " * node.depth + label, *rest))
         head = f"pipeline {plan.pipeline!r} over {', '.join(plan.locations)}"
-        return "\n".join([head, lines[0], "-" * len(lines[0]), *lines[1:]])
+        text = "\n".join([f"{head}: {self.total}" if self.total else head, columns(rows)])
+        if any(node.cost is not None and node.cost.critical for node in plan.nodes):
+            text += "\n* everything waits for these"
+        if self.rejected:
+            text += "\n\n" + columns([REJECTED, *self.rejected])
+        return text
 
     __repr__ = __str__
 
@@ -31,7 +71,7 @@ class Explanation(Shown):
         lines = ["flowchart LR"]
         for location in self.plan.locations:
             lines.append(f'  subgraph s{self.plan.locations.index(location)}["{location}"]')
-            lines += [f'    n{node.id}["{node.label}"]' for node in self.plan.nodes if node.location == location]
+            lines += [f'    n{node.id}["{_box(node)}"]' for node in self.plan.nodes if node.location == location]
             lines.append("  end")
         lines += [f"  n{source} --> n{node.id}" for node in self.plan.nodes for source in node.inputs]
         return "\n".join(lines)
@@ -39,6 +79,29 @@ class Explanation(Shown):
     def to_svg(self) -> str:
         """Draws the plan as SVG."""
         return self.plan.to_svg()
+
+
+def _costs(node: NodePlan) -> tuple[str, ...]:
+    cost = node.cost
+    if cost is None:
+        return ("",) * len(_COSTS)
+    sent = ", ".join(f"{size_text(way.bytes)} from {way.source}: {time_text(way.seconds)}" for way in cost.transfers)
+    star = " *" if cost.critical else ""
+    return (
+        time_text(cost.start),
+        time_text(cost.seconds) + star,
+        size_text(cost.bytes_in),
+        size_text(cost.bytes_out),
+        sent or "-",
+    )
+
+
+def _where(other: Alternative) -> str:
+    return other.site if other.provider is None else f"{other.site}/{other.provider}"
+
+
+def _box(node: NodePlan) -> str:
+    return node.label if node.cost is None else f"{node.label}<br/>{time_text(node.cost.seconds)}"
 
 
 def net_text(net: spec.Net) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dfm_async.federation.federation import Federation
@@ -206,7 +206,12 @@ def place(
         others = () if account is None else account.alternatives(key)
         placed[key] = Placement(location, why, option.adapter.provider, cost, others)
     following.place(placed)
-    return placed, None if account is None else account.plan_cost
+    if account is None:
+        return placed, None
+    for key, spot in found.spots.items():
+        if isinstance(spot.statement, YieldStatement):
+            placed[key] = replace(placed[key], cost=account.cost(key))
+    return placed, account.plan_cost
 
 
 def _any_cost(options: dict[int, list[Option]], costs: Costs) -> bool:

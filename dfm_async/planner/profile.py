@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -12,6 +12,7 @@ import msgspec
 
 from dfm_async.model.policies import Cost
 from dfm_async.model.resources import SendCost
+from dfm_async.planner.texts import columns, size_text, time_text
 
 __all__ = ["CallSamples", "LinkSamples", "Profile"]
 
@@ -234,28 +235,5 @@ def _fit(points: list[tuple[float, float]]) -> tuple[float, float]:
     return start, slope
 
 
-def time_text(seconds: float) -> str:
-    """A time as people write it."""
-    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= unit:
-            return f"{seconds / unit:.3g} {name}" if seconds < 1000 else f"{seconds:,.0f} s"
-    return "0 s"
-
-
-def size_text(size: float) -> str:
-    """A number of bytes as people write it."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{size:.0f} B"
-
-
 def _rate(value: float | None) -> str:
     return "any" if value is None else f"{size_text(value)}/s"
-
-
-def columns(rows: Sequence[tuple[str, ...]]) -> str:
-    """Lays out rows in columns, the first row as their heads."""
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

@@ -122,9 +122,7 @@ class JobObjects:
                     job_id=job.job_id,
                     services=JobServices(job),
                 )
-                self.site_object, providers = build_site(config, context, classes)
-                for built in (*providers, self.site_object):
-                    self._keep(self._shared, built)
+                self.site_object = build_site(config, context, classes, lambda built: self._keep(self._shared, built))
         return self.site_object
 
     async def secret(self, key: str) -> Any:
@@ -149,7 +147,7 @@ class JobObjects:
     async def _close_all(self) -> None:
         try:
             await asyncio.gather(*[self._close(found) for found in self._closable])
-            for found in self._shared:  # after those that use them: providers, and then the site
+            for found in reversed(self._shared):  # after those that use them: providers, and then the site
                 await self._close(found)
         finally:
             self._job.runtime.released(self._job)

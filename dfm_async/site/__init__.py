@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 from dfm_async.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from dfm_async.site.objects import DfmContext, Provider, Site
+    from dfm_async.site.objects import DfmContext, Provider, Site, Span
     from dfm_async.site.vaults import EnvironmentVault, FileVault, KeyringVault, Vault
 
-__all__ = ["DfmContext", "EnvironmentVault", "FileVault", "KeyringVault", "Provider", "Site", "Vault"]
+__all__ = ["DfmContext", "EnvironmentVault", "FileVault", "KeyringVault", "Provider", "Site", "Span", "Vault"]
 
 _HOMES = {
-    "dfm_async.site.objects": ("DfmContext", "Provider", "Site"),
+    "dfm_async.site.objects": ("DfmContext", "Provider", "Site", "Span"),
     "dfm_async.site.vaults": ("EnvironmentVault", "FileVault", "KeyringVault", "Vault"),
 }
 __getattr__, __dir__ = lazy_names(__name__, globals(), _HOMES)

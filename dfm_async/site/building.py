@@ -72,8 +72,16 @@ def load_classes(site: str, config: SiteConfig, loader: Loader) -> dict[str | No
     return found
 
 
-def build_site(config: SiteConfig, context: DfmContext, classes: dict[str | None, type[Any]]) -> tuple[Any, list[Any]]:
+def build_site(
+    config: SiteConfig, context: DfmContext, classes: dict[str | None, type[Any]], keep: Callable[[Any], None]
+) -> Any:
     """Builds the site object, and its providers, which are attributes of it.
+
+    Args:
+        config: what the site has.
+        context: the job.
+        classes: what :func:`load_classes` has found.
+        keep: takes each object as soon as it is there: a constructor after it may raise.
 
     Raises:
         LoadingError: a constructor does not take its arguments, or raised.
@@ -89,19 +97,19 @@ def build_site(config: SiteConfig, context: DfmContext, classes: dict[str | None
     before = _services.set(context.services)
     try:
         site = construct(kind, {**arguments, **_arguments(config.impl)}, name, "the site object")
-        providers = []
+        keep(site)
         for provider, found in config.providers.items():
             given = {"site": site, **_arguments(found.impl)}
             built = construct(classes[provider], given, name, f"provider {provider!r}")
+            keep(built)
             try:
                 setattr(site, provider, built)
             except AttributeError as error:
                 reason = f"has no room for an attribute {provider!r} ({error}): rename the provider"
                 raise LoadingError(name, f"provider {provider!r}", type(site).__qualname__, reason) from error
-            providers.append(built)
     finally:
         _services.reset(before)
-    return site, providers
+    return site
 
 
 def _arguments(impl: Any) -> dict[str, Any]:

@@ -169,7 +169,7 @@ def _content(payload: Payload, arguments: Mapping[str, Any]) -> bytes | None:
             for argument, name in payload.properties.items()
             if arguments.get(argument) is not None or argument in payload.required
         }
-        if not value and not payload.required:
+        if not value and not payload.always:
             return None
     match payload.kind:
         case "json":

@@ -8,14 +8,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from dfm_async.errors import LoadingError
-from dfm_async.model.resources import SiteConfig
+from dfm_async.model.resources import SiteConfig, refusal
 
 __all__ = ["Loader"]
 
-_OURS: Final = "dfm_async"
 _THEIRS: Final = "nv_dfm_core"
-_OFFERED: Final = frozenset({"dfm_async.site"})
-"""The package of ours whose classes a federation may name."""
 
 
 class Loader:
@@ -51,7 +48,7 @@ class Loader:
         """
         found = self._known.get(path)
         if found is None:
-            reason = self._refused(path)
+            reason = refusal(path, self._packages)
             if reason is not None:
                 raise LoadingError(self._site, role, path, reason)
             found = self._import(path, role)
@@ -60,23 +57,6 @@ class Loader:
             raise LoadingError(self._site, role, path, lacks)
         self._known[path] = found
         return found
-
-    def _refused(self, path: str) -> str | None:
-        module, _, name = path.rpartition(".")
-        top = module.partition(".")[0]
-        if not module or not all(part.isidentifier() for part in path.split(".")):
-            return "is no path of a class: name its module and its name, such as 'pkg.mod.Class'"
-        if top in sys.stdlib_module_names or top == "__main__":
-            return "is of the standard library, whose classes are never used by a path: write one of your own"
-        if top == _OURS:
-            ours = module in _OFFERED or any(module.startswith(f"{offered}.") for offered in _OFFERED)
-            return None if ours and not name.startswith("_") else "is a part of dfm_async that is not offered here"
-        if self._packages is not None and not any(
-            module == package or module.startswith(f"{package}.") for package in self._packages
-        ):
-            listed = ", ".join(self._packages) or "none"
-            return f"is of no package that the federation allows (it allows: {listed}): add it to packages="
-        return None
 
     def _import(self, path: str, role: str) -> type[Any]:
         module_name, _, name = path.rpartition(".")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dfm_async.model.resources import CacheConfig, VaultConfig
@@ -173,7 +173,7 @@ class Site:
         """The site itself."""
         return self
 
-    def cache_storage(self, subpath: str | PurePath | UPath | None = None) -> UPath:
+    def cache_storage(self, subpath: str | os.PathLike[str] | None = None) -> UPath:
         """Gives a directory for cached files, on whatever file system the site is configured with.
 
         Args:
@@ -182,7 +182,7 @@ class Site:
         from dfm_async.site.cache_storage import cache_storage  # loads fsspec
 
         context = self._dfm_context
-        where = None if subpath is None else str(subpath)
+        where = None if subpath is None else os.fspath(subpath)
         return cache_storage(self._cache_config or CacheConfig(), context.federation_name, context.this_site, where)
 
     def secret_for_key(self, key: str) -> Any:

@@ -120,26 +120,63 @@ BAD = [
 ]
 
 
+def checked(folder: Path, *modules: str) -> list[tuple[str, int, str]]:
+    """What mypy says of modules: file, line, message."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context", "--hide-error-codes"]
+        + [str(folder / f"{name}.py") for name in modules],
+        cwd=Path(dfm_async.__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    lines = (line.split(":", 2) for line in done.stdout.splitlines())
+    return [(Path(file).name, int(number), message.strip()) for file, number, message in lines]
+
+
 def test_code_that_uses_a_typed_module_is_checked_and_runs(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "minifed", tmp_path / "minifed")
     federation = str(tmp_path / "minifed" / "configs" / "federation.dfm.yaml")
     assert invoked("stubs", federation, "-o", str(tmp_path / "mini.py")).exit_code == 0
     (tmp_path / "good.py").write_text(GOOD)
     (tmp_path / "bad.py").write_text("\n".join(["from mini import operations, schemas, sites", *BAD]))
-    checked = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context"]
-        + [str(tmp_path / f"{name}.py") for name in ("mini", "good", "bad")],
-        cwd=Path(dfm_async.__file__).parents[1],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    errors = [line.split(":")[:2] for line in checked.stdout.splitlines() if ": error:" in line]
-    assert [(Path(file).name, int(number)) for file, number in errors] == [
+    complaints = checked(tmp_path, "mini", "good", "bad")
+    assert [found[:2] for found in complaints if found[2].startswith("error")] == [
         ("bad.py", index + 2) for index in range(len(BAD))
-    ], checked.stdout + checked.stderr
+    ], complaints
     ran = subprocess.run([sys.executable, "good.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ran.stdout, ran.stderr) == ("6\n", "")
+
+
+AWKWARD = """\
+dfm: 1.0.0
+info: {api-version: 1.0.0, code-package: awkward}
+schemas:
+  files.Entry:
+    type: object
+    properties: {list: {type: array, items: {type: string}}, int: {type: integer}, str: {type: string}}
+operations:
+  files.list: {parameters: {path: {type: string}, depth: {type: array}}, required: [path], returns: array}
+  files.int: {parameters: {entry: {$ref: "#/schemas/files.Entry"}, after: {type: integer}}, returns: string}
+  lambda.Get: {returns: string}
+sites: {here: {interface: {}}}
+"""
+
+
+def test_names_that_mean_something_in_python_do_not_break_a_typed_module(tmp_path: Path) -> None:
+    (tmp_path / "federation.dfm.yaml").write_text(AWKWARD)
+    assert invoked("stubs", str(tmp_path / "federation.dfm.yaml"), "-o", str(tmp_path / "ops.py")).exit_code == 0
+    (tmp_path / "use.py").write_text(
+        "from ops import operations, schemas\n"
+        "entry = schemas.files.Entry(list=['a'], int=1, str='b')\n"
+        "operations.files.int(entry=entry, after=2)\n"
+        "found = operations.files.list('/', depth=[1])\n"
+        "number: int = found\n"
+    )
+    ((file, line, message),) = checked(tmp_path, "ops", "use")
+    assert (file, line) == ("use.py", 5)
+    assert "list[Any]" in message
 
 
 @pytest.mark.parametrize(

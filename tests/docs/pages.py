@@ -12,7 +12,7 @@ DOCS = ROOT / "docs"
 WITHOUT_CODE = {"api.md", "benchmarks.md", "promises.md"}
 """They tell about code, and show none."""
 
-FILE = re.compile(r"^# (?P<name>[\w-]+\.py)(?P<continued>, continued)?\n")
+FILE = re.compile(r"^# (?P<name>[\w.-]+\.(?:py|yaml))(?P<continued>, continued)?\n")
 """How a block begins that is a file, or what is added to one."""
 
 _OPEN = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<language>[^`\s]*)[^`]*$")
@@ -67,7 +67,7 @@ def examples(text: str) -> Iterator[tuple[Block, Block | None]]:
     """Gives each block that runs, with the text block directly behind it if there is one."""
     found = list(blocks(text))
     for index, block in enumerate(found):
-        if block.language in ("python", "console"):
+        if block.language in ("python", "console") or (block.language == "yaml" and FILE.match(block.text)):
             behind = found[index + 1] if index + 1 < len(found) else None
             shown = behind if behind is not None and behind.language == "text" and behind.follows else None
             yield block, shown

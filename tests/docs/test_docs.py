@@ -1,7 +1,8 @@
 """Runs every Python block of the documentation, and compares what it prints with the text block behind it.
 
 All blocks of one page run one after the other in one namespace, as the cells of a notebook do. A block whose first line
-is a comment that names a file, such as ``# square.py``, is that file: it is written to the folder of the page's run.
+is a comment that names a file, such as ``# square.py``, is that file: it is written to the folder of the page's run;
+so are YAML blocks, such as ``# parts.yaml``.
 Blocks with ``# square.py, continued`` are added to it; others can import it. Blocks of the language ``console`` hold
 commands behind ``$`` and what they print.
 """

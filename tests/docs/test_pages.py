@@ -24,6 +24,7 @@ NOT_RUN = {
     ("errors.md", "guarded"): "is refused before it could run",
     ("pipelines.md", "load_from_mirror"): "runs by the name of the operation that it implements",
     ("pipelines.md", "load_era5"): "runs by the name of the operation that it implements",
+    ("placement.md", "smooth_in_the_lab"): "runs by the name of the operation that it implements",
     ("discovery.md", "forecast_south"): "runs by the name of the operation that it implements",
     ("discovery.md", "southern_cities"): "is asked by discover",
     ("discovery.md", "units"): "is asked by discover",
@@ -91,7 +92,7 @@ def definitions(page: Path) -> tuple[dict[str, int], set[str]]:
         file = FILE.match(block.text)
         if file is not None:
             defined[file["name"]] = block.line
-        used |= set(re.findall(r"[\w-]+\.py", block.text.partition("\n")[2] if file else block.text))
+        used |= set(re.findall(r"[\w.-]+\.(?:py|yaml)", block.text.partition("\n")[2] if file else block.text))
         used |= {f"{name}.py" for name in re.findall(r"^from (\w+) import", block.text, re.MULTILINE)}
         if file is not None or block.language == "console":
             continue

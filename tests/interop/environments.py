@@ -1,4 +1,6 @@
-"""Environments with the real NVFLARE in them. They are made when they are first needed, and kept beside nox's own."""
+"""Environments with the real NVFLARE or nv_dfm_core.
+
+They are made when they are first needed, and kept beside nox's own."""
 
 import fcntl
 import shutil
@@ -13,6 +15,9 @@ NVFLARE_2_8 = ("nvflare-2.8.3", "nvflare==2.8.3", "numpy")
 """NVFLARE 2.8.3, without us."""
 NVFLARE_2_9 = ("nvflare-2.9", "-e", ".[flare]")
 """NVFLARE 2.9, and us with the extra ``flare``."""
+
+NV_DFM_CORE = ("nv-dfm-core-3.1.31", "nv-dfm-core==3.1.31", "numpy")
+"""nv_dfm_core 3.1.31, without us."""
 
 
 def environment(name: str, *packages: str, make: bool = True) -> Path | None:

@@ -32,6 +32,8 @@ class Lab(Site):
 class Shelf(Provider):
     def __init__(self, site: Lab, label: str = "plain") -> None:
         super().__init__(site=site)
+        if label == "none":
+            raise ValueError("a shelf needs a label")
         self.label = label
 
     async def aclose(self) -> None:

@@ -405,6 +405,21 @@ async def test_a_site_object_that_cannot_be_built_fails_the_job_that_needs_it(im
         assert expected in await failure(session, pipeline)
 
 
+async def test_what_was_built_before_a_constructor_failed_is_closed_all_the_same(tmp_path: Path) -> None:
+    fed = federation()
+    fed.declare("op", of_x)
+    lab = fed.site("lab", impl=path("Lab", folder=str(tmp_path)))
+    lab.provider("good", path("Shelf"))
+    lab.provider("bad", path("Shelf", label="none"))
+    lab.adapt("op", path("Placed"))
+    with Pipeline() as pipeline:
+        Yield(fed.operations.op(1))
+    async with Session(fed, target="inline") as session:
+        found = await failure(session, pipeline)
+    assert "provider 'bad' of site 'lab': class 'tests.site.adapters.Shelf' cannot be built: ValueError: a sh" in found
+    assert (tmp_path / "ends").read_text().split() == ["provider", "site"]
+
+
 async def test_nothing_is_imported_before_a_call_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "late_adapters.py").write_text("class Late:\n    async def body(self, x): return -x\n")
     monkeypatch.syspath_prepend(str(tmp_path))

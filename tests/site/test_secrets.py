@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
 import secrets
+import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -257,6 +259,38 @@ async def test_what_a_vault_raises_is_told_without_its_text(secret: str) -> None
         with pytest.raises(JobFailed, match=r"the vault \(RemoteVault\): KeyError was raised") as caught:
             await job
     assert_absent(secret, *_texts_of(caught.value))
+
+
+async def test_a_vault_that_cannot_travel_is_told_when_the_session_opens(secret: str) -> None:
+    class Stuck:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def secret_for_key(self, key: str) -> str:
+            return secret
+
+    with pytest.raises(SecretError, match=r"Stuck cannot be sent to a worker process \(TypeError\)"):
+        async with Session(told(Stuck()), target="local"):
+            pass
+
+
+async def test_a_job_that_waits_for_a_vault_is_cancelled_at_once() -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    class Slow:
+        def secret_for_key(self, key: str) -> str:
+            asked.set()
+            answer.wait()
+            return "much too late"
+
+    fed = told(Slow())
+    async with Session(fed, target="inline") as session:
+        job = await session.execute(telling(fed), {"how": ""})
+        await asyncio.to_thread(asked.wait)
+        await asyncio.wait_for(job.cancel(), 5)
+        with pytest.raises(JobAborted):
+            await job
+        answer.set()
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o644, 0o602])

@@ -42,7 +42,8 @@ class ClassNames:
 
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
-        self.package = str(federation.info.get("code-package") or federation.name)
+        self.package = federation.name
+        """What class names of the federation begin with."""
         self._called: dict[str, Called] = {}
         for site in federation.sites.values():
             for name, provider in sorted(site.adapters, key=lambda key: key[1] is not None):

@@ -118,6 +118,7 @@ class _Reader:
         self._problems = problems
         self._nodes = Nodes((), problems)
         self._common = {"dfm_class_name", variant.node_id, variant.after}
+        self._parameters: dict[Called, Parameters] = {}
 
     def read(self, body: Any) -> tuple[Statement, ...]:
         """Reads the statements of the whole file."""
@@ -222,7 +223,9 @@ class _Reader:
 
     def _call(self, entry: _Entry, called: Called) -> Statement:
         name = called.operation.name
-        parameters = Parameters.of(called, self._federation)
+        parameters = self._parameters.get(called)
+        if parameters is None:
+            parameters = self._parameters[called] = Parameters.of(called, self._federation)
         args: dict[str, Expression] = {}
         for key, data in entry.data.items():
             if (key in self._common and key not in parameters.own) or key in ("site", "provider"):

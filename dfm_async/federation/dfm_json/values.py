@@ -87,6 +87,24 @@ def is_tagged(data: Any) -> bool:
     return False
 
 
+class _TooDeep(Exception):
+    pass
+
+
+def _find_holders(data: dict[str, Any] | list[Any], depth: int, found: set[int]) -> bool:
+    """Finds the lists and objects that are tagged values or hold some, by their identity. Looks at each thing once."""
+    if depth > MAX_DEPTH:
+        raise _TooDeep
+    holds = kind_of(data) is not None
+    if not holds:
+        for part in data.values() if isinstance(data, dict) else data:
+            if isinstance(part, (dict, list)) and _find_holders(part, depth + 1, found):
+                holds = True
+    if holds:
+        found.add(id(data))
+    return holds
+
+
 def plain_ident(data: Any) -> Ident | None:
     """Reads the id of a node; None if it is none."""
     if not isinstance(data, dict) or data.get("tag") != NODE or set(data) != {"tag", "ident"}:
@@ -121,25 +139,29 @@ class Values:
 
     def value(self, data: Any, where: str) -> Expression:
         """Reads a value: tagged values may stand anywhere in lists and objects, all else is a literal."""
-        return self._value(data, where, self._depth)
+        holders: set[int] = set()
+        if not isinstance(data, (dict, list)):
+            return Constant(value=data)
+        try:
+            _find_holders(data, self._depth, holders)
+        except _TooDeep:
+            self._problems.report(where, f"is nested more than {MAX_DEPTH} deep")
+            return Constant()
+        return self._value(data, where, holders)
 
     def condition(self, data: Any, where: str) -> Expression:
         """Reads a condition: references, literals that are no objects, comparisons, and/or/not."""
         return self._condition(data, where, self._depth)
 
-    def _value(self, data: Any, where: str, depth: int) -> Expression:
-        if depth > MAX_DEPTH:
-            self._problems.report(where, f"is nested more than {MAX_DEPTH} deep")
-            return Constant()
-        kind = kind_of(data)
-        if kind is not None:
+    def _value(self, data: Any, where: str, holders: set[int]) -> Expression:
+        if not isinstance(data, (dict, list)) or id(data) not in holders:
+            return Constant(value=data)
+        if isinstance(data, dict) and (kind := kind_of(data)) is not None:
             return self._tagged(kind, data, where)
-        if not is_tagged(data):
-            return self._literal(data, where, depth)
         if isinstance(data, list):
-            items = (self._value(item, pointer(where, index), depth + 1) for index, item in enumerate(data))
+            items = (self._value(item, pointer(where, index), holders) for index, item in enumerate(data))
             return Items(type="list", items=tuple(items))
-        entries = ((Constant(value=key), self._value(data[key], pointer(where, key), depth + 1)) for key in data)
+        entries = ((Constant(value=key), self._value(data[key], pointer(where, key), holders)) for key in data)
         return Entries(entries=tuple(entries))
 
     def reference(self, data: Any, where: str, what: str) -> Expression:
@@ -154,9 +176,10 @@ class Values:
             self._problems.report(where, f"is nested more than {MAX_DEPTH} deep")
             return Constant()
         if isinstance(data, list):
-            if is_tagged(data):
+            found = self.value(data, where)
+            if not isinstance(found, Constant):
                 self._problems.report(where, "a list in a condition holds only literals")
-            return self._literal(data, where, depth)
+            return found
         if not isinstance(data, dict):
             return Constant(value=data)
         if kind_of(data) == NODE:
@@ -189,18 +212,6 @@ class Values:
             return Constant()
         found = tuple(self._condition(term, pointer(inner, index), depth + 1) for index, term in enumerate(terms))
         return Combination(op=op, terms=found)
-
-    def _literal(self, data: Any, where: str, depth: int) -> Constant:
-        """A literal that holds nothing tagged; looks how deep it is."""
-        stack = [(data, depth)]
-        while stack:
-            found, level = stack.pop()
-            if level > MAX_DEPTH:
-                self._problems.report(where, f"is nested more than {MAX_DEPTH} deep")
-                return Constant()
-            inner = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
-            stack.extend((item, level + 1) for item in inner)
-        return Constant(value=data)
 
     def _has(self, data: dict[str, Any], where: str, keys: set[str]) -> bool:
         if data.keys() == keys:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,9 +20,9 @@ from dfm_async.federation.files.values import Value, close_to, one_of
 from dfm_async.federation.operation import RESERVED
 from dfm_async.federation.schemas import JSON_TYPES
 from dfm_async.model.policies import Cost, RetryPolicy
-from dfm_async.model.resources import ClassPath
+from dfm_async.model.resources import ClassPath, refusal
 
-__all__ = ["AdapterFields", "class_path", "path_problem", "read_adapter"]
+__all__ = ["AdapterFields", "class_path", "read_adapter"]
 
 _KEYS: Final = (
     "adapter",
@@ -115,23 +114,11 @@ def class_path(value: Value, what: str, packages: tuple[str, ...] | None) -> Cla
     text = value.text(what)
     if text is None:
         return None
-    wrong = path_problem(text, packages)
+    wrong = refusal(text, packages)
     if wrong is not None:
-        value.problem(wrong)
+        value.problem(f"{text!r} {wrong}")
         return None
     return ClassPath(text, args)
-
-
-def path_problem(path: str, packages: tuple[str, ...] | None) -> str | None:
-    """Says why a class with such a path is not allowed; None if it is."""
-    if "." not in path or not is_path(path):
-        return f"a class is named by its module and its name, such as pkg.mod.Class, not {path!r}"
-    root = path.partition(".")[0]
-    if packages is None and root in sys.stdlib_module_names:
-        return f"{path!r} is of Python's own library; only classes of other packages may be named"
-    if packages is not None and not any(path.startswith(f"{package}.") for package in packages):
-        return f"{path!r} is not in the packages that classes may come from: {', '.join(packages) or 'none'}"
-    return None
 
 
 def _text(fields: Mapping[str, Value], name: str) -> str:

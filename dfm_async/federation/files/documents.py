@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
 from dfm_async.errors import FileProblem
-from dfm_async.federation.files.tree import Node, TreeError, read_tree
+from dfm_async.federation.files.tree import Node, TreeError, read_tree, tree_of
 from dfm_async.federation.files.values import Document, Ledger, Value
 
 __all__ = ["REF", "Documents"]
@@ -24,17 +24,29 @@ _LONGEST_CHAIN: Final = 32
 class Documents:
     """All files that belong together.
 
+    Args:
+        path: the file to begin with.
+        data: what stands in it, if there is no such file. Paths then begin where the program runs.
+
     Attributes:
         ledger: what is wrong with them.
         root: the file that was asked for; None if it cannot be read.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], data: Mapping[str, Any] | None = None) -> None:
         self.ledger = Ledger()
         self._read: dict[str, Document | None] = {}
-        self.root = self._open(os.fspath(path), os.fspath(path), None)
+        name = os.fspath(path)
+        self.root = self._open(name, name, None) if data is None else self._take(name, data)
 
     # files
+
+    def _take(self, name: str, data: Mapping[str, Any]) -> Document | None:
+        try:
+            return Document(name, os.getcwd(), tree_of(data), self.ledger)
+        except TreeError as error:
+            self._failed(name, None, error.message)
+            return None
 
     def _open(self, name: str, path: str, asked: Value | None) -> Document | None:
         key = os.path.realpath(path) if "\0" not in path else path
@@ -54,7 +66,7 @@ class Documents:
             return None
         for found in twice:
             self.ledger.add(FileProblem(name, found.line, found.column, "", found.message))
-        document = self._read[key] = Document(name, os.path.dirname(key), node or Node(None, 1, 1), self.ledger)
+        document = self._read[key] = Document(name, os.path.dirname(key), node or Node(None, 0), self.ledger)
         return document
 
     def _failed(self, name: str, asked: Value | None, message: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
-__all__ = ["DEEPEST", "LARGEST", "Node", "Scalar", "TreeError", "read_tree"]
+__all__ = ["DEEPEST", "LARGEST", "Node", "Scalar", "TreeError", "place", "read_tree", "tree_of"]
 
 DEEPEST: Final = 64
 """How deep a file may be nested."""
@@ -25,24 +26,31 @@ class Node:
 
     Attributes:
         value: text, a number, a boolean, None, a list of nodes, or nodes by their keys.
-        line: where it begins, from 1.
-        column: where it begins, from 1.
+        at: where it begins; :func:`place` tells the line and the column.
         size: of how many parts it consists, with what aliases repeat.
         keys: where each key stands, for a mapping.
     """
 
-    __slots__ = ("column", "keys", "line", "size", "value")
+    __slots__ = ("at", "keys", "size", "value")
 
-    def __init__(self, value: Scalar | list[Node] | dict[str, Node], line: int, column: int) -> None:
+    def __init__(self, value: Scalar | list[Node] | dict[str, Node], at: int) -> None:
         self.value = value
-        self.line = line
-        self.column = column
+        self.at = at
         self.size = 1
-        self.keys: Mapping[str, tuple[int, int]] = {}
+        self.keys = _NO_KEYS
+
+
+_NO_KEYS: Final[dict[str, int]] = {}
+_LINE: Final = 32  # a place is one number, the line in its upper bits: there are as many of them as parts of a file
+
+
+def place(at: int) -> tuple[int, int]:
+    """The line and the column, both from 1."""
+    return (at >> _LINE) + 1, (at & (1 << _LINE) - 1) + 1
 
 
 class TreeError(Exception):
-    """Something that cannot be read: where, and why."""
+    """Something that cannot be read: where, and why. Line and column are 0 if that is not known."""
 
     def __init__(self, line: int, column: int, message: str) -> None:
         super().__init__(line, column, message)
@@ -54,18 +62,18 @@ class TreeError(Exception):
 class _Frame:
     """A list or mapping that is being read."""
 
-    __slots__ = ("at", "keys", "merged", "name", "node")
+    __slots__ = ("keys", "mapping", "merged", "name", "node")
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, mapping: bool) -> None:
         self.node = node
-        self.keys: dict[str, tuple[int, int]] = {}
-        self.merged: list[Node] = []
+        self.mapping = mapping
+        self.keys: dict[str, int] = {}
+        self.merged: list[Node] | None = None
         self.name: str | None = None  # the key whose value comes next
-        self.at = (0, 0)
 
 
 def read_tree(text: str) -> tuple[Node | None, list[TreeError]]:
-    """Reads one YAML document.
+    """Reads one YAML document. JSON is read, too, where it is no YAML: with tabs, or escapes of surrogates.
 
     Returns:
         its root, None if it is empty, and the keys that stand there twice.
@@ -73,10 +81,30 @@ def read_tree(text: str) -> tuple[Node | None, list[TreeError]]:
     Raises:
         TreeError: it is no YAML, or larger or deeper than allowed, or has tags.
     """
+    try:
+        return _read_yaml(text)
+    except TreeError:
+        found = _read_json(text)
+        if found is None:
+            raise
+        return found, []
+
+
+def _read_json(text: str) -> Node | None:
+    """JSON as a tree, in which everything stands at the beginning; None if it is none."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        return tree_of(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _read_yaml(text: str) -> tuple[Node | None, list[TreeError]]:
     import yaml  # here, because whoever has no files does not need it
 
     composer = _Composer()
-    takers = {
+    takers: dict[type, Callable[[Any, int], None] | None] = {
         yaml.ScalarEvent: composer.scalar,
         yaml.MappingStartEvent: composer.begin_mapping,
         yaml.SequenceStartEvent: composer.begin_list,
@@ -84,13 +112,20 @@ def read_tree(text: str) -> tuple[Node | None, list[TreeError]]:
         yaml.SequenceEndEvent: composer.end,
         yaml.AliasEvent: composer.alias,
         yaml.DocumentStartEvent: composer.document,
+        yaml.DocumentEndEvent: None,
+        yaml.StreamStartEvent: None,
+        yaml.StreamEndEvent: None,
     }
     try:
-        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-            take = takers.get(type(event))
-            if take is not None:
-                mark = event.start_mark
-                take(event, mark.line + 1, mark.column + 1)
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+        try:
+            while (event := loader.get_event()) is not None:
+                take = takers[type(event)]
+                if take is not None:
+                    mark = event.start_mark
+                    take(event, mark.line << _LINE | mark.column)
+        finally:
+            loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (0, 0) if mark is None else (mark.line + 1, mark.column + 1)
@@ -102,6 +137,30 @@ def read_tree(text: str) -> tuple[Node | None, list[TreeError]]:
     return composer.root, composer.twice
 
 
+def tree_of(data: Any, depth: int = 0) -> Node:
+    """Makes a tree of what stands in no file: lists and dicts of text, numbers and None. All of it begins at 1:1.
+
+    Raises:
+        TreeError: it is deeper or larger than allowed, or holds something else.
+    """
+    if depth > DEEPEST:
+        raise TreeError(1, 1, f"this is nested deeper than {DEEPEST} levels")
+    if isinstance(data, Mapping):
+        node = Node({str(name): tree_of(part, depth + 1) for name, part in data.items()}, 0)
+        parts: Iterable[Node] = node.value.values()  # type: ignore[union-attr] # made a line above
+    elif isinstance(data, (list, tuple)):
+        parts = [tree_of(part, depth + 1) for part in data]
+        node = Node(parts, 0)
+    elif data is None or isinstance(data, (str, int, float)):
+        return Node(data, 0)
+    else:
+        raise TreeError(1, 1, f"a {type(data).__name__} is neither text, a number, a list nor a mapping")
+    node.size += sum(part.size for part in parts)
+    if node.size > LARGEST:
+        raise TreeError(1, 1, f"it has more than {LARGEST:,} parts")
+    return node
+
+
 class _Composer:
     """Puts events together, without recursion: what is nested too deep must not end the process."""
 
@@ -109,130 +168,137 @@ class _Composer:
         self.root: Node | None = None
         self.twice: list[TreeError] = []
         self._stack: list[_Frame] = []
+        self._frame: _Frame | None = None
         self._anchors: dict[str, Node | None] = {}
         self._open: dict[int, str] = {}
         self._documents = 0
         self._resolvers, self._constructors = _safe_scalars()
 
-    def document(self, _event: Any, line: int, column: int) -> None:
+    def document(self, _event: Any, at: int) -> None:
         self._documents += 1
         if self._documents > 1:
-            raise TreeError(line, column, "a second document begins here; a file holds one")
+            raise _wrong(at, "a second document begins here; a file holds one")
 
-    def scalar(self, event: Any, line: int, column: int) -> None:
-        frame = self._stack[-1] if self._stack else None
+    def scalar(self, event: Any, at: int) -> None:
         text: str = event.value
-        if frame is not None and frame.name is None and isinstance(frame.node.value, dict):
-            if event.tag is not None and event.tag not in _PLAIN_TAGS and event.tag != "!":
-                raise _bad_tag(event.tag, line, column)
-            self._key(frame, text, line, column, merges=event.implicit[0] and text == _MERGE)
-            if event.anchor is not None:
-                self._anchors[event.anchor] = Node(text, line, column)
+        frame = self._frame
+        if frame is not None and frame.mapping and frame.name is None:
+            self._key(frame, event, text, at)
             return
-        node = Node(self._value(event, text, line, column), line, column)
+        node = Node(self._value(event, text, at), at)
         if event.anchor is not None:
             self._anchors[event.anchor] = node
-        self._add(node, line, column)
+        self._add(node, at)
 
-    def _value(self, event: Any, text: str, line: int, column: int) -> Scalar:
-        if event.tag is None or event.tag == "!":
+    def _value(self, event: Any, text: str, at: int) -> Scalar:
+        tag = event.tag
+        if tag is None or tag == "!":
             if not event.implicit[0]:
                 return text
+            patterns = self._resolvers.get(text[:1])
+            if patterns is None:
+                return text
             kind = "str"
-            for tag, pattern in self._resolvers.get(text[:1], ()):
+            for found, pattern in patterns:
                 if pattern.match(text):
-                    kind = _PLAIN_TAGS.get(tag, "str")  # dates stay text, as in JSON
+                    kind = _PLAIN_TAGS.get(found, "str")  # dates stay text, as in JSON
                     break
-        elif event.tag in _PLAIN_TAGS:
-            kind = _PLAIN_TAGS[event.tag]
+        elif tag in _PLAIN_TAGS:
+            kind = _PLAIN_TAGS[tag]
         else:
-            raise _bad_tag(event.tag, line, column)
+            raise _bad_tag(tag, at)
         if kind == "str":
             return text
         try:
             return self._constructors[kind](text)
         except (ValueError, KeyError, IndexError, OverflowError):
-            raise TreeError(line, column, f"{text[:40]!r} is no {kind} that can be read") from None
+            raise _wrong(at, f"{text[:40]!r} is no {kind} that can be read") from None
 
-    def _key(self, frame: _Frame, text: str, line: int, column: int, *, merges: bool) -> None:
-        frame.name, frame.at = text, (line, column)
-        if merges:
+    def _key(self, frame: _Frame, event: Any, text: str, at: int) -> None:
+        if event.tag is not None and event.tag not in _PLAIN_TAGS and event.tag != "!":
+            raise _bad_tag(event.tag, at)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = Node(text, at)
+        frame.name = text
+        if text == _MERGE and event.implicit[0]:
             return
         if text in frame.keys:
-            first = frame.keys[text][0]
-            self.twice.append(TreeError(line, column, f"the key {text!r} stands here twice, first in line {first}"))
+            first = place(frame.keys[text])[0]
+            self.twice.append(_wrong(at, f"the key {text!r} stands here twice, first in line {first}"))
         else:
-            frame.keys[text] = frame.at
+            frame.keys[text] = at
 
-    def begin_mapping(self, event: Any, line: int, column: int) -> None:
-        self._begin(event, Node({}, line, column))
+    def begin_mapping(self, event: Any, at: int) -> None:
+        self._begin(event, Node({}, at), True)
 
-    def begin_list(self, event: Any, line: int, column: int) -> None:
-        self._begin(event, Node([], line, column))
+    def begin_list(self, event: Any, at: int) -> None:
+        self._begin(event, Node([], at), False)
 
-    def _begin(self, event: Any, node: Node) -> None:
-        line, column = node.line, node.column
+    def _begin(self, event: Any, node: Node, mapping: bool) -> None:
         if event.tag is not None and event.tag not in _GROUPS and event.tag != "!":
-            raise _bad_tag(event.tag, line, column)
+            raise _bad_tag(event.tag, node.at)
         if len(self._stack) >= DEEPEST:
-            raise TreeError(line, column, f"this is nested deeper than {DEEPEST} levels")
-        if self._stack and self._stack[-1].name is None and isinstance(self._stack[-1].node.value, dict):
-            raise TreeError(line, column, "a key must be text, not a list or a mapping")
+            raise _wrong(node.at, f"this is nested deeper than {DEEPEST} levels")
+        if self._frame is not None and self._frame.mapping and self._frame.name is None:
+            raise _wrong(node.at, "a key must be text, not a list or a mapping")
         if event.anchor is not None:
             self._anchors[event.anchor] = None  # an alias to it from inside would make it contain itself
             self._open[id(node)] = event.anchor
-        self._stack.append(_Frame(node))
+        self._frame = _Frame(node, mapping)
+        self._stack.append(self._frame)
 
-    def end(self, _event: Any, _line: int, _column: int) -> None:
+    def end(self, _event: Any, _at: int) -> None:
         frame = self._stack.pop()
+        self._frame = self._stack[-1] if self._stack else None
         node = frame.node
         if isinstance(node.value, dict):
-            for merged in frame.merged:
+            for merged in frame.merged or ():
                 for name, value in merged.value.items():  # type: ignore[union-attr] # only mappings are kept there
                     if name not in node.value:
                         node.value[name] = value
                         node.size += value.size
                         frame.keys[name] = merged.keys[name]
             node.keys = frame.keys
-        anchor = self._open.pop(id(node), None)
-        if anchor is not None:
-            self._anchors[anchor] = node
-        self._add(node, node.line, node.column)
+        if self._open:
+            anchor = self._open.pop(id(node), None)
+            if anchor is not None:
+                self._anchors[anchor] = node
+        self._add(node, node.at)
 
-    def alias(self, event: Any, line: int, column: int) -> None:
+    def alias(self, event: Any, at: int) -> None:
         name = event.anchor
         if name not in self._anchors:
-            raise TreeError(line, column, f"there is no anchor &{name} before this alias")
+            raise _wrong(at, f"there is no anchor &{name} before this alias")
         node = self._anchors[name]
         if node is None:
-            raise TreeError(line, column, f"the alias *{name} would make a part of the file contain itself")
-        if self._stack and self._stack[-1].name is None and isinstance(self._stack[-1].node.value, dict):
-            raise TreeError(line, column, "a key must be text, not an alias")
-        self._add(node, line, column)
+            raise _wrong(at, f"the alias *{name} would make a part of the file contain itself")
+        if self._frame is not None and self._frame.mapping and self._frame.name is None:
+            raise _wrong(at, "a key must be text, not an alias")
+        self._add(node, at)
 
-    def _add(self, node: Node, line: int, column: int) -> None:
-        if not self._stack:
+    def _add(self, node: Node, at: int) -> None:
+        frame = self._frame
+        if frame is None:
             self.root = node
             return
-        frame = self._stack[-1]
         into = frame.node
-        if isinstance(into.value, list):
-            into.value.append(node)
-        elif isinstance(into.value, dict) and frame.name is not None:
+        if isinstance(into.value, dict):
             name, frame.name = frame.name, None
             if name == _MERGE and name not in frame.keys:
-                frame.merged += _merged(node, line, column)
+                frame.merged = (frame.merged or []) + _merged(node, at)
                 return
-            into.value.setdefault(name, node)
+            into.value.setdefault(name, node)  # type: ignore[arg-type] # there is one: a value comes behind its key
+        elif isinstance(into.value, list):
+            into.value.append(node)
         into.size += node.size
         if into.size > LARGEST:
-            raise TreeError(line, column, f"the file has more than {LARGEST:,} parts, with what its aliases repeat")
+            raise _wrong(at, f"the file has more than {LARGEST:,} parts, with what its aliases repeat")
 
 
-def _merged(node: Node, line: int, column: int) -> list[Node]:
+def _merged(node: Node, at: int) -> list[Node]:
     found = node.value if isinstance(node.value, list) else [node]
     if not all(isinstance(part.value, dict) for part in found):
-        raise TreeError(line, column, "<<: takes an alias of a mapping, or a list of them")
+        raise _wrong(at, "<<: takes an alias of a mapping, or a list of them")
     return found
 
 
@@ -245,16 +311,19 @@ def _safe_scalars() -> tuple[Mapping[str, Any], Mapping[str, Callable[[str], Sca
     def reading(construct: Callable[[yaml.ScalarNode], Scalar]) -> Callable[[str], Scalar]:
         return lambda text: construct(yaml.ScalarNode(_TAG, text))
 
+    whole = reading(constructor.construct_yaml_int)
     return yaml.SafeLoader.yaml_implicit_resolvers, {
         "null": lambda _: None,
         "bool": reading(constructor.construct_yaml_bool),
-        "int": reading(constructor.construct_yaml_int),
+        "int": lambda text: int(text) if text.isdigit() and text[0] != "0" else whole(text),
         "float": reading(constructor.construct_yaml_float),
     }
 
 
-def _bad_tag(tag: str, line: int, column: int) -> TreeError:
+def _wrong(at: int, message: str) -> TreeError:
+    return TreeError(*place(at), message)
+
+
+def _bad_tag(tag: str, at: int) -> TreeError:
     shown = tag.replace(_TAG, "!!")
-    return TreeError(
-        line, column, f"the tag {shown[:60]} is not allowed: a file holds text, numbers, lists and mappings"
-    )
+    return _wrong(at, f"the tag {shown[:60]} is not allowed: a file holds text, numbers, lists and mappings")

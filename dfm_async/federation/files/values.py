@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from dfm_async.errors import FileProblem
-from dfm_async.federation.files.tree import LARGEST, Node
+from dfm_async.federation.files.tree import LARGEST, Node, place
 
 __all__ = ["Document", "Ledger", "TooMuch", "Value", "close_to", "one_of"]
 
@@ -98,20 +98,19 @@ class Value:
 
     def problem(self, message: str) -> None:
         """Says what is wrong with this value."""
-        self._report(self.node.line, self.node.column, self.path, message)
+        self._report(self.node.at, self.path, message)
 
     def problem_at_key(self, name: str, message: str) -> None:
         """Says what is wrong with a key of this mapping."""
-        line, column = self.node.keys.get(name, (self.node.line, self.node.column))
-        self._report(line, column, self.child(name, self.node).path, message)
+        self._report(self.node.keys.get(name, self.node.at), self.child(name, self.node).path, message)
 
-    def _report(self, line: int, column: int, path: str, message: str) -> None:
-        self.document.ledger.add(FileProblem(self.document.name, line, column, path, message))
+    def _report(self, at: int, path: str, message: str) -> None:
+        self.document.ledger.add(FileProblem(self.document.name, *place(at), path, message))
 
     @property
     def place(self) -> str:
         """The file and line, for messages about something else."""
-        return f"{self.document.name}:{self.node.line}"
+        return f"{self.document.name}:{place(self.node.at)[0]}"
 
     # what it is
 
@@ -149,7 +148,8 @@ class Value:
         value = self.node.value
         if isinstance(value, dict):
             self.document.ledger.spend(len(value), self)
-            return iter([(name, self.child(name, node)) for name, node in value.items()])
+            document = self.document
+            return iter([(name, Value(node, document, self, name)) for name, node in value.items()])
         if value is not None:
             self.problem(f"{what} must be a mapping, not {self.kind}")
         return iter(())
@@ -158,6 +158,9 @@ class Value:
         """The values of a mapping whose keys are fixed; they may be written with ``-`` or ``_``."""
         found: dict[str, Value] = {}
         for name, value in self.mapping(what):
+            if name in known and name not in found:
+                found[name] = value
+                continue
             plain = name.replace("-", "_")
             if plain not in known:
                 alike = known if "-" not in name else [key.replace("_", "-") for key in known]

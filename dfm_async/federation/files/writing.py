@@ -139,11 +139,12 @@ class _Writer:
         for provider, interface in interfaces.items():  # those that only their adapters name
             providers[str(provider)] = {"interface": interface}
         costs = {to: _given(msgspec.to_builtins(cost)) for to, cost in site.send_cost.items()}
-        return _given(
+        # Without a word about it a site of a file has a cache on disk: none at all must be said.
+        cache = {} if site.cache == CacheConfig() else {"cache_config": self._cache(f"{key}.cache_config", site.cache)}
+        return cache | _given(
             {
                 "info": self._plain(f"{key}.info", site.info),
                 "impl": self._class(f"{key}.impl", site.impl, {}),
-                "cache_config": self._cache(f"{key}.cache_config", site.cache),
                 "secrets_vault": self._vault(f"{key}.secrets_vault", site.vault),
                 "send_cost": costs,
                 "workers": site.workers,
@@ -156,8 +157,9 @@ class _Writer:
     def _cache(self, key: str, cache: CacheConfig | None) -> Any:
         if cache is None:
             return None
+        default = msgspec.to_builtins(CacheConfig())
         found = self._plain(key, msgspec.to_builtins(cache))
-        return {name: part for name, part in found.items() if part not in (None, {})}
+        return {name: part for name, part in found.items() if part != default[name]}
 
     def _vault(self, key: str, vault: Any) -> Any:
         if not isinstance(vault, VaultConfig):

@@ -6,7 +6,7 @@ import inspect
 import keyword
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from dfm_async.federation.operation import RESERVED
 from dfm_async.federation.stubs.text import Types, docstring
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 __all__ = ["stubs"]
 
+T = TypeVar("T")
+
 _STEP: Final = "    "
 _HEAD: Final = """\
 # ruff: noqa
 # fmt: off
 from __future__ import annotations
 
+import builtins
 import datetime
 import uuid
 from collections.abc import Mapping, Sequence
@@ -75,18 +78,24 @@ def stubs(federation: Federation, file: PurePath, *, compat: bool = False) -> st
 class _Module:
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
-        self._schemas = {name: model for name, model in federation.models.items() if _usable(name)}
-        self._types = Types({name: f"schemas.{name}" for name, model in self._schemas.items() if _is_model(model)})
+        self._schemas = _usable(federation.models)
+        self._operations = _usable(federation.operations)
+        models = {name: model for name, model in self._schemas.items() if _is_model(model)}
+        names = [
+            *self._schemas,
+            *self._operations,
+            *(field for model in models.values() for field in model.model_fields),
+        ]
+        taken = frozenset(part for name in names for part in name.split("."))
+        self._types = Types({name: f"schemas.{name}" for name in models}, taken)
 
     def lines(self) -> Iterator[str]:
         """The classes that stand for the operations, the schemas and the sites."""
         yield from _group("schemas", self._schemas, self._schema, _STEP)
         yield ""
-        operations = {name: found for name, found in self._federation.operations.items() if _usable(name)}
-        yield from _group("operations", operations, self._operation, _STEP)
+        yield from _group("operations", self._operations, self._operation, _STEP)
         yield ""
-        sites = {name: site for name, site in self._federation.sites.items() if _usable(name)}
-        yield from _group("sites", sites, self._site, _STEP)
+        yield from _group("sites", _usable(self._federation.sites), self._site, _STEP)
 
     def _schema(self, name: str, model: Any, indent: str) -> Iterator[str]:
         short = name.rpartition(".")[2]
@@ -108,14 +117,12 @@ class _Module:
         yield from self._function(name, operation, {}, operation.__doc__, f"site: {where} = None", indent)
 
     def _site(self, _name: str, site: Site, indent: str) -> Iterator[str]:
-        offered = {name: found for name, found in site.operations.items() if _usable(name)}
-
         def placed(name: str, found: Any, inner: str) -> Iterator[str]:
             adapters = [adapter for (offer, _), adapter in site.adapters.items() if offer == name]
             added = {param: exposed for adapter in adapters for param, exposed in adapter.exposed.items()}
             yield from self._function(name, found.operation, added, found.__doc__, None, inner)
 
-        yield from _group(site.name, offered, placed, indent)
+        yield from _group(site.name, _usable(site.operations), placed, indent)
 
     def _function(
         self,
@@ -170,16 +177,21 @@ def _group(
         elif full.startswith(prefix):
             groups[rest.partition(".")[0]] = None
     for group in groups:
-        if prefix + group not in items:  # an operation and a group of one name: the operation is what is found
-            yield from _group(group, items, write, inner, f"{prefix}{group}.")
-            empty = False
+        yield from _group(group, items, write, inner, f"{prefix}{group}.")
+        empty = False
     if empty:
         yield f"{inner}pass"
 
 
-def _usable(name: str) -> bool:
-    """Tells whether Python can name it: files may call a module as Python calls a statement."""
-    return not any(keyword.iskeyword(part) for part in name.split("."))
+def _usable(items: Mapping[str, T]) -> dict[str, T]:
+    """What Python can name: no part of a name is a word of Python, and no name goes on behind another one."""
+    found: dict[str, T] = {}
+    for name, item in items.items():
+        parts = name.split(".")
+        inside = any(".".join(parts[:count]) in items for count in range(1, len(parts)))
+        if not inside and all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
+            found[name] = item
+    return found
 
 
 def _is_model(model: Any) -> bool:

@@ -40,10 +40,14 @@ class Types:
 
     Args:
         models: the classes that the module has for schemas, by the names of the schemas; with their source.
+        taken: names that mean something else in the module, such as an operation that is called ``list``.
     """
 
-    def __init__(self, models: Mapping[str, str]) -> None:
+    def __init__(self, models: Mapping[str, str], taken: frozenset[str] = frozenset()) -> None:
         self._models = models
+        self._builtins = {
+            kind: f"builtins.{kind.__name__}" if kind.__name__ in taken else kind.__name__ for kind in _PLAIN
+        }
 
     def parameter(self, hint: Any) -> str:
         """The type of what may be passed: any sequence for a list, any mapping for an object."""
@@ -51,7 +55,7 @@ class Types:
 
     def value(self, hint: Any) -> str:
         """The type of what comes out."""
-        return self._source(hint, "list", "dict")
+        return self._source(hint, self._builtins[list], self._builtins[dict])
 
     def _source(self, hint: Any, sequence: str, mapping: str) -> str:
         if hint is None or hint is type(None):
@@ -67,7 +71,7 @@ class Types:
         if origin is list and args:
             return f"{sequence}[{self._source(args[0], sequence, mapping)}]"
         if origin is dict and args:
-            return f"{mapping}[str, {self._source(args[1], sequence, mapping)}]"
+            return f"{mapping}[{self._builtins[str]}, {self._source(args[1], sequence, mapping)}]"
         if isinstance(hint, type):
             return self._class(hint, sequence, mapping)
         return "Any"
@@ -75,12 +79,14 @@ class Types:
     def _class(self, kind: type, sequence: str, mapping: str) -> str:
         schema = getattr(kind, "__dfm_schema__", None)
         if isinstance(schema, str):
-            return self._models.get(schema, f"{mapping}[str, Any]")
-        if kind in (list, dict):
-            return f"{sequence}[Any]" if kind is list else f"{mapping}[str, Any]"
+            return self._models.get(schema) or self._source(dict, sequence, mapping)
+        if kind is list:
+            return f"{sequence}[Any]"
+        if kind is dict:
+            return f"{mapping}[{self._builtins[str]}, Any]"
         if kind in _QUALIFIED:
             return f"{kind.__module__}.{kind.__name__}"
-        return kind.__name__ if kind in _PLAIN else "Any"
+        return self._builtins.get(kind, "Any")
 
     def _annotated(self, args: tuple[Any, ...], sequence: str, mapping: str) -> str:
         """A type with limits, which editors do not need; or an object of a schema."""

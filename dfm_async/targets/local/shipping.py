@@ -14,10 +14,10 @@ from typing import Any
 
 import cloudpickle
 
-from dfm_async.errors import ShippingError
+from dfm_async.errors import SecretError, ShippingError
 from dfm_async.federation.federation import Site
 from dfm_async.federation.operation import Adapter, Operation
-from dfm_async.model.resources import SiteConfig
+from dfm_async.model.resources import SiteConfig, VaultConfig
 from dfm_async.site import shim
 
 __all__ = ["load_site", "ship_site"]
@@ -71,6 +71,7 @@ def ship_site(site: Site, homesite: str) -> bytes:
 
     Raises:
         ShippingError: one of them cannot be; names it and says why.
+        SecretError: the site's vault cannot be.
     """
     shipped = []
     for adapter in site.adapters.values():
@@ -85,6 +86,12 @@ def ship_site(site: Site, homesite: str) -> bytes:
             raise ShippingError(adapter.operation, site.name, str(error) or type(error).__name__) from error
         shipped.append(_Shipped(bare, code))
     config = site.config(homesite)
+    if not isinstance(config.vault, VaultConfig):
+        try:
+            cloudpickle.dumps(config.vault)
+        except Exception as error:  # noqa: BLE001 - its text may show what it holds
+            reason = f"{type(config.vault).__qualname__} cannot be sent to a worker process ({type(error).__name__})"
+            raise SecretError(site.name, "", f"{reason}: name its class by VaultConfig(path=...)") from None
     # What is inside may need the names of nv_dfm_core when it is unpacked.
     return cloudpickle.dumps((config.compat, cloudpickle.dumps((config, shipped), protocol=5)), protocol=5)  # type: ignore[no-any-return]
 

@@ -57,8 +57,8 @@ def test_the_older_variant_is_read() -> None:
 
 async def test_a_pipeline_from_dfm_runs() -> None:
     body = [
-        statement("minifed.fed.site.alpha.deep.math.Square", "nine", x=3.0),
-        core("Yield", 1, value=ref("nine")),
+        statement("minifed.fed.site.alpha.users.GreetMe", "hello", name="you", greeting="Good day"),
+        core("Yield", 1, value=ref("hello")),
         square(2, {"tag": "@dfm-place-param", "place": "x"}),
         core("If", 3, cond={"operator": ">", "left": ref(2), "right": 10}, dfm_body=[core("Yield", 4, value=ref(2))]),
     ]
@@ -68,8 +68,8 @@ async def test_a_pipeline_from_dfm_runs() -> None:
         job = await session.execute(found, [{"x": 3.0}, {"x": 4.0}])
         results = {(result.place, result.frame, result.value) for result in await job.collect()}
     assert results == {
-        ("yield", (0,), 9.0),
-        ("yield", (1,), 9.0),
+        ("yield", (0,), "Good day you"),
+        ("yield", (1,), "Good day you"),
         ("large", (1,), 16.0),
     }
 

@@ -201,6 +201,24 @@ def test_a_schema_that_is_deep_by_references_is_refused(tmp_path: Path) -> None:
     assert "this schema is nested deeper than 64 levels, with what it refers to" in found
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_files_are_read_alike_where_yaml_has_no_c_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = Federation.from_yaml(file_of(name))
+    monkeypatch.delattr(yaml, "CSafeLoader")
+    monkeypatch.delattr(yaml, "CSafeDumper")
+    slow = Federation.from_yaml(file_of(name))
+    assert described(slow) == described(quick)
+    assert slow.to_yaml()
+
+
+def test_what_is_nested_too_deep_is_refused_where_yaml_has_no_c_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(yaml, "CSafeLoader")
+    (found,) = problems(tmp_path, "", head="a: " + "[" * 100_000)
+    assert "nested deeper than 64 levels" in found
+
+
 def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "large.yaml"
     with path.open("wb") as file:

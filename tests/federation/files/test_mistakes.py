@@ -78,18 +78,18 @@ MISTAKES = {
     "sites: {a@: {}}": "a site's name must be an identifier, or identifier@domain, not 'a@'",
     "sites: {a: {}, a@x.org: {}}": "sites['a@x.org']: there is a site 'a' already; what stands behind @ does not count",
     "sites: {a: {cache: {}}}": "sites.a.cache: a site has no key 'cache'",
-    "sites: {a: {impl: Site}}": "sites.a.impl: a class is named by its module and its name, such as pkg.mod.Class",
+    "sites: {a: {impl: Site}}": "sites.a.impl: 'Site' is no path of a class: name its module and its name, such as",
     "sites: {a: {impl: {args: {}}}}": "sites.a.impl: impl needs 'path'",
     "sites: {a: {impl: {path: pkg.Site, arg: {}}}}": "sites.a.impl.arg: impl has no key 'arg' (did you mean 'args'?)",
     "sites: {a: {impl: {path: pkg.Site, args: [1]}}}": "sites.a.impl.args: args must be a mapping, not a list",
     "sites: {a: {impl: {path: pkg.Site, args: {x y: 1}}}}": "an argument's name must be an identifier",
-    "sites: {a: {impl: subprocess.Popen}}": "sites.a.impl: 'subprocess.Popen' is of Python's own library",
+    "sites: {a: {impl: subprocess.Popen}}": "sites.a.impl: 'subprocess.Popen' is of the standard library",
     "sites: {a: {cache_config: {protocoll: file}}}": "cache_config has no key 'protocoll' (did you mean 'protocol'?)",
     "sites: {a: {cache_config: {max_bytes: 0}}}": "cache_config.max_bytes: max_bytes must be positive, not 0",
     "sites: {a: {cache_config: {max_age: often}}}": "cache_config.max_age: max_age must be a number, not 'often'",
     "sites: {a: {cache_config: {storage_options: 3}}}": "storage_options: storage_options must be a mapping, not 3",
-    "sites: {a: {secrets_vault: {path: attic}}}": "secrets_vault.path: a class is named by its module and its name",
-    "sites: {a: {secrets_vault: {path: os.environ}}}": "secrets_vault.path: 'os.environ' is of Python's own library",
+    "sites: {a: {secrets_vault: {path: attic}}}": "secrets_vault.path: 'attic' is no path of a class",
+    "sites: {a: {secrets_vault: {path: os.environ}}}": "secrets_vault.path: 'os.environ' is of the standard library",
     "sites: {a: {send_cost: {b: {}}}}": "3:25 sites.a.send_cost.b: there is no site 'b'; there is: a",
     "sites: {a: {send_cost: {a: {fixed: 1}}}}": "a send cost has no key 'fixed' (did you mean 'fixed_time'?)",
     "sites: {a: {send_cost: {a: {bandwidth: 0}}}}": "bandwidth: bandwidth must be positive, not 0",
@@ -109,7 +109,7 @@ MISTAKES = {
     ),
     interface("{}"): "an adapter needs 'adapter': the path of its class, or {path: ..., args: {...}}",
     interface("{adapter: pkg.Add, arguments: {}}"): "an adapter has no key 'arguments'",
-    interface("{adapter: os.system}"): "'os.system' is of Python's own library; only classes of other packages may be",
+    interface("{adapter: os.system}"): "'os.system' is of the standard library, whose classes are never used by a path",
     interface("{adapter: 3}"): "adapter: adapter must be text, not 3; put it in quotes",
     interface("{adapter: pkg.Add, is-async: 'yes'}"): "is-async: is-async must be true or false, not 'yes'",
     interface(
@@ -271,7 +271,7 @@ def test_packages_narrow_where_classes_come_from(tmp_path: Path) -> None:
     path = written(tmp_path, interface("{adapter: pkg.lib.Add, args: from-operation}", "    impl: other.Site\n"))
     assert Federation.from_yaml(path, packages=("pkg", "other")).packages == ("pkg", "other")
     with pytest.raises(
-        FederationError, match=r"'other\.Site' is not in the packages that classes may come from: pkg.lib"
+        FederationError, match=r"'other\.Site' is of no package that the federation allows \(it allows: pkg\.lib\)"
     ):
         Federation.from_yaml(path, packages=("pkg.lib",))
     with pytest.raises(FederationError, match="has 2 problems"):

@@ -105,7 +105,7 @@ class Service:
             request.headers.get("x-key"),
             request.cookies.get("key"),
         )
-        return JSONResponse("welcome") if allowed else JSONResponse({"detail": "who are you?"}, 401)
+        return JSONResponse("welcome") if allowed else JSONResponse({"detail": f"who are you, {said}?"}, 401)
 
     def app(self) -> Any:
         names = ["flaky", "slow", "drips", "wrong", "huge", "bomb", "text", "nothing", "elsewhere", "cookies", "denied"]
@@ -147,20 +147,29 @@ class _Prompt(_Server):
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Service]:
-    """Runs the service."""
+async def serving_app(app: Any) -> AsyncIterator[str]:
+    """Runs an application; gives its address."""
     listening = free_socket()
-    service = Service(f"http://127.0.0.1:{listening.getsockname()[1]}/v1")
-    config = uvicorn.Config(service.app(), log_config=None, access_log=False, lifespan="off")
-    server = _Prompt(config)
+    server = _Prompt(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
     task = asyncio.create_task(server.run_here(listening))
     try:
         await server.up.wait()
-        yield service
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
-        service.go_on.set()
         server.stop.set()
         await task
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Service]:
+    """Runs the service."""
+    service = Service("")
+    async with serving_app(service.app()) as url:
+        service.url = f"{url}/v1"
+        try:
+            yield service
+        finally:
+            service.go_on.set()
 
 
 def body_of(value: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Operations of HTTP services, from OpenAPI documents."""
