@@ -25,6 +25,7 @@ NAMES = (
     "cold_start",
     "idle",
     "prepare",
+    "placement",
     "federation_file",
     "graphs",
     "cross_site",

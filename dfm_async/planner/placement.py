@@ -132,6 +132,8 @@ class _Following:
 
 def best_placement(graph: Graph) -> tuple[Estimate, bool]:
     """The best placement that can be found, and whether it is certain that there is no better one."""
+    if all(len(choice.sites) == 1 for choice in graph.choices):
+        return estimate(graph, [0] * len(graph.choices)), True
     found = search(graph)
     best = estimate(graph, found.options)
     if found.proven:
