@@ -78,7 +78,9 @@ class Federation(Shown):
         self.name = name
         self.api_version = api_version
         self.description = description
-        self.packages = packages
+        if isinstance(packages, str):
+            raise TypeError(f"packages must be a tuple of names, such as ({packages!r},), not a text")
+        self.packages = None if packages is None else tuple(packages)
         self.compat = compat
         self.sites: dict[str, Site] = {}
         self.operations = Operations()
