@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 __all__ = ["DEEPEST", "LARGEST", "Node", "Scalar", "TreeError", "path_text", "place", "read_tree", "tree_of"]
