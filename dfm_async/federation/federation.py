@@ -258,7 +258,7 @@ class Federation(Shown):
         return load_pipeline(path, self)
 
     def save_pipeline(self, pipeline: Pipeline, path: str | os.PathLike[str]) -> None:
-        """Writes a pipeline to a file as DFM's JSON; :meth:`Pipeline.save_to_file` writes our own.
+        """Writes a pipeline to a file as DFM's JSON; :meth:`~dfm_async.Pipeline.save_to_file` writes our own.
 
         Raises:
             PipelineError: with everything that DFM has no words for.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dfm_async.planner.graph import Graph
 
-__all__ = ["Estimate", "estimate"]
+__all__ = ["Estimate", "changed", "estimate", "sending"]
 
 
 @dataclass(slots=True)
@@ -113,13 +113,3 @@ def changed(graph: Graph, base: Estimate, choice: int, option: int) -> float | N
 def _site(graph: Graph, base: Estimate, number: int) -> int:
     choice = graph.works[number].choice
     return graph.choices[choice].sites[base.options[choice]]
-
-
-def total_with(graph: Graph, base: Estimate, choice: int, option: int) -> float:
-    """The total if one choice were different and all others the same."""
-    found = changed(graph, base, choice, option)
-    if found is None:
-        options = list(base.options)
-        options[choice] = option
-        found = estimate(graph, options).total
-    return found

@@ -20,17 +20,16 @@ from dfm_async.pipeline.statements import (
 from dfm_async.planner.account import Account, Alternative, NodeCost, PlanCost
 from dfm_async.planner.candidates import Candidates
 from dfm_async.planner.costs import Costs
-from dfm_async.planner.estimate import Estimate, estimate, total_with
+from dfm_async.planner.estimate import Estimate, estimate
 from dfm_async.planner.graph import Graph, Leader, Option, graph_of
 from dfm_async.planner.greedy import greedy
+from dfm_async.planner.improvement import improved
 from dfm_async.planner.search import search
 from dfm_async.planner.structure import Spot, Structure
 
 __all__ = ["Placement", "best_placement", "place"]
 
 _CACHE: Final = "#cache"  # no operation can have this name
-_TRIALS: Final = 400_000
-"""How much work is reckoned through to improve a placement that may not be the best, at most."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -140,30 +139,7 @@ def best_placement(graph: Graph) -> tuple[Estimate, bool]:
     other = estimate(graph, greedy(graph))
     if other.total < best.total:
         best = other
-    return _improved(graph, best), False
-
-
-def _improved(graph: Graph, best: Estimate) -> Estimate:
-    """Changes one choice after the other as long as that makes everything done sooner."""
-    left = _TRIALS
-    size = max(len(graph.works), 1)
-    better = True
-    while better and left > 0:
-        better = False
-        for number, choice in enumerate(graph.choices):
-            if len(choice.sites) < 2 or not any(best.critical(work) for work in choice.works):
-                continue
-            for option in range(len(choice.sites)):
-                left -= 1 if len(choice.works) == 1 else size
-                if option == best.options[number] or left <= 0:
-                    continue
-                if total_with(graph, best, number, option) < best.total * (1 - 1e-12):
-                    options = list(best.options)
-                    options[number] = option
-                    best = estimate(graph, options)
-                    left -= size
-                    better = True
-    return best
+    return improved(graph, best), False
 
 
 def place(

@@ -22,7 +22,7 @@ __all__ = ["Found", "search"]
 
 _EFFORT: Final = 60_000
 """How many labels a search looks at, at least."""
-_PASSES: Final = 4
+_PASSES: Final = 2
 """How many times as many as the first pass it looks at, if that is more."""
 _LABELS: Final = 48
 """How many labels one option of one piece of work has at most, in a small graph."""
@@ -79,7 +79,7 @@ class _Search:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.limit = max(4, min(_LABELS, 50_000 // max(len(graph.works), 1)))
-        self.bounds = _bounds(graph)
+        self.bounds = _Bounds(graph)
         self.bits = {number: 1 << place for place, number in enumerate(sorted(_shared(graph)))}
         """The bit of each piece of shared work."""
         self.above = _above(graph, self.bits)
@@ -118,15 +118,16 @@ class _Search:
         work = self.graph.works[at]
         known = self.decided.get(work.choice)
         options = range(len(work.rates)) if known is None else (known,)
-        bounds, goal = self.bounds[at], self.goal
+        bound, goal = self.bounds.of, self.goal
         front: list[Label] = []
         for option in options:
             seconds, per_byte, least, factor = work.rates[option]
             for arrived, given, effort, parts in self._arrivals(work, option):
                 taken = seconds + per_byte * given
                 end = arrived + taken
-                if end + bounds[option] < goal:
-                    front.append(Label(end, least + factor * given, effort + taken, at, option, parts))
+                size = least + factor * given
+                if end + bound(at, option, size) < goal:
+                    front.append(Label(end, size, effort + taken, at, option, parts))
         if not front:
             return False
         self.fronts[at] = front
@@ -136,7 +137,7 @@ class _Search:
             if at in self.bits:
                 self.decided.setdefault(work.choice, front[0].option)
         else:
-            front.sort(key=lambda label: (-label.end - bounds[label.option], -label.effort, -label.option))
+            front.sort(key=lambda x: (-x.end - bound(at, x.option, x.size), -x.effort, -x.option))
             self.stack.append(_Branch(at, front, len(self.decided)))
             self._take(self.stack[-1])
         return True
@@ -158,10 +159,9 @@ class _Search:
             bit = self.bits[branch.work]
             if blame & bit:
                 branch.blame |= blame & ~bit
-                bounds = self.bounds[branch.work]
                 while branch.rest:
                     label = branch.rest[-1]
-                    if label.end + bounds[label.option] < self.goal:
+                    if label.end + self.bounds.of(label.work, label.option, label.size) < self.goal:
                         self._take(branch)
                         return branch.work + 1
                     branch.rest.pop()
@@ -274,44 +274,61 @@ def _above(graph: Graph, bits: dict[int, int]) -> list[int]:
     return above
 
 
-def _bounds(graph: Graph) -> list[list[float]]:
-    """How long it takes at least from the end of each piece of work to the end of all, by option."""
-    works, links, choices = graph.works, graph.links, graph.choices
-    sizes: list[float] = []
-    inputs: list[float] = []
-    for work in works:
-        given = work.constant + sum(edge.share * sizes[edge.source] for edge in work.inputs if edge.counts)
-        inputs.append(given)
-        sizes.append(min(size + factor * given for _, _, size, factor in work.rates))
-    bounds: list[list[float]] = [[] for _ in works]
-    # What is left once a work has all its input, by option: its own time, and what comes after it.
-    rest: list[list[float]] = [[] for _ in works]
-    for number in range(len(works) - 1, -1, -1):
-        work = works[number]
-        sites = choices[work.choice].sites
-        found = [0.0] * len(sites)
+class _Bounds:
+    """How long it takes at least from the end of each piece of work to the end of all.
+
+    As if every reader could choose for itself, and every output were as small as possible.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        works = graph.works
+        self.sizes: list[float] = []
+        given = []
+        for work in works:
+            size = work.constant + sum(edge.share * self.sizes[edge.source] for edge in work.inputs if edge.counts)
+            given.append(size)
+            self.sizes.append(min(least + factor * size for _, _, least, factor in work.rates))
+        self.least: list[list[float]] = [[] for _ in works]
+        """By work and option, for the smallest output."""
+        self.rest: list[list[float]] = [[] for _ in works]
+        """The same from when all input is there."""
+        for number in range(len(works) - 1, -1, -1):
+            size, options = self.sizes[number], range(len(works[number].rates))
+            later = self.least[number] = [self._behind(number, option, size) for option in options]
+            size = given[number]
+            self.rest[number] = [
+                seconds + per_byte * size + after
+                for (seconds, per_byte, _, _), after in zip(works[number].rates, later, strict=True)
+            ]
+
+    def of(self, number: int, option: int, size: float) -> float:
+        """The bound for an output of a certain size."""
+        if size <= self.sizes[number]:
+            return self.least[number][option]
+        return self._behind(number, option, size)
+
+    def _behind(self, number: int, option: int, size: float) -> float:
+        graph, works = self.graph, self.graph.works
+        choice = works[number].choice
+        row = graph.links[graph.choices[choice].sites[option]]
+        more = size - self.sizes[number]
+        found = 0.0
         for reader, edge in graph.readers[number]:
-            size = edge.share * sizes[number]
-            after = rest[reader]
-            if works[reader].choice == work.choice:
-                found = [max(a, b) for a, b in zip(found, after, strict=True)]
-                continue
-            there = choices[works[reader].choice].sites
-            times = edge.times
-            for option, site in enumerate(sites):
-                row = links[site]
-                sending = min(
-                    [times * (row[to][0] + size * row[to][1]) + later for to, later in zip(there, after, strict=True)]
-                )
-                if sending > found[option]:
-                    found[option] = sending
-        bounds[number] = found
-        given = inputs[number]
-        rest[number] = [
-            seconds + per_byte * given + later
-            for (seconds, per_byte, _, _), later in zip(work.rates, found, strict=True)
-        ]
-    return bounds
+            work, after, times = works[reader], self.rest[reader], edge.times
+            token = edge.share * size
+            extra = edge.share * more if edge.counts else 0.0
+            if work.choice == choice:
+                bound = after[option] + extra * work.rates[option][1]
+            elif extra:
+                ways = zip(graph.choices[work.choice].sites, after, work.rates, strict=True)
+                bound = min([times * (row[to][0] + token * row[to][1]) + a + extra * r[1] for to, a, r in ways])
+            else:
+                there = graph.choices[work.choice].sites
+                bound = min([times * (row[to][0] + token * row[to][1]) + a for to, a in zip(there, after, strict=True)])
+            if bound > found:
+                found = bound
+        return found
 
 
 def _shared(graph: Graph) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
@@ -45,7 +46,7 @@ _LINE: Final = 32  # a place is one number, the line in its upper bits: there ar
 
 
 def place(at: int) -> tuple[int, int]:
-    """The line and the column, both from 1."""
+    """The line and the column, both from 1; line 0 is none."""
     return (at >> _LINE) + 1, (at & (1 << _LINE) - 1) + 1
 
 
@@ -101,7 +102,7 @@ def read_tree(text: str) -> tuple[Node | None, list[TreeError]]:
 
 
 def _read_json(text: str) -> Node | None:
-    """JSON as a tree, in which everything stands at the beginning; None if it is none."""
+    """JSON as a tree that does not know its lines; None if it is none."""
     if not text.lstrip().startswith("{"):
         return None
     try:
@@ -147,27 +148,34 @@ def _read_yaml(text: str) -> tuple[Node | None, list[TreeError]]:
     return composer.root, composer.twice
 
 
-def tree_of(data: Any, depth: int = 0) -> Node:
-    """Makes a tree of what stands in no file: lists and dicts of text, numbers and None. All of it begins at 1:1.
+def tree_of(data: Any) -> Node:
+    """Makes a tree of what stands in no file, or at no line of one: lists and dicts of text, numbers and None.
 
     Raises:
         TreeError: it is deeper or larger than allowed, or holds something else.
     """
+    # No two of them stand at the same place, and all of them in line 0.
+    return _tree_of(data, itertools.count(-1 << _LINE), 0)
+
+
+def _tree_of(data: Any, places: Iterator[int], depth: int) -> Node:
+    at = next(places)
     if depth > DEEPEST:
-        raise TreeError(1, 1, f"this is nested deeper than {DEEPEST} levels")
+        raise TreeError(0, 0, f"this is nested deeper than {DEEPEST} levels")
+    if at + (1 << _LINE) > LARGEST:
+        raise TreeError(0, 0, f"it has more than {LARGEST:,} parts")
     if isinstance(data, Mapping):
-        node = Node({str(name): tree_of(part, depth + 1) for name, part in data.items()}, 0)
-        parts: Iterable[Node] = node.value.values()  # type: ignore[union-attr] # made a line above
+        named = {str(name): _tree_of(part, places, depth + 1) for name, part in data.items()}
+        node, parts = Node(named, at), list(named.values())
+        node.keys = {name: part.at for name, part in named.items()}
     elif isinstance(data, (list, tuple)):
-        parts = [tree_of(part, depth + 1) for part in data]
-        node = Node(parts, 0)
+        parts = [_tree_of(part, places, depth + 1) for part in data]
+        node = Node(parts, at)
     elif data is None or isinstance(data, (str, int, float)):
-        return Node(data, 0)
+        return Node(data, at)
     else:
-        raise TreeError(1, 1, f"a {type(data).__name__} is neither text, a number, a list nor a mapping")
+        raise TreeError(0, 0, f"a {type(data).__name__} is neither text, a number, a list nor a mapping")
     node.size += sum(part.size for part in parts)
-    if node.size > LARGEST:
-        raise TreeError(1, 1, f"it has more than {LARGEST:,} parts")
     return node
 
 

@@ -84,6 +84,7 @@ MISTAKES = {
     "sites: {a: {impl: {path: pkg.Site, args: {x y: 1}}}}": "an argument's name must be an identifier",
     "sites: {a: {impl: subprocess.Popen}}": "sites.a.impl: 'subprocess.Popen' is of the standard library",
     "sites: {a: {cache_config: {protocoll: file}}}": "cache_config has no key 'protocoll' (did you mean 'protocol'?)",
+    "sites: {a: {cache_config: {protocol: s3}}}": "sites.a.cache_config: a cache on 's3' needs a base_path",
     "sites: {a: {cache_config: {max_bytes: 0}}}": "cache_config.max_bytes: max_bytes must be positive, not 0",
     "sites: {a: {cache_config: {max_age: often}}}": "cache_config.max_age: max_age must be a number, not 'often'",
     "sites: {a: {cache_config: {storage_options: 3}}}": "storage_options: storage_options must be a mapping, not 3",
