@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dfm_async.model.resources import CacheConfig, VaultConfig
+from dfm_async.site.job_logger import JobLogger
 
 if TYPE_CHECKING:
     from typing import Self
@@ -75,9 +76,7 @@ class DfmContext:
         self.this_site = this_site
         self.homesite = homesite
         self.job_id = job_id
-        self.logger = logging.LoggerAdapter(
-            logging.getLogger(f"dfm_async.site.{this_site}"), {"job": job_id, "site": this_site}
-        )
+        self.logger: logging.Logger = JobLogger(f"dfm_async.site.{this_site}", {"job": job_id, "site": this_site})
         self.services = services
 
     async def send_to_place(

@@ -99,6 +99,21 @@ class Placed:
                 file.write("adapter\n")
 
 
+class Logs:
+    """Uses its logger as one uses loggers."""
+
+    def __init__(self, site: Any) -> None:
+        self.logger: logging.Logger = site.dfm_context.logger
+
+    async def body(self, x: int) -> bool:
+        self.logger.info("plain %s", x, extra={"mine": 1})
+        self.logger.getChild("part").warning("of a part")
+        self.logger.debug("unheard")
+        self.logger.setLevel(logging.ERROR)
+        self.logger.warning("unheard")
+        return isinstance(self.logger, logging.Logger)
+
+
 class Teller:
     """Says things on every way out."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -274,6 +275,26 @@ async def test_adapters_know_their_site_their_provider_and_their_job(connect: Co
     ]
     # adapters first, for they use the others
     assert (tmp_path / "ends").read_text().split() == ["adapter", "adapter", "provider", "site"]
+
+
+async def test_adapters_have_a_logger_that_tells_the_job_and_the_site(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    fed = federation()
+    fed.declare("log", of_x)
+    fed.site("lab").adapt("log", path("Logs"))
+    with Pipeline() as pipeline:
+        Yield(fed.operations.log(1))
+    async with connect(fed) as session:
+        jobs = [await session.execute(pipeline), await session.execute(pipeline)]
+        assert [(await job.first()).value for job in jobs] == [True, True]
+    about = [
+        (record.getMessage(), getattr(record, "job", ""), getattr(record, "site", ""))
+        for record in caplog.records
+        if record.name.startswith("dfm_async.site.lab")
+    ]
+    assert sorted(about) == sorted((said, job.job_id, "lab") for said in ("plain 1", "of a part") for job in jobs)
 
 
 async def test_each_job_has_objects_of_its_own() -> None:
