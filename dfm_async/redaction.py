@@ -120,9 +120,35 @@ def _watch_logs() -> None:
     def make_hidden(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)
         _clean(record)
+        record.__dict__ = _Attributes(record.__dict__)
         return record
 
     logging.setLogRecordFactory(make_hidden)
+
+
+class _Attributes(dict[str, Any]):
+    """The attributes of a record. What is put among them by name comes from ``extra=``, when the record is made."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, _without_secrets(value, _DEEPEST))
+
+    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
+        return (dict, (dict(self),))  # whoever reads the record elsewhere need not know of this
+
+
+def _without_secrets(value: Any, depth: int) -> Any:
+    """The same value, or one with text in the place of what holds a secret."""
+    if isinstance(value, str):
+        return hide(value)
+    if isinstance(value, BaseException):
+        text = str(value)
+        said = hide(text)
+        return value if said == text else f"{type(value).__name__}: {said}"
+    if isinstance(value, Mapping) and depth:
+        return {name: _without_secrets(item, depth - 1) for name, item in value.items()}
+    if type(value) in (list, tuple, set, frozenset) and depth:
+        return type(value)(_without_secrets(item, depth - 1) for item in value)
+    return value
 
 
 def _clean(record: logging.LogRecord) -> None:

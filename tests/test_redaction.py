@@ -110,6 +110,27 @@ def test_a_pickled_exception_with_a_secret_is_noticed() -> None:
     assert not holds_secret(b64encode(secret.encode()))  # what somebody encodes on purpose is not found
 
 
+def test_what_a_log_record_has_besides_is_without_it(caplog: pytest.LogCaptureFixture) -> None:
+    secret = unused()
+    note_secret(secret)
+    extra = {
+        "url": f"https://x/?key={secret}",
+        "headers": {"auth": [secret, 1]},
+        "error": ValueError(f"refused {secret}"),
+        "count": 3,
+    }
+    logging.getLogger("elsewhere").warning("asking", extra=extra)
+    (record,) = caplog.records
+    assert record.url == "https://x/?key=***"  # type: ignore[attr-defined] # given by extra
+    assert vars(record)["headers"] == {"auth": ["***", 1]}
+    assert vars(record)["error"] == "ValueError: refused ***"
+    assert vars(record)["count"] == 3
+    again = pickle.loads(pickle.dumps(record))
+    assert type(vars(again)) is dict
+    assert vars(again) == vars(record)
+    assert extra["headers"] == {"auth": [secret, 1]}, "what belongs to the caller stays"
+
+
 def test_log_records_of_every_logger_are_made_without_it(caplog: pytest.LogCaptureFixture) -> None:
     secret = unused()
     logger = logging.getLogger("somebody.elses")
