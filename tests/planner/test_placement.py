@@ -285,6 +285,19 @@ def test_a_site_that_does_not_take_a_parameter_is_told_with_those_that_do() -> N
         fed.operations.op(2, level="high")
     assert "integer" in problem(p, fed)
 
+    @fed.sites["a"].operation
+    def words() -> str:
+        return "high"
+
+    with Pipeline() as p:
+        fed.operations.op(2, level=words())
+    assert "level is declared int, but words#0 returns str" in problem(p, fed)
+    listed = exposing(a=ExposedParameter(param="level", type=["integer", "array"]))
+    with Pipeline() as p:
+        listed.operations.op(2, level=[1])
+        listed.operations.op(2, level=1)
+    prepare(p, listed, "home")
+
 
 @pytest.mark.parametrize("kind", ["literal", "node", "place"])
 def test_an_exposed_parameter_takes_only_what_it_accepts(kind: str) -> None:
