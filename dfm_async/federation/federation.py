@@ -78,7 +78,9 @@ class Federation(Shown):
         self.name = name
         self.api_version = api_version
         self.description = description
-        self.packages = packages
+        if isinstance(packages, str):
+            raise TypeError(f"packages must be a tuple of names, such as ({packages!r},), not a text")
+        self.packages = None if packages is None else tuple(packages)
         self.compat = compat
         self.sites: dict[str, Site] = {}
         self.operations = Operations()
@@ -256,7 +258,7 @@ class Federation(Shown):
         return load_pipeline(path, self)
 
     def save_pipeline(self, pipeline: Pipeline, path: str | os.PathLike[str]) -> None:
-        """Writes a pipeline to a file as DFM's JSON; :meth:`Pipeline.save_to_file` writes our own.
+        """Writes a pipeline to a file as DFM's JSON; :meth:`~dfm_async.Pipeline.save_to_file` writes our own.
 
         Raises:
             PipelineError: with everything that DFM has no words for.

@@ -250,6 +250,8 @@ class _Types:
         limits = {ours: schema[theirs] for theirs, ours in _LIMITS.get(kind, {}).items() if theirs in schema}
         if not limits or found is Any:
             return found
+        if kind == "string":
+            found = str  # dates have no length
         from pydantic import Field
 
         return Annotated[found, Field(**limits)]

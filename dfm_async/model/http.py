@@ -128,6 +128,7 @@ class HttpOptions(_Data, frozen=True, kw_only=True):
             429, 500, 502, 503 or 504. If the service names a longer pause (``Retry-After``), that counts; but one
             longer than ``max_backoff`` is not waited for.
         retry_unsafe: treat also POST and PATCH as methods that do no harm if they run twice.
+        connections: how many requests of one operation and job are under way at the same time; others wait.
         max_bytes: how large an answer may be, unpacked.
         proxy: the address of a proxy. The environment is not looked at.
     """
@@ -136,11 +137,14 @@ class HttpOptions(_Data, frozen=True, kw_only=True):
     connect_timeout: float = 10.0
     retry: RetryPolicy = RetryPolicy(attempts=3, backoff=0.5, max_backoff=60.0)
     retry_unsafe: bool = False
+    connections: int = 16
     max_bytes: int = 64 * 1024 * 1024
     proxy: str | None = None
 
     def __post_init__(self) -> None:
         if self.timeout <= 0 or self.connect_timeout <= 0:
             raise ValueError("timeout and connect_timeout must be positive")
+        if self.connections < 1:
+            raise ValueError(f"connections must be at least 1, not {self.connections}")
         if self.max_bytes <= 0:
             raise ValueError(f"max_bytes must be positive, not {self.max_bytes}")

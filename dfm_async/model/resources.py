@@ -161,3 +161,11 @@ class SiteConfig(_Data, frozen=True, kw_only=True):
     vault: Any = VaultConfig()
     packages: tuple[str, ...] | None = None
     compat: bool = False
+
+    def __repr__(self) -> str:
+        # A vault may be any object, and show in its own text what it keeps.
+        vault = self.vault if isinstance(self.vault, VaultConfig) else f"<{type(self.vault).__qualname__}>"
+        return (
+            f"SiteConfig(federation={self.federation!r}, homesite={self.homesite!r}, impl={self.impl!r}, "
+            f"providers={list(self.providers)}, cache={self.cache!r}, vault={vault!r}, packages={self.packages!r})"
+        )

@@ -600,9 +600,11 @@ class Game:
 
     def _repeat(self, instance: Instance, transition: TransitionCode, values: list[Any]) -> None:
         carry = _whole(transition.formulas["carry"](values), "the value of a Repeat")
-        times = transition.formulas["times"](values) if "times" in transition.formulas else None
-        if times is not None and (not isinstance(times, int) or isinstance(times, bool) or times < 0):
-            raise TypeError(f"times of a Repeat must be a number of iterations, not {times!r}")
+        times = None
+        if "times" in transition.formulas:
+            times = transition.formulas["times"](values)
+            if not isinstance(times, int) or isinstance(times, bool) or times < 0:
+                raise TypeError(f"times of a Repeat must be a number of iterations, not {times!r}")
         action = transition.action
         assert isinstance(action, spec.Repeat)  # noqa: S101 - dispatched by type
         control = self._start(instance, transition, action.loop, _Repeating(times))

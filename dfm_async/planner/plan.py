@@ -20,6 +20,7 @@ from dfm_async.pipeline.statements import CallStatement, CollectStatement, IfSta
 from dfm_async.pipeline.text import expression_text
 from dfm_async.planner.account import Alternative, NodeCost, PlanCost
 from dfm_async.planner.costs import Costs
+from dfm_async.planner.integrity import check_parts
 from dfm_async.planner.nets import build_nets
 from dfm_async.planner.placement import Placement, place
 from dfm_async.planner.profile import Profile
@@ -208,7 +209,10 @@ class Plan(Shown, msgspec.Struct, frozen=True, dict=True):
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Plan:
-        """Reads a plan from JSON.
+        """Reads a plan from JSON: one that :meth:`to_json` has written.
+
+        Its parts must fit together, but nobody can tell whether they are what a pipeline meant. From those whom you do
+        not trust, take pipelines.
 
         Raises:
             PipelineError: this is not a plan.
@@ -219,9 +223,11 @@ class Plan(Shown, msgspec.Struct, frozen=True, dict=True):
                 msgspec.structs.replace(net, literals=tuple(_codec.loads(_bytes(value)) for value in net.literals))
                 for net in plan.nets
             )
-        except (msgspec.DecodeError, EncodingError, TypeError, ValueError) as error:
+            plan = msgspec.structs.replace(plan, nets=nets)
+            check_parts(plan.locations, plan.params, plan.nets)
+        except (msgspec.DecodeError, EncodingError, TypeError, ValueError, RecursionError) as error:
             raise PipelineError(None, [Problem("plan", f"cannot be read: {error}")]) from error
-        return msgspec.structs.replace(plan, nets=nets)
+        return plan
 
     def explain(self) -> Explanation:
         """Tells where each node runs and why. Prints as text, draws as Mermaid, renders in notebooks."""

@@ -5,6 +5,7 @@ Everything happens at the call: so a fake in the place of an operation needs nei
 
 from __future__ import annotations
 
+import copy
 import inspect
 import operator
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -21,7 +22,7 @@ from dfm_async.site.construction import taken
 if TYPE_CHECKING:
     from dfm_async.runtime.objects import JobObjects
 
-__all__ = ["AdapterObject", "adapter_arguments", "needs_site", "offered_to"]
+__all__ = ["AdapterObject", "adapter_arguments", "fresh", "needs_site", "offered_to"]
 
 _OFFERED: Final = frozenset({"site", "provider"})
 """What constructors get if they name it."""
@@ -30,12 +31,21 @@ _CONTEXT: Final = "context"
 
 def adapter_arguments(adapter: Adapter) -> dict[str, Any]:
     """The constant arguments of an adapter's constructor."""
-    return {**(adapter.code.args if isinstance(adapter.code, ClassPath) else {}), **adapter.args}
+    return {name: fresh(value) for name, value in {**_own(adapter.code), **adapter.args}.items()}
+
+
+def _own(code: Any) -> Mapping[str, Any]:
+    return code.args if isinstance(code, ClassPath) else {}
 
 
 def offered_to(adapter: Adapter, kind: type[Any]) -> frozenset[str]:
     """Which of the site and the provider a constructor gets: what it names, and has no argument for."""
-    return (taken(kind) & _OFFERED) - adapter_arguments(adapter).keys()
+    return (taken(kind) & _OFFERED) - adapter.args.keys() - _own(adapter.code).keys()
+
+
+def fresh(value: Any) -> Any:
+    """A constant for one call: whoever changes it changes only its own."""
+    return copy.deepcopy(value) if isinstance(value, (list, dict)) else value
 
 
 def needs_site(adapter: Adapter) -> bool:
@@ -54,7 +64,7 @@ _Ready: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 class AdapterObject:
     """One adapter in one job. ``body`` takes the operation's arguments, and calls the adapter's own with its own."""
 
-    __slots__ = ("_adapter", "_bindings", "_objects", "_on_site", "_secrets", "_wants_context", "body")
+    __slots__ = ("_adapter", "_bindings", "_built", "_objects", "_on_site", "_secrets", "_wants_context", "body")
 
     def __init__(self, adapter: Adapter, objects: JobObjects) -> None:
         self._adapter = adapter
@@ -62,7 +72,8 @@ class AdapterObject:
         self._bindings: Mapping[str, Binding] = adapter.bindings or {}
         self._secrets = any(isinstance(binding, FromSecrets) for binding in self._bindings.values())
         self._on_site = any(isinstance(binding, (FromSite, FromProvider)) for binding in self._bindings.values())
-        self._wants_context: bool | None = None
+        self._built: Any = None
+        self._wants_context = False
         self.body: Callable[..., Any] = {
             CodeKind.ASYNC: self._call,
             CodeKind.SYNC: self._call_blocking,
@@ -101,7 +112,10 @@ class AdapterObject:
 
     async def built(self) -> Any:
         """The object of the adapter's class."""
-        return await self._objects.adapter(self._adapter)
+        if self._built is None:
+            self._built = await self._objects.adapter(self._adapter)
+            self._wants_context = _CONTEXT in _parameters(self._built.body)
+        return self._built
 
     async def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
         """The arguments of the adapter's own ``body``, for these of the operation."""
@@ -110,15 +124,14 @@ class AdapterObject:
 
     def _ready(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Ready | None:
         """What to call, if nothing has to be waited for."""
-        built = self._objects.found(self._adapter)
         site = self._objects.site_object
-        if built is None or self._secrets or (self._on_site and site is None):
+        if self._built is None or self._secrets or (self._on_site and site is None):
             return None
-        return self._with_arguments(built, args, kwargs, site, {})
+        return self._with_arguments(self._built, args, kwargs, site, {})
 
     async def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Ready:
         objects = self._objects
-        built = await objects.adapter(self._adapter)
+        built = await self.built()
         site = await objects.site() if self._on_site else None
         secrets = {
             name: await objects.secret(binding.key)
@@ -136,8 +149,6 @@ class AdapterObject:
             named = {
                 name: self._value(name, binding, kwargs, site, secrets) for name, binding in self._bindings.items()
             }
-        if self._wants_context is None:
-            self._wants_context = _CONTEXT in _parameters(built.body)
         if self._wants_context and _CONTEXT not in named:
             named = {**named, _CONTEXT: current_context()}
         return built.body, args, named
@@ -150,7 +161,7 @@ class AdapterObject:
         if exposed in given:  # also a falsy value: it was given
             return given[exposed]
         if isinstance(binding, Const):
-            return binding.value
+            return fresh(binding.value)
         if isinstance(binding, FromSecrets):
             return secrets[name]
         if isinstance(binding, FromSite):
@@ -158,13 +169,16 @@ class AdapterObject:
         return self._attribute(name, self._attribute(name, site, binding.provider), binding.attribute)
 
     def _attribute(self, argument: str, owner: Any, path: str) -> Any:
-        what = f"argument {argument!r} of {_path(self._adapter)} is bound to attribute {path!r}"
         if "__" in path:
-            raise AttributeError(f"{what}, which is none that bindings may read")
+            raise AttributeError(f"{self._says(argument, path)}, which is none that bindings may read")
         try:
             return operator.attrgetter(path)(owner)
         except AttributeError as error:
-            raise AttributeError(f"{what}, which {type(owner).__qualname__} does not have: {error}") from error
+            lacks = f"which {type(owner).__qualname__} does not have"
+            raise AttributeError(f"{self._says(argument, path)}, {lacks}: {error}") from error
+
+    def _says(self, argument: str, path: str) -> str:
+        return f"argument {argument!r} of {_path(self._adapter)} is bound to attribute {path!r}"
 
 
 def _exposed(binding: Const | FromSecrets | FromSite | FromProvider) -> str | None:

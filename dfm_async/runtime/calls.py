@@ -17,6 +17,7 @@ from dfm_async.net import effects as fx
 from dfm_async.net.game import Activity
 from dfm_async.net.tokens import StreamValue
 from dfm_async.runtime import context as _context
+from dfm_async.runtime.adapters import fresh
 from dfm_async.runtime.context import OperationContext
 from dfm_async.runtime.faults import cause_of, is_our_cancellation
 from dfm_async.runtime.iterators import is_iterator
@@ -124,7 +125,7 @@ def _work(job: SiteJob, call: _Call) -> Callable[[], Any]:
     if call.streams:
         args = _with_readers(job, call)
     if callee.defaults:
-        args = {**callee.defaults, **args}
+        args = {**{name: fresh(value) for name, value in callee.defaults.items() if name not in args}, **args}
     if callee.wants_context:
         args = {**args, "context": context_of(job, call.activity, call.operation, call.attempt, call.seen)}
     if callee.plain:

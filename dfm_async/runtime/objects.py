@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dfm_async.federation.operation import Adapter
@@ -13,6 +13,7 @@ from dfm_async.model.resources import ClassPath
 from dfm_async.runtime import once
 from dfm_async.runtime.adapters import adapter_arguments, offered_to
 from dfm_async.runtime.faults import is_our_cancellation
+from dfm_async.runtime.flights import Flights
 from dfm_async.runtime.job_threads import in_thread
 from dfm_async.runtime.operations import Callee
 from dfm_async.runtime.services import JobServices
@@ -31,12 +32,13 @@ T = TypeVar("T")
 class JobObjects:
     """The objects of one job at one location. Those that have ``aclose`` or else ``close`` get it called, once."""
 
-    __slots__ = ("_adapters", "_built", "_closable", "_closing", "_job", "_shared", "ending", "site_object")
+    __slots__ = ("_adapters", "_built", "_closable", "_closing", "_flights", "_job", "_shared", "ending", "site_object")
 
     def __init__(self, job: SiteJob) -> None:
         self._job = job
         self._built: dict[int, Any] = {}
         self._adapters: dict[Hashable, Any] = {}
+        self._flights = Flights()
         self._closable: list[Any] = []
         self._shared: list[Any] = []
         self._closing: asyncio.Task[None] | None = None
@@ -72,36 +74,31 @@ class JobObjects:
 
     # adapters
 
-    def found(self, adapter: Adapter) -> Any:
-        """The object of an adapter's class, if it was built."""
-        return self._adapters.get(_key(adapter))
-
     async def adapter(self, adapter: Adapter) -> Any:
         """Builds the object of an adapter's class, once. The constructor runs on the loop, importing does not.
 
         Raises:
             LoadingError: the class cannot be used, or not be built.
         """
-        key, runtime, code = _key(adapter), self._job.runtime, adapter.code
-        role = f"operation {adapter.operation!r}"
-        if isinstance(code, ClassPath):
-            path, loader = code.path, runtime.loader
-            kind = loader.known(path)
-            if kind is None or lacks_body(kind) is not None:
-                kind = await once.in_thread(lambda: loader.load(path, role, lacks_body), f"load-{runtime.site}")
-        else:
-            kind = code
-        offered = offered_to(adapter, kind)
-        site = await self.site() if offered else None
-        if key not in self._adapters:  # nothing is awaited from here on: it is built once
-            arguments = adapter_arguments(adapter)
-            if "site" in offered:
-                arguments["site"] = site
-            if "provider" in offered:
-                arguments["provider"] = None if adapter.provider is None else getattr(site, adapter.provider, None)
-            built = self._adapters[key] = construct(kind, arguments, runtime.site, role)
-            self._keep(self._closable, built)
+        key = _key(adapter)
+        if key not in self._adapters:
+            self._adapters[key] = await self._flights.join(key, lambda: self._build_adapter(adapter))
         return self._adapters[key]
+
+    async def _build_adapter(self, adapter: Adapter) -> Any:
+        runtime, kind, role = self._job.runtime, adapter.code, f"operation {adapter.operation!r}"
+        if isinstance(kind, ClassPath):
+            path, loader = kind.path, runtime.loader
+            kind = await self._load([path], lambda: loader.load(path, role, lacks_body))
+        offered, arguments = offered_to(adapter, kind), adapter_arguments(adapter)
+        site = await self.site() if offered else None
+        if "site" in offered:
+            arguments["site"] = site
+        if "provider" in offered:
+            arguments["provider"] = None if adapter.provider is None else getattr(site, adapter.provider)
+        built = construct(kind, arguments, runtime.site, role)
+        self._keep(self._closable, built)
+        return built
 
     async def site(self) -> Any:
         """Builds the site object and its providers, once.
@@ -110,20 +107,31 @@ class JobObjects:
             LoadingError: a class cannot be used, or not be built.
         """
         if self.site_object is None:
-            job, runtime = self._job, self._job.runtime
-            config, loader = runtime.config, runtime.loader
-            classes = await once.in_thread(lambda: load_classes(runtime.site, config, loader), f"load-{runtime.site}")
-            if self.site_object is None:  # nothing is awaited from here on: it is built once
-                context = DfmContext(
-                    api_version=config.api_version,
-                    federation_name=config.federation,
-                    this_site=runtime.site,
-                    homesite=config.homesite,
-                    job_id=job.job_id,
-                    services=JobServices(job),
-                )
-                self.site_object = build_site(config, context, classes, lambda built: self._keep(self._shared, built))
+            self.site_object = await self._flights.join(None, self._build_site)
         return self.site_object
+
+    async def _build_site(self) -> Any:
+        job, runtime = self._job, self._job.runtime
+        config, loader = runtime.config, runtime.loader
+        impls = [config.impl, *(provider.impl for provider in config.providers.values())]
+        paths = [impl.path for impl in impls if isinstance(impl, ClassPath)]
+        classes = await self._load(paths, lambda: load_classes(runtime.site, config, loader))
+        context = DfmContext(
+            api_version=config.api_version,
+            federation_name=config.federation,
+            this_site=runtime.site,
+            homesite=config.homesite,
+            job_id=job.job_id,
+            services=JobServices(job),
+        )
+        return build_site(config, context, classes, lambda built: self._keep(self._shared, built))
+
+    async def _load(self, paths: list[str], load: Callable[[], T]) -> T:
+        """Finds classes; in a thread, unless all were found before."""
+        runtime = self._job.runtime
+        if all(runtime.loader.known(path) for path in paths):
+            return load()
+        return await once.in_thread(load, f"load-{runtime.site}")
 
     async def secret(self, key: str) -> Any:
         """Asks for a secret of the site.

@@ -153,6 +153,11 @@ class SiteRuntime:
             await job.release()
         if self._holding:
             await self._close_objects()
+        try:
+            async with asyncio.timeout(self._grace):
+                await self.secrets.aclose()
+        except TimeoutError:
+            _log.warning("the vault of site %s does not close, and is left alone", self.site)
         self.cache.close()
         self.threads.close()
 

@@ -57,7 +57,10 @@ class StoredValues:
         """Gives the value of a key and when it was written; None if it is missing."""
         if self._state is _State.BROKEN:
             return None
-        return await self._run(lambda: self._try("read", lambda files: files.read(key)), threading.Event())
+        value, error = await self._start(lambda: self._try("read", lambda files: files.read(key)))
+        if error is not None:
+            raise error
+        return value
 
     async def write(self, key: bytes, value: bytes | memoryview, node: str) -> None:
         """Writes a value. If that is cancelled, it waits until the thread has let go, and nothing is left of it."""
@@ -73,7 +76,18 @@ class StoredValues:
             except GivenUp:
                 pass
 
-        await self._run(work, given_up)
+        writing, cancelled = self._start(work), None
+        while not writing.done():
+            try:
+                await asyncio.shield(writing)
+            except asyncio.CancelledError as error:  # raised again when the thread has let go
+                cancelled = error
+                given_up.set()
+        if cancelled is not None:
+            raise cancelled
+        failure = writing.result()[1]
+        if failure is not None:
+            raise failure
 
     def refused(self, node: str, why: str) -> None:
         """A value, or a key, is not of a kind that files can hold."""
@@ -106,24 +120,18 @@ class StoredValues:
             self._tell(what, text, self._site, what, _reason(error))
             return None
 
-    async def _run(self, work: Callable[[], T], given_up: threading.Event) -> T:
+    def _start(self, work: Callable[[], T]) -> asyncio.Future[tuple[T, BaseException | None]]:
+        """Does something in a thread, also if nobody waits for it any more."""
         if self._threads is None:
             self._threads = Threads(_THREADS, f"{self._site}-cache")
         future: asyncio.Future[tuple[T, BaseException | None]] = asyncio.get_running_loop().create_future()
-        self._threads.run(contextvars.Context(), work, lambda value, error: future.set_result((value, error)))
-        cancelled: asyncio.CancelledError | None = None
-        while not future.done():
-            try:
-                await asyncio.shield(future)
-            except asyncio.CancelledError as error:  # raised again when the thread has let go
-                cancelled = error
-                given_up.set()
-        if cancelled is not None:
-            raise cancelled
-        value, failure = future.result()
-        if failure is not None:
-            raise failure
-        return value
+
+        def done(value: T, error: BaseException | None) -> None:
+            if not future.done():
+                future.set_result((value, error))
+
+        self._threads.run(contextvars.Context(), work, done)
+        return future
 
     def _tell(self, kind: str, text: str, *args: object) -> None:
         if kind not in self._told:

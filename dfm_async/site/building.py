@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -99,21 +100,20 @@ def build_site(
         site = construct(kind, {**arguments, **_arguments(config.impl)}, name, "the site object")
         keep(site)
         for provider, found in config.providers.items():
+            if hasattr(Site, provider):
+                reason = f"has an attribute {provider!r} already: rename the provider"
+                raise LoadingError(name, f"provider {provider!r}", f"{kind.__module__}.{kind.__qualname__}", reason)
             given = {"site": site, **_arguments(found.impl)}
             built = construct(classes[provider], given, name, f"provider {provider!r}")
             keep(built)
-            try:
-                setattr(site, provider, built)
-            except AttributeError as error:
-                reason = f"has no room for an attribute {provider!r} ({error}): rename the provider"
-                raise LoadingError(name, f"provider {provider!r}", type(site).__qualname__, reason) from error
+            setattr(site, provider, built)
     finally:
         _services.reset(before)
     return site
 
 
 def _arguments(impl: Any) -> dict[str, Any]:
-    return impl.args if isinstance(impl, ClassPath) else {}
+    return copy.deepcopy(impl.args) if isinstance(impl, ClassPath) else {}
 
 
 def _their_configs(config: SiteConfig) -> dict[str, Any]:

@@ -66,6 +66,7 @@ class HttpCall:
             raise DfmError("operations of HTTP services need httpx: pip install 'dfm-async[http]'")
         self._operation = operation
         self._client: httpx.AsyncClient | None = None
+        self._turns = asyncio.Semaphore(self._options.connections)
 
     async def body(self, **arguments: Any) -> Any:
         """Asks the service.
@@ -80,7 +81,9 @@ class HttpCall:
         attempt, retry = 1, self._options.retry
         while True:
             try:
-                return self._value(await self._try(request, signature))
+                async with self._turns:  # whoever waits has not begun: that is not the service's fault
+                    answer = await self._try(request, signature)
+                return self._value(answer)
             except _Passing as passing:
                 pause = max(retry.pause(attempt), passing.retry_after)
                 if not retry.allows(passing.error, attempt) or pause > retry.max_backoff:
@@ -191,7 +194,7 @@ class _Passing(Exception):
 def _authorities() -> ssl.SSLContext:
     import httpx
 
-    return httpx.create_ssl_context(trust_env=False)
+    return httpx.create_ssl_context()  # heeds SSL_CERT_FILE and SSL_CERT_DIR
 
 
 def _client(base_url: str, options: HttpOptions, verify: ssl.SSLContext | None) -> httpx.AsyncClient:
@@ -202,7 +205,7 @@ def _client(base_url: str, options: HttpOptions, verify: ssl.SSLContext | None) 
 
         def __init__(self) -> None:
             self._inner = httpx.AsyncHTTPTransport(
-                verify=verify or False, proxy=options.proxy, limits=httpx.Limits(max_connections=64)
+                verify=verify or False, proxy=options.proxy, limits=httpx.Limits(max_connections=options.connections)
             )
 
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

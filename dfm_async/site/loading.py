@@ -31,9 +31,9 @@ class Loader:
         self._packages = config.packages
         self._known: dict[str, type[Any]] = {}
 
-    def known(self, path: str) -> type[Any] | None:
-        """The class, if it was loaded before."""
-        return self._known.get(path)
+    def known(self, path: str) -> bool:
+        """Whether the class was loaded before."""
+        return path in self._known
 
     def load(self, path: str, role: str, check: Callable[[type[Any]], str | None]) -> type[Any]:
         """Imports the class. Blocks as long as that takes.
@@ -71,7 +71,7 @@ class Loader:
             if missing.partition(".")[0] == _THEIRS:
                 reason += ". Install nv-dfm-core, or set compat=True for the federation"
             raise LoadingError(self._site, role, path, reason) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a script that was not meant to be imported ends its process
             reason = f"cannot be imported: its module raised {type(error).__name__}: {error}"
             if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == _THEIRS:
                 reason += f". dfm_async stands in for {_THEIRS} and lacks this name: install nv-dfm-core"

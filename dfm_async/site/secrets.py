@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, TypeVar
@@ -16,6 +17,8 @@ from dfm_async.site.loading import Loader
 from dfm_async.site.vaults import EnvironmentVault, FileVault, KeyringVault, Vault
 
 __all__ = ["NoSecret", "Secrets"]
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -87,8 +90,24 @@ class Secrets:
             return kind(**config.args)  # type: ignore[no-any-return] # it has the method
         except SecretError as error:
             raise SecretError(self._site, "", error.reason) from None
-        except Exception as error:  # noqa: BLE001 - whatever the class raises
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the class raises
             raise SecretError(self._site, "", _without_text(f"{path} cannot be built", error)) from None
+
+    async def aclose(self) -> None:
+        """Closes a vault that was built here, if it has ``aclose`` or else ``close``."""
+        vault, self._vault = self._vault, None
+        if vault is None or vault is self._config:  # an object is of whoever has made it
+            return
+        close = getattr(vault, "aclose", None) or getattr(vault, "close", None)
+        if not callable(close):
+            return
+        try:
+            if inspect.iscoroutinefunction(close):
+                await close()
+            else:
+                await self._in_thread(close, f"vault-{self._site}")
+        except Exception as error:  # noqa: BLE001 - the site ends all the same
+            _log.warning("closing the vault of site %s raised %s", self._site, type(error).__name__)
 
     async def get(self, key: str) -> Any:
         """Asks for a secret.
@@ -160,7 +179,7 @@ def _lacks_method(kind: type[Any]) -> str | None:
     return None if callable(getattr(kind, "secret_for_key", None)) else "is no vault: it has no secret_for_key(key)"
 
 
-def _without_text(what: str, error: Exception) -> str:
+def _without_text(what: str, error: BaseException) -> str:
     """Names an error and its place. Its text may hold what the vault was configured with, or a secret."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else ""

@@ -163,28 +163,6 @@ async def test_an_interrupted_view_leaves_the_job_alone(kernel: Kernel) -> None:
     assert cell.printed.split() == ["JobStatus.RUNNING", "JobStatus.FINISHED"]
 
 
-async def test_the_tour_runs_as_it_stands(kernel: Kernel) -> None:
-    notebook = json.loads((ROOT / "examples" / "tour.ipynb").read_bytes())
-    nbformat.validate(notebook)
-    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert [cell["outputs"] for cell in cells if cell["outputs"]] == []
-    outputs = [await kernel.does(cell["source"]) for cell in cells]
-    rich = [cell.result["text/html"] for cell in outputs if "text/html" in cell.result]
-    assert len(rich) >= 4
-    assert any("finished</span>" in update["text/html"] for cell in outputs for update in cell.shown + cell.updates)
-
-
-async def test_a_kernel_that_ends_with_a_session_open_leaves_no_process(kernel: Kernel) -> None:
-    await kernel.does(
-        "session = Session(fed)\nawait session.connect()\n"
-        "job = await session.execute(pipeline, {'day': 'mon'}, autostop=False)\nawait job.first()"
-    )
-    assert len(in_marked_processes()) >= 3  # the kernel, and a worker at each site
-    await kernel.stop()
-    _, alive = psutil.wait_procs(in_marked_processes(), 10)
-    assert alive == []
-
-
 async def test_operations_of_a_federation_are_completed_with_their_parameters(kernel: Kernel) -> None:
     await kernel.does(
         """
@@ -208,3 +186,25 @@ declared.site("alpha").adapt("array.Create", Create, bind={"unit": Const("m", ex
     assert "Create(size: int, fill: float = 0.0, *, unit: str | None = None) -> list" in helped.printed
     assert "Makes an array." in helped.printed
     assert "unit: the unit" in helped.printed
+
+
+async def test_the_tour_runs_as_it_stands(kernel: Kernel) -> None:
+    notebook = json.loads((ROOT / "examples" / "tour.ipynb").read_bytes())
+    nbformat.validate(notebook)
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert [cell["outputs"] for cell in cells if cell["outputs"]] == []
+    outputs = [await kernel.does(cell["source"]) for cell in cells]
+    rich = [cell.result["text/html"] for cell in outputs if "text/html" in cell.result]
+    assert len(rich) >= 4
+    assert any("finished</span>" in update["text/html"] for cell in outputs for update in cell.shown + cell.updates)
+
+
+async def test_a_kernel_that_ends_with_a_session_open_leaves_no_process(kernel: Kernel) -> None:
+    await kernel.does(
+        "session = Session(fed)\nawait session.connect()\n"
+        "job = await session.execute(pipeline, {'day': 'mon'}, autostop=False)\nawait job.first()"
+    )
+    assert len(in_marked_processes()) >= 3  # the kernel, and a worker at each site
+    await kernel.stop()
+    _, alive = psutil.wait_procs(in_marked_processes(), 10)
+    assert alive == []

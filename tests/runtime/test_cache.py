@@ -7,6 +7,7 @@ import fractions
 import logging
 import os
 import pathlib
+import signal
 import threading
 from typing import Any
 
@@ -18,9 +19,11 @@ from dfm_async import (
     Federation,
     ForEach,
     JobStatus,
+    LocalOptions,
     OperationContext,
     Pipeline,
     PlaceParam,
+    RetryPolicy,
     Session,
     TryFromCache,
     Yield,
@@ -264,11 +267,57 @@ async def test_a_job_that_is_cancelled_while_its_value_is_written_leaves_no_file
         assert (await job.first()).value["key"] == "a"  # who reads it does not wait for the file
         await writing.wait()
         stopping = asyncio.create_task(job.cancel())
-        await asyncio.sleep(0)
+        for _ in range(50):  # turns of the loop: messages of the inline target need no more than a few
+            await asyncio.sleep(0)
         go_on.set()
         await stopping
     assert job.status is JobStatus.ABORTED
     assert all_files(tmp_path / "cache") == []
+
+
+async def test_a_worker_that_is_killed_while_it_writes_leaves_nothing_that_could_be_read(
+    tmp_path: pathlib.Path,
+) -> None:
+    fed = Federation("killed")
+    lab = fed.site("lab", cache=CacheConfig(base_path=str(tmp_path / "cache")))
+    bell, log = tmp_path / "bell", tmp_path / "log"
+    os.mkfifo(bell)
+
+    @lab.operation
+    def compute(log: str, bell: str) -> bytes:
+        """The first time, the worker that it runs in will stop in the middle of what it writes."""
+        from dfm_async.site import cache_directory
+
+        first = not os.path.exists(log)
+        with open(log, "a") as file:
+            print("compute", file=file)
+        write = cache_directory._write_all
+
+        def stop(fd: int, data: memoryview) -> None:
+            write(fd, data[:1000])
+            with open(bell, "w") as file:  # somebody hears it
+                print(os.getpid(), file=file)
+            threading.Event().wait()
+
+        if first:
+            cache_directory._write_all = stop
+        return b"x" * 100_000
+
+    with Pipeline("killed") as pipeline:
+        with TryFromCache(key="k") as found:
+            found.store(compute(str(log), str(bell)))
+        Yield(found)
+    async with Session(fed, options=LocalOptions(lanes=1)) as session:
+        job = await session.execute(pipeline, retry=RetryPolicy(on_worker_lost=1))
+        os.kill(int(await asyncio.to_thread(bell.read_text)), signal.SIGKILL)
+        (result,) = await job.collect()
+        assert len(result.value) == 100_000
+        assert await job is JobStatus.FINISHED
+    assert lines(log) == ["compute", "compute"]
+    assert len(all_files(tmp_path / "cache")) == 1  # and none that was half written
+    async with Session(fed) as session:
+        assert len((await (await session.execute(pipeline)).first()).value) == 100_000
+    assert lines(log) == ["compute", "compute"]
 
 
 async def test_a_job_has_finished_when_its_values_are_written(

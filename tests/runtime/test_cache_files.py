@@ -53,12 +53,12 @@ def all_files(root: pathlib.Path) -> list[pathlib.Path]:
     return [path for path in root.rglob("*") if path.is_file()]
 
 
-@pytest.fixture(params=["disk", "memory"])
+@pytest.fixture(params=["disk", "fsspec", "memory"])
 def directory(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[BlobDirectory]:
     if request.param == "disk":
         yield LocalDirectory(tmp_path)
         return
-    filesystem = fsspec.filesystem("memory")
+    filesystem = fsspec.filesystem("memory" if request.param == "memory" else "file")
     yield RemoteDirectory(filesystem, f"{tmp_path}/values")
     if filesystem.exists(str(tmp_path)):
         filesystem.rm(str(tmp_path), recursive=True)

@@ -55,6 +55,19 @@ class EchoInThread:
         return {**given, "on_loop": threading.current_thread() is threading.main_thread()}
 
 
+class Greedy:
+    """Changes what it gets."""
+
+    def __init__(self, seen: list[int]) -> None:
+        self.seen = seen
+
+    async def body(self, x: int, const: list[int], default: dict[str, int]) -> list[int]:
+        self.seen.append(x)
+        const.append(x)
+        default[str(x)] = x
+        return [len(self.seen), len(const), len(default)]
+
+
 class Placed:
     """Wants to know where it is."""
 
@@ -225,3 +238,14 @@ class RemoteVault:
         if key == "none":
             raise KeyError(f"{key}, but {self._value} is there")
         return self._value
+
+
+class ClosingVault:
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def secret_for_key(self, key: str) -> str:
+        return "from a vault with an end"
+
+    def close(self) -> None:
+        (Path(self._folder) / "closed").touch()

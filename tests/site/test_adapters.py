@@ -114,6 +114,20 @@ async def test_an_exposed_parameter_takes_the_place_of_what_is_bound_also_with_a
     assert sorted(map(repr, given)) == sorted(map(repr, (0, False, None, "", "given")))
 
 
+async def test_an_adapter_that_changes_a_constant_changes_only_its_own() -> None:
+    def greedy(x: int, default: dict[str, int] = {}) -> list[int]: ...  # type: ignore[empty-body] # noqa: B006 - the test
+
+    fed = federation()
+    fed.declare("greedy", greedy)
+    bind: dict[str, Binding] = {"x": FromParam("x"), "const": Const([]), "default": FromParam("default")}
+    fed.site("lab").adapt("greedy", path("Greedy", seen=[]), bind=bind)
+    with Pipeline() as pipeline:
+        Yield(fed.operations.greedy(PlaceParam("x")))
+    async with Session(fed, target="inline") as session:
+        assert sorted(await run(session, pipeline, [{"x": 1}, {"x": 2}])) == [[1, 1, 1], [2, 1, 1]]
+        assert await run(session, pipeline, [{"x": 1}]) == [[1, 1, 1]]
+
+
 async def test_an_argument_can_come_from_the_site_object_and_from_a_provider(connect: Connect) -> None:
     fed = federation()
     fed.declare("echo", of_x)
@@ -273,6 +287,28 @@ async def test_each_job_has_objects_of_its_own() -> None:
         assert await run(session, pipeline, [{"x": 1}]) == [1]
 
 
+async def test_calls_at_the_same_time_share_what_is_built_and_what_fails(tmp_path: Path) -> None:
+    fed = federation()
+    fed.declare("place", of_x)
+    lab = fed.site("lab", impl=path("Lab", folder=str(tmp_path)))
+    lab.provider("shelf", path("Shelf", label="none"))
+    lab.adapt("place", path("Placed"))
+    with Pipeline() as pipeline:
+        Yield(fed.operations.place(PlaceParam("x")))
+    async with Session(fed, target="inline") as session:
+        job = await session.execute(pipeline, [{"x": x} for x in range(100)])
+        with pytest.raises(JobFailed) as caught:
+            await job
+        assert caught.value.count == 100
+        assert all("a shelf needs a label" in str(error) for error in caught.value.errors)
+        assert (tmp_path / "ends").read_text().split() == ["site"]
+    lab.providers.clear()
+    async with Session(fed, target="inline") as session:
+        job = await session.execute(pipeline, [{"x": x} for x in range(100)])
+        assert len(await job.collect()) == 100
+    assert (tmp_path / "ends").read_text().split() == ["site", "adapter", "site"]
+
+
 async def test_a_class_that_python_defines_gets_the_site_too() -> None:
     fed = federation()
     lab = fed.site("lab", impl=adapters.Lab)
@@ -350,6 +386,40 @@ async def test_a_path_that_leads_to_no_adapter_fails_the_job_and_says_why(code: 
         found = await failure(session, pipeline)
     assert f"operation 'op' of site 'lab': class {code!r} {expected}"[:60] in found
     assert expected in found
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("raise RuntimeError('not today')", "its module raised RuntimeError: not today"),
+        ("import sys; sys.exit('a script')", "its module raised SystemExit: a script"),
+        ("import nowhere_at_all", "its module needs 'nowhere_at_all', which is not installed"),
+    ],
+)
+async def test_a_module_that_cannot_be_imported_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connect: Connect, code: str, expected: str
+) -> None:
+    (tmp_path / "broken_adapters.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    fed = federation()
+    fed.declare("op", of_x)
+    fed.site("lab").adapt("op", ClassPath("broken_adapters.Adapter"))
+    with Pipeline() as pipeline:
+        Yield(fed.operations.op(1))
+    async with connect(fed) as session:
+        assert expected in await failure(session, pipeline)
+
+
+async def test_a_provider_does_not_take_the_name_of_something_that_sites_have() -> None:
+    fed = federation()
+    fed.declare("op", of_x)
+    lab = fed.site("lab")
+    lab.provider("cache_storage")
+    lab.adapt("op", path("Placed"))
+    with Pipeline() as pipeline:
+        Yield(fed.operations.op(1))
+    async with Session(fed, target="inline") as session:
+        assert "has an attribute 'cache_storage' already: rename the provider" in await failure(session, pipeline)
 
 
 async def test_only_packages_that_the_federation_allows_are_imported() -> None:

@@ -10,6 +10,7 @@ import secrets
 import threading
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from keyring.backend import KeyringBackend
 from dfm_async import (
     ClassPath,
     DfmError,
+    ExposedParameter,
     Federation,
     FromParam,
     FromSecrets,
@@ -152,6 +154,28 @@ async def test_a_vault_can_be_a_class_of_your_own_that_blocks_or_is_asynchronous
         assert await length(session, telling(fed)) == len(secret)
 
 
+async def test_a_vault_that_the_site_has_built_is_closed_with_it(tmp_path: Path) -> None:
+    fed = told(VaultConfig(path=f"{HERE}.ClosingVault", args={"folder": str(tmp_path)}))
+    async with Session(fed, target="inline") as session:
+        assert await length(session, telling(fed)) == len("from a vault with an end")
+        assert not (tmp_path / "closed").exists()
+    assert (tmp_path / "closed").exists()
+
+
+async def test_a_value_for_an_exposed_parameter_spares_the_vault(connect: Connect) -> None:
+    fed = Federation("vaulted")
+    fed.declare("tell", of_how)
+    token = FromSecrets("missing", ExposedParameter(param="token", type="string"))
+    bind: dict[str, Binding] = {"key": token, "how": FromParam("how")}
+    fed.site("lab").adapt("tell", ClassPath(f"{HERE}.Teller"), bind=bind)
+    with Pipeline() as pipeline:
+        Yield(fed.operations.tell("", token=""), place="none")
+        Yield(fed.operations.tell("", token="own"), place="own")
+    async with connect(fed) as session:
+        results = await (await session.execute(pipeline)).collect()
+    assert {result.place: result.value for result in results} == {"none": 0, "own": 3}
+
+
 async def test_operations_ask_by_their_context(connect: Connect, secret: str) -> None:
     fed = Federation("asking")
     lab = fed.site("lab", vault=VaultConfig(path=f"{HERE}.RemoteVault", args={"value": secret}))
@@ -250,6 +274,13 @@ async def test_a_vault_that_is_none_is_refused_with_a_reason(config: Any, expect
         async with Session(told(config), target="inline"):
             pass
     assert expected in str(caught.value)
+
+
+async def test_a_homesite_whose_vault_does_not_work_opens_no_session(connect: Connect) -> None:
+    fed = told(VaultConfig(path="file", args={"path": "/nowhere/vault.json"}))
+    with pytest.raises(SecretError, match=r"'vault.json' cannot be read"):
+        async with connect(fed, homesite="lab"):
+            pass
 
 
 async def test_what_a_vault_raises_is_told_without_its_text(secret: str) -> None:
@@ -451,9 +482,21 @@ async def test_output_of_a_worker_is_logged_without_the_secret(
     assert set(printed[1:]) == {"***"}
 
 
+@dataclass
+class _Open:
+    """A vault that shows what it keeps."""
+
+    secret: str
+
+    def secret_for_key(self, key: str) -> str:
+        return self.secret
+
+
 def test_no_repr_shows_what_a_vault_or_a_cache_is_configured_with(secret: str) -> None:
     config = VaultConfig(path="file", args={"path": secret, "token": secret})
     assert repr(config) == "VaultConfig(path='file', args=<path, token>)"
+    fed = told(_Open(secret))
+    assert_absent(secret, repr(fed), repr(fed.sites["lab"]), repr(fed.sites["lab"].config("home")))
     fed = told(config)
     assert_absent(secret, repr(fed), repr(fed.sites["lab"]), repr(fed.sites["lab"].config("home")))
     assert "SECRET" not in repr(EnvironmentVault("MY_SECRET_"))

@@ -23,6 +23,8 @@ _UNUSUAL = 2**53  # larger numbers are not the same number in every reader of JS
 class _Node:
     kind: str
     path: Path
+    waits: tuple[int, ...]
+    """The nodes that are done when it is; for a Yield, which has no value itself."""
 
 
 class Nodes:
@@ -49,13 +51,13 @@ class Nodes:
         """The number of a node of the file."""
         return self._numbers[ident]
 
-    def define(self, ident: Ident | None, kind: str, path: Path, where: str) -> None:
+    def define(self, ident: Ident | None, kind: str, path: Path, where: str, waits: tuple[int, ...] = ()) -> None:
         """Says that a statement was read, so that those behind it and inside it can refer to it."""
         if ident is None:
             return
         if ident in self._read:
             self._problems.report(where, f"the node id {ident!r} is used twice")
-        self._read[ident] = _Node(kind, path)
+        self._read[ident] = _Node(kind, path, waits)
 
     def value(self, path: Path, ident: Ident, where: str) -> int | None:
         """Finds a node whose value is read by a statement of a block; reports if it cannot be."""
@@ -70,16 +72,21 @@ class Nodes:
             self._problems.report(where, f"refers to the element of loop {ident!r} outside that loop")
         return self._numbers[ident]
 
-    def order(self, path: Path, ident: Ident, where: str) -> int | None:
-        """Finds a node that a statement of a block waits for; reports if it cannot."""
+    def order(self, path: Path, ident: Ident, where: str) -> tuple[int, ...]:
+        """Finds the nodes that a statement of a block waits for; reports if it cannot.
+
+        Whoever waits for a Yield waits for what it sends.
+        """
         node = self._visible(path, ident, where)
         if node is None:
-            return None
+            return ()
         if ident in path:
             self._problems.report(where, f"waits for node {ident!r}, whose block it stands in")
-        elif node.kind in _VALUELESS or node.kind == FOR_EACH:
+        elif node.kind in (IF, FOR_EACH, WRITE_TO_CACHE):
             self._problems.report(where, f"waits for node {ident!r}, a {node.kind}; name an operation instead")
-        return self._numbers[ident]
+        elif node.kind == YIELD:
+            return node.waits
+        return (self._numbers[ident],)
 
     def _visible(self, path: Path, ident: Ident, where: str) -> _Node | None:
         if ident not in self._numbers:

@@ -22,7 +22,7 @@ from dfm_async.federation.dfm_json.nodes import Nodes, Path
 from dfm_async.federation.dfm_json.parameters import Parameters
 from dfm_async.federation.dfm_json.problems import MAX_DEPTH, MAX_STATEMENTS, Problems, pointer
 from dfm_async.federation.dfm_json.values import BEST_OF, Ident, Values, is_advise, node_ident, plain_ident, shortened
-from dfm_async.pipeline.expressions import Advise, Constant, Expression
+from dfm_async.pipeline.expressions import Advise, Constant, Expression, Ref, references
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.pipeline.statements import (
     BestOf,
@@ -218,8 +218,7 @@ class _Reader:
         if data is None:
             return ()
         ident = node_ident(data, entry.at(key), self._problems)
-        found = None if ident is None else self._nodes.order(entry.path, ident, entry.at(key))
-        return () if found is None else (found,)
+        return () if ident is None else self._nodes.order(entry.path, ident, entry.at(key))
 
     def _call(self, entry: _Entry, called: Called) -> Statement:
         name = called.operation.name
@@ -300,11 +299,12 @@ class _Reader:
             self._problems.report(entry.at("multiuse"), f"must be true or false, not {shortened(multiuse)}")
             multiuse = False
         value = entry.values.value(entry.data.get("value"), entry.at("value"))
-        statement = YieldStatement(
-            id=entry.number, value=value, place=place, multiuse=multiuse, after=self._after(entry)
-        )
-        self._define(entry, YIELD)
-        return statement
+        after = self._after(entry)
+        loops = {self._nodes.number(ident) for ident in entry.path if ident != _NO_IDENT}  # their elements are there
+        sent = (ref.node for ref in references(value) if isinstance(ref, Ref) and ref.node not in loops)
+        waits = tuple(dict.fromkeys((*sent, *after)))
+        self._nodes.define(entry.ident, YIELD, entry.path, entry.where, waits)
+        return YieldStatement(id=entry.number, value=value, place=place, multiuse=multiuse, after=after)
 
     def _for_each(self, entry: _Entry) -> Statement:
         seq: Expression = Constant()

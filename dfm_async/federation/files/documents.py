@@ -36,6 +36,7 @@ class Documents:
     def __init__(self, path: str | os.PathLike[str], data: Mapping[str, Any] | None = None) -> None:
         self.ledger = Ledger()
         self._read: dict[str, Document | None] = {}
+        self._tables: dict[int, dict[str, Value]] = {}  # what merges bring, for those who refer to it
         name = os.fspath(path)
         self.root = self._open(name, name, None) if data is None else self._take(name, data)
 
@@ -65,7 +66,7 @@ class Documents:
             self.ledger.add(FileProblem(name, error.line, error.column, "", error.message))
             return None
         for found in twice:
-            self.ledger.add(FileProblem(name, found.line, found.column, "", found.message))
+            self.ledger.add(FileProblem(name, found.line, found.column, found.key, found.message))
         document = self._read[key] = Document(name, os.path.dirname(key), node or Node(None, 0), self.ledger)
         return document
 
@@ -85,7 +86,7 @@ class Documents:
                 value.problem("this reference leads back to itself")
                 return None
             seen.add(id(value.node))
-            if len(value.node.value) > 1:  # type: ignore[arg-type] # a mapping: it has a key
+            if not value.only(REF):
                 beside = ", ".join(repr(name) for name, _ in value.mapping("a reference") if name != REF)
                 value.problem(f"nothing may stand beside $ref, and here is {beside}")
                 return None
@@ -174,9 +175,16 @@ class Documents:
         node = at.node.value
         if isinstance(node, list) and key.isascii() and key.isdigit() and len(key) < 9 and int(key) < len(node):
             return at.child(key, node[int(key)])
-        if at.has(REF) and id(at.node) not in active:
-            return next((part for name, part in self._merged(at, "what is merged", active) if name == key), None)
-        return None
+        if not at.has(REF) or id(at.node) in active:
+            return None
+        table = self._tables.get(id(at.node))
+        if table is None:
+            table = {}
+            for name, part in self._merged(at, "what is merged", active):
+                table.setdefault(name, part)
+            if not active:  # else it may lack what is being merged just now
+                self._tables[id(at.node)] = table
+        return table.get(key)
 
 
 class _Unreadable(Exception):

@@ -5,18 +5,19 @@ from __future__ import annotations
 import gc
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
 from dfm_async.errors import FederationError
 from dfm_async.federation.federation import Federation, Site
 from dfm_async.federation.files.adapters import AdapterFields, class_path, read_adapter
-from dfm_async.federation.files.documents import Documents
+from dfm_async.federation.files.documents import REF, Documents
 from dfm_async.federation.files.operations import read_operation, signature_of
 from dfm_async.federation.files.schemas import SchemaReader, is_path
 from dfm_async.federation.files.values import TooMuch, Value, one_of
 from dfm_async.federation.operation import Operation
+from dfm_async.federation.schemas import REF_START
 from dfm_async.model.resources import CacheConfig, SendCost, VaultConfig, refusal
 
 __all__ = ["FORMAT", "VERSION", "read_federation"]
@@ -64,6 +65,18 @@ def read_federation(
     if problems or found is None:
         raise FederationError(os.fspath(path), sorted(problems, key=lambda p: (p.file, p.line, p.column)))
     return found
+
+
+def _only_names(name: str, schemas: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Tells whether a schema is a name for another that is a name again, and so on, without end."""
+    seen: set[str] = set()
+    while name not in seen:
+        seen.add(name)
+        ref = schemas.get(name, {}).get(REF)
+        if ref is None:
+            return False
+        name = ref.removeprefix(REF_START)
+    return True
 
 
 @contextmanager
@@ -153,14 +166,18 @@ class _Reader:
             if not is_path(name):
                 part.problem(f"a schema's name must be identifiers with dots between them, not {name!r}")
                 continue
-            found = self._documents.follow(part) if part.has("$ref") and len(part.node.value) == 1 else part  # type: ignore[arg-type] # a mapping
-            if found is not None:
-                named[name] = found
-                names.setdefault(id(found.node), name)
-                names.setdefault(id(part.node), name)
+            named[name] = part
+            names[id(part.node)] = name
+        for name, part in named.items():
+            found = self._documents.referred(part) if part.only(REF) else None
+            if found is not None and names.setdefault(id(found.node), name) == name:
+                named[name] = found  # it has no other name, and may refer to itself
         reader = SchemaReader(self._documents, names)
-        for name, found in named.items():
-            federation.models.declared[name] = reader.schema(found)
+        for name, part in named.items():
+            federation.models.declared[name] = reader.schema(part)
+        for name, part in named.items():
+            if _only_names(name, federation.models.declared):
+                part.problem("this reference leads back to itself")
         return reader
 
     def _operations(self, value: Value, federation: Federation, schemas: SchemaReader) -> None:

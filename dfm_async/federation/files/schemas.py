@@ -158,10 +158,8 @@ class SchemaReader:
             if count is not None:
                 found[key] = count
         elif key in _BOUNDS:
-            bound = value.node.value
-            if isinstance(bound, bool) or not isinstance(bound, (int, float)) or (key == "multipleOf" and bound <= 0):
-                value.problem(f"{key} must be a {'positive ' * (key == 'multipleOf')}number, not {value.kind}")
-            else:
+            bound = value.number(key, positive=key == "multipleOf", signed=True)
+            if bound is not None:
                 found[key] = bound
         elif key in ("description", "title", "format", "pattern"):
             text = value.text(key)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
-__all__ = ["DEEPEST", "LARGEST", "Node", "Scalar", "TreeError", "place", "read_tree", "tree_of"]
+__all__ = ["DEEPEST", "LARGEST", "Node", "Scalar", "TreeError", "path_text", "place", "read_tree", "tree_of"]
 
 DEEPEST: Final = 64
 """How deep a file may be nested."""
@@ -45,18 +46,28 @@ _LINE: Final = 32  # a place is one number, the line in its upper bits: there ar
 
 
 def place(at: int) -> tuple[int, int]:
-    """The line and the column, both from 1."""
+    """The line and the column, both from 1; line 0 is none."""
     return (at >> _LINE) + 1, (at & (1 << _LINE) - 1) + 1
+
+
+def path_text(steps: Iterable[str | int]) -> str:
+    """The keys and indices that lead to a part, as Python writes them."""
+    found = ""
+    for step in steps:
+        plain = isinstance(step, str) and (step.replace("-", "_").isidentifier() or step == "$ref")
+        found += f".{step}" if plain else f"[{step!r}]"
+    return found.removeprefix(".")
 
 
 class TreeError(Exception):
     """Something that cannot be read: where, and why. Line and column are 0 if that is not known."""
 
-    def __init__(self, line: int, column: int, message: str) -> None:
-        super().__init__(line, column, message)
+    def __init__(self, line: int, column: int, message: str, key: str = "") -> None:
+        super().__init__(line, column, message, key)
         self.line = line
         self.column = column
         self.message = message
+        self.key = key
 
 
 class _Frame:
@@ -91,7 +102,7 @@ def read_tree(text: str) -> tuple[Node | None, list[TreeError]]:
 
 
 def _read_json(text: str) -> Node | None:
-    """JSON as a tree, in which everything stands at the beginning; None if it is none."""
+    """JSON as a tree that does not know its lines; None if it is none."""
     if not text.lstrip().startswith("{"):
         return None
     try:
@@ -137,27 +148,34 @@ def _read_yaml(text: str) -> tuple[Node | None, list[TreeError]]:
     return composer.root, composer.twice
 
 
-def tree_of(data: Any, depth: int = 0) -> Node:
-    """Makes a tree of what stands in no file: lists and dicts of text, numbers and None. All of it begins at 1:1.
+def tree_of(data: Any) -> Node:
+    """Makes a tree of what stands in no file, or at no line of one: lists and dicts of text, numbers and None.
 
     Raises:
         TreeError: it is deeper or larger than allowed, or holds something else.
     """
+    # No two of them stand at the same place, and all of them in line 0.
+    return _tree_of(data, itertools.count(-1 << _LINE), 0)
+
+
+def _tree_of(data: Any, places: Iterator[int], depth: int) -> Node:
+    at = next(places)
     if depth > DEEPEST:
-        raise TreeError(1, 1, f"this is nested deeper than {DEEPEST} levels")
+        raise TreeError(0, 0, f"this is nested deeper than {DEEPEST} levels")
+    if at + (1 << _LINE) > LARGEST:
+        raise TreeError(0, 0, f"it has more than {LARGEST:,} parts")
     if isinstance(data, Mapping):
-        node = Node({str(name): tree_of(part, depth + 1) for name, part in data.items()}, 0)
-        parts: Iterable[Node] = node.value.values()  # type: ignore[union-attr] # made a line above
+        named = {str(name): _tree_of(part, places, depth + 1) for name, part in data.items()}
+        node, parts = Node(named, at), list(named.values())
+        node.keys = {name: part.at for name, part in named.items()}
     elif isinstance(data, (list, tuple)):
-        parts = [tree_of(part, depth + 1) for part in data]
-        node = Node(parts, 0)
+        parts = [_tree_of(part, places, depth + 1) for part in data]
+        node = Node(parts, at)
     elif data is None or isinstance(data, (str, int, float)):
-        return Node(data, 0)
+        return Node(data, at)
     else:
-        raise TreeError(1, 1, f"a {type(data).__name__} is neither text, a number, a list nor a mapping")
+        raise TreeError(0, 0, f"a {type(data).__name__} is neither text, a number, a list nor a mapping")
     node.size += sum(part.size for part in parts)
-    if node.size > LARGEST:
-        raise TreeError(1, 1, f"it has more than {LARGEST:,} parts")
     return node
 
 
@@ -224,9 +242,15 @@ class _Composer:
             return
         if text in frame.keys:
             first = place(frame.keys[text])[0]
-            self.twice.append(_wrong(at, f"the key {text!r} stands here twice, first in line {first}"))
+            message = f"the key {text!r} stands here twice, first in line {first}"
+            self.twice.append(TreeError(*place(at), message, path_text(self._steps())))
         else:
             frame.keys[text] = at
+
+    def _steps(self) -> Iterator[str | int]:
+        """What leads to the part that is being read."""
+        for frame in self._stack:
+            yield len(frame.node.value) if isinstance(frame.node.value, list) else frame.name or ""
 
     def begin_mapping(self, event: Any, at: int) -> None:
         self._begin(event, Node({}, at), True)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from dfm_async.errors import FileProblem
-from dfm_async.federation.files.tree import LARGEST, Node, place
+from dfm_async.federation.files.tree import LARGEST, Node, path_text, place
 
 __all__ = ["Document", "Ledger", "TooMuch", "Value", "close_to", "one_of"]
 
 MOST_PROBLEMS: Final = 1000
+_MOST: Final = 10**15
 
 
 class TooMuch(Exception):
@@ -84,17 +84,12 @@ class Value:
     @property
     def path(self) -> str:
         """The keys that lead to it, as they are written in Python."""
-        steps: list[str] = []
+        steps: list[str | int] = []
         at = self
         while at.parent is not None:
-            if isinstance(at.parent.node.value, list):
-                steps.append(f"[{at.key}]")
-            elif at.key.replace("-", "_").isidentifier() or at.key == "$ref":
-                steps.append(f".{at.key}")
-            else:
-                steps.append(f"[{at.key!r}]")
+            steps.append(int(at.key) if isinstance(at.parent.node.value, list) else at.key)
             at = at.parent
-        return "".join(reversed(steps)).removeprefix(".")
+        return path_text(reversed(steps))
 
     def problem(self, message: str) -> None:
         """Says what is wrong with this value."""
@@ -136,6 +131,10 @@ class Value:
     def has(self, name: str) -> bool:
         """Whether it is a mapping with such a key."""
         return isinstance(self.node.value, dict) and name in self.node.value
+
+    def only(self, name: str) -> bool:
+        """Whether it is a mapping with such a key, and no other."""
+        return isinstance(self.node.value, dict) and len(self.node.value) == 1 and name in self.node.value
 
     def get(self, name: str) -> Value | None:
         """What stands behind a key, if it is a mapping that has it."""
@@ -206,14 +205,14 @@ class Value:
         self.problem(f"{what} must be true or false, not {self.kind}")
         return None
 
-    def number(self, what: str, *, positive: bool = False, whole: bool = False) -> float | None:
-        """The number that it is: not negative, and not nought if ``positive``."""
+    def number(self, what: str, *, positive: bool = False, whole: bool = False, signed: bool = False) -> float | None:
+        """The number that it is: not negative unless ``signed``, and not nought if ``positive``."""
         value = self.node.value
         kinds = (int,) if whole else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, kinds) or not -_MOST <= value <= _MOST:
             self.problem(f"{what} must be a {'whole ' * whole}number, not {self.kind}")
             return None
-        if value < 0 or (positive and value == 0):
+        if (value < 0 and not signed) or (positive and value <= 0):
             self.problem(f"{what} must {'be positive' if positive else 'not be negative'}, not {value}")
             return None
         return value

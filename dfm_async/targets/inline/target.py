@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from dfm_async.errors import DfmError
 from dfm_async.federation.federation import Federation
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.stats import TargetStats, Traffic
@@ -65,10 +66,14 @@ class InlineTarget:
         self.jobs.add(coordinator)
         coordinator.on_end(self._hub.forget)
         plan = coordinator.plan
-        number = self._hub.register(coordinator)
         routes = tuple(location.partition("#")[0] for location in plan.locations)
-        for at, net in enumerate(plan.nets):
-            self._sites[routes[at]].add_program(plan.hash, at, net)
+        try:
+            for at, net in enumerate(plan.nets):
+                self._sites[routes[at]].add_program(plan.hash, at, net)
+        except Exception as error:  # noqa: BLE001 - a plan that nobody can run ends its own job, not others
+            coordinator.fail(DfmError(f"the plan cannot be given to the sites: {type(error).__name__}: {error}"))
+            return
+        number = self._hub.register(coordinator)
         # A synchronous operation that does not return cannot be killed here: its thread is left alone.
         coordinator.launch(number, routes, lambda at, message: self._send(routes[at], message), coordinator.abandon)
 

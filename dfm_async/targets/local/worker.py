@@ -15,7 +15,7 @@ import sys
 import tempfile
 import traceback
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -48,7 +48,7 @@ class WorkerSetup:
 
     site: str
     threads: int
-    shipped: bytes
+    shipped: bytes = field(repr=False)
     channel: socket.socket
     lifeline: socket.socket
     output: OutputPipe
@@ -58,7 +58,7 @@ class WorkerSetup:
     """Whether standard output and standard error go through the pipe, too."""
     pulse: float | None
     """The seconds between two signs of life; None if nobody waits for them."""
-    environment: dict[str, str]
+    environment: dict[str, str] = field(repr=False)
     """The environment of the application: that of the fork server may be older."""
 
 

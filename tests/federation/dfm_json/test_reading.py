@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dfm_async import Advise, BestOf, ForEach, If, Pipeline, PipelineError, PlaceParam, Session, TryFromCache, Yield
+from dfm_async.pipeline.statements import CallStatement, ForEachStatement
 from tests.federation.dfm_json.rig import DATA, core, minifed, node, pipeline, ref, square, statement
 
 FED = minifed()
@@ -130,6 +131,19 @@ def test_what_a_block_waits_for_its_statements_wait_for() -> None:
     found = FED.pipeline_from_dfm(pipeline(square(0), square(1), loop))
     text = str(found)
     assert text.count("after=[n0]") == 2
+
+
+def test_whoever_waits_for_a_yield_waits_for_what_it_sends() -> None:
+    sends = core("Yield", 2, value=[ref(0), ref(1, 0)]) | {"dfm_after": node(0)}
+    inside = [core("Yield", 5, value=[ref(4), ref(0)], place="p"), square(6) | {"dfm_after": node(5)}]
+    loop = core("ForEach", 4, seq=ref(0), dfm_body=inside)
+    found = FED.pipeline_from_dfm(pipeline(square(0), square(1), sends, square(3) | {"dfm_after": node(2)}, loop))
+    outer, block = found.body[3:]
+    assert isinstance(outer, CallStatement)
+    assert isinstance(block, ForEachStatement)
+    inner = block.body[1]
+    assert isinstance(inner, CallStatement)
+    assert (outer.after, inner.after) == ((0, 1), (0,))
 
 
 ADVISE = {"tag": "@dfm-advise", "advise": "Field"}

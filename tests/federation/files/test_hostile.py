@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dfm_async import Federation, FederationError
+from dfm_async.planner.types import validate
 from tests.federation.files.rig import HEAD, described, loaded, problems
 from tests.federations import NAMES, ROOT, file_of
 
@@ -145,6 +146,58 @@ def test_files_with_damage_are_read_or_refused(folder: Path, seed: int) -> None:
     attempt(path)
 
 
+kinds = st.sampled_from(["string", "number", "integer", "boolean", "array", "object", "null", "pkg.mod.Model"])
+numbers = st.sampled_from([0, 1, -1, 3, 0.5, 2**31, 10**15, -(10**15)])
+counts = st.sampled_from([0, 1, 3, 10**15])
+schemas: st.SearchStrategy[Any] = st.deferred(
+    lambda: (
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "type": kinds | st.lists(kinds, min_size=1, max_size=3),
+                "enum": st.lists(json_values, min_size=1, max_size=3),
+                "const": json_values,
+                "format": st.sampled_from(["date-time", "uuid", "email"]),
+                "nullable": st.booleans(),
+                "minimum": numbers,
+                "exclusiveMaximum": numbers,
+                "multipleOf": numbers.filter(lambda number: number > 0),
+                "minLength": counts,
+                "maxItems": counts,
+                "pattern": st.sampled_from(["^a", "[0-9]{3}", "a|b"]),
+                "items": schemas,
+                "properties": st.dictionaries(st.text(max_size=3) | st.just("class"), schemas, max_size=2),
+                "additionalProperties": st.booleans() | schemas,
+                "required": st.lists(st.text(max_size=3), max_size=2),
+                "anyOf": st.lists(schemas, max_size=2),
+                "default": json_values,
+            },
+        )
+        | st.just({"$ref": "#/schemas/m.Named"})
+    )
+)
+
+
+@given(schemas, schemas, json_values)
+def test_whatever_a_schema_says_values_are_checked_without_a_crash(
+    folder: Path, schema: Any, named: Any, value: Any
+) -> None:
+    data = yaml.safe_load(HEAD) | {
+        "schemas": {"m.Named": named},
+        "operations": {"a.B": {"parameters": {"x": schema}, "required": ["x"], "returns": "object"}},
+    }
+    path = folder / "schema.yaml"
+    try:
+        path.write_text(yaml.safe_dump(data, allow_unicode=True))
+    except UnicodeEncodeError:
+        return
+    federation = attempt(path)
+    if federation is not None:
+        hint = federation.operations.a.B.signature.types.get("x", Any)
+        assert validate(hint, value) is not None
+        assert len(list(federation.schemas.values())) == 1
+
+
 @given(st.binary(max_size=200))
 @settings(max_examples=40)
 def test_any_bytes_are_read_or_refused(folder: Path, data: bytes) -> None:
@@ -233,6 +286,19 @@ def test_too_many_files_are_refused(tmp_path: Path) -> None:
     refs = ", ".join(f"s{number}: {{$ref: 's{number}.yaml#'}}" for number in range(300))
     found = problems(tmp_path, f"sites: {{{refs}}}")
     assert "more than 256 files belong together" in found[0]
+
+
+@pytest.mark.parametrize("number", ["9" * 400, "-.inf", ".nan", "1.0e+300"])
+def test_numbers_that_are_too_large_are_refused(number: str, tmp_path: Path) -> None:
+    (found,) = problems(tmp_path, f"sites: {{a: {{send_cost: {{a: {{fixed_time: {number}}}}}}}}}")
+    assert "fixed_time must be a number, not" in found
+
+
+def test_many_references_to_what_a_merge_brings_are_no_trouble(tmp_path: Path) -> None:
+    operations = "".join(f"  a.Op{i}: {{parameters: {{x: {{$ref: '#/schemas/m.S{i}'}}}}}}\n" for i in range(700))
+    schemas = "".join(f"  m.S{i}: {{type: number}}\n" for i in range(700))
+    text = f"schemas: {{$ref: ['parts.yaml#/all']}}\noperations:\n{operations}"
+    assert len(loaded(tmp_path, text, parts=f"all:\n{schemas}").operations) == 700
 
 
 def test_numbers_that_are_too_long_are_refused(tmp_path: Path) -> None:

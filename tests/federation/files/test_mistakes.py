@@ -29,7 +29,8 @@ MISTAKES = {
     "sitez: {}": "3:1 sitez: a federation has no key 'sitez' (did you mean 'sites'?)",
     "operations: []": "3:13 operations: operations must be a mapping, not a list",
     "provision: 3": "3:12 provision: provision must be a mapping, not 3",
-    "sites: {}\nsites: {}": "4:1 : the key 'sites' stands here twice, first in line 3",
+    "sites: {}\nsites: {}": "4:1 sites: the key 'sites' stands here twice, first in line 3",
+    "sites: {a: {}, b: {info: {x: [1, {y: 1, y: 2}]}}}": "sites.b.info.x[1].y: the key 'y' stands here twice",
     # operations
     "operations: {1x: {returns: object}}": "3:18 operations['1x']: an operation's name must be identifiers with dots",
     "operations: {a.B: {retruns: object}}": (
@@ -52,9 +53,7 @@ MISTAKES = {
         "x.minimun: a schema has no key 'minimun' (did you mean 'minimum'"
     ),
     "operations: {a.B: {parameters: {x: {minimum: low}}}}": "x.minimum: minimum must be a number, not 'low'",
-    "operations: {a.B: {parameters: {x: {multipleOf: 0}}}}": (
-        "x.multipleOf: multipleOf must be a positive number, not 0"
-    ),
+    "operations: {a.B: {parameters: {x: {multipleOf: 0}}}}": ("x.multipleOf: multipleOf must be positive, not 0"),
     "operations: {a.B: {parameters: {x: {maxLength: -1}}}}": "x.maxLength: maxLength must not be negative, not -1",
     "operations: {a.B: {parameters: {x: {pattern: '(?=a)'}}}}": "x.pattern: '(?=a)' is no pattern that can be matched",
     "operations: {a.B: {parameters: {x: {type: integer, default: 'a'}}}}": (
@@ -85,6 +84,7 @@ MISTAKES = {
     "sites: {a: {impl: {path: pkg.Site, args: {x y: 1}}}}": "an argument's name must be an identifier",
     "sites: {a: {impl: subprocess.Popen}}": "sites.a.impl: 'subprocess.Popen' is of the standard library",
     "sites: {a: {cache_config: {protocoll: file}}}": "cache_config has no key 'protocoll' (did you mean 'protocol'?)",
+    "sites: {a: {cache_config: {protocol: s3}}}": "sites.a.cache_config: a cache on 's3' needs a base_path",
     "sites: {a: {cache_config: {max_bytes: 0}}}": "cache_config.max_bytes: max_bytes must be positive, not 0",
     "sites: {a: {cache_config: {max_age: often}}}": "cache_config.max_age: max_age must be a number, not 'often'",
     "sites: {a: {cache_config: {storage_options: 3}}}": "storage_options: storage_options must be a mapping, not 3",
@@ -276,3 +276,5 @@ def test_packages_narrow_where_classes_come_from(tmp_path: Path) -> None:
         Federation.from_yaml(path, packages=("pkg.lib",))
     with pytest.raises(FederationError, match="has 2 problems"):
         Federation.from_yaml(path, packages=())
+    with pytest.raises(TypeError, match=r"packages must be a tuple of names, such as \('pkg',\)"):
+        Federation.from_yaml(path, packages="pkg")  # type: ignore[arg-type] # a slip that is easily made

@@ -144,6 +144,8 @@ WRONG = {
         "parts.yaml:1:12 sites.a: there is a 'a' already, in parts"
     ),
     "sites: {$ref: ['broken.yaml#/sites']}": "broken.yaml:1:5 : this is not YAML",
+    "schemas: {m.A: {$ref: '#/schemas/m.A'}}": "schemas['m.A']: this reference leads back to itself",
+    "schemas: {m.A: {$ref: '#/schemas/m.B'}, m.B: {$ref: '#/schemas/m.A'}}": "schemas['m.B']: this reference leads",
     "operations: {a.B: {parameters: {p: {$ref: 'parts.yaml#/loop'}}}}": (
         "this schema contains itself: give it a name in"
     ),

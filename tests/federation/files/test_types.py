@@ -107,6 +107,29 @@ def test_schemas_are_models_that_refer_to_each_other() -> None:
     assert str(schemas.states.Mode) == "typing.Literal['careful', 'quick']"
 
 
+def test_schemas_of_other_files_may_have_another_name_and_refer_to_themselves(tmp_path: Path) -> None:
+    federation = loaded(
+        tmp_path,
+        """\
+        schemas:
+          m.Again: {$ref: "#/schemas/m.Tree"}
+          m.Tree: {$ref: "trees.yaml#/tree"}
+        operations:
+          a.B: {parameters: {tree: {$ref: "trees.yaml#/tree"}, again: {$ref: "#/schemas/m.Again"}}}
+        """,
+        trees="tree: {properties: {name: {type: string}, branches: {type: array, items: {$ref: '#/tree'}}}}",
+    )
+    tree = federation.schemas.m.Tree(name="a", branches=[{"name": "b", "branches": [{"name": "c"}]}])
+    assert tree.branches[0].branches[0].name == "c"
+    assert federation.schemas.m.Again is federation.schemas.m.Tree
+    declaration = federation.operations.a.B.declaration
+    assert declaration is not None
+    assert declaration.parameters == {"tree": {"$ref": "#/schemas/m.Tree"}, "again": {"$ref": "#/schemas/m.Again"}}
+    for found in federation.operations.a.B.signature.types.values():
+        assert validate(found, {"branches": [{"name": "b"}]})[1] is None
+        assert validate(found, {"branches": [{"name": 3}]})[1] is not None
+
+
 def test_a_parameter_with_a_schema_takes_dicts_and_objects_of_the_model_and_gives_dicts() -> None:
     federation = Federation.from_yaml(file_of("minifed"))
     found = federation.operations.states.Step.signature.types["state"]

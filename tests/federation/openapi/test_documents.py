@@ -281,6 +281,16 @@ def test_everything_that_is_wrong_is_said_at_once_with_file_and_line(tmp_path: p
     assert any(problem.startswith(f"{tmp_path}/other.yaml:1:5: id: a parameter must have a name") for problem in found)
 
 
+def test_the_same_mistake_at_several_places_of_a_dict_is_said_for_each() -> None:
+    document = changed()
+    for method in ("get", "post"):
+        document["paths"]["/pets"][method]["parameters"] = [{"in": "query"}]
+    assert problems(document) == [
+        f"the document: paths['/pets'].{method}.parameters[0]: a parameter must have a name"
+        for method in ("get", "post")
+    ]
+
+
 def test_a_wrong_site_address_or_choice_is_refused() -> None:
     fed = federation()
     with pytest.raises(ValueError, match="no site 'nowhere'"):

@@ -188,7 +188,7 @@ def test_a_wrong_plan_is_refused_before_any_call(plan: dict[str, Any], message: 
 
 def test_wrong_options_are_refused_before_any_call() -> None:
     request = {"method": "GET", "base_url": "http://h", "path": "/"}
-    for options in ({"timeout": 0}, {"max_bytes": 0}, {"retry": {"attempts": 0}}, {"retries": 1}):
+    for options in ({"timeout": 0}, {"max_bytes": 0}, {"connections": 0}, {"retry": {"attempts": 0}}, {"retries": 1}):
         with pytest.raises(ValueError, match=r"web\.Ask"):
             HttpCall(operation="web.Ask", request=request, options=options)
 
@@ -300,6 +300,26 @@ async def test_a_service_that_is_not_there_cannot_be_reached(service: Service) -
     error = await failure(gone, "/x", method="POST")
     assert "cannot be reached" in str(error)
     assert isinstance(error.__cause__, Exception)
+
+
+async def test_a_service_that_cannot_prove_who_it_is_cannot_be_reached(service: Service) -> None:
+    pretending = Service(service.url.replace("http:", "https:"))
+    error = await failure(pretending, "/x", options={"retry": {"attempts": 1}})
+    assert "cannot be reached" in str(error)
+    assert "SSL" in str(error)
+    assert service.seen == []
+
+
+async def test_only_so_many_requests_are_under_way_and_others_wait_without_a_limit(service: Service) -> None:
+    request = {"method": "GET", "base_url": service.url, "path": "/slow"}
+    call = HttpCall(operation="web.Ask", request=request, options={"connections": 1, "timeout": 30})
+    async with asyncio.TaskGroup() as tasks:
+        calls = [tasks.create_task(call.body()) for _ in range(5)]
+        await service.asked.wait()
+        assert len(service.seen) == 1
+        service.go_on.set()
+    assert [done.result() for done in calls] == ["late"] * 5
+    await call.aclose()
 
 
 async def test_a_call_that_is_cancelled_ends_at_once(service: Service) -> None:

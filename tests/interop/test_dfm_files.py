@@ -1,0 +1,32 @@
+"""With the real nv_dfm_core: the files that we write are files of its format."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dfm_async import Federation
+from tests.federations import NAMES, file_of
+
+pytestmark = pytest.mark.timeout(180)
+
+READ = """\
+import sys, yaml
+from nv_dfm_core.gen.apigen._config_models import FederationObject
+for path in sys.argv[1:]:
+    with open(path) as file:
+        print(*FederationObject.model_validate(yaml.safe_load(file)).sites)
+"""
+
+
+def test_nv_dfm_core_reads_the_files_that_we_write(nv_dfm_core: Path, tmp_path: Path) -> None:
+    for name in NAMES:
+        Federation.from_yaml(file_of(name)).to_yaml(tmp_path / name)
+    paths = [str(tmp_path / name) for name in NAMES]
+    done = subprocess.run(
+        [str(nv_dfm_core), "-c", READ, *paths], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["concierge server reception", "alpha beta gamma", "homesite loader plotter"]
