@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
-from dfm_async.planner.graph import Edge, Graph, Work
+from dfm_async.planner.graph import LARGEST, Edge, Graph, Work
 
 __all__ = ["Found", "search"]
 
@@ -26,6 +26,8 @@ _PASSES: Final = 2
 """How many times as many as the first pass it looks at, if that is more."""
 _LABELS: Final = 48
 """How many labels one option of one piece of work has at most, in a small graph."""
+_TOLD_APART: Final = 10_000
+"""Up to how many pieces of shared work it is known what depends on which; that takes memory by their square."""
 _MARGIN: Final = 1e-9
 """By which part something must be better to be looked at: less is rounding."""
 
@@ -125,7 +127,7 @@ class _Search:
             for arrived, given, effort, parts in self._arrivals(work, option):
                 taken = seconds + per_byte * given
                 end = arrived + taken
-                size = least + factor * given
+                size = min(least + factor * given, LARGEST)
                 if end + bound(at, option, size) < goal:
                     front.append(Label(end, size, effort + taken, at, option, parts))
         if not front:
@@ -262,6 +264,8 @@ def _front(ways: list[_Arrival], limit: int) -> list[_Arrival]:
 
 def _above(graph: Graph, bits: dict[int, int]) -> list[int]:
     """The shared work that each piece of work depends on: by its inputs, or because it stands at the same site."""
+    if len(bits) > _TOLD_APART:
+        return [(1 << len(bits)) - 1] * len(graph.works)
     above: list[int] = []
     beside: dict[int, int] = {}
     for number, work in enumerate(graph.works):
@@ -288,7 +292,7 @@ class _Bounds:
         for work in works:
             size = work.constant + sum(edge.share * self.sizes[edge.source] for edge in work.inputs if edge.counts)
             given.append(size)
-            self.sizes.append(min(least + factor * size for _, _, least, factor in work.rates))
+            self.sizes.append(min(LARGEST, *(least + factor * size for _, _, least, factor in work.rates)))
         self.least: list[list[float]] = [[] for _ in works]
         """By work and option, for the smallest output."""
         self.rest: list[list[float]] = [[] for _ in works]

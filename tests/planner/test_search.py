@@ -18,7 +18,7 @@ from tests.planner.graphs import SHAPES, exhaustive, graphs, random_graph
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_no_placement_of_a_small_graph_is_done_sooner(shape: str, data: st.DataObject) -> None:
     graph = data.draw(graphs(shape))
