@@ -24,7 +24,7 @@ def main() -> None:
         SiteInfo,
     )
 
-    class Stage(Operation):  # type: ignore[misc] # of a package that is installed elsewhere
+    class Stage(Operation):  # type: ignore[misc] # it is not installed where types are checked
         dfm_class_name: Literal["bench.Stage"] = "bench.Stage"
         __api_name__ = "bench.Stage"
         v: Any

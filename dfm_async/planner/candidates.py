@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from dfm_async.federation.bindings import ExposedParameter
-from dfm_async.federation.federation import Federation, Site
+from dfm_async.federation.federation import Federation
 from dfm_async.federation.operation import GENERATORS, Adapter, Operation
 from dfm_async.federation.schemas import JSON_TYPES, shown, type_of
+from dfm_async.federation.site import Site
 from dfm_async.pipeline.expressions import Constant, Expression, Parameter, Ref, references
 from dfm_async.pipeline.statements import CallStatement
 from dfm_async.planner.graph import Option

@@ -112,6 +112,60 @@ DFM_PIPELINES: dict[str, str] = {
 """Pipelines that are refused."""
 
 
+def service(operation: Any, **more: Any) -> dict[str, Any]:
+    """An OpenAPI document with one operation."""
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "s", "version": "1"},
+        "servers": [{"url": "http://127.0.0.1:9"}],
+        "paths": {"/x": {"get": operation}},
+        **more,
+    }
+
+
+def _parameter(schema: Any, **more: Any) -> dict[str, Any]:
+    return service(
+        {"operationId": "get", "parameters": [{"name": "q", "in": "query", "schema": schema}]}, components=more
+    )
+
+
+def _deep(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+_TWICE = {
+    f"S{n}": {"anyOf": [{"$ref": f"#/components/other/S{n + 1}"}] * 2} if n < 70 else {"type": "string"}
+    for n in range(71)
+}
+
+_ITSELF = {"$ref": "#/components/schemas/S"}
+
+SERVICES: dict[str, Any] = {
+    "nothing": {},
+    "a reference to itself": service({"$ref": "#/paths/~1x/get"}),
+    "a parameter that refers to itself": service(
+        {"operationId": "get", "parameters": [{"$ref": "#/paths/~1x/get/parameters/0"}]}
+    ),
+    "a schema that is itself": _parameter(_ITSELF, schemas={"S": _ITSELF}),
+    "schemas that multiply": _parameter({"$ref": "#/components/other/S0"}, other=_TWICE),
+    "schemas without end": _parameter(_deep(500)),
+    "a file of the system": service({"$ref": "../../../../../../../../etc/passwd#/"}),
+    "a device": service({"$ref": "/dev/zero#/"}),
+    "another service": service({"$ref": "http://127.0.0.1:9/x#/"}),
+    "code as an id": service({"operationId": f"__import__('os').system('touch {MARK}')"}),
+    "code as a parameter": service(
+        {"operationId": "get", "parameters": [{"name": "x=open(1)", "in": "query", "schema": {"type": "string"}}]}
+    ),
+    "a pattern without end": _parameter({"type": "string", "pattern": "a{99999}{9999}"}),
+    "a place that is none": service({"operationId": "get", "parameters": [{"name": "q", "in": "kernel"}]}),
+    "an address that is none": {**service({"operationId": "get"}), "servers": [{"url": "file:///etc/passwd"}]},
+}
+"""Documents of services: each is refused, or gives operations that nobody has called yet."""
+
+
 def _nested(depth: int) -> bytes:
     data = encode([])
     for _ in range(depth):

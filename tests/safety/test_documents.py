@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from dfm_async.errors import EncodingError
 from dfm_async.federation.dfm_json import parse_pipeline
 from dfm_async.planner.plan import Plan
 from dfm_async.wire.codec import Codec
-from tests.safety.documents import DFM_PIPELINES, FEDERATIONS, HEAD, LAZY, VALUES
+from tests.safety.documents import DFM_PIPELINES, FEDERATIONS, HEAD, LAZY, SERVICES, VALUES
 
 
 @pytest.fixture
@@ -48,6 +49,16 @@ def test_a_hostile_pipeline_is_refused(name: str) -> None:
     with pytest.raises(PipelineError) as caught:
         parse_pipeline(DFM_PIPELINES[name], Federation("m"))
     assert 0 < len(str(caught.value)) < 100_000
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_hostile_service_is_refused_or_gives_names_and_types(name: str) -> None:
+    federation = Federation("services")
+    site = federation.site("here")
+    with contextlib.suppress(FederationError):
+        for operation in federation.add_openapi(SERVICES[name], site=site):
+            assert all(part.isidentifier() for part in operation.name.split("."))
+    assert set(federation.operations) == {name for name, _ in site.adapters}
 
 
 @pytest.mark.parametrize("name", VALUES)

@@ -21,7 +21,7 @@ from dfm_async.federation.dfm_json import parse_pipeline
 from dfm_async.planner.discovery import prepare_discovery
 from dfm_async.planner.plan import Plan, prepare
 from dfm_async.wire.codec import Codec
-from tests.safety.documents import DFM_PIPELINES, FEDERATIONS, HEAD, LAZY, MARK, VALUES, call, dfm
+from tests.safety.documents import DFM_PIPELINES, FEDERATIONS, HEAD, LAZY, MARK, SERVICES, VALUES, call, dfm
 from tests.safety.test_pipelines import BAD_BODIES, BAD_TEXT
 
 LOADING = ("import", "exec", "compile", "open", "marshal.loads")
@@ -59,6 +59,10 @@ def attempts(file: Path) -> list[Callable[[], Any]]:
         Plan.from_json(plan.to_json())
         str(plan.explain())
 
+    def serve(document: Any) -> None:
+        services = Federation("services")
+        services.add_openapi(document, site=services.site("here"))
+
     def ask() -> None:
         with Pipeline(mode="discovery") as pipeline:
             federation.operations.a.B(Advise())
@@ -74,6 +78,8 @@ def attempts(file: Path) -> list[Callable[[], Any]]:
         lambda: Discovery.from_json(Discovery("d", {"s": {"n": None}}).to_json()),
         lambda: federation.models["m.S"],
     ]
+    for document in SERVICES.values():
+        found.append(lambda document=document: serve(document))  # type: ignore[misc]
     codec = Codec(trusted=False)
     for text in (*FEDERATIONS.values(), *LAZY.values()):
         found.append(lambda text=text: read(text))  # type: ignore[misc]

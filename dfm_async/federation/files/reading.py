@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from dfm_async.errors import FederationError
-from dfm_async.federation.federation import Federation, Site
+from dfm_async.federation.federation import Federation
 from dfm_async.federation.files.adapters import AdapterFields, class_path, read_adapter
 from dfm_async.federation.files.documents import REF, Documents
 from dfm_async.federation.files.operations import read_operation, signature_of
@@ -18,6 +18,7 @@ from dfm_async.federation.files.schemas import SchemaReader, is_path
 from dfm_async.federation.files.values import TooMuch, Value, one_of
 from dfm_async.federation.operation import Operation
 from dfm_async.federation.schemas import REF_START
+from dfm_async.federation.site import Site
 from dfm_async.model.resources import CacheConfig, SendCost, VaultConfig, refusal
 
 __all__ = ["FORMAT", "VERSION", "read_federation"]

@@ -227,8 +227,8 @@ class Value:
         if isinstance(self.node.value, dict):
             found: dict[str, Any] = self.plain()
             return found
-        if not self.missing:
-            self.problem(f"{what} must be a mapping, not {self.kind}")
+        if not self.missing:  # its text is not shown: it may be a secret in the wrong place
+            self.problem(f"{what} must be a mapping, not {'text' if isinstance(self.node.value, str) else self.kind}")
         return {}
 
 

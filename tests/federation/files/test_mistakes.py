@@ -267,6 +267,16 @@ def test_a_file_must_be_utf_8(tmp_path: Path) -> None:
         Federation.from_yaml(path)
 
 
+def test_what_may_be_a_secret_is_not_shown(tmp_path: Path) -> None:
+    text = "sites: {a: {secrets_vault: {args: hunter2}, cache_config: {storage_options: hunter2}}}"
+    found = problems(tmp_path, text)
+    assert len(found) == 2
+    assert "hunter2" not in str(found)
+    path = written(tmp_path, "sites: {a: {secrets_vault: {args: {prefix: hunter2}}}}")
+    federation = Federation.from_yaml(path)
+    assert "hunter2" not in repr(federation.sites["a"].vault) + repr(federation.sites["a"].config("home"))
+
+
 def test_packages_narrow_where_classes_come_from(tmp_path: Path) -> None:
     path = written(tmp_path, interface("{adapter: pkg.lib.Add, args: from-operation}", "    impl: other.Site\n"))
     assert Federation.from_yaml(path, packages=("pkg", "other")).packages == ("pkg", "other")
