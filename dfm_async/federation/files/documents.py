@@ -58,7 +58,7 @@ class Documents:
             return None
         self._read[key] = None
         try:
-            node, twice = read_tree(_text(name, path, asked))
+            node, twice = read_tree(_text(name, path, beside=asked is not None))
         except _Unreadable as error:
             self._failed(name, asked, str(error))
             return None
@@ -150,8 +150,7 @@ class Documents:
             return None
         document: Document | None = ref.document
         if file:
-            path = os.path.join(ref.document.folder, file)
-            document = self._open(_shown(ref.document.name, file), path, ref)
+            document = self._beside(ref, file)
         if document is None:
             return None  # what is wrong with the file was said when it was read
         at = Value(document.root, document)
@@ -167,6 +166,15 @@ class Documents:
                 return None
             at = step
         return at
+
+    def _beside(self, ref: Value, file: str) -> Document | None:
+        """Opens a file whose path begins at the one that names it; else where the program runs, as all do in DFM."""
+        path = os.path.join(ref.document.folder, file)
+        if "\0" in file or os.path.lexists(path) or not os.path.isfile(file):
+            return self._open(_shown(ref.document.name, file), path, ref)
+        better = Path(os.path.relpath(file, ref.document.folder)).as_posix()
+        ref.doubt(f"{file} is found only because the program runs beside it; write {better!r}, which is found always")
+        return self._open(file, file, ref)
 
     def _step(self, at: Value, key: str, active: tuple[int, ...]) -> Value | None:
         found = at.get(key)
@@ -191,7 +199,7 @@ class _Unreadable(Exception):
     pass
 
 
-def _text(name: str, path: str, asked: Value | None) -> str:
+def _text(name: str, path: str, *, beside: bool) -> str:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise _Unreadable(f"{name} is not a file")
@@ -199,7 +207,8 @@ def _text(name: str, path: str, asked: Value | None) -> str:
             data = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = "there is no such file" if isinstance(error, FileNotFoundError) else _reason(error)
-        raise _Unreadable(f"{name} cannot be read: {reason}{_elsewhere(asked)}") from None
+        where = ". Paths begin at the folder of the file that holds them" * beside
+        raise _Unreadable(f"{name} cannot be read: {reason}{where}") from None
     if len(data) > _MOST_BYTES:
         raise _Unreadable(f"{name} is larger than {_MOST_BYTES // 1024**2} MiB")
     try:
@@ -212,17 +221,6 @@ def _text(name: str, path: str, asked: Value | None) -> str:
 
 def _shown(beside: str, file: str) -> str:
     return os.path.normpath(os.path.join(os.path.dirname(beside), file))
-
-
-def _elsewhere(asked: Value | None) -> str:
-    """Helps those whose paths begin where a program runs: here they begin at the file."""
-    if asked is None:
-        return ""
-    text = str(asked.node.value).partition("#")[0]
-    if os.path.isfile(text):
-        meant = os.path.relpath(text, asked.document.folder)
-        return f". Paths begin at the file that holds them: write {Path(meant).as_posix()!r}"
-    return ". Paths begin at the folder of the file that holds them"
 
 
 def _reason(error: OSError | ValueError) -> str:
