@@ -97,6 +97,8 @@ class _Search:
         """The least total that is known, and what has to be beaten."""
         self.options: list[int] = []
         self.looked = 0
+        self.dropped = False
+        """Whether labels were dropped only because there were too many: then nothing is certain."""
 
     def run(self) -> Found:
         """Searches."""
@@ -113,7 +115,7 @@ class _Search:
             if self.looked > effort:
                 break
             at = self._back(blame)
-        return Found(self.options, self.best, at < 0)
+        return Found(self.options, self.best, at < 0 and not self.dropped)
 
     def _step(self, at: int) -> bool:
         """Finds the labels of one piece of work. False: none of them can beat what is known."""
@@ -180,7 +182,7 @@ class _Search:
             joined = [
                 (a if a > b else b, x + y, e + f, parts + more) for a, x, e, parts in found for b, y, f, more in ways
             ]
-            found = joined if len(joined) == 1 else _front(joined, self.limit)
+            found = joined if len(joined) == 1 else self._front(joined)
         return found
 
     def _ways(self, work: Work, option: int, edge: Edge) -> list[_Arrival]:
@@ -192,9 +194,7 @@ class _Search:
         share = edge.share
         if from_choice == work.choice:
             staying = [x for x in labels if x.option == option]
-            return _front(
-                [(x.end, share * x.size if edge.counts else 0.0, x.effort, (x,)) for x in staying], self.limit
-            )
+            return self._front([(x.end, share * x.size if edge.counts else 0.0, x.effort, (x,)) for x in staying])
         here = graph.choices[work.choice].sites[option]
         sites = graph.choices[from_choice].sites
         links, times = graph.links, edge.times
@@ -214,7 +214,22 @@ class _Search:
             size = share * label.size
             sending = times * (fixed + size * per_byte)
             ways.append((label.end + sending, size if edge.counts else 0.0, label.effort + sending, (label,)))
-        return _front(ways, self.limit)
+        return self._front(ways)
+
+    def _front(self, ways: list[_Arrival]) -> list[_Arrival]:
+        """Those that nothing else is both as soon and as small as; if they are too many, some of them."""
+        if len(ways) < 2:
+            return ways
+        ways.sort(key=itemgetter(0, 1, 2))
+        kept = [ways[0]]
+        for way in ways:
+            if way[1] < kept[-1][1]:
+                kept.append(way)
+        if len(kept) > self.limit:
+            self.dropped = True
+            step = (len(kept) - 1) / (self.limit - 1)
+            kept = [kept[round(i * step)] for i in range(self.limit)]
+        return kept
 
     def _finished(self) -> int:
         """All work has labels: takes the best of those that nobody reads. Gives what the total depends on."""
@@ -245,21 +260,6 @@ class _Search:
         for choice, option in self.decided.items():
             options[choice] = option
         return options
-
-
-def _front(ways: list[_Arrival], limit: int) -> list[_Arrival]:
-    """Those that nothing else is both as soon and as small as; if they are too many, some of them."""
-    if len(ways) < 2:
-        return ways
-    ways.sort(key=itemgetter(0, 1, 2))
-    kept = [ways[0]]
-    for way in ways:
-        if way[1] < kept[-1][1]:
-            kept.append(way)
-    if len(kept) > limit:
-        step = (len(kept) - 1) / (limit - 1)
-        kept = [kept[round(i * step)] for i in range(limit)]
-    return kept
 
 
 def _above(graph: Graph, bits: dict[int, int]) -> list[int]:
