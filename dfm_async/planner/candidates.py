@@ -16,7 +16,7 @@ from dfm_async.planner.graph import Option
 from dfm_async.planner.structure import Spot, Structure
 from dfm_async.planner.types import fits, type_text, validate
 
-__all__ = ["Candidates", "kinds_of"]
+__all__ = ["Candidates", "adapters_of", "kinds_of"]
 
 _KINDS: Final = {"literal": "a constant", "node": "the value of a node", "place": "a parameter of the pipeline"}
 
@@ -44,7 +44,7 @@ class Candidates:
             found = self._offers[key] = [
                 Option(site.name, adapter)
                 for site in self.federation.sites.values()
-                for adapter in _adapters(site, operation, provider)
+                for adapter in adapters_of(site, operation, provider)
             ]
         return found
 
@@ -174,7 +174,7 @@ class Candidates:
                     )
 
 
-def _adapters(site: Site, operation: str, provider: str | None) -> Iterator[Adapter]:
+def adapters_of(site: Site, operation: str, provider: str | None) -> Iterator[Adapter]:
     """What a call can mean at a site; without a provider its own code, or else that of all providers."""
     found = site.adapters.get((operation, provider))
     if found is not None:

@@ -148,6 +148,17 @@ def test_a_fit_finds_the_costs_that_made_the_samples_whatever_single_calls_took(
     assert len(profile.calls[0].points) < 200, "what is kept has a limit"
 
 
+def test_a_fit_of_many_small_inputs_and_a_few_large_ones_holds_for_the_large_ones() -> None:
+    profile = Profile()
+    for index, size in enumerate([4.0] * 9 + [10.0, 1000.0, 100_000.0]):
+        seconds = 1e-4 * (1 + index % 3)  # whatever the size
+        profile.add_call("lab", "same", None, size, seconds, size if size > 4 else 1.0)
+    cost = profile.calls[0].cost
+    assert cost.output_factor == pytest.approx(1, rel=0.01)
+    slope = 0.0 if cost.throughput is None else 1 / cost.throughput
+    assert cost.fixed_time + 100_000 * slope < 5e-4
+
+
 def test_less_than_three_samples_are_no_cost() -> None:
     profile = Profile()
     for _ in range(2):
