@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
-from dfm_async.planner.graph import Edge, Graph, Work
+from dfm_async.planner.graph import LARGEST, Edge, Graph, Work
 
 __all__ = ["Found", "search"]
 
@@ -26,6 +26,8 @@ _PASSES: Final = 2
 """How many times as many as the first pass it looks at, if that is more."""
 _LABELS: Final = 48
 """How many labels one option of one piece of work has at most, in a small graph."""
+_TOLD_APART: Final = 10_000
+"""Up to how many pieces of shared work it is known what depends on which; that takes memory by their square."""
 _MARGIN: Final = 1e-9
 """By which part something must be better to be looked at: less is rounding."""
 
@@ -95,6 +97,8 @@ class _Search:
         """The least total that is known, and what has to be beaten."""
         self.options: list[int] = []
         self.looked = 0
+        self.dropped = False
+        """Whether labels were dropped only because there were too many: then nothing is certain."""
 
     def run(self) -> Found:
         """Searches."""
@@ -111,7 +115,7 @@ class _Search:
             if self.looked > effort:
                 break
             at = self._back(blame)
-        return Found(self.options, self.best, at < 0)
+        return Found(self.options, self.best, at < 0 and not self.dropped)
 
     def _step(self, at: int) -> bool:
         """Finds the labels of one piece of work. False: none of them can beat what is known."""
@@ -125,7 +129,7 @@ class _Search:
             for arrived, given, effort, parts in self._arrivals(work, option):
                 taken = seconds + per_byte * given
                 end = arrived + taken
-                size = least + factor * given
+                size = min(least + factor * given, LARGEST)
                 if end + bound(at, option, size) < goal:
                     front.append(Label(end, size, effort + taken, at, option, parts))
         if not front:
@@ -178,7 +182,7 @@ class _Search:
             joined = [
                 (a if a > b else b, x + y, e + f, parts + more) for a, x, e, parts in found for b, y, f, more in ways
             ]
-            found = joined if len(joined) == 1 else _front(joined, self.limit)
+            found = joined if len(joined) == 1 else self._front(joined)
         return found
 
     def _ways(self, work: Work, option: int, edge: Edge) -> list[_Arrival]:
@@ -190,9 +194,7 @@ class _Search:
         share = edge.share
         if from_choice == work.choice:
             staying = [x for x in labels if x.option == option]
-            return _front(
-                [(x.end, share * x.size if edge.counts else 0.0, x.effort, (x,)) for x in staying], self.limit
-            )
+            return self._front([(x.end, share * x.size if edge.counts else 0.0, x.effort, (x,)) for x in staying])
         here = graph.choices[work.choice].sites[option]
         sites = graph.choices[from_choice].sites
         links, times = graph.links, edge.times
@@ -212,7 +214,22 @@ class _Search:
             size = share * label.size
             sending = times * (fixed + size * per_byte)
             ways.append((label.end + sending, size if edge.counts else 0.0, label.effort + sending, (label,)))
-        return _front(ways, self.limit)
+        return self._front(ways)
+
+    def _front(self, ways: list[_Arrival]) -> list[_Arrival]:
+        """Those that nothing else is both as soon and as small as; if they are too many, some of them."""
+        if len(ways) < 2:
+            return ways
+        ways.sort(key=itemgetter(0, 1, 2))
+        kept = [ways[0]]
+        for way in ways:
+            if way[1] < kept[-1][1]:
+                kept.append(way)
+        if len(kept) > self.limit:
+            self.dropped = True
+            step = (len(kept) - 1) / (self.limit - 1)
+            kept = [kept[round(i * step)] for i in range(self.limit)]
+        return kept
 
     def _finished(self) -> int:
         """All work has labels: takes the best of those that nobody reads. Gives what the total depends on."""
@@ -245,23 +262,10 @@ class _Search:
         return options
 
 
-def _front(ways: list[_Arrival], limit: int) -> list[_Arrival]:
-    """Those that nothing else is both as soon and as small as; if they are too many, some of them."""
-    if len(ways) < 2:
-        return ways
-    ways.sort(key=itemgetter(0, 1, 2))
-    kept = [ways[0]]
-    for way in ways:
-        if way[1] < kept[-1][1]:
-            kept.append(way)
-    if len(kept) > limit:
-        step = (len(kept) - 1) / (limit - 1)
-        kept = [kept[round(i * step)] for i in range(limit)]
-    return kept
-
-
 def _above(graph: Graph, bits: dict[int, int]) -> list[int]:
     """The shared work that each piece of work depends on: by its inputs, or because it stands at the same site."""
+    if len(bits) > _TOLD_APART:
+        return [(1 << len(bits)) - 1] * len(graph.works)
     above: list[int] = []
     beside: dict[int, int] = {}
     for number, work in enumerate(graph.works):
@@ -288,7 +292,7 @@ class _Bounds:
         for work in works:
             size = work.constant + sum(edge.share * self.sizes[edge.source] for edge in work.inputs if edge.counts)
             given.append(size)
-            self.sizes.append(min(least + factor * size for _, _, least, factor in work.rates))
+            self.sizes.append(min(LARGEST, *(least + factor * size for _, _, least, factor in work.rates)))
         self.least: list[list[float]] = [[] for _ in works]
         """By work and option, for the smallest output."""
         self.rest: list[list[float]] = [[] for _ in works]

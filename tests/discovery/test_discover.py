@@ -188,6 +188,34 @@ async def test_only_the_sites_that_may_run_a_node_are_asked() -> None:
     assert list((await asked(free, restrict_to_sites=["south"])).sites) == ["south"]
 
 
+async def test_every_provider_that_may_run_a_node_is_asked(connect: Connect) -> None:
+    fed = Federation("providers")
+    lab = fed.site("lab")
+
+    def slow(city: str) -> str:
+        return city
+
+    operation = lab.operation(slow, name="Look", provider="slow")
+
+    @lab.implements(operation, provider="quick")
+    def quick(city: str) -> str:
+        return city
+
+    @operation.advisor("city")
+    def cities(value: Any, context: AdviceContext) -> AdvisedValue:
+        return AdvisedOneOf(["Oslo"])
+
+    with Pipeline(mode="discovery") as pipeline:
+        operation(city=Advise())
+        operation(city=Advise(), provider="quick")
+    async with connect(fed) as session:
+        discovery = await session.discover(pipeline)
+    assert list(discovery.sites["lab"]) == ["Look#0/slow", "Look#0/quick", "Look#1"]
+    for tree in discovery.sites["lab"].values():
+        assert isinstance(tree, SingleFieldAdvice)
+        assert list(tree) == ["Oslo"]
+
+
 async def test_all_problems_are_told_at_once() -> None:
     with Pipeline(mode="discovery") as pipeline:
         ask.Forecast([Advise()])

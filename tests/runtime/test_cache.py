@@ -7,6 +7,7 @@ import fractions
 import logging
 import os
 import pathlib
+import shutil
 import signal
 import threading
 from typing import Any
@@ -245,6 +246,18 @@ async def test_a_full_disk_stops_no_job_and_leaves_no_file(
             assert await job is JobStatus.FINISHED
     assert ["No space left" in record.getMessage() for record in warned(caplog)] == [True]
     assert all_files(tmp_path / "cache") == []
+
+
+async def test_a_directory_that_somebody_removes_is_made_again(
+    log: pathlib.Path, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fed = federation(CacheConfig(base_path=str(tmp_path / "cache")))
+    async with Session(fed, target="inline") as session:
+        for key in "ab":
+            await (await session.execute(cached(fed, log), {"key": key}))
+            assert len(all_files(tmp_path / "cache")) == 1
+            shutil.rmtree(tmp_path / "cache")
+    assert warned(caplog) == []
 
 
 async def test_a_job_that_is_cancelled_while_its_value_is_written_leaves_no_file(

@@ -58,7 +58,7 @@ class Documents:
             return None
         self._read[key] = None
         try:
-            node, twice = read_tree(_text(name, path, asked))
+            node, twice = read_tree(_text(name, path, beside=asked is not None))
         except _Unreadable as error:
             self._failed(name, asked, str(error))
             return None
@@ -150,8 +150,7 @@ class Documents:
             return None
         document: Document | None = ref.document
         if file:
-            path = os.path.join(ref.document.folder, file)
-            document = self._open(_shown(ref.document.name, file), path, ref)
+            document = self._beside(ref, file)
         if document is None:
             return None  # what is wrong with the file was said when it was read
         at = Value(document.root, document)
@@ -167,6 +166,15 @@ class Documents:
                 return None
             at = step
         return at
+
+    def _beside(self, ref: Value, file: str) -> Document | None:
+        """Opens a file whose path begins at the one that names it; else where the program runs, as all do in DFM."""
+        path = os.path.join(ref.document.folder, file)
+        if "\0" in file or os.path.lexists(path) or not os.path.isfile(file):
+            return self._open(_shown(ref.document.name, file), path, ref)
+        better = Path(os.path.relpath(file, ref.document.folder)).as_posix()
+        ref.doubt(f"{file} is found only because the program runs beside it; write {better!r}, which is found always")
+        return self._open(file, file, ref)
 
     def _step(self, at: Value, key: str, active: tuple[int, ...]) -> Value | None:
         found = at.get(key)
@@ -191,8 +199,8 @@ class _Unreadable(Exception):
     pass
 
 
-def _text(name: str, path: str, asked: Value | None) -> str:
-    named = "" if asked is None else f"{name} "  # what was asked for is named anyway
+def _text(name: str, path: str, *, beside: bool) -> str:
+    named = f"{name} " if beside else ""  # what was asked for is named anyway
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise _Unreadable(f"{named}is not a file" + (", but a folder" if os.path.isdir(path) else ""))
@@ -200,7 +208,11 @@ def _text(name: str, path: str, asked: Value | None) -> str:
             data = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = "there is no such file" if isinstance(error, FileNotFoundError) else _reason(error)
-        raise _Unreadable(f"{named}cannot be read: {reason}{_elsewhere(path, asked)}") from None
+        if beside:
+            where = ". Paths begin at the folder of the file that holds them"
+        else:
+            where = "" if os.path.isabs(path) else f". The program runs in {os.getcwd()}"
+        raise _Unreadable(f"{named}cannot be read: {reason}{where}") from None
     if len(data) > _MOST_BYTES:
         raise _Unreadable(f"{named}is larger than {_MOST_BYTES // 1024**2} MiB")
     try:
@@ -213,17 +225,6 @@ def _text(name: str, path: str, asked: Value | None) -> str:
 
 def _shown(beside: str, file: str) -> str:
     return os.path.normpath(os.path.join(os.path.dirname(beside), file))
-
-
-def _elsewhere(path: str, asked: Value | None) -> str:
-    """Tells where a path begins: inside a file not where the program runs, but at the file."""
-    if asked is None:
-        return "" if os.path.isabs(path) else f". The program runs in {os.getcwd()}"
-    text = str(asked.node.value).partition("#")[0]
-    if os.path.isfile(text):
-        meant = os.path.relpath(text, asked.document.folder)
-        return f". Paths begin at the file that holds them: write {Path(meant).as_posix()!r}"
-    return ". Paths begin at the folder of the file that holds them"
 
 
 def _reason(error: OSError | ValueError) -> str:

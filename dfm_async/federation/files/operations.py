@@ -35,7 +35,9 @@ def read_operation(value: Value, documents: Documents, schemas: SchemaReader) ->
     for part in fields["required"].items("required") if "required" in fields else ():
         needed = part.text("the name of a parameter")
         if needed is not None and needed not in parameters:
-            part.problem(f"the operation has no parameter {needed!r}; {one_of(needed, list(parameters))}")
+            part.doubt(
+                f"the operation has no parameter {needed!r}, so it is not needed; {one_of(needed, list(parameters))}"
+            )
         elif needed is not None and needed not in required:
             required.append(needed)
     returns = _text(fields.get("returns"), "returns") or "object"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -10,6 +11,8 @@ from dfm_async.errors import FileProblem
 from dfm_async.federation.files.tree import LARGEST, Node, path_text, place
 
 __all__ = ["Document", "Ledger", "TooMuch", "Value", "close_to", "one_of"]
+
+_log = logging.getLogger(__name__)
 
 MOST_PROBLEMS: Final = 1000
 _MOST: Final = 10**15
@@ -41,6 +44,13 @@ class Ledger:
         if same not in self._known and len(self.problems) < MOST_PROBLEMS:
             self._known.add(same)
             self.problems.append(problem)
+
+    def doubt(self, problem: FileProblem) -> None:
+        """Logs one that DFM does not mind: files that it reads are read here, too. Each is logged once."""
+        same = (problem.file, problem.line, problem.column, problem.message)
+        if same not in self._known and len(self._known) < MOST_PROBLEMS:
+            self._known.add(same)
+            _log.warning("%s", problem)
 
     def spend(self, parts: int, at: Value) -> None:
         """Counts what is read: what is referred to again and again counts each time.
@@ -98,6 +108,10 @@ class Value:
     def problem(self, message: str) -> None:
         """Says what is wrong with this value."""
         self._report(self.node.at, self.path, message)
+
+    def doubt(self, message: str) -> None:
+        """Says what is strange about this value, and does no harm."""
+        self.document.ledger.doubt(FileProblem(self.document.name, *place(self.node.at), self.path, message))
 
     def problem_at_key(self, name: str, message: str) -> None:
         """Says what is wrong with a key of this mapping."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dfm_async import Federation, FederationError, Session
-from tests.federation.files.rig import HEAD, problems, written
+from tests.federation.files.rig import HEAD, loaded, problems, written
 
 OPERATIONS = """\
 operations:
@@ -38,9 +38,6 @@ MISTAKES = {
     ),
     "operations: {a.B: {returns: 'a b'}}": "3:29 operations['a.B'].returns: returns must name a type",
     "operations: {a.B: {type: string}}": "operations['a.B'].type: the type of an operation can only be object",
-    "operations: {a.B: {required: [x], returns: object}}": (
-        "operations['a.B'].required[0]: the operation has no parameter"
-    ),
     "operations: {a.B: {parameters: {x-y: {}}}}": "operations['a.B'].parameters.x-y: a parameter's name must be an",
     "operations: {a.B: {parameters: {class: {}}}}": "parameters.class: a parameter's name must be an identifier",
     "operations: {a.B: {parameters: {site: {}}}}": "parameters.site: a parameter cannot be named 'site': it says where",
@@ -217,7 +214,7 @@ def test_all_mistakes_are_reported_at_once_over_several_files(tmp_path: Path) ->
         tmp_path,
         text,
         head="dfm: 1.0.0\n",
-        parts_more="operations:\n  math.Sub:\n    required: [z]\n",
+        parts_more="operations:\n  math.Sub:\n    required: z\n",
         parts_sites="b:\n  interface:\n    '#/operations/math.Mul': {adapter: 3}\n",
     )
     assert [problem.partition(" ")[0] for problem in found] == [
@@ -225,10 +222,23 @@ def test_all_mistakes_are_reported_at_once_over_several_files(tmp_path: Path) ->
         "4:37",
         "7:13",
         "7:34",
-        "parts/more.yaml:3:16",
+        "parts/more.yaml:3:15",
         "parts/sites.yaml:3:30",
         "parts/sites.yaml:3:40",
     ]
+
+
+def test_a_required_parameter_that_is_not_there_is_a_warning_as_dfm_reads_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = "operations: {a.B: {parameters: {state: {}, x: {}}, required: [stat, x], returns: object}}\n"
+    federation = loaded(tmp_path, text)
+    assert str(federation.operations.a.B.signature.parameters) == "(x, *, state=None)"
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"{tmp_path / 'federation.dfm.yaml'}:3:63: operations['a.B'].required[0]: the operation has no parameter "
+        "'stat', so it is not needed; did you mean 'state'? There is: state, x"
+    )
 
 
 def test_the_error_says_everything_and_travels(tmp_path: Path) -> None:

@@ -31,12 +31,28 @@ def test_paths_begin_at_the_file_that_holds_them(tmp_path: Path, monkeypatch: py
     assert list(federation.operations) == ["a.One"]
 
 
-def test_a_path_that_begins_where_the_program_runs_gets_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_begins_where_the_program_runs_as_in_dfm_is_found_and_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "configs").mkdir()
     (tmp_path / "parts.yaml").write_text(f"op: {OPERATION}")
+    text = "operations: {a.One: {$ref: 'parts.yaml#/op'}, a.Two: {$ref: 'parts.yaml#/op'}}"
+    (found,) = problems(tmp_path / "configs", text)
+    assert found.endswith("there is no such file. Paths begin at the folder of the file that holds them")
     monkeypatch.chdir(tmp_path)
-    (found,) = problems(tmp_path / "configs", "operations: {a.One: {$ref: 'parts.yaml#/op'}}")
-    assert "there is no such file. Paths begin at the file that holds them: write '../parts.yaml'" in found
+    assert list(loaded(tmp_path / "configs", text).operations) == ["a.One", "a.Two"]
+    assert ["write '../parts.yaml'" in record.getMessage() for record in caplog.records] == [True, True]
+
+
+def test_a_file_beside_the_one_that_names_it_is_preferred_to_one_where_the_program_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "parts.yaml").write_text("more: {a.Far: {returns: object}}")
+    monkeypatch.chdir(tmp_path)
+    text = "operations: {$ref: ['parts.yaml#/more']}"
+    federation = loaded(tmp_path / "configs", text, parts="more: {a.Near: {returns: object}}")
+    assert list(federation.operations) == ["a.Near"]
 
 
 def test_pointers_are_escaped_and_count_in_lists(tmp_path: Path) -> None:
