@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from dfm_async.errors import LoadingError
 from dfm_async.model.error_record import ErrorRecord
 from dfm_async.model.ids import Frame
 from dfm_async.net import effects as fx
@@ -718,7 +719,9 @@ def _text(error: BaseException) -> str:
 
 def _traceback(error: BaseException) -> str:
     try:
-        lines = traceback.format_exception(error)
+        # How a class is loaded is our business; where its own code has failed is told by the cause.
+        trace = None if isinstance(error, LoadingError) else error.__traceback__
+        lines = traceback.format_exception(type(error), error, trace)
     except Exception:  # noqa: BLE001 - nor a broken traceback
         return ""
     text = "".join(lines).splitlines()

@@ -255,6 +255,7 @@ async def test_a_vault_that_cannot_be_built_stops_the_site_and_shows_no_configur
     assert isinstance(error, SecretError if target == "inline" else DfmError)
     assert "the vault of site 'lab': tests.site.adapters.ColdVault cannot be built: ValueError was raised" in str(error)
     assert "adapters.py:" in str(error)
+    assert "ended with" not in caplog.text  # it is told once
     assert_absent(secret, *_texts_of(caught.value), caplog.text)
 
 
