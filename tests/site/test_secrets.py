@@ -18,6 +18,7 @@ import httpx
 import keyring
 import pytest
 from keyring.backend import KeyringBackend
+from keyring.backends.fail import Keyring as NoKeyring
 
 from dfm_async import (
     ClassPath,
@@ -133,6 +134,12 @@ def ring() -> Iterator[_Ring]:
     keyring.set_keyring(ring)
     yield ring
     keyring.set_keyring(before)
+
+
+async def test_a_machine_without_a_keyring_is_told(ring: _Ring) -> None:
+    keyring.set_keyring(NoKeyring())  # type: ignore[no-untyped-call] # what keyring takes if there is none
+    with pytest.raises(SecretError, match="there is no keyring where the site runs: install a backend"):
+        KeyringVault("weather").secret_for_key("key")
 
 
 async def test_a_secret_can_be_in_the_keyring(ring: _Ring, secret: str) -> None:
