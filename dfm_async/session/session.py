@@ -376,6 +376,7 @@ class Session:
 
         Raises:
             PipelineError: with everything that is wrong.
+            JobFailed: a site cannot start, so that nobody is there to be asked.
             JobAborted: a worker was lost, or the session was closed.
         """
         from dfm_async.session.discovery import discover

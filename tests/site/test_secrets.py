@@ -267,7 +267,10 @@ async def test_a_vault_that_cannot_be_built_stops_the_site_and_shows_no_configur
         (VaultConfig(path="subprocess.Popen"), "is of the standard library"),
         (VaultConfig(path=f"{HERE}.Echo"), "is no vault: it has no secret_for_key"),
         (VaultConfig(args={"prefx": "A_"}), "environment cannot be built with its args: got an unexpected keyword"),
-        (VaultConfig(path="file", args={"path": "/nowhere/vault.json"}), "'vault.json' cannot be read: No such file"),
+        (
+            VaultConfig(path="file", args={"path": "/nowhere/vault.json"}),
+            "'vault.json' cannot be read: No such file or directory (it is looked for in /nowhere)",
+        ),
         (object(), "an object of object has no secret_for_key"),
     ],
 )
