@@ -121,6 +121,7 @@ class Session:
         self._supervisor: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
         self._closing = asyncio.Event()
+        self._starting = False
         self._entrance = _Entrance()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -172,6 +173,9 @@ class Session:
         """
         self._closing.set()
         if self._supervisor is not None:
+            if self._starting:  # a site may wait for something that never comes, such as its vault
+                self._starting = False
+                self._supervisor.cancel()
             await asyncio.wait([self._supervisor])
             if not self._supervisor.cancelled():
                 error = self._supervisor.exception()
@@ -194,7 +198,7 @@ class Session:
                 stack.enter_context(self._traces.opened())
                 if self._durable is not None:
                     await stack.enter_async_context(self._durable.opened())
-                await stack.enter_async_context(self._target.running(self.federation, self.homesite))
+                await self._start(stack)
                 group = self._group = await stack.enter_async_context(asyncio.TaskGroup())
                 if self._durable is not None:
                     await self._durable.refresh()
@@ -220,6 +224,20 @@ class Session:
                 coordinator.halt(JobStatus.ABORTED, "the session has ended", 0)
                 for at in range(len(coordinator.plan.locations)):
                     coordinator.abandon(at)
+
+    async def _start(self, stack: contextlib.AsyncExitStack) -> None:
+        closed = SessionClosed("the session was closed while it started")
+        if self._closing.is_set():
+            raise closed
+        self._starting = True
+        try:
+            await stack.enter_async_context(self._target.running(self.federation, self.homesite))
+        except asyncio.CancelledError:
+            if self._closing.is_set():
+                raise closed from None
+            raise
+        finally:
+            self._starting = False
 
     async def _end_jobs(self) -> None:
         reason, grace = "the session was closed", self.options.shutdown_grace

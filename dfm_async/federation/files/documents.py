@@ -58,7 +58,7 @@ class Documents:
             return None
         self._read[key] = None
         try:
-            node, twice = read_tree(_text(name, path, beside=asked is not None))
+            node, twice = read_tree(_text(name, path, asked))
         except _Unreadable as error:
             self._failed(name, asked, str(error))
             return None
@@ -199,8 +199,8 @@ class _Unreadable(Exception):
     pass
 
 
-def _text(name: str, path: str, *, beside: bool) -> str:
-    named = f"{name} " if beside else ""  # what was asked for is named anyway
+def _text(name: str, path: str, asked: Value | None) -> str:
+    named = "" if asked is None else f"{name} "  # what was asked for is named anyway
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise _Unreadable(f"{named}is not a file" + (", but a folder" if os.path.isdir(path) else ""))
@@ -208,11 +208,7 @@ def _text(name: str, path: str, *, beside: bool) -> str:
             data = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = "there is no such file" if isinstance(error, FileNotFoundError) else _reason(error)
-        if beside:
-            where = ". Paths begin at the folder of the file that holds them"
-        else:
-            where = "" if os.path.isabs(path) else f". The program runs in {os.getcwd()}"
-        raise _Unreadable(f"{named}cannot be read: {reason}{where}") from None
+        raise _Unreadable(f"{named}cannot be read: {reason}{_elsewhere(path, asked)}") from None
     if len(data) > _MOST_BYTES:
         raise _Unreadable(f"{named}is larger than {_MOST_BYTES // 1024**2} MiB")
     try:
@@ -225,6 +221,13 @@ def _text(name: str, path: str, *, beside: bool) -> str:
 
 def _shown(beside: str, file: str) -> str:
     return os.path.normpath(os.path.join(os.path.dirname(beside), file))
+
+
+def _elsewhere(path: str, asked: Value | None) -> str:
+    """Tells where a path begins: inside a file not where the program runs, but at the file."""
+    if asked is None:
+        return "" if os.path.isabs(path) else f". The program runs in {os.getcwd()}"
+    return ". Paths begin at the folder of the file that holds them"
 
 
 def _reason(error: OSError | ValueError) -> str:
