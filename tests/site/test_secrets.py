@@ -29,6 +29,8 @@ from dfm_async import (
     FromSecrets,
     JobAborted,
     JobFailed,
+    OperationContext,
+    OperationFailed,
     Pipeline,
     PlaceParam,
     SecretError,
@@ -303,6 +305,34 @@ async def test_what_a_vault_raises_is_told_without_its_text(secret: str) -> None
         with pytest.raises(JobFailed, match=r"the vault \(RemoteVault\): KeyError was raised") as caught:
             await job
     assert_absent(secret, *_texts_of(caught.value))
+
+
+async def test_a_secret_that_is_missing_shows_the_code_that_asks_and_none_of_ours() -> None:
+    fed = Federation("asking")
+    lab = fed.site("lab")
+
+    class Bound:
+        async def body(self, key: str) -> str:
+            return key
+
+    @lab.operation
+    async def asks(context: OperationContext) -> str:
+        return str(await context.secret("nobody_has_it"))
+
+    fed.declare("bound", lambda: None)
+    lab.adapt("bound", Bound, bind={"key": FromSecrets("nobody_has_it")})
+    texts = []
+    async with Session(fed, target="inline") as session:
+        for operation in ("asks", "bound"):
+            with Pipeline() as pipeline:
+                Yield(fed.operations[operation]())
+            with pytest.raises(JobFailed, match="DFM_SECRET_NOBODY_HAS_IT is not set") as caught:
+                await (await session.execute(pipeline))
+            (error,) = caught.value.errors
+            assert isinstance(error, OperationFailed)
+            texts.append(error.remote_traceback)
+    assert ["in asks" in text for text in texts] == [True, False]
+    assert "File " not in texts[1]
 
 
 async def test_a_vault_that_cannot_travel_is_told_when_the_session_opens(secret: str) -> None:
