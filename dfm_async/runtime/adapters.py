@@ -83,7 +83,7 @@ class AdapterObject:
 
     # the kinds of code
 
-    async def _call(self, *args: Any, **kwargs: Any) -> Any:
+    async def _call(self, /, *args: Any, **kwargs: Any) -> Any:
         code, positional, named = self._ready(args, kwargs) or await self._prepare(args, kwargs)
         found = code(*positional, **named)
         if inspect.isawaitable(found):
@@ -95,14 +95,14 @@ class AdapterObject:
             "asynchronous, say so: is-async: false in a file, is_async=False in Python"
         )
 
-    def _call_blocking(self, *args: Any, **kwargs: Any) -> Any:
+    def _call_blocking(self, /, *args: Any, **kwargs: Any) -> Any:
         code, positional, named = self._ready(args, kwargs) or self._objects.wait(self._prepare(args, kwargs))
         return code(*positional, **named)
 
-    def _generate(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    def _generate(self, /, *args: Any, **kwargs: Any) -> Iterator[Any]:
         yield from self._call_blocking(*args, **kwargs)
 
-    async def _generate_async(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    async def _generate_async(self, /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         code, positional, named = self._ready(args, kwargs) or await self._prepare(args, kwargs)
         async with aclosing(code(*positional, **named)) as found:
             async for item in found:
