@@ -11,7 +11,6 @@ from dfm_async.discovery.advisors import DISCOVER
 from dfm_async.errors import PipelineError, Problem
 from dfm_async.federation.federation import Federation
 from dfm_async.federation.operation import Adapter, Operation
-from dfm_async.federation.site import Site
 from dfm_async.pipeline.expressions import Advise, Constant, Expression, Ref
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.pipeline.statements import CallStatement, Statement, YieldStatement
