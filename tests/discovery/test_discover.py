@@ -9,7 +9,19 @@ from typing import Any
 
 import pytest
 
-from dfm_async import Advise, BestOf, Federation, ForEach, JobAborted, Pipeline, PipelineError, PlaceParam, Session
+from dfm_async import (
+    Advise,
+    BestOf,
+    Federation,
+    ForEach,
+    JobAborted,
+    JobFailed,
+    Pipeline,
+    PipelineError,
+    PlaceParam,
+    Session,
+    VaultConfig,
+)
 from dfm_async.discovery import (
     AdviceContext,
     AdvisedError,
@@ -327,5 +339,21 @@ async def test_a_worker_that_dies_while_it_is_asked_is_told(tmp_path: Path) -> N
         federation.operations.die()
     async with Session(federation, store=f"sqlite:///{tmp_path / 'jobs.db'}") as session:
         with pytest.raises(JobAborted, match="here"):
+            await session.discover(pipeline)
+        assert session.jobs() == []
+
+
+async def test_a_site_that_cannot_start_is_told_and_not_taken_for_one_without_advice(tmp_path: Path) -> None:
+    federation = Federation("shut")
+    here = federation.site("here", vault=VaultConfig(path="file", args={"path": str(tmp_path / "none.yaml")}))
+
+    @here.operation
+    def double(x: int) -> int:
+        return 2 * x
+
+    with Pipeline(mode="discovery") as pipeline:
+        federation.operations.double()
+    async with Session(federation) as session:
+        with pytest.raises(JobFailed, match="site 'here' does not start"):
             await session.discover(pipeline)
         assert session.jobs() == []

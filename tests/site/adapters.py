@@ -227,6 +227,19 @@ class ColdVault:
         return self._secrets[key]
 
 
+class StuckVault:
+    """One that is not there before it may be."""
+
+    begun, may_be = threading.Event(), threading.Event()
+
+    def __init__(self) -> None:
+        self.begun.set()
+        self.may_be.wait()
+
+    def secret_for_key(self, key: str) -> str:
+        return key
+
+
 class RemoteVault:
     """One that is asynchronous."""
 

@@ -367,7 +367,7 @@ async def test_an_adapter_can_send_to_another_job() -> None:
     ("code", "expected"),
     [
         ("tests.site.adapters.Nothing", "is not there: module 'tests.site.adapters' has no 'Nothing'"),
-        ("tests.site.nowhere.Echo", "there is no module 'tests.site.nowhere'"),
+        ("tests.site.nowhere.Echo", "cannot be imported: package 'tests.site' has no module 'nowhere'"),
         ("tests.site.adapters.NoBody", "is no adapter: it has no body(...)"),
         ("subprocess.Popen", "is of the standard library"),
         ("os.path.Thing", "is of the standard library"),

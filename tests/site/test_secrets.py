@@ -32,6 +32,7 @@ from dfm_async import (
     PlaceParam,
     SecretError,
     Session,
+    SessionClosed,
     VaultConfig,
     Yield,
     current_context,
@@ -41,7 +42,8 @@ from dfm_async.runtime.site import SiteRuntime
 from dfm_async.site import EnvironmentVault, FileVault, KeyringVault
 from dfm_async.targets.hub import Hub
 from dfm_async.web import Service
-from tests.conftest import Connect
+from tests.conftest import Connect, TargetName
+from tests.site.adapters import StuckVault
 
 HERE = "tests.site.adapters"
 
@@ -265,7 +267,10 @@ async def test_a_vault_that_cannot_be_built_stops_the_site_and_shows_no_configur
         (VaultConfig(path="subprocess.Popen"), "is of the standard library"),
         (VaultConfig(path=f"{HERE}.Echo"), "is no vault: it has no secret_for_key"),
         (VaultConfig(args={"prefx": "A_"}), "environment cannot be built with its args: got an unexpected keyword"),
-        (VaultConfig(path="file", args={"path": "/nowhere/vault.json"}), "'vault.json' cannot be read: No such file"),
+        (
+            VaultConfig(path="file", args={"path": "/nowhere/vault.json"}),
+            "'vault.json' cannot be read: No such file or directory (it is looked for in /nowhere)",
+        ),
         (object(), "an object of object has no secret_for_key"),
     ],
 )
@@ -303,6 +308,26 @@ async def test_a_vault_that_cannot_travel_is_told_when_the_session_opens(secret:
     with pytest.raises(SecretError, match=r"Stuck cannot be sent to a worker process \(TypeError\)"):
         async with Session(told(Stuck()), target="local"):
             pass
+
+
+@pytest.mark.parametrize("how", ["cancelled", "closed"])
+async def test_a_session_that_waits_for_a_vault_ends_at_once(target: TargetName, how: str) -> None:
+    begun, may_be = StuckVault.begun, StuckVault.may_be
+    begun.clear()
+    may_be.clear()
+    fed = told(VaultConfig(path=f"{HERE}.StuckVault"))
+    session = Session(fed, target=target, homesite="lab")
+    connecting = asyncio.create_task(session.connect())
+    try:
+        await asyncio.to_thread(begun.wait)
+        if how == "cancelled":
+            connecting.cancel()
+        else:
+            await asyncio.wait_for(asyncio.gather(session.close(), session.close()), 5)
+        with pytest.raises(asyncio.CancelledError if how == "cancelled" else SessionClosed):
+            await asyncio.wait_for(connecting, 5)
+    finally:
+        may_be.set()
 
 
 async def test_a_job_that_waits_for_a_vault_is_cancelled_at_once() -> None:

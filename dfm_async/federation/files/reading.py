@@ -37,7 +37,8 @@ _SITE_KEYS: Final = (
 )
 _PROVIDER_KEYS: Final = ("info", "impl", "interface")
 _CACHE_KEYS: Final = ("protocol", "storage_options", "base_path", "max_bytes", "max_age")
-_VAULTS: Final = ("environment", "file", "keyring")
+_FILE_VAULT: Final = "file"
+_VAULTS: Final = ("environment", _FILE_VAULT, "keyring")
 FORMAT: Final = "1.0.0"
 VERSION: Final = re.compile(r"\d{1,9}\.\d{1,9}\.\d{1,9}", re.ASCII)
 _OPERATION: Final = "#/operations/"
@@ -321,6 +322,8 @@ class _Reader:
                 if wrong is not None:
                     known = ", ".join(_VAULTS)
                     fields["path"].problem(f"{path!r} {wrong}. A vault is {known}, or a class with secret_for_key")
+        if path == _FILE_VAULT and isinstance(args.get("path"), str):
+            args["path"] = _beside(fields["args"], args["path"])
         return VaultConfig(path=path, args=args)
 
     def _send_cost(self, value: Value, federation: Federation) -> dict[str, SendCost]:
@@ -337,3 +340,8 @@ class _Reader:
                 bandwidth = fields["bandwidth"].number("bandwidth", positive=True)
             found[name] = SendCost(fixed_time=fixed or 0.0, bandwidth=bandwidth)
         return found
+
+
+def _beside(value: Value, path: str) -> str:
+    """A path that begins at the folder of the file that holds it, as all of them do: workers may run elsewhere."""
+    return path if path.startswith("~") else os.path.abspath(os.path.join(value.document.folder, path))
