@@ -254,6 +254,8 @@ async def test_several_providers_at_a_site_are_alternatives() -> None:
     calls = [t.action for net in plan.nets for t in net.transitions if isinstance(t.action, spec.Call)]
     assert [call.provider for call in calls] == ["gpu", "cpu", "gpu"]
     assert [(o.site, o.provider) for o in plan.nodes[0].alternatives] == [("a", "cpu")]
+    assert [node.provider for node in plan.nodes if node.kind == "call"] == ["gpu", "cpu", "gpu"]
+    assert "which#0  a/gpu" in str(plan.explain())
     async with Session(fed, target="inline") as session:
         job = await session.execute(p)
         assert {result.place: result.value for result in await job.collect()} == {

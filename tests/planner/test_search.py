@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dfm_async.planner.estimate import changed, estimate
-from dfm_async.planner.graph import Graph
+from dfm_async.planner.graph import Choice, Edge, Graph, Work
 from dfm_async.planner.greedy import greedy
 from dfm_async.planner.placement import best_placement
 from dfm_async.planner.search import search
@@ -94,3 +94,16 @@ def test_a_graph_of_a_thousand_nodes_is_placed_in_well_under_a_second() -> None:
     start = process_time()
     best_placement(graph)
     assert process_time() - start < 2  # a machine for tests may be slow
+
+
+def test_many_sites_that_make_values_of_different_sizes_are_compared_soon() -> None:
+    random, sites = Random(1), 10
+    graph = Graph([f"s{i}" for i in range(sites)])
+    graph.links = [[(float(a != b), 1e-6 * (a != b)) for b in range(sites)] for a in range(sites)]
+    for number in range(1000):
+        graph.choices.append(Choice(list(range(sites))))
+        rates = [(random.random(), 1e-6, 1000.0, 0.5 + random.random()) for _ in range(sites)]
+        graph.works.append(Work(number, number, rates, [Edge(number - 1, 1.0, 1.0, True)] if number else []))
+    start = process_time()
+    best_placement(graph.seal())
+    assert process_time() - start < 4  # a machine for tests may be slow
