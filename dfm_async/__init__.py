@@ -64,8 +64,9 @@ if TYPE_CHECKING:
         FromSecrets,
         FromSite,
     )
-    from dfm_async.federation.federation import Federation, Site
+    from dfm_async.federation.federation import Federation
     from dfm_async.federation.operation import Operation
+    from dfm_async.federation.site import Site
     from dfm_async.model.activity import Activity, CallMade, NodeActivity
     from dfm_async.model.events import (
         Event,
@@ -266,8 +267,9 @@ _HOMES = {
         "FromSecrets",
         "FromSite",
     ),
-    "dfm_async.federation.federation": ("Federation", "Site"),
+    "dfm_async.federation.federation": ("Federation",),
     "dfm_async.federation.operation": ("Operation",),
+    "dfm_async.federation.site": ("Site",),
     "dfm_async.model.activity": ("Activity", "CallMade", "NodeActivity"),
     "dfm_async.model.events": (
         "Event",

@@ -387,14 +387,18 @@ def explain(
     federation: FederationArgument,
     pipeline: PipelineArgument = None,
     as_json: JsonOption = False,
+    costs: Annotated[
+        Path | None,
+        typer.Option("--costs", metavar="FILE", help="Measured costs: a profile that was saved.", show_default=False),
+    ] = None,
 ) -> None:
-    """Tell where each node of a pipeline runs, and why."""
+    """Tell where each node of a pipeline runs, why, and what it costs."""
     from dfm_async.cli.program import plain_errors
 
     with plain_errors():
         from dfm_async.cli.pictures import explain as explained
 
-        for line in explained(federation, pipeline, as_json=as_json):
+        for line in explained(federation, pipeline, as_json=as_json, costs=costs):
             typer.echo(line)
 
 

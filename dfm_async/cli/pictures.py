@@ -17,6 +17,7 @@ from dfm_async.drawing import graph_of, svg
 from dfm_async.federation.federation import Federation
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.planner.plan import Plan, prepare
+from dfm_async.planner.profile import Profile
 
 __all__ = ["Kind", "explain", "picture", "write_text"]
 
@@ -36,8 +37,17 @@ def _found(federation: str, pipeline: str | None) -> tuple[Federation | None, Pi
     return found, find_pipeline(pipeline, module, found)
 
 
-def _plan(federation: Federation, pipeline: Pipeline) -> Plan:
-    return prepare(pipeline, federation, "home", None, 1)
+def _plan(federation: Federation, pipeline: Pipeline, costs: Path | None = None) -> Plan:
+    return prepare(pipeline, federation, "home", None, 1, None if costs is None else _profile(costs))
+
+
+def _profile(path: Path) -> Profile:
+    try:
+        return Profile.load(path)
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise BadInput(str(error)) from error
 
 
 def picture(federation: str, pipeline: str | None, kind: Kind) -> str:
@@ -55,17 +65,23 @@ def picture(federation: str, pipeline: str | None, kind: Kind) -> str:
     return found.to_mermaid() if sites is None else _plan(sites, found).explain().to_mermaid()
 
 
-def explain(federation: str, pipeline: str | None, *, as_json: bool) -> Iterator[str]:
+def explain(federation: str, pipeline: str | None, *, as_json: bool, costs: Path | None = None) -> Iterator[str]:
     """Tells where each node of a pipeline runs and why: as a table, or as one JSON object per node.
 
+    Args:
+        federation: where the federation is.
+        pipeline: which pipeline.
+        as_json: whether it is told as JSON.
+        costs: the file of a profile, whose costs replace the configured ones.
+
     Raises:
-        BadInput: one of them is not there.
+        BadInput: one of them is not there, or cannot be read.
         PipelineError: the pipeline cannot be run.
     """
     sites, found = _found(federation, pipeline)
     if sites is None:
         raise BadInput("where a pipeline runs depends on the federation: give it, too")
-    plan = _plan(sites, found)
+    plan = _plan(sites, found, costs)
     if as_json:
         for node in plan.nodes:
             told: dict[str, Any] = {"node": node.label, "site": node.site, "location": node.location, "why": node.why}

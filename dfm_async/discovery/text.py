@@ -22,9 +22,18 @@ _WIDTH: Final = 80
 _MANY: Final = 8
 
 
+def _visible(text: str) -> str:
+    """A text without anything that a terminal would take for an instruction: sites may say what they want."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _one_line(message: str) -> str:
+    return _visible(" ".join(message.split()))
+
+
 def value_text(value: Any) -> str:
     """A value as JSON writes it, shortened if it is long."""
-    text = json.dumps(value, ensure_ascii=False)
+    text = _visible(json.dumps(value, ensure_ascii=False))
     return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
 
 
@@ -42,7 +51,7 @@ def single_text(advice: SingleFieldAdvice) -> str:
 
 def _ending(edge: Edge) -> str:
     if isinstance(edge, ErrorFieldAdvice):
-        return f"  ✗ {edge.msg}"
+        return f"  ✗ {_one_line(edge.msg)}"
     return "  … choose, and discover again" if isinstance(edge, PartialFieldAdvice) else ""
 
 
@@ -65,7 +74,7 @@ def lines(edge: Edge) -> Iterator[str]:
                 branches.append([f"and {len(edge.branches) - _MOST:,} more"])
             yield from _hung(branches)
         case ErrorFieldAdvice():
-            yield f"✗ {edge.msg}"
+            yield f"✗ {_one_line(edge.msg)}"
         case None:
             yield "no advice"
 
@@ -89,4 +98,4 @@ def discovery_text(pipeline: str | None, sites: Mapping[str, Mapping[str, Edge]]
             below = list(lines(advice))
             parts.append([node, *_hung([below])] if isinstance(advice, FieldAdvice) else [f"{node}  {below[0]}"])
         found += _hung(parts)
-    return "\n".join(line for text in found for line in text.splitlines() or [""])
+    return "\n".join(found)

@@ -10,8 +10,9 @@ from typing import Any
 from dfm_async.display.markup import badge, folded, framed, table, value_html, value_text
 from dfm_async.drawing import graph_of, svg
 from dfm_async.errors import DfmError, JobFailed, OperationFailed, PipelineError, WorkerLost
-from dfm_async.federation.federation import Federation, Site
+from dfm_async.federation.federation import Federation
 from dfm_async.federation.operation import Signature
+from dfm_async.federation.site import Site
 from dfm_async.model.events import Failure, Result
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.planner.explain import REJECTED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
+import difflib
 import functools
 import inspect
 import types
@@ -232,7 +233,7 @@ class Operation(Generic[P, R]):
         try:
             bound = (signature.bind_partial if partial else signature.bind)(*args, **kwargs).arguments
         except TypeError as error:
-            raise TypeError(f"{self.name}() {error}") from None
+            raise TypeError(f"{self.name}() {_unknown(signature, kwargs) or error}") from None
         for name, parameter in self.signature.parameters.parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 bound.update(bound.pop(name, {}))
@@ -263,6 +264,20 @@ def advisor_of(operation: Operation[..., Any], field: str, order: int, function:
     if field not in known and not any(found.kind is found.VAR_KEYWORD for found in known.values()):
         raise ValueError(f"operation {operation.name!r} has no parameter {field!r} (it has: {', '.join(known)})")
     return advisor(field, order, function)
+
+
+def _unknown(signature: inspect.Signature, kwargs: Mapping[str, Any]) -> str | None:
+    """Tells which argument does not exist, and which may be meant: more than that another one is missing."""
+    known = signature.parameters
+    if any(found.kind is inspect.Parameter.VAR_KEYWORD for found in known.values()):
+        return None
+    for name in kwargs:
+        if name not in known:
+            close = difflib.get_close_matches(name, [*known, *sorted(RESERVED)], 1)
+            meant = f" (did you mean {close[0]!r}?)" if close else ""
+            takes = ", ".join(known) or "no parameters"
+            return f"got an unexpected keyword argument {name!r}{meant}; it takes: {takes}"
+    return None
 
 
 def _rebuild(name: str, code: Callable[..., Any]) -> Operation[..., Any]:

@@ -8,7 +8,7 @@ from dfm_async.federation.operation import Adapter, Operation
 
 if TYPE_CHECKING:
     from dfm_async.federation.bindings import ExposedParameter
-    from dfm_async.federation.federation import Site
+    from dfm_async.federation.site import Site
 
 __all__ = ["PlacedOperation"]
 

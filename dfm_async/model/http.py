@@ -14,6 +14,10 @@ __all__ = ["Argument", "Credential", "HttpOptions", "Payload", "RequestPlan"]
 
 TEMPLATE: Final = re.compile(r"\{([^{}]*)\}")
 """A parameter in a path."""
+FRAMING: Final = frozenset(
+    {"connection", "content-length", "expect", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
+)
+"""Headers that say where a request goes and where it ends: no value of a call may decide about these."""
 _CONTROL: Final = re.compile(r"[\x00-\x20\x7f]")
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
@@ -115,6 +119,9 @@ class RequestPlan(_Data, frozen=True, kw_only=True):
         for name in named:
             if not _TOKEN.fullmatch(name):
                 raise ValueError(f"{name!r} is no name of a header or a cookie")
+        for argument in self.arguments:
+            if argument.place == "header" and argument.name.lower() in FRAMING:
+                raise ValueError(f"{argument.name!r} cannot be an argument: this header decides how requests are sent")
 
 
 class HttpOptions(_Data, frozen=True, kw_only=True):

@@ -89,7 +89,9 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     output_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.throughput is not None and self.throughput <= 0:
+        if self.throughput is not None and not self.throughput > 0:
             raise ValueError(f"throughput must be positive, not {self.throughput}")
-        if min(self.fixed_time, self.fixed_size, self.output_factor) < 0:
-            raise ValueError("fixed_time, fixed_size and output_factor must not be negative")
+        for name in ("fixed_time", "fixed_size", "output_factor"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be a number that is not negative, not {value}")

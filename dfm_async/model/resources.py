@@ -66,9 +66,9 @@ class SendCost(_Data, frozen=True, kw_only=True):
     bandwidth: float | None = None
 
     def __post_init__(self) -> None:
-        if self.fixed_time < 0:
-            raise ValueError(f"fixed_time must not be negative, not {self.fixed_time}")
-        if self.bandwidth is not None and self.bandwidth <= 0:
+        if not 0 <= self.fixed_time < float("inf"):
+            raise ValueError(f"fixed_time must be a number that is not negative, not {self.fixed_time}")
+        if self.bandwidth is not None and not self.bandwidth > 0:
             raise ValueError(f"bandwidth must be positive, not {self.bandwidth}")
 
 

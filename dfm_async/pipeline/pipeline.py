@@ -176,7 +176,10 @@ class Pipeline(Shown):
         if isinstance(data, Pipeline):
             return data
         if is_dfm(data):
-            message = "is DFM's JSON, whose class names only a federation knows: use federation.load_pipeline(path)"
+            message = (
+                "is DFM's JSON, whose class names only a federation knows: use federation.load_pipeline(path), or name "
+                "the federation before it on the command line"
+            )
             raise PipelineError(None, [Problem("$", message)])
         if is_deeper(data, _DEEPEST):
             raise PipelineError(None, [Problem("$", f"is nested deeper than {_DEEPEST} levels")])

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from dfm_async.federation.bindings import ExposedParameter
-from dfm_async.federation.federation import Federation, Site
+from dfm_async.federation.federation import Federation
 from dfm_async.federation.operation import GENERATORS, Adapter, Operation
+from dfm_async.federation.schemas import JSON_TYPES, shown, type_of
+from dfm_async.federation.site import Site
 from dfm_async.pipeline.expressions import Constant, Expression, Parameter, Ref, references
 from dfm_async.pipeline.statements import CallStatement
 from dfm_async.planner.graph import Option
 from dfm_async.planner.structure import Spot, Structure
-from dfm_async.planner.types import validate
+from dfm_async.planner.types import fits, type_text, validate
 
-__all__ = ["Candidates", "kinds_of"]
+__all__ = ["Candidates", "adapters_of", "kinds_of"]
 
 _KINDS: Final = {"literal": "a constant", "node": "the value of a node", "place": "a parameter of the pipeline"}
-_TYPES: Final[Mapping[str, Any]] = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list}
 
 
 class Candidates:
@@ -43,7 +44,7 @@ class Candidates:
             found = self._offers[key] = [
                 Option(site.name, adapter)
                 for site in self.federation.sites.values()
-                for adapter in _adapters(site, operation, provider)
+                for adapter in adapters_of(site, operation, provider)
             ]
         return found
 
@@ -82,7 +83,7 @@ class Candidates:
         if not options:
             offered = dict.fromkeys(option.site for option in offers)
             provider = f" from provider {statement.provider!r}" if statement.provider else ""
-            where = f"offered by {', '.join(offered)}" if offered else "no site offers it"
+            where = f"offered by {', '.join(offered)}" if offered else self._offered(statement.operation)
             self.found.report(
                 spot, f"site {name!r} does not offer operation {statement.operation!r}{provider} ({where})"
             )
@@ -101,9 +102,22 @@ class Candidates:
             options = [option for option in options if option.site in self.allowed]
         if not options:
             provider = f" from provider {statement.provider!r}" if statement.provider else ""
+            elsewhere = f" ({self._offered(statement.operation)})" if provider else ""
             limit = "" if self.allowed is None else f" (restricted to {sorted(self.allowed)})"
-            self.found.report(spot, f"no site{among} offers operation {statement.operation!r}{provider}{limit}")
+            self.found.report(
+                spot, f"no site{among} offers operation {statement.operation!r}{provider}{limit}{elsewhere}"
+            )
         return options
+
+    def _offered(self, operation: str) -> str:
+        """Who offers an operation, under whichever provider, for messages."""
+        found = [
+            f"{site.name} from provider {provider!r}" if provider else site.name
+            for site in self.federation.sites.values()
+            for name, provider in site.adapters
+            if name == operation
+        ]
+        return f"offered by {', '.join(found)}" if found else "no site offers it"
 
     def sites(self) -> str:
         """The sites of the federation, for messages."""
@@ -118,13 +132,13 @@ class Candidates:
         own = operation.signature.parameters.parameters
         extra = [name for name in statement.args if name not in own and name in operation.exposed]
         for name in extra:
-            reasons = {option.name: _refusal(option.adapter, name, statement.args[name]) for option in options}
+            reasons = {option.name: self._refusal(option.adapter, name, statement.args[name]) for option in options}
             left = [option for option in options if reasons[option.name] is None]
             if not left:
                 taken = dict.fromkeys(
                     option.name
                     for option in self.offers(operation.name, None)
-                    if _refusal(option.adapter, name, statement.args[name]) is None
+                    if self._refusal(option.adapter, name, statement.args[name]) is None
                 )
                 told = "; ".join(f"{where}: {reason}" for where, reason in reasons.items())
                 hint = f"taken at {', '.join(taken)}" if taken else "no site takes it"
@@ -132,6 +146,32 @@ class Candidates:
                 return []
             options = left
         return options
+
+    def _refusal(self, adapter: Adapter, name: str, expression: Expression) -> str | None:
+        """Why an adapter does not take a parameter that is no part of the operation; None if it does."""
+        exposed = adapter.exposed.get(name)
+        if exposed is None:
+            return f"has no parameter {name!r}"
+        for kind in kinds_of(expression):
+            if not _accepts(exposed, kind):
+                return f"{name} may not be {_KINDS[kind]}"
+        hint = self._type(exposed)
+        if isinstance(expression, Constant) and expression.value is not None:
+            return validate(hint, expression.value, convert=False)[1]
+        if isinstance(expression, Ref) and not expression.path:
+            target = self.found.spots.get(expression.node)
+            if target is not None and isinstance(target.statement, CallStatement):
+                source = self.federation.operations.get(target.statement.operation)
+                if source is not None and not fits(source.signature.returns, hint):
+                    made = type_text(source.signature.returns)
+                    return f"{name} is declared {type_text(shown(hint))}, but {target.label} returns {made}"
+        return None
+
+    def _type(self, exposed: ExposedParameter) -> Any:
+        """The type of an exposed parameter, as far as JSON schemas name it; classes are not imported for that."""
+        kinds = exposed.type if isinstance(exposed.type, list) else [exposed.type]
+        known = all(isinstance(kind, str) and kind in JSON_TYPES for kind in kinds)
+        return type_of({"type": exposed.type}, self.federation.models) if known else Any
 
     def _check_inputs(self, spot: Spot, statement: CallStatement, operation: Operation[..., Any]) -> None:
         """Whether each argument is of a kind that the operation's declaration accepts."""
@@ -147,7 +187,7 @@ class Candidates:
                     )
 
 
-def _adapters(site: Site, operation: str, provider: str | None) -> Iterator[Adapter]:
+def adapters_of(site: Site, operation: str, provider: str | None) -> Iterator[Adapter]:
     """What a call can mean at a site; without a provider its own code, or else that of all providers."""
     found = site.adapters.get((operation, provider))
     if found is not None:
@@ -165,20 +205,6 @@ def kinds_of(expression: Expression) -> list[str]:
     if any(isinstance(ref, Parameter) for ref in found):
         kinds.append("place")
     return kinds or ["literal"]
-
-
-def _refusal(adapter: Adapter, name: str, expression: Expression) -> str | None:
-    """Why an adapter does not take a parameter that is no part of the operation; None if it does."""
-    exposed = adapter.exposed.get(name)
-    if exposed is None:
-        return f"has no parameter {name!r}"
-    for kind in kinds_of(expression):
-        if not _accepts(exposed, kind):
-            return f"{name} may not be {_KINDS[kind]}"
-    if isinstance(expression, Constant) and expression.value is not None and isinstance(exposed.type, str):
-        _, wrong = validate(_TYPES.get(exposed.type, Any), expression.value, convert=False)
-        return wrong
-    return None
 
 
 def _accepts(exposed: ExposedParameter, kind: str) -> bool:

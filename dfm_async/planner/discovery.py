@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 from dfm_async.discovery.advisors import DISCOVER
 from dfm_async.errors import PipelineError, Problem
-from dfm_async.federation.federation import Federation, Site
+from dfm_async.federation.federation import Federation
 from dfm_async.federation.operation import Adapter, Operation
 from dfm_async.pipeline.expressions import Advise, Constant, Expression, Ref
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.pipeline.statements import CallStatement, Statement, YieldStatement
+from dfm_async.planner.candidates import adapters_of
+from dfm_async.planner.graph import Option
 from dfm_async.planner.nets import build_nets
 from dfm_async.planner.placement import Placement
 from dfm_async.planner.plan import Plan, allowed_sites, check_literals, check_version, node_plans
@@ -37,10 +40,10 @@ def prepare_discovery(
     check_version(pipeline, federation, found)
     allowed = allowed_sites(restrict_to_sites, federation, homesite, found)
     asked = [
-        (site.name, spot.label, arguments)
+        question
         for spot in found.spots.values()
         if isinstance(spot.statement, CallStatement)
-        for site, arguments in _questions(spot, spot.statement, federation, allowed, found)
+        for question in _questions(spot, spot.statement, federation, allowed, found)
     ]
     if not asked and not found.problems:
         found.problems.append(Problem("", "calls no operation that could give advice"))
@@ -80,8 +83,8 @@ def _plan(asked: list[_Asked], name: str | None, federation: Federation, homesit
 
 def _questions(
     spot: Spot, statement: CallStatement, federation: Federation, allowed: list[str] | None, found: Structure
-) -> Iterator[tuple[Site, dict[str, Any]]]:
-    """The sites to ask about a call, and what each is told."""
+) -> Iterator[_Asked]:
+    """The sites to ask about a call, and what each is told. Of several providers at one site, each is asked."""
     operation = federation.operations.get(statement.operation)
     if operation is None:
         known = ", ".join(sorted(federation.operations)) or "none"
@@ -89,19 +92,21 @@ def _questions(
         return
     given, asked = _arguments(spot, statement, operation, found)
     check_literals(spot, found)
-    for site in _candidates(spot, statement, federation, allowed, found):
-        adapter = site.adapter(statement.operation, statement.provider)
-        exposed = {} if adapter is None else adapter.exposed
+    options = _candidates(spot, statement, federation, allowed, found)
+    offers = Counter(option.site for option in options)
+    for option in options:
+        adapter = option.adapter
         closed = {name for name, schema in _schemas(operation) if schema.get("discoverable") is False}
-        closed |= {name for name, parameter in exposed.items() if not parameter.discoverable}
+        closed |= {name for name, parameter in adapter.exposed.items() if not parameter.discoverable}
         for name in asked:
             if name in closed and isinstance(statement.args[name], Advise):
                 found.report(spot, f"parameter {name!r} of operation {operation.name!r} is not discoverable")
         yield (
-            site,
+            option.site,
+            spot.label if offers[option.site] == 1 else f"{spot.label}/{adapter.provider}",
             {
                 "operation": operation.name,
-                "provider": statement.provider,
+                "provider": adapter.provider,
                 "given": given,
                 "asked": asked,
                 "closed": sorted(closed),
@@ -136,33 +141,31 @@ def _arguments(
 
 def _candidates(
     spot: Spot, statement: CallStatement, federation: Federation, allowed: list[str] | None, found: Structure
-) -> list[Site]:
-    """The sites that can run a call, in the order of the federation."""
+) -> list[Option]:
+    """Where a call can run, in the order of the federation."""
     asked = statement.site
     wanted = [asked] if isinstance(asked, str) else None if asked is None or asked.sites is None else list(asked.sites)
     known = ", ".join(federation.sites) or "none"
     for name in wanted or ():
         if name not in federation.sites:
             found.report(spot, f"no site {name!r} in federation {federation.name!r} (it has: {known})")
-    sites = [
-        site
+    options = [
+        Option(site.name, adapter)
         for site in federation.sites.values()
-        if _takes(site.adapter(statement.operation, statement.provider), statement, federation)
-        and (wanted is None or site.name in wanted)
-        and (allowed is None or site.name in allowed)
+        if (wanted is None or site.name in wanted) and (allowed is None or site.name in allowed)
+        for adapter in adapters_of(site, statement.operation, statement.provider)
+        if _takes(adapter, statement, federation)
     ]
-    if not sites:
+    if not options:
         among = "" if wanted is None else f" among {wanted}"
         provider = "" if statement.provider is None else f" from provider {statement.provider!r}"
         limit = "" if allowed is None else f" (restricted to {sorted(allowed)})"
         found.report(spot, f"no site{among} offers operation {statement.operation!r}{provider}{limit}")
-    return sites
+    return options
 
 
-def _takes(adapter: Adapter | None, statement: CallStatement, federation: Federation) -> bool:
+def _takes(adapter: Adapter, statement: CallStatement, federation: Federation) -> bool:
     """Whether an adapter takes all arguments of a call: some parameters are only there at some sites."""
-    if adapter is None:
-        return False
     operation = federation.operations[statement.operation]
     elsewhere = operation.exposed.keys() - operation.signature.parameters.parameters.keys() - adapter.exposed.keys()
     return not elsewhere & statement.args.keys()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dfm_async.planner.graph import Graph
+from dfm_async.planner.graph import LARGEST, Graph
 
 __all__ = ["Estimate", "changed", "estimate", "sending"]
 
@@ -62,7 +62,7 @@ def estimate(graph: Graph, options: list[int]) -> Estimate:
                 size += token
         seconds, rate, least, factor = work.rates[options[work.choice]]
         ready[number], given[number] = latest, size
-        sizes[number] = least + factor * size
+        sizes[number] = min(least + factor * size, LARGEST)
         end = ends[number] = latest + seconds + rate * size
         if end > total:
             total = end
@@ -91,7 +91,7 @@ def changed(graph: Graph, base: Estimate, choice: int, option: int) -> float | N
     work = graph.works[number]
     seconds, rate, least, factor = work.rates[option]
     given = base.given[number]
-    if least + factor * given != base.sizes[number]:
+    if min(least + factor * given, LARGEST) != base.sizes[number]:
         return None
     here = found.sites[option]
     at = [0.0]

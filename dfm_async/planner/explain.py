@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from dfm_async.net import spec
-from dfm_async.planner.account import Alternative
 from dfm_async.planner.plan import NodePlan, Plan
 from dfm_async.planner.texts import columns, size_text, time_text
 from dfm_async.rendering import Shown
@@ -31,13 +30,13 @@ class Explanation(Shown):
     def row(self, node: NodePlan) -> tuple[str, ...]:
         """What the table says of a node."""
         costs = () if self.plan.cost is None else _costs(node)
-        return (node.label, node.location, *costs, node.why)
+        return (node.label, _where(node.location, node.provider), *costs, node.why)
 
     @property
     def rejected(self) -> list[tuple[str, str, str, str]]:
         """What was not chosen: the node, where else it could run, when all would be done, and how much later."""
         return [
-            (node.label, _where(other), time_text(other.total), f"+{time_text(other.difference)}")
+            (node.label, _where(other.site, other.provider), time_text(other.total), f"+{time_text(other.difference)}")
             for node in self.plan.nodes
             for other in node.alternatives
         ]
@@ -96,8 +95,8 @@ def _costs(node: NodePlan) -> tuple[str, ...]:
     )
 
 
-def _where(other: Alternative) -> str:
-    return other.site if other.provider is None else f"{other.site}/{other.provider}"
+def _where(place: str, provider: str | None) -> str:
+    return place if provider is None else f"{place}/{provider}"
 
 
 def _box(node: NodePlan) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from dfm_async.federation.operation import Adapter
 from dfm_async.model.policies import Cost
@@ -22,7 +22,7 @@ from dfm_async.pipeline.statements import (
 from dfm_async.planner.costs import ELEMENTS, PARAMETER_BYTES, Costs, bytes_of
 from dfm_async.planner.structure import Spot, Structure, outer_nodes
 
-__all__ = ["Choice", "Edge", "Graph", "Leader", "Option", "Work", "graph_of"]
+__all__ = ["LARGEST", "Choice", "Edge", "Graph", "Leader", "Option", "Work", "graph_of"]
 
 Leader: TypeAlias = int | str
 """What decides where a statement stands: a call, by its id; or a site, by its name."""
@@ -30,6 +30,9 @@ Leader: TypeAlias = int | str
 Rates: TypeAlias = tuple[float, float, float, float]
 """Seconds, seconds per byte of input, bytes, bytes per byte of input."""
 
+LARGEST: Final = 1e15
+"""The most bytes or seconds that one thing is reckoned with, so that sums of products stay numbers."""
+_MOST_RUNS: Final = 10**9
 _NOTHING: Rates = (0.0, 0.0, 0.0, 1.0)
 _SEEN_ONLY = frozenset({"until", "cond", "key", "times"})
 """Expressions that are no part of the value that a statement has."""
@@ -121,13 +124,15 @@ class Graph:
 
 def link_rates(cost: SendCost) -> tuple[float, float]:
     """What sending costs: seconds, and seconds per byte."""
-    return cost.fixed_time, 0.0 if cost.bandwidth is None else 1.0 / cost.bandwidth
+    per_byte = 0.0 if cost.bandwidth is None else min(1.0 / cost.bandwidth, LARGEST)
+    return min(cost.fixed_time, LARGEST), per_byte
 
 
 def work_rates(cost: Cost, times: float) -> Rates:
     """What so many runs cost, one after the other. Sizes are those of one."""
-    per_byte = 0.0 if cost.throughput is None else times / cost.throughput
-    return times * cost.fixed_time, per_byte, cost.fixed_size, cost.output_factor
+    per_byte = 0.0 if cost.throughput is None else min(times / cost.throughput, LARGEST)
+    seconds = min(times * cost.fixed_time, LARGEST)
+    return seconds, per_byte, min(cost.fixed_size, LARGEST), min(cost.output_factor, LARGEST)
 
 
 class _GraphBuilder:
@@ -221,9 +226,9 @@ class _GraphBuilder:
             case ForEachStatement() | RepeatStatement():
                 # the value is made once per run of the scope around it; its elements are passed on one by one
                 self.entries[key] = self.values[key] = self._work(spot, choice, [_NOTHING] * width, outside)
-                count = float(_count(statement))
+                count = float(min(_count(statement), _MOST_RUNS))
                 self.counts[key] = max(count, 1.0)
-                self.runs[self.found.scope_of_loop(key)] = outer * count
+                self.runs[self.found.scope_of_loop(key)] = min(outer * count, float(_MOST_RUNS))
             case IfStatement() | CacheStatement():
                 self.entries[key] = self.values[key] = self._work(spot, choice, [_NOTHING] * width, outside)
             case CollectStatement():

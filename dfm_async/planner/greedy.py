@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 
-from dfm_async.planner.graph import Edge, Graph
+from dfm_async.planner.graph import LARGEST, Edge, Graph
 
 __all__ = ["greedy"]
 
@@ -62,7 +62,7 @@ class _Greedy:
                 if edge.counts:
                     given += size
             seconds, rate, least, factor = work.rates[option]
-            costs[option] = (time + seconds + rate * given, least + factor * given)
+            costs[option] = (time + seconds + rate * given, min(least + factor * given, LARGEST))
         same = costs == self.costs[number]
         self.costs[number], self.ways[number] = costs, ways
         return not same

@@ -6,7 +6,7 @@ import heapq
 from typing import Final
 
 from dfm_async.planner.estimate import Estimate, estimate
-from dfm_async.planner.graph import Graph
+from dfm_async.planner.graph import LARGEST, Graph
 
 __all__ = ["improved"]
 
@@ -85,7 +85,7 @@ class _Improvement:
                 if edge.counts:
                     given += token
             seconds, rate, least, factor = work.rates[self.options[work.choice]]
-            end, size = latest + seconds + rate * given, least + factor * given
+            end, size = latest + seconds + rate * given, min(least + factor * given, LARGEST)
             if end >= limit:
                 return None
             if work.choice == choice or end != self.ends[number] or size != self.sizes[number]:

@@ -118,6 +118,7 @@ class NodePlan(msgspec.Struct, frozen=True):
         detail: the place of a yield, or the condition of a branch.
         cost: what a call is reckoned to cost, if anything is known about costs.
         alternatives: where else a call could run, the best of them first.
+        provider: whose code a call runs, if it is a provider's.
     """
 
     id: int
@@ -135,6 +136,7 @@ class NodePlan(msgspec.Struct, frozen=True):
     detail: str = ""
     cost: NodeCost | None = None
     alternatives: tuple[Alternative, ...] = ()
+    provider: str | None = None
 
     @property
     def site(self) -> str:
@@ -437,6 +439,7 @@ def node_plans(found: Structure, placed: dict[int, Placement]) -> tuple[NodePlan
                 detail,
                 where.cost,
                 where.alternatives,
+                where.provider,
             )
         )
     return tuple(nodes)

@@ -214,25 +214,36 @@ def _wanted(count: int) -> bool:
 def _fit(points: list[tuple[float, float]]) -> tuple[float, float]:
     """A line through points: its value at zero and its slope, neither of them negative.
 
-    The slope is the median of those between any two points: some calls that took much longer, such as the first one,
-    do not change it.
+    The slope is the median of those between any two points, where points that are far apart count more: single calls
+    that took much longer, such as the first one, hardly change it, and neither do many small ones that differ.
     """
     if not points:
         return 0.0, 0.0
     ys = median(y for _, y in points)
     step = max(1, -(-len(points) // _FITTED))
     some = points[::step]
-    slopes = [(b - d) / (a - c) for i, (a, b) in enumerate(some) for c, d in some[:i] if a != c]
+    slopes = [((b - d) / (a - c), abs(a - c)) for i, (a, b) in enumerate(some) for c, d in some[:i] if a != c]
     widest = max(x for x, _ in points)
     if not slopes or min(x for x, _ in points) > 0.8 * widest:
         return ys, 0.0
-    slope = median(slopes)
+    slope = _weighted_median(slopes)
     if slope <= 0:
         return ys, 0.0
     start = median(y - slope * x for x, y in points)
     if start < 0:
-        return 0.0, median(y / x for x, y in points if x)
+        return 0.0, _weighted_median([(y / x, x) for x, y in points if x])
     return start, slope
+
+
+def _weighted_median(values: list[tuple[float, float]]) -> float:
+    """The median of values with weights."""
+    values = sorted(values)
+    left = sum(weight for _, weight in values) / 2
+    for value, weight in values:
+        left -= weight
+        if left <= 0:
+            return value
+    return values[-1][0]
 
 
 def _rate(value: float | None) -> str:

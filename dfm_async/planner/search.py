@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-from dfm_async.planner.graph import Edge, Graph, Work
+from dfm_async.planner.graph import LARGEST, Edge, Graph, Work
 
 __all__ = ["Found", "search"]
 
@@ -25,7 +25,13 @@ _EFFORT: Final = 60_000
 _PASSES: Final = 2
 """How many times as many as the first pass it looks at, if that is more."""
 _LABELS: Final = 48
-"""How many labels one option of one piece of work has at most, in a small graph."""
+"""How many labels one option of one piece of work has at most."""
+_FEW_LABELS: Final = 4
+"""The same, where there are so many that one pass would take too long."""
+_PASS: Final = 400_000
+"""How many labels one pass looks at, besides those that it cannot do without."""
+_TOLD_APART: Final = 10_000
+"""Up to how many pieces of shared work it is known what depends on which; that takes memory by their square."""
 _MARGIN: Final = 1e-9
 """By which part something must be better to be looked at: less is rounding."""
 
@@ -39,7 +45,7 @@ class Label(NamedTuple):
         effort: the seconds that all its parts take together; decides where the end is the same.
         work: the work.
         option: where it is done.
-        parts: how its inputs are made.
+        parts: how its inputs are made; linked, because there may be thousands.
     """
 
     end: float
@@ -47,11 +53,15 @@ class Label(NamedTuple):
     effort: float
     work: int
     option: int
-    parts: tuple[Label, ...]
+    parts: _Parts
 
 
-_Arrival: TypeAlias = tuple[float, float, float, tuple[Label, ...]]
+_Parts: TypeAlias = tuple[Label, "_Parts"] | None
+_Arrival: TypeAlias = tuple[float, float, float, _Parts]
 """Inputs that are there: when, how many bytes, with which effort, and how they were made."""
+_Way: TypeAlias = tuple[float, float, float, Label]
+"""The same of one input."""
+_AnyWay = TypeVar("_AnyWay", _Arrival, _Way)
 
 
 @dataclass(slots=True)
@@ -78,7 +88,8 @@ class _Branch:
 class _Search:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.limit = max(4, min(_LABELS, 50_000 // max(len(graph.works), 1)))
+        self.limit = _LABELS
+        self.allowed = _PASS + 2 * sum(len(work.rates) * _sources(graph, work) for work in graph.works)
         self.bounds = _Bounds(graph)
         self.bits = {number: 1 << place for place, number in enumerate(sorted(_shared(graph)))}
         """The bit of each piece of shared work."""
@@ -95,6 +106,8 @@ class _Search:
         """The least total that is known, and what has to be beaten."""
         self.options: list[int] = []
         self.looked = 0
+        self.dropped = False
+        """Whether labels were dropped only because there were too many: then nothing is certain."""
 
     def run(self) -> Found:
         """Searches."""
@@ -111,11 +124,12 @@ class _Search:
             if self.looked > effort:
                 break
             at = self._back(blame)
-        return Found(self.options, self.best, at < 0)
+        return Found(self.options, self.best, at < 0 and not self.dropped)
 
     def _step(self, at: int) -> bool:
         """Finds the labels of one piece of work. False: none of them can beat what is known."""
         work = self.graph.works[at]
+        self.limit = _LABELS if self.looked * len(self.fronts) <= self.allowed * (at + 1) else _FEW_LABELS
         known = self.decided.get(work.choice)
         options = range(len(work.rates)) if known is None else (known,)
         bound, goal = self.bounds.of, self.goal
@@ -125,7 +139,7 @@ class _Search:
             for arrived, given, effort, parts in self._arrivals(work, option):
                 taken = seconds + per_byte * given
                 end = arrived + taken
-                size = least + factor * given
+                size = min(least + factor * given, LARGEST)
                 if end + bound(at, option, size) < goal:
                     front.append(Label(end, size, effort + taken, at, option, parts))
         if not front:
@@ -171,17 +185,17 @@ class _Search:
 
     def _arrivals(self, work: Work, option: int) -> list[_Arrival]:
         """How soon all inputs can be there, and how large they are then; what is neither sooner nor smaller is out."""
-        found: list[_Arrival] = [(0.0, work.constant, 0.0, ())]
+        found: list[_Arrival] = [(0.0, work.constant, 0.0, None)]
         for edge in work.inputs:
             ways = self._ways(work, option, edge)
             self.looked += len(found) * len(ways)
-            joined = [
-                (a if a > b else b, x + y, e + f, parts + more) for a, x, e, parts in found for b, y, f, more in ways
+            joined: list[_Arrival] = [
+                (a if a > b else b, x + y, e + f, (made, parts)) for a, x, e, parts in found for b, y, f, made in ways
             ]
-            found = joined if len(joined) == 1 else _front(joined, self.limit)
+            found = joined if len(joined) == 1 else self._front(joined)
         return found
 
-    def _ways(self, work: Work, option: int, edge: Edge) -> list[_Arrival]:
+    def _ways(self, work: Work, option: int, edge: Edge) -> list[_Way]:
         """How one input can be brought to an option."""
         graph = self.graph
         labels = self.fronts[edge.source]
@@ -190,9 +204,7 @@ class _Search:
         share = edge.share
         if from_choice == work.choice:
             staying = [x for x in labels if x.option == option]
-            return _front(
-                [(x.end, share * x.size if edge.counts else 0.0, x.effort, (x,)) for x in staying], self.limit
-            )
+            return self._front([(x.end, share * x.size if edge.counts else 0.0, x.effort, x) for x in staying])
         here = graph.choices[work.choice].sites[option]
         sites = graph.choices[from_choice].sites
         links, times = graph.links, edge.times
@@ -205,14 +217,29 @@ class _Search:
                 at = label.end + sending
                 if at < soonest or (at == soonest and label.effort + sending < least):
                     soonest, least, chosen = at, label.effort + sending, label
-            return [(soonest, size if edge.counts else 0.0, least, (chosen,))]
-        ways: list[_Arrival] = []
+            return [(soonest, size if edge.counts else 0.0, least, chosen)]
+        ways: list[_Way] = []
         for label in labels:
             fixed, per_byte = links[sites[label.option]][here]
             size = share * label.size
             sending = times * (fixed + size * per_byte)
-            ways.append((label.end + sending, size if edge.counts else 0.0, label.effort + sending, (label,)))
-        return _front(ways, self.limit)
+            ways.append((label.end + sending, size if edge.counts else 0.0, label.effort + sending, label))
+        return self._front(ways)
+
+    def _front(self, ways: list[_AnyWay]) -> list[_AnyWay]:
+        """Those that nothing else is both as soon and as small as; if they are too many, some of them."""
+        if len(ways) < 2:
+            return ways
+        ways.sort(key=itemgetter(0, 1, 2))
+        kept = [ways[0]]
+        for way in ways:
+            if way[1] < kept[-1][1]:
+                kept.append(way)
+        if len(kept) > self.limit:
+            self.dropped = True
+            step = (len(kept) - 1) / (self.limit - 1)
+            kept = [kept[round(i * step)] for i in range(self.limit)]
+        return kept
 
     def _finished(self) -> int:
         """All work has labels: takes the best of those that nobody reads. Gives what the total depends on."""
@@ -239,29 +266,24 @@ class _Search:
             if label.work not in seen:  # what is shared has one label for all its readers
                 seen.add(label.work)
                 options[self.graph.works[label.work].choice] = label.option
-                labels.extend(label.parts)
+                parts = label.parts
+                while parts is not None:
+                    made, parts = parts
+                    labels.append(made)
         for choice, option in self.decided.items():
             options[choice] = option
         return options
 
 
-def _front(ways: list[_Arrival], limit: int) -> list[_Arrival]:
-    """Those that nothing else is both as soon and as small as; if they are too many, some of them."""
-    if len(ways) < 2:
-        return ways
-    ways.sort(key=itemgetter(0, 1, 2))
-    kept = [ways[0]]
-    for way in ways:
-        if way[1] < kept[-1][1]:
-            kept.append(way)
-    if len(kept) > limit:
-        step = (len(kept) - 1) / (limit - 1)
-        kept = [kept[round(i * step)] for i in range(limit)]
-    return kept
+def _sources(graph: Graph, work: Work) -> int:
+    """How many options there are for the inputs of some work, taken together."""
+    return sum(len(graph.works[edge.source].rates) for edge in work.inputs)
 
 
 def _above(graph: Graph, bits: dict[int, int]) -> list[int]:
     """The shared work that each piece of work depends on: by its inputs, or because it stands at the same site."""
+    if len(bits) > _TOLD_APART:
+        return [(1 << len(bits)) - 1] * len(graph.works)
     above: list[int] = []
     beside: dict[int, int] = {}
     for number, work in enumerate(graph.works):
@@ -288,7 +310,7 @@ class _Bounds:
         for work in works:
             size = work.constant + sum(edge.share * self.sizes[edge.source] for edge in work.inputs if edge.counts)
             given.append(size)
-            self.sizes.append(min(least + factor * size for _, _, least, factor in work.rates))
+            self.sizes.append(min(LARGEST, *(least + factor * size for _, _, least, factor in work.rates)))
         self.least: list[list[float]] = [[] for _ in works]
         """By work and option, for the smallest output."""
         self.rest: list[list[float]] = [[] for _ in works]

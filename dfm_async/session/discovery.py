@@ -38,7 +38,8 @@ async def discover(session: Session, pipeline: Pipeline, restrict_to_sites: Iter
                 sites[event.site][event.node] = found_of(event.value)
             elif isinstance(event, Failure) and isinstance(event.error, OperationFailed):
                 sites[event.error.site][event.error.node] = _not_asked(event.error)
-        if job.status is not JobStatus.FAILED:  # what has failed is told in its place
+        told = [isinstance(error, OperationFailed) for error in job.errors]
+        if job.status is not JobStatus.FAILED or not all(told):  # what has failed at a node is told in its place
             await job
     except BaseException:
         with anyio.CancelScope(shield=True):

@@ -62,6 +62,8 @@ __all__ = ["Session"]
 _log = logging.getLogger(__name__)
 
 _PLANS: Final = 128
+_LARGE: Final = 500
+"""From how many statements on a pipeline is prepared in a thread."""
 _connected: Final[weakref.WeakSet[Session]] = weakref.WeakSet()
 
 Params = Mapping[str, Any] | Sequence[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]] | None
@@ -313,7 +315,7 @@ class Session:
         Raises:
             PipelineError: with everything that is wrong; also if nothing was measured.
         """
-        return self._prepare(pipeline, restrict_to_sites, self._measured(pipeline, costs))
+        return await self._prepare(pipeline, restrict_to_sites, self._measured(pipeline, costs))
 
     def profile(self) -> Profiling:
         """Measures the jobs that are executed while it is open: ``with session.profile() as profile``.
@@ -336,7 +338,7 @@ class Session:
             raise PipelineError(pipeline.name, [Problem("costs", message)])
         return found
 
-    def _prepare(
+    async def _prepare(
         self,
         pipeline: Pipeline,
         restrict_to_sites: Iterable[str] | str | None = None,
@@ -344,16 +346,21 @@ class Session:
     ) -> Plan:
         if not isinstance(pipeline, Pipeline):
             raise TypeError(f"a Pipeline is needed, not {pipeline!r}")
-        if restrict_to_sites is not None or measured is not None:
-            return prepare(pipeline, self.federation, self.homesite, restrict_to_sites, self._lanes, measured)
-        key = id(pipeline.body)
-        known = self._plans.get(key)
-        if known is not None and known[0] is pipeline.body:
+        body = pipeline.body
+        usual = restrict_to_sites is None and measured is None
+        known = self._plans.get(id(body)) if usual else None
+        if known is not None and known[0] is body:
             return known[1]
-        plan = prepare(pipeline, self.federation, self.homesite, None, self._lanes)
-        self._plans[key] = (pipeline.body, plan)
-        if len(self._plans) > _PLANS:
-            self._plans.popitem(last=False)
+
+        def make() -> Plan:
+            return prepare(pipeline, self.federation, self.homesite, restrict_to_sites, self._lanes, measured)
+
+        # A large one takes seconds, in which others of this loop want their turn.
+        plan = make() if len(body) < _LARGE else await in_thread(make, "prepare")
+        if usual:
+            self._plans[id(body)] = (body, plan)
+            if len(self._plans) > _PLANS:
+                self._plans.popitem(last=False)
         return plan
 
     async def discover(self, pipeline: Pipeline, restrict_to_sites: Iterable[str] | str | None = None) -> Discovery:
@@ -369,6 +376,7 @@ class Session:
 
         Raises:
             PipelineError: with everything that is wrong.
+            JobFailed: a site cannot start, so that nobody is there to be asked.
             JobAborted: a worker was lost, or the session was closed.
         """
         from dfm_async.session.discovery import discover
@@ -428,7 +436,8 @@ class Session:
         """
         self._check_open()
         began, start = asyncio.get_running_loop().time(), time.time_ns()
-        plan = pipeline if isinstance(pipeline, Plan) else self._prepare(pipeline)
+        plan = pipeline if isinstance(pipeline, Plan) else await self._prepare(pipeline)
+        self._check_open()  # preparing may have taken a while
         if on_error not in ("continue", "stop"):
             raise ValueError(f"on_error must be 'continue' or 'stop', not {on_error!r}")
         if deadline is not None and deadline <= 0:

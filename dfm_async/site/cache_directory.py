@@ -70,7 +70,6 @@ class LocalDirectory:
     def __init__(self, root: pathlib.Path) -> None:
         self._root = root
         self._new = root / "new"
-        self._new.mkdir(mode=0o700, exist_ok=True)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name[:2]}/{name}"
@@ -93,7 +92,8 @@ class LocalDirectory:
     def write(self, name: str, parts: Sequence[bytes | memoryview], now: float, given_up: Callable[[], bool]) -> None:
         """Puts a blob there."""
         path, new = self._path(name), self._new / uuid.uuid4().hex
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        for folder in (os.path.dirname(path), self._new):  # somebody may have removed all of it
+            os.makedirs(folder, mode=0o700, exist_ok=True)
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with contextlib.suppress(OSError):  # a file system without locks: then nobody takes it for abandoned

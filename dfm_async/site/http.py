@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import email.utils
 import functools
 import importlib.util
@@ -21,6 +22,10 @@ from dfm_async.site.http_request import Request, Signature, make_request, sign
 
 if TYPE_CHECKING:
     import httpx
+else:
+    # Classes of adapters are loaded in threads. So what takes a while is loaded here, and not on the loop at a call.
+    with contextlib.suppress(ImportError):
+        import httpx
 
 __all__ = ["HttpCall"]
 
@@ -97,8 +102,6 @@ class HttpCall:
             await self._client.aclose()
 
     async def _try(self, request: Request, signature: Signature) -> _Answer:
-        import httpx
-
         again = self._plan.method in _IDEMPOTENT or self._options.retry_unsafe
         client = await self._connected()
         scope = asyncio.timeout(self._options.timeout)
@@ -192,14 +195,10 @@ class _Passing(Exception):
 
 @functools.cache
 def _authorities() -> ssl.SSLContext:
-    import httpx
-
     return httpx.create_ssl_context()  # heeds SSL_CERT_FILE and SSL_CERT_DIR
 
 
 def _client(base_url: str, options: HttpOptions, verify: ssl.SSLContext | None) -> httpx.AsyncClient:
-    import httpx
-
     class Signing(httpx.AsyncBaseTransport):
         """Puts secrets into requests behind all that logs, raises or shows them."""
 

@@ -59,7 +59,7 @@ class FileVault:
     The file is a mapping, in JSON or YAML. Nobody but its owner, and its group, may be able to read it.
 
     Args:
-        path: the file or the directory.
+        path: the file or the directory; a relative one begins where the process of the site runs.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -106,7 +106,8 @@ class FileVault:
         try:
             found = path.stat()
         except OSError as error:
-            raise SecretError("", key, f"{path.name!r} cannot be read: {error.strerror}") from None
+            looked = f" (it is looked for in {path.absolute().parent})" if isinstance(error, FileNotFoundError) else ""
+            raise SecretError("", key, f"{path.name!r} cannot be read: {error.strerror}{looked}") from None
         if found.st_mode & stat.S_IRWXO:
             fix = "chmod o-rwx"
             raise SecretError("", key, f"everybody on this machine can open {path.name!r}: run {fix} on it")
@@ -149,7 +150,11 @@ class KeyringVault:
         """Gives a secret."""
         import keyring
 
-        found = keyring.get_password(self._service, key)
+        try:
+            found = keyring.get_password(self._service, key)
+        except keyring.errors.NoKeyringError:
+            fix = "install a backend of keyring, or choose another vault"
+            raise SecretError("", key, f"there is no keyring where the site runs: {fix}") from None
         if found is None:
             raise SecretError("", key, f"the keyring has none: run 'keyring set SERVICE {key}' as the site's user")
         return found

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Protocol, runtime_checkable
 
-from dfm_async.federation.federation import Site
 from dfm_async.federation.operation import Operation
+from dfm_async.federation.site import Site
 from dfm_async.session.session import Session
 from dfm_async.testing.board import Board, Chosen, Rule
 from dfm_async.testing.fakes import Call

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dfm_async.federation.federation import Federation, Site
+from dfm_async.federation.federation import Federation
 from dfm_async.federation.operation import Operation
+from dfm_async.federation.site import Site
 from dfm_async.testing.board import Board, Chosen, Rule
 from dfm_async.testing.fakes import Fake
 

@@ -18,10 +18,10 @@ from dfm_async import (
     Result,
     ResultLimits,
     RetryPolicy,
-    Session,
     StatusChanged,
     WorkerLost,
 )
+from dfm_async.planner.plan import prepare
 from tests.chaos.operations import fed, functions, random_pipeline
 from tests.chaos.values import comparable
 from tests.reference import Outcome, interpret
@@ -102,7 +102,7 @@ def random_spec(rng: random.Random, name: str, *, stored: bool) -> Spec:
     while True:
         pipeline = random_pipeline(rng, reliable=reliable)
         try:
-            Session(fed)._prepare(pipeline)
+            prepare(pipeline, fed, "home")
             break
         except PipelineError:
             continue  # the maker collects whatever it finds

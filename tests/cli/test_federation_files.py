@@ -41,7 +41,7 @@ def test_what_is_wrong_with_a_file_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text('{"dfm_body": [{}]}')
     wrong = {
         ("run", str(tmp_path / "fed.yaml"), GREET): "'site'",
-        ("run", str(tmp_path / "none.yaml"), GREET): "none.yaml cannot be read: there is no such file",
+        ("run", str(tmp_path / "none.yaml"), GREET): "none.yaml: cannot be read: there is no such file",
         ("run", EXAMPLE): "say which pipeline: give file.py:name",
         ("run", EXAMPLE, "greet"): "'greet' is no pipeline",
         ("run", EXAMPLE, str(tmp_path / "p.json")): "/dfm_body/0: has no 'dfm_node_id'",

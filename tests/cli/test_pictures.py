@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 from xml.etree import ElementTree
 
+from dfm_async import Profile
 from dfm_async.cli.references import find_federation, find_pipeline
 from tests.cli.rig import STATIONS, invoked, lines
 
@@ -61,3 +62,19 @@ def test_an_explanation_says_where_each_node_runs() -> None:
         node["node"]: (node["site"], node["inputs"]) for node in lines(say("explain", STATIONS, "squares", "--json"))
     }
     assert found == {"square#0": ("lab", []), "Yield#1": ("lab", ["square#0"])}
+
+
+def test_an_explanation_tells_measured_costs(tmp_path: Path) -> None:
+    profile = Profile()
+    for _ in range(3):
+        profile.add_call("lab", "square", None, 8, 2.5, 8)
+    profile.save(tmp_path / "costs.json")
+    told = say("explain", STATIONS, "squares", "--costs", str(tmp_path / "costs.json"))
+    assert "2.5 s *" in told
+    (found, *_) = lines(say("explain", STATIONS, "squares", "--json", "--costs", str(tmp_path / "costs.json")))
+    assert found["cost"]["seconds"] == 2.5
+    assert found["alternatives"] == []
+    for wrong, message in (("nothing.json", "No such file"), (__file__, "no profile")):
+        done = invoked("explain", STATIONS, "squares", "--costs", str(tmp_path / wrong))
+        assert done.exit_code == 2
+        assert message in done.output

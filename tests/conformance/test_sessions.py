@@ -456,3 +456,23 @@ async def test_reprs_tell_the_live_state(connect: Connect) -> None:
         assert "finished" in repr(job)
         assert "1 ended" in repr(session)
     assert "closed" in repr(session)
+
+
+async def test_others_have_their_turns_while_a_large_pipeline_is_prepared() -> None:
+    with Pipeline("large") as large:
+        for index in range(2000):
+            Yield(w.echo(index), multiuse=True)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with Session(w.fed, target="inline") as session:
+        ticking = asyncio.create_task(others())
+        plan = await session.prepare(large)
+        ticking.cancel()
+        assert await session.prepare(large) is plan
+    assert turns > 10

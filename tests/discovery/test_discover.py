@@ -9,7 +9,19 @@ from typing import Any
 
 import pytest
 
-from dfm_async import Advise, BestOf, Federation, ForEach, JobAborted, Pipeline, PipelineError, PlaceParam, Session
+from dfm_async import (
+    Advise,
+    BestOf,
+    Federation,
+    ForEach,
+    JobAborted,
+    JobFailed,
+    Pipeline,
+    PipelineError,
+    PlaceParam,
+    Session,
+    VaultConfig,
+)
 from dfm_async.discovery import (
     AdviceContext,
     AdvisedError,
@@ -176,6 +188,34 @@ async def test_only_the_sites_that_may_run_a_node_are_asked() -> None:
     assert list((await asked(free, restrict_to_sites=["south"])).sites) == ["south"]
 
 
+async def test_every_provider_that_may_run_a_node_is_asked(connect: Connect) -> None:
+    fed = Federation("providers")
+    lab = fed.site("lab")
+
+    def slow(city: str) -> str:
+        return city
+
+    operation = lab.operation(slow, name="Look", provider="slow")
+
+    @lab.implements(operation, provider="quick")
+    def quick(city: str) -> str:
+        return city
+
+    @operation.advisor("city")
+    def cities(value: Any, context: AdviceContext) -> AdvisedValue:
+        return AdvisedOneOf(["Oslo"])
+
+    with Pipeline(mode="discovery") as pipeline:
+        operation(city=Advise())
+        operation(city=Advise(), provider="quick")
+    async with connect(fed) as session:
+        discovery = await session.discover(pipeline)
+    assert list(discovery.sites["lab"]) == ["Look#0/slow", "Look#0/quick", "Look#1"]
+    for tree in discovery.sites["lab"].values():
+        assert isinstance(tree, SingleFieldAdvice)
+        assert list(tree) == ["Oslo"]
+
+
 async def test_all_problems_are_told_at_once() -> None:
     with Pipeline(mode="discovery") as pipeline:
         ask.Forecast([Advise()])
@@ -299,5 +339,21 @@ async def test_a_worker_that_dies_while_it_is_asked_is_told(tmp_path: Path) -> N
         federation.operations.die()
     async with Session(federation, store=f"sqlite:///{tmp_path / 'jobs.db'}") as session:
         with pytest.raises(JobAborted, match="here"):
+            await session.discover(pipeline)
+        assert session.jobs() == []
+
+
+async def test_a_site_that_cannot_start_is_told_and_not_taken_for_one_without_advice(tmp_path: Path) -> None:
+    federation = Federation("shut")
+    here = federation.site("here", vault=VaultConfig(path="file", args={"path": str(tmp_path / "none.yaml")}))
+
+    @here.operation
+    def double(x: int) -> int:
+        return 2 * x
+
+    with Pipeline(mode="discovery") as pipeline:
+        federation.operations.double()
+    async with Session(federation) as session:
+        with pytest.raises(JobFailed, match="site 'here' does not start"):
             await session.discover(pipeline)
         assert session.jobs() == []

@@ -259,3 +259,17 @@ def test_advice_of_dfm_itself_counts_as_ours() -> None:
     growth.questions()
     growth.answer([make("AdvisedOneOf", values=options, split_on_advice=False)])
     assert growth.tree() == SingleFieldAdvice(field="x", value=[1, 2, {"k": 2}], form="one of")
+
+
+def test_messages_of_several_lines_and_for_terminals_stay_in_their_line_of_the_tree() -> None:
+    message = "2 errors\n  first: wrong\n\x1b[31m  second: wrong"
+    tree = SingleFieldAdvice(field="city", value=None, edge=ErrorFieldAdvice(message, ""))
+    text = str(Discovery(None, {"lab": {"look#0": tree, "look#1": ErrorFieldAdvice(message, "")}}))
+    shown = r"2 errors first: wrong \x1b[31m second: wrong"
+    assert text.splitlines() == [
+        "Discovery",
+        "lab",
+        "├─ look#0",
+        f"│  └─ city  ✗ {shown}",
+        f"└─ look#1  ✗ {shown}",
+    ]

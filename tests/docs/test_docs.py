@@ -160,6 +160,39 @@ def test_an_example_runs_as_it_stands(name: str) -> None:
     assert "JobStatus.FINISHED" in done.stdout
 
 
+def test_the_example_of_a_federation_file_runs_from_any_folder(tmp_path: Path) -> None:
+    program = ROOT / "examples" / "federation_file" / "main.py"
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line for line in done.stdout.splitlines() if line.startswith(("highest: ", "warn: "))] == [
+        "highest: Elbe: keep your feet dry (520 cm)",
+        "highest: Rhine: all is well (240 cm)",
+        "warn: Elbe: stay away from the water (520 cm)",
+        "warn: Rhine: all is well (240 cm)",
+    ]
+    assert 'river: one of "Elbe", "Rhine"' in done.stdout
+    assert "cheapest: model 0.05 s, office 5 s" in done.stdout
+
+
+def test_the_command_of_the_example_of_a_federation_file_prints_its_results() -> None:
+    folder = ROOT / "examples" / "federation_file"
+    text = ast.get_docstring(ast.parse((folder / "main.py").read_text(encoding="utf-8"))) or ""
+    (command,) = re.findall(r"RIVERS_TOKEN=demo dfm-async (.*)", text)
+    done = subprocess.run(
+        [sys.executable, "-m", "dfm_async", *command.split(), "--quiet"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=folder,
+        env={**os.environ, "RIVERS_TOKEN": "demo"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "warning [0] Elbe: stay away from the water (520 cm)\n"
+
+
 def test_federated_averaging_learns_and_leaves_no_process() -> None:
     mark = uuid.uuid4().hex  # every process inherits it, also those that belong to nobody any more
     done = subprocess.run(

@@ -459,3 +459,16 @@ def test_a_site_shows_its_operations_with_what_it_adds() -> None:
     assert (call.operation, call.site, list(call.args)) == ("array.Create", "alpha", ["size", "unit"])
     with pytest.raises(TypeError, match="fixed to its site"):
         alpha(3, site="beta")
+
+
+def test_an_argument_that_does_not_exist_is_told_with_the_one_that_is_meant() -> None:
+    with Pipeline("wrong"):
+        with pytest.raises(TypeError) as caught:
+            decorated(xx=1)  # type: ignore[call-overload]
+        assert str(caught.value) == (
+            "decorated() got an unexpected keyword argument 'xx' (did you mean 'x'?); it takes: x, y"
+        )
+        with pytest.raises(TypeError, match=r"'dfm_after' \(did you mean 'after'\?\)"):
+            decorated(1, dfm_after=None)  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match="missing a required argument: 'x'"):
+            decorated()  # type: ignore[call-overload]

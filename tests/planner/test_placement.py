@@ -191,9 +191,33 @@ def test_what_is_known_of_one_direction_counts_for_the_other() -> None:
 
 
 def test_costs_cannot_be_negative() -> None:
-    for wrong in ({"throughput": 0}, {"fixed_time": -1}, {"output_factor": -0.5}, {"fixed_size": -1}):
-        with pytest.raises(ValueError, match=r"negative|positive"):
-            Cost(**wrong)
+    nan, inf = float("nan"), float("inf")
+    for name, value in (("throughput", 0), ("fixed_time", inf), ("output_factor", -0.5), ("fixed_size", nan)):
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            Cost(**{name: value})
+    for name, value in (("bandwidth", 0), ("bandwidth", nan), ("fixed_time", -1), ("fixed_time", nan)):
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            SendCost(**{name: value})
+
+
+def test_figures_stay_numbers_however_much_sizes_grow() -> None:
+    fed = federation(a_b=SendCost(fixed_time=1, bandwidth=1e-300))
+    work = offer(
+        fed, "work", a=Cost(throughput=1e-300, output_factor=1e300), b=Cost(fixed_time=1e300, fixed_size=1e300)
+    )
+    with Pipeline() as p:
+        value, before = work(), work()
+        for _ in range(50):
+            value, before = work(x=value, y=before), value
+        with Repeat(value, times=10**400) as current:
+            current.next(work(x=current))
+            with ForEach([1] * 10_000), ForEach([1] * 10_000):
+                Yield(work(x=value))
+    plan = prepare(p, fed, "home")
+    assert plan.cost is not None
+    assert 0 < plan.cost.seconds < float("inf")
+    assert Plan.from_json(plan.to_json()) == plan
+    assert str(plan.explain())
 
 
 # limits to the choice
@@ -230,6 +254,8 @@ async def test_several_providers_at_a_site_are_alternatives() -> None:
     calls = [t.action for net in plan.nets for t in net.transitions if isinstance(t.action, spec.Call)]
     assert [call.provider for call in calls] == ["gpu", "cpu", "gpu"]
     assert [(o.site, o.provider) for o in plan.nodes[0].alternatives] == [("a", "cpu")]
+    assert [node.provider for node in plan.nodes if node.kind == "call"] == ["gpu", "cpu", "gpu"]
+    assert "which#0  a/gpu" in str(plan.explain())
     async with Session(fed, target="inline") as session:
         job = await session.execute(p)
         assert {result.place: result.value for result in await job.collect()} == {
@@ -284,6 +310,19 @@ def test_a_site_that_does_not_take_a_parameter_is_told_with_those_that_do() -> N
     with Pipeline() as p:
         fed.operations.op(2, level="high")
     assert "integer" in problem(p, fed)
+
+    @fed.sites["a"].operation
+    def words() -> str:
+        return "high"
+
+    with Pipeline() as p:
+        fed.operations.op(2, level=words())
+    assert "level is declared int, but words#0 returns str" in problem(p, fed)
+    listed = exposing(a=ExposedParameter(param="level", type=["integer", "array"]))
+    with Pipeline() as p:
+        listed.operations.op(2, level=[1])
+        listed.operations.op(2, level=1)
+    prepare(p, listed, "home")
 
 
 @pytest.mark.parametrize("kind", ["literal", "node", "place"])

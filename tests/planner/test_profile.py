@@ -6,8 +6,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
 
-from dfm_async import Cost, Federation, JobStatus, Pipeline, PipelineError, PlaceParam, Profile, Session, Yield
+from dfm_async import Cost, Federation, JobStatus, Pipeline, PipelineError, PlaceParam, Plan, Profile, Session, Yield
+from dfm_async.planner.plan import prepare
+from tests.property.random_pipelines import fed as random_federation
+from tests.property.random_pipelines import pipelines
 
 fed = Federation("lies")
 quick = fed.site("quick")
@@ -144,6 +148,17 @@ def test_a_fit_finds_the_costs_that_made_the_samples_whatever_single_calls_took(
     assert len(profile.calls[0].points) < 200, "what is kept has a limit"
 
 
+def test_a_fit_of_many_small_inputs_and_a_few_large_ones_holds_for_the_large_ones() -> None:
+    profile = Profile()
+    for index, size in enumerate([4.0] * 9 + [10.0, 1000.0, 100_000.0]):
+        seconds = 1e-4 * (1 + index % 3)  # whatever the size
+        profile.add_call("lab", "same", None, size, seconds, size if size > 4 else 1.0)
+    cost = profile.calls[0].cost
+    assert cost.output_factor == pytest.approx(1, rel=0.01)
+    slope = 0.0 if cost.throughput is None else 1 / cost.throughput
+    assert cost.fixed_time + 100_000 * slope < 5e-4
+
+
 def test_less_than_three_samples_are_no_cost() -> None:
     profile = Profile()
     for _ in range(2):
@@ -170,3 +185,34 @@ def test_a_profile_survives_a_file(tmp_path: Path) -> None:
     path.write_text("[1]")
     with pytest.raises(ValueError, match="no profile"):
         Profile.load(path)
+
+
+def everything() -> Profile:
+    """Costs of all operations and sites of the random pipelines."""
+    profile = Profile()
+    for i, site in enumerate(random_federation.sites.values()):
+        for j, (operation, provider) in enumerate(site.adapters):
+            for size in (10, 1000, 5000):
+                profile.add_call(site.name, operation, provider, size, 0.01 * (i + j) + size / 1e4, size * j / 3)
+        for other in ("app", *random_federation.sites):
+            for size in (10, 1000, 5000):
+                profile.add_send(site.name, other, size, 0.1 * i + size / 1e4)
+    return profile
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much])
+@given(pipelines())
+def test_any_pipeline_can_be_placed_by_measured_costs(pipeline: Pipeline) -> None:
+    try:
+        plan = prepare(pipeline, random_federation, "app", measured=everything())
+    except PipelineError:
+        assume(False)
+        raise
+    assert plan.cost is not None
+    calls = [node for node in plan.nodes if node.kind in ("call", "yield")]
+    assert all(node.cost is not None for node in calls)
+    ends = [node.cost.start + node.cost.seconds for node in calls if node.cost is not None]
+    assert plan.cost.seconds >= max(ends, default=0.0) - 1e-6
+    assert all(other.total >= plan.cost.seconds - 1e-6 for node in calls for other in node.alternatives)
+    assert Plan.from_json(plan.to_json()) == plan
+    assert str(plan.explain())

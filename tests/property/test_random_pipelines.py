@@ -53,9 +53,9 @@ async def check(session: Session, pipeline: Pipeline, params: list[dict[str, Any
         assert await job is JobStatus.FINISHED
 
 
-def _valid(pipeline: Pipeline, session: Session) -> bool:
+async def _valid(pipeline: Pipeline, session: Session) -> bool:
     try:
-        session._prepare(pipeline)
+        await session.prepare(pipeline)
     except PipelineError as error:
         # The maker collects whatever it finds; only that may be refused.
         if not all("collect" in problem.statement for problem in error.problems):
@@ -67,12 +67,12 @@ def _valid(pipeline: Pipeline, session: Session) -> bool:
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much])
 @given(pipeline=pipelines(), params=sets)
 async def test_inline_does_what_plain_python_does(inline: Session, pipeline: Pipeline, params: Any) -> None:
-    if _valid(pipeline, inline):
+    if await _valid(pipeline, inline):
         await check(inline, pipeline, params)
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much])
 @given(pipeline=pipelines(), params=sets)
 async def test_worker_processes_do_what_plain_python_does(local: Session, pipeline: Pipeline, params: Any) -> None:
-    if _valid(pipeline, local):
+    if await _valid(pipeline, local):
         await check(local, pipeline, params)

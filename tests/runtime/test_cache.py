@@ -7,7 +7,9 @@ import fractions
 import logging
 import os
 import pathlib
+import shutil
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -227,6 +229,18 @@ async def test_trouble_with_files_is_told_once_and_without_the_options(
     assert secret not in record.getMessage()
 
 
+async def test_a_file_system_whose_package_is_not_installed_is_told_with_what_to_do(
+    log: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)  # as where it is not installed
+    fed = federation(CacheConfig(protocol="s3", base_path="bucket/x"))
+    async with Session(fed, target="inline") as session:
+        job = await session.execute(cached(fed, log), {"key": "a"})
+        assert await job is JobStatus.FINISHED
+    (record,) = warned(caplog)
+    assert "install the package of its protocol where the site runs, such as s3fs" in record.getMessage()
+
+
 async def test_a_full_disk_stops_no_job_and_leaves_no_file(
     log: pathlib.Path,
     tmp_path: pathlib.Path,
@@ -245,6 +259,18 @@ async def test_a_full_disk_stops_no_job_and_leaves_no_file(
             assert await job is JobStatus.FINISHED
     assert ["No space left" in record.getMessage() for record in warned(caplog)] == [True]
     assert all_files(tmp_path / "cache") == []
+
+
+async def test_a_directory_that_somebody_removes_is_made_again(
+    log: pathlib.Path, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fed = federation(CacheConfig(base_path=str(tmp_path / "cache")))
+    async with Session(fed, target="inline") as session:
+        for key in "ab":
+            await (await session.execute(cached(fed, log), {"key": key}))
+            assert len(all_files(tmp_path / "cache")) == 1
+            shutil.rmtree(tmp_path / "cache")
+    assert warned(caplog) == []
 
 
 async def test_a_job_that_is_cancelled_while_its_value_is_written_leaves_no_file(

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_reading_hostile_documents_makes_python_do_nothing_else(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.safety.watched", str(tmp_path)]
+    command = [sys.executable, "-B", "-m", "tests.safety.watched", str(tmp_path)]  # -B: writing bytecode is no fault
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("tried "), done.stdout

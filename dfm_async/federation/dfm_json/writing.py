@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dfm_async.errors import PipelineError
 from dfm_async.federation.dfm_json.names import (
     CORE,
     FOR_EACH,
@@ -60,7 +61,11 @@ def write_pipeline(pipeline: Pipeline, federation: Federation) -> dict[str, Any]
     """
     problems = Problems()
     body = _Writer(pipeline, federation, problems).block(pipeline.body)
-    problems.check(pipeline.name)
+    try:
+        problems.check(pipeline.name)
+    except PipelineError as error:
+        error.add_note("Pipeline.save_to_file writes all of this, in a format of our own.")
+        raise
     return {"api_version": pipeline.api_version, "mode": pipeline.mode, "name": pipeline.name, "dfm_body": body}
 
 

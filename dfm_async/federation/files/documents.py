@@ -58,7 +58,7 @@ class Documents:
             return None
         self._read[key] = None
         try:
-            node, twice = read_tree(_text(name, path, beside=asked is not None))
+            node, twice = read_tree(_text(name, path, asked))
         except _Unreadable as error:
             self._failed(name, asked, str(error))
             return None
@@ -199,18 +199,18 @@ class _Unreadable(Exception):
     pass
 
 
-def _text(name: str, path: str, *, beside: bool) -> str:
+def _text(name: str, path: str, asked: Value | None) -> str:
+    named = "" if asked is None else f"{name} "  # what was asked for is named anyway
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise _Unreadable(f"{name} is not a file")
+            raise _Unreadable(f"{named}is not a file" + (", but a folder" if os.path.isdir(path) else ""))
         with open(path, "rb") as file:
             data = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = "there is no such file" if isinstance(error, FileNotFoundError) else _reason(error)
-        where = ". Paths begin at the folder of the file that holds them" * beside
-        raise _Unreadable(f"{name} cannot be read: {reason}{where}") from None
+        raise _Unreadable(f"{named}cannot be read: {reason}{_elsewhere(path, asked)}") from None
     if len(data) > _MOST_BYTES:
-        raise _Unreadable(f"{name} is larger than {_MOST_BYTES // 1024**2} MiB")
+        raise _Unreadable(f"{named}is larger than {_MOST_BYTES // 1024**2} MiB")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -221,6 +221,13 @@ def _text(name: str, path: str, *, beside: bool) -> str:
 
 def _shown(beside: str, file: str) -> str:
     return os.path.normpath(os.path.join(os.path.dirname(beside), file))
+
+
+def _elsewhere(path: str, asked: Value | None) -> str:
+    """Tells where a path begins: inside a file not where the program runs, but at the file."""
+    if asked is None:
+        return "" if os.path.isabs(path) else f". The program runs in {os.getcwd()}"
+    return ". Paths begin at the folder of the file that holds them"
 
 
 def _reason(error: OSError | ValueError) -> str:

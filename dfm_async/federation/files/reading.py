@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from dfm_async.errors import FederationError
-from dfm_async.federation.federation import Federation, Site
+from dfm_async.federation.federation import Federation
 from dfm_async.federation.files.adapters import AdapterFields, class_path, read_adapter
 from dfm_async.federation.files.documents import REF, Documents
 from dfm_async.federation.files.operations import read_operation, signature_of
@@ -18,6 +18,7 @@ from dfm_async.federation.files.schemas import SchemaReader, is_path
 from dfm_async.federation.files.values import TooMuch, Value, one_of
 from dfm_async.federation.operation import Operation
 from dfm_async.federation.schemas import REF_START
+from dfm_async.federation.site import Site
 from dfm_async.model.resources import CacheConfig, SendCost, VaultConfig, refusal
 
 __all__ = ["FORMAT", "VERSION", "read_federation"]
@@ -36,7 +37,8 @@ _SITE_KEYS: Final = (
 )
 _PROVIDER_KEYS: Final = ("info", "impl", "interface")
 _CACHE_KEYS: Final = ("protocol", "storage_options", "base_path", "max_bytes", "max_age")
-_VAULTS: Final = ("environment", "file", "keyring")
+_FILE_VAULT: Final = "file"
+_VAULTS: Final = ("environment", _FILE_VAULT, "keyring")
 FORMAT: Final = "1.0.0"
 VERSION: Final = re.compile(r"\d{1,9}\.\d{1,9}\.\d{1,9}", re.ASCII)
 _OPERATION: Final = "#/operations/"
@@ -320,6 +322,8 @@ class _Reader:
                 if wrong is not None:
                     known = ", ".join(_VAULTS)
                     fields["path"].problem(f"{path!r} {wrong}. A vault is {known}, or a class with secret_for_key")
+        if path == _FILE_VAULT and isinstance(args.get("path"), str):
+            args["path"] = _beside(fields["args"], args["path"])
         return VaultConfig(path=path, args=args)
 
     def _send_cost(self, value: Value, federation: Federation) -> dict[str, SendCost]:
@@ -336,3 +340,8 @@ class _Reader:
                 bandwidth = fields["bandwidth"].number("bandwidth", positive=True)
             found[name] = SendCost(fixed_time=fixed or 0.0, bandwidth=bandwidth)
         return found
+
+
+def _beside(value: Value, path: str) -> str:
+    """A path that begins at the folder of the file that holds it, as all of them do: workers may run elsewhere."""
+    return path if path.startswith("~") else os.path.abspath(os.path.join(value.document.folder, path))

@@ -16,6 +16,10 @@ _log = logging.getLogger(__name__)
 
 MOST_PROBLEMS: Final = 1000
 _MOST: Final = 10**15
+_WITH_DASHES: Final = frozenset(
+    {"from_param", "from_secrets", "from_site", "from_provider", "expose_as", "is_async", "in_process"}
+)
+"""Keys that DFM writes with ``-``: messages do, too. Others have ``_`` there."""
 
 
 class TooMuch(Exception):
@@ -177,9 +181,8 @@ class Value:
             plain = name.replace("-", "_")
             if plain not in known:
                 alike = known if "-" not in name else [key.replace("_", "-") for key in known]
-                self.problem_at_key(
-                    name, f"{what} has no key {name!r}{close_to(name, alike)}. Allowed are: {', '.join(known)}"
-                )
+                allowed = ", ".join(key.replace("_", "-") if key in _WITH_DASHES else key for key in known)
+                self.problem_at_key(name, f"{what} has no key {name!r}{close_to(name, alike)}. Allowed are: {allowed}")
             elif plain in found:
                 self.problem_at_key(name, f"this stands here twice, also as {found[plain].key!r}")
             else:

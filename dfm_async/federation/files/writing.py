@@ -10,11 +10,12 @@ import msgspec
 
 from dfm_async.errors import FederationError, FileProblem
 from dfm_async.federation.bindings import Binding, Const, ExposedParameter, FromParam, FromProvider, FromSecrets
-from dfm_async.federation.federation import Federation, Site
+from dfm_async.federation.federation import Federation
 from dfm_async.federation.files.declaring import declared
 from dfm_async.federation.files.reading import FORMAT, VERSION
 from dfm_async.federation.files.schemas import INPUTS
 from dfm_async.federation.operation import Adapter, CodeKind, Operation
+from dfm_async.federation.site import Site
 from dfm_async.model.policies import Cost, RetryPolicy
 from dfm_async.model.resources import CacheConfig, ClassPath, VaultConfig
 

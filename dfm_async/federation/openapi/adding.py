@@ -17,8 +17,9 @@ from dfm_async.model.http import HttpOptions, RequestPlan
 from dfm_async.model.resources import ClassPath
 
 if TYPE_CHECKING:
-    from dfm_async.federation.federation import Federation, Site
+    from dfm_async.federation.federation import Federation
     from dfm_async.federation.operation import Operation
+    from dfm_async.federation.site import Site
 
 __all__ = ["add_document"]
 

@@ -9,7 +9,7 @@ from dfm_async.federation.files.values import Value
 from dfm_async.federation.openapi.names import identifier, unused
 from dfm_async.federation.openapi.schemas import Schemas
 from dfm_async.federation.schemas import REF_START
-from dfm_async.model.http import Argument, Payload
+from dfm_async.model.http import FRAMING, Argument, Payload
 
 __all__ = ["Taken", "read_body", "read_parameters", "text_of"]
 
@@ -19,7 +19,7 @@ _STYLES: Final = {
     "header": ("simple",),
     "cookie": ("form",),
 }
-_NOT_PARAMETERS: Final = frozenset({"accept", "content-type", "authorization"})
+_NOT_PARAMETERS: Final = FRAMING | {"accept", "content-type", "authorization"}
 """Headers that something else decides about."""
 _Kind: TypeAlias = Literal["json", "form", "text", "bytes"]
 _FORM: Final = "application/x-www-form-urlencoded"

@@ -21,6 +21,8 @@ __all__ = ["HttpOperation", "Service", "read_document"]
 
 _METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 _VERSIONS: Final = ("3.0", "3.1")
+_UNKNOWN: Final = "http://unknown"
+"""Stands for an address that is wrong; a problem is reported already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +78,8 @@ def read_document(
         return None
     group = group or _group(document)
     schemas = Schemas(documents, group, taken)
-    url = base_url or _server(document)
-    reader = _Reader(group, url or "http://unknown", schemas, Security(document, schemas, auth), only)
-    found = reader.read(document)
+    reader = _Reader(document, group, base_url, schemas, Security(document, schemas, auth), only)
+    found = reader.read()
     return Service(group=group, operations=found, schemas=schemas.declared)
 
 
@@ -106,13 +107,13 @@ def _group(document: Value) -> str:
     return group_of("" if info is None else text_of(info, "title"))
 
 
-def _server(document: Value) -> str | None:
-    """The address of the service, as the document has it."""
-    servers = document.get("servers")
+def _server(owner: Value) -> str | None:
+    """The address of the service, as a document, a path or an operation has it."""
+    servers = owner.get("servers")
     listed = [] if servers is None else servers.items("servers")
     url = text_of(listed[0], "url") if listed else ""
     if not url:
-        document.problem("the document has no servers: pass base_url=, the address of the service")
+        owner.problem("the document has no servers: pass base_url=, the address of the service")
         return None
     variables = listed[0].get("variables")
     for name, part in () if variables is None else variables.mapping("variables"):
@@ -130,17 +131,27 @@ def _server(document: Value) -> str | None:
 
 class _Reader:
     def __init__(
-        self, group: str, url: str, schemas: Schemas, security: Security, only: Collection[str] | None
+        self,
+        document: Value,
+        group: str,
+        base_url: str | None,
+        schemas: Schemas,
+        security: Security,
+        only: Collection[str] | None,
     ) -> None:
+        self._document = document
         self._group = group
-        self._url = url
+        self._given = base_url
+        self._general: str | None = None
+        """The address that the document has for all operations."""
         self._schemas = schemas
         self._security = security
         self._only = only
         self._ids: dict[str, None] = {}
         self._names: set[str] = set()
 
-    def read(self, document: Value) -> list[HttpOperation]:
+    def read(self) -> list[HttpOperation]:
+        document = self._document
         found = [operation for parts in self._listed(document) if (operation := self._operation(*parts)) is not None]
         for name in self._only or ():
             if name not in self._ids:
@@ -183,7 +194,7 @@ class _Reader:
         try:
             plan = RequestPlan(
                 method=method.upper(),
-                base_url=self._url,
+                base_url=self._address(place, value),
                 path=path,
                 arguments=tuple(taken.arguments),
                 payload=taken.payload,
@@ -207,6 +218,18 @@ class _Reader:
             plan=plan,
             bindings=bindings,
         )
+
+    def _address(self, place: Value, operation: Value) -> str:
+        """Where an operation is asked: an operation and a path may have servers of their own."""
+        if self._given is not None:
+            return self._given
+        for owner in (operation, place):
+            servers = owner.get("servers")
+            if servers is not None and servers.node.value:
+                return _server(owner) or _UNKNOWN
+        if self._general is None:  # what is wrong with it is said once
+            self._general = _server(self._document) or _UNKNOWN
+        return self._general
 
     def _returns(self, operation: Value) -> str:
         """The type of the answer, if the document says that there is only one."""

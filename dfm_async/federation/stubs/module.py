@@ -13,8 +13,9 @@ from dfm_async.federation.stubs.text import Types, default, docstring
 
 if TYPE_CHECKING:
     from dfm_async.federation.bindings import ExposedParameter
-    from dfm_async.federation.federation import Federation, Site
+    from dfm_async.federation.federation import Federation
     from dfm_async.federation.operation import Operation
+    from dfm_async.federation.site import Site
 
 __all__ = ["stubs"]
 

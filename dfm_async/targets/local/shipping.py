@@ -15,8 +15,8 @@ from typing import Any
 import cloudpickle
 
 from dfm_async.errors import SecretError, ShippingError
-from dfm_async.federation.federation import Site
 from dfm_async.federation.operation import Adapter, Operation
+from dfm_async.federation.site import Site
 from dfm_async.model.resources import SiteConfig, VaultConfig
 from dfm_async.site import shim
 

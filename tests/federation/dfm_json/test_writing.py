@@ -229,6 +229,7 @@ def test_everything_that_dfm_has_no_words_for_is_told_at_once() -> None:
         Yield(first._private)
     with pytest.raises(PipelineError) as caught:
         FED.pipeline_to_dfm(pipeline)
+    assert caught.value.__notes__ == ["Pipeline.save_to_file writes all of this, in a format of our own."]
     found = [str(problem) for problem in caught.value.problems]
     expected = [
         ("deep.math.Square#0", "retry="),

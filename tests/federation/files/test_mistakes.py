@@ -260,8 +260,8 @@ def test_many_mistakes_are_counted_and_the_first_are_shown(tmp_path: Path) -> No
 
 def test_a_file_that_is_not_there_is_a_federation_error(tmp_path: Path) -> None:
     for path, message in [
-        (tmp_path / "none.yaml", "none.yaml cannot be read: there is no such file"),
-        (tmp_path, "is not a file"),
+        (tmp_path / "none.yaml", "none.yaml: cannot be read: there is no such file"),
+        (tmp_path, f"{tmp_path}: is not a file, but a folder"),
         (tmp_path / "a\0b", "cannot be read: "),
     ]:
         with pytest.raises(FederationError, match=message):
@@ -302,3 +302,21 @@ def test_packages_narrow_where_classes_come_from(tmp_path: Path) -> None:
         Federation.from_yaml(path, packages=())
     with pytest.raises(TypeError, match=r"packages must be a tuple of names, such as \('pkg',\)"):
         Federation.from_yaml(path, packages="pkg")  # type: ignore[arg-type] # a slip that is easily made
+
+
+def test_a_relative_path_that_leads_nowhere_tells_where_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FederationError) as caught:
+        Federation.from_yaml("configs/none.yaml")
+    message = f"configs/none.yaml: cannot be read: there is no such file. The program runs in {tmp_path}"
+    assert str(caught.value) == message
+
+
+def test_keys_are_listed_as_files_write_them(tmp_path: Path) -> None:
+    text = """
+    operations: {a.B: {}}
+    sites: {s: {interface: {"#/operations/a.B": {adapter: pkg.B, args: {x: {from-parm: y}}}}}}
+    """
+    assert "Allowed are: from-param, const, from-secrets" in problems(tmp_path, text)[0]

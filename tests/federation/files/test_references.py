@@ -195,3 +195,27 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
     with pytest.raises(FederationError, match="pipe is not a file") as caught:
         Federation.from_yaml(path)
     assert "zero is not a file" in str(caught.value)
+
+
+def test_the_file_of_a_vault_is_found_beside_the_file_that_names_it_wherever_the_program_runs(tmp_path: Path) -> None:
+    federation = loaded(
+        tmp_path,
+        """
+        sites:
+          a: {secrets_vault: {path: file, args: {path: keys.yaml}}}
+          b: {$ref: "parts/more.yaml#/b"}
+          c: {secrets_vault: {path: file, args: {path: /run/keys}}}
+          d: {secrets_vault: {path: file, args: {path: ~/keys.json}}}
+          e: {secrets_vault: {path: pkg.Vault, args: {path: keys.yaml}}}
+        """,
+        parts_more="b: {secrets_vault: {path: file, args: {path: ../keys}}}",
+    )
+    paths = {name: site.config("home").vault.args["path"] for name, site in federation.sites.items()}
+    folder = tmp_path.resolve()
+    assert paths == {
+        "a": str(folder / "keys.yaml"),
+        "b": str(folder / "keys"),
+        "c": "/run/keys",
+        "d": "~/keys.json",
+        "e": "keys.yaml",
+    }

@@ -156,6 +156,37 @@ def test_the_adapter_is_data_that_a_file_could_hold() -> None:
     assert adapter.code.args["options"] == {"timeout": 5.0}
 
 
+def test_paths_and_operations_may_have_servers_of_their_own() -> None:
+    document = {
+        "openapi": "3.1.0",
+        "paths": {
+            "/a": {
+                "servers": [{"url": "https://path.example.com"}],
+                "get": {"operationId": "one"},
+                "put": {"operationId": "two", "servers": [{"url": "https://own.example.com/v2"}]},
+            },
+        },
+    }
+
+    def addresses(base_url: str | None = None) -> list[str]:
+        fed = federation()
+        added = fed.add_openapi(document, site="lab", name="x", base_url=base_url)
+        adapters = [fed.sites["lab"].adapters[operation.name, None] for operation in added]
+        return [found.code.args["request"]["base_url"] for found in adapters if isinstance(found.code, ClassPath)]
+
+    assert addresses() == ["https://path.example.com", "https://own.example.com/v2"]
+    assert addresses("http://here") == ["http://here"] * 2
+
+
+def test_headers_that_decide_how_requests_are_sent_are_no_parameters() -> None:
+    fed = federation()
+    names = ["Host", "Content-Length", "transfer-encoding", "X-Own"]
+    parameters = [{"name": name, "in": "header", "schema": {"type": "string"}} for name in names]
+    document = {"openapi": "3.1.0", "paths": {"/a": {"get": {"operationId": "one", "parameters": parameters}}}}
+    (operation,) = fed.add_openapi(document, site="lab", name="x", base_url="http://here")
+    assert list(inspect.signature(operation).parameters) == ["x_own"]
+
+
 def test_types_of_parameters_are_checked_before_a_job_runs() -> None:
     fed = federation()
     fed.add_openapi(PETS, site="lab", name="pets")

@@ -176,6 +176,8 @@ def test_a_body_without_a_form_in_json_is_refused() -> None:
         ({"path": "x"}, "begins with"),
         ({"path": "/{id}"}, "do not agree about id"),
         ({"arguments": [{"argument": "a", "name": "a b", "place": "header"}]}, "header"),
+        ({"arguments": [{"argument": "a", "name": "Transfer-Encoding", "place": "header"}]}, "cannot be an argument"),
+        ({"arguments": [{"argument": "a", "name": "host", "place": "header"}]}, "cannot be an argument"),
         ({"arguments": [{"argument": "a"}]}, "name"),
         ({"unknown": 1}, "unknown"),
     ],

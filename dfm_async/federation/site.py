@@ -1,0 +1,342 @@
+"""A site: where data is, with the operations that it offers."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
+
+from dfm_async.federation.bindings import Binding, FromProvider
+from dfm_async.federation.code import check_parameters, plain_function, same_source, signature_of
+from dfm_async.federation.external import body_of, stand_in
+from dfm_async.federation.namespace import Namespace
+from dfm_async.federation.operation import (
+    GENERATORS,
+    Adapter,
+    ExternalCode,
+    Operation,
+    Signature,
+    advisor_of,
+)
+from dfm_async.federation.placed import PlacedOperation
+from dfm_async.model.policies import Cost, RetryPolicy
+from dfm_async.model.resources import CacheConfig, ClassPath, ProviderConfig, SendCost, SiteConfig, VaultConfig
+
+if TYPE_CHECKING:
+    from dfm_async.federation.federation import Federation
+
+__all__ = ["Site"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+_Later: TypeAlias = Coroutine[Any, Any, Any] | AsyncIterator[Any] | Iterator[Any]
+"""What a call returns whose value comes later. In a pipeline the call stands for that value, so checkers see Any."""
+
+
+class _Decorator(Protocol):
+    """What ``site.operation(...)`` gives when it is called with options only."""
+
+    @overload
+    def __call__(self, code: type[Any], /) -> Operation[..., Any]: ...
+    @overload
+    def __call__(self, code: Callable[P, _Later], /) -> Operation[P, Any]: ...
+    @overload
+    def __call__(self, code: Callable[P, R], /) -> Operation[P, R]: ...
+
+
+class Site:
+    """A place where data is, with the operations that it offers. Made by :meth:`Federation.site`."""
+
+    def __init__(self, federation: Federation, name: str, *, workers: int | None, threads: int) -> None:
+        self.federation = federation
+        self.name = name
+        self.workers = workers
+        self.threads = threads
+        self.impl: ClassPath | type[Any] | None = None
+        self.cache: CacheConfig | None = None
+        self.vault: Any = VaultConfig()
+        self.send_cost: dict[str, SendCost] = {}
+        self.info: dict[str, Any] = {}
+        self.providers: dict[str, ProviderConfig] = {}
+        """The groups of adapters."""
+        self.adapters: dict[tuple[str, str | None], Adapter] = {}
+        """The code of this site, by operation and provider."""
+
+    def config(self, homesite: str) -> SiteConfig:
+        """What the code at this site can use, as it travels to the processes of the site."""
+        federation = self.federation
+        return SiteConfig(
+            federation=federation.name,
+            homesite=homesite,
+            api_version=federation.api_version,
+            impl=self.impl,
+            providers=self.providers,
+            cache=self.cache,
+            vault=self.vault,
+            packages=federation.packages,
+            compat=federation.compat,
+        )
+
+    @property
+    def operations(self) -> Namespace[Any]:
+        """The operations of this site: a call of one is fixed to the site, and may pass what the site adds."""
+        known = self.federation.operations
+        here = dict.fromkeys(name for name, _ in self.adapters)
+        return Namespace("operation", {name: PlacedOperation(known[name], self) for name in here})
+
+    def provider(
+        self, name: str, impl: ClassPath | type[Any] | None = None, *, info: Mapping[str, Any] | None = None
+    ) -> ProviderConfig:
+        """Adds a group of adapters, which share an object.
+
+        Args:
+            name: an identifier; it is an attribute of the site object.
+            impl: the class of the object; it is built with ``site=`` and its constant arguments.
+            info: what people should know of it.
+        """
+        if not name.isidentifier():
+            raise ValueError(f"a provider's name must be an identifier, not {name!r}")
+        if name in self.providers:
+            raise ValueError(f"site {self.name!r} has a provider {name!r} already")
+        found = self.providers[name] = ProviderConfig(impl=impl, info=dict(info or {}))
+        return found
+
+    def adapt(
+        self,
+        operation: Operation[..., Any] | str,
+        code: ClassPath | type[Any],
+        /,
+        *,
+        bind: Mapping[str, Binding] | None = None,
+        is_async: bool | None = None,
+        description: str = "",
+        returns: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Offers an operation with a class whose arguments need not be those of the operation.
+
+        Args:
+            operation: the operation, or its name.
+            code: the class with a ``body``, or its path.
+            bind: where each argument of ``body`` comes from; by default all are the operation's, by their names.
+            is_async: whether ``body`` is awaited; by default the code shows it, and a path is.
+            description: what people should know of it.
+            returns: the type of its result here, if it is more special than the operation's.
+            options: ``provider``, ``cost``, ``retry``, ``deadline`` and ``args``, as for :meth:`operation`.
+        """
+        name = operation if isinstance(operation, str) else operation.name
+        found = self.federation.operations.get(name)
+        if found is None:
+            known = ", ".join(self.federation.operations) or "none"
+            raise ValueError(f"federation {self.federation.name!r} has no operation {name!r} (it has: {known})")
+        for argument, binding in (bind or {}).items():
+            if isinstance(binding, FromProvider) and binding.provider not in self.providers:
+                known = ", ".join(self.providers) or "none"
+                raise ValueError(
+                    f"argument {argument!r} of {name!r} comes from provider {binding.provider!r}, which site "
+                    f"{self.name!r} does not have (it has: {known})"
+                )
+        provider = options.get("provider")
+        if provider is not None and provider not in self.providers:
+            self.provider(provider)
+        if isinstance(code, ClassPath) and is_async is None:
+            is_async = True
+        self._offer(
+            name,
+            found,
+            code,
+            found.signature,
+            bind=bind,
+            is_async=is_async,
+            description=description,
+            returns=returns,
+            adapted=True,
+            **options,
+        )
+        found.expose(self.adapters[name, provider].exposed)
+
+    @overload
+    def operation(self, code: Operation[P, R], /) -> Operation[P, R]: ...
+    @overload
+    def operation(self, code: type[Any], /) -> Operation[..., Any]: ...
+    @overload
+    def operation(self, code: Callable[P, _Later], /) -> Operation[P, Any]: ...
+    @overload
+    def operation(self, code: Callable[P, R], /) -> Operation[P, R]: ...
+    @overload
+    def operation(
+        self,
+        code: Any,
+        /,
+        *,
+        name: str | None = None,
+        provider: str | None = None,
+        retry: RetryPolicy | None = None,
+        deadline: float | None = None,
+        cost: Cost | None = None,
+        in_process: bool = False,
+        args: Mapping[str, Any] | None = None,
+        program: ExternalCode | None = None,
+    ) -> Operation[..., Any]: ...
+    @overload
+    def operation(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        provider: str | None = None,
+        retry: RetryPolicy | None = None,
+        deadline: float | None = None,
+        cost: Cost | None = None,
+        in_process: bool = False,
+        args: Mapping[str, Any] | None = None,
+        program: ExternalCode | None = None,
+    ) -> _Decorator: ...
+    def operation(self, code: Any = None, /, **options: Any) -> Any:  # noqa: D417 - the options are described
+        """Offers a function, a class or object with a ``body`` method, or another site's operation, at this site.
+
+        Works as a bare decorator, as a decorator with options, and as a call.
+
+        Args:
+            code: the function, class, object or operation.
+            name: the operation's name; by default the function's.
+            provider: the group of adapters that this one belongs to.
+            retry: how often a failed call is tried again.
+            deadline: how many seconds one try may take.
+            cost: what the planner should reckon with.
+            in_process: run it in a process of its own, away from the site's event loop.
+            args: constructor arguments, if the code is a class.
+            program: an external program that does the work. The function only declares what it takes and returns, and
+                is never run; streams come to the program as lists, and defaults are passed to it.
+        """
+        if code is None:
+            return lambda found: self.operation(found, **options)
+        name = options.pop("name", None)
+        program = options.get("program")
+        if isinstance(code, Operation):
+            if program is None and code.program is not None:
+                options["program"] = code.program
+            self._offer(code.name if name is None else name, code, code.code, code.signature, **options)
+            return code
+        signature = signature_of(code, program)
+        chosen = name or getattr(code, "__name__", None)
+        if chosen is None:
+            raise TypeError(f"{code!r} has no name of its own: pass name=")
+        check_parameters(chosen, signature)
+        plain = plain_function(code, options.get("args")) if program is None else stand_in(chosen, code)
+        operation: Operation[..., Any] = Operation(chosen, plain, signature, program)
+        self._offer(chosen, operation, code, signature, **options)
+        return operation
+
+    def implements(
+        self, operation: Operation[..., Any], /, **options: Any
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Offers an operation that another site defined, with other code. Takes the options of :meth:`operation`."""
+        if not isinstance(operation, Operation):
+            raise TypeError(f"implements() takes an operation, not {operation!r}")
+
+        def register(code: Callable[P, R]) -> Callable[P, R]:
+            signature = signature_of(code, options.get("program"))
+            theirs, ours = operation.signature.parameters.parameters, signature.parameters.parameters
+            if list(theirs) != list(ours):
+                raise TypeError(
+                    f"{getattr(code, '__name__', code)}{signature.parameters} does not implement "
+                    f"{operation.name}{operation.signature.parameters}: the parameters differ"
+                )
+            self._offer(operation.name, operation, code, signature, **options)
+            return code
+
+        return register
+
+    def _offer(
+        self,
+        name: str,
+        operation: Operation[..., Any],
+        code: Any,
+        signature: Signature,
+        *,
+        provider: str | None = None,
+        retry: RetryPolicy | None = None,
+        deadline: float | None = None,
+        cost: Cost | None = None,
+        in_process: bool = False,
+        args: Mapping[str, Any] | None = None,
+        program: ExternalCode | None = None,
+        bind: Mapping[str, Binding] | None = None,
+        is_async: bool | None = None,
+        description: str = "",
+        returns: str | None = None,
+        adapted: bool = False,
+    ) -> None:
+        known = self.federation.operations.get(name)
+        if known is not None and known is not operation and not same_source(known, operation):
+            raise ValueError(
+                f"federation {self.federation.name!r} has an operation {name!r} already; use "
+                f"@{self.name}.implements(...) for other code, or name= for another operation"
+            )
+        if deadline is not None and deadline <= 0:
+            raise ValueError(f"the deadline of operation {name!r} must be positive, not {deadline}")
+        if program is not None:
+            if in_process or args is not None:
+                what = "in_process=True, because it has a process of its own" if in_process else "args="
+                raise TypeError(f"operation {name!r} is an external program: it does not take {what}")
+            code, args = body_of(program, signature), {"program": program, "operation": name}
+        adapter = Adapter(
+            operation=name,
+            code=code,
+            args=dict(args or {}),
+            provider=provider,
+            retry=retry,
+            deadline=deadline,
+            cost=cost,
+            in_process=in_process,
+            declared=signature if program is not None or adapted else None,
+            external=program is not None,
+            is_async=is_async,
+            bindings=bind,
+            description=description,
+            returns=returns,
+            advisors=ChainMap({}, operation.advisors),
+        )
+        if ((retry is not None and retry.tries_again) or deadline is not None) and adapter.kind in GENERATORS:
+            raise TypeError(
+                f"operation {name!r} is a generator: retry and deadline need one that returns, because the elements "
+                "that a generator has yielded may be consumed already. RetryPolicy(attempts=1, on_worker_lost=n) works"
+            )
+        self.federation.operations[name] = operation
+        self.adapters[name, provider] = adapter
+
+    def advisor(
+        self, operation: Operation[..., Any], field: str, order: int = -1, *, provider: str | None = None
+    ) -> Callable[[F], F]:
+        """Makes a function the advisor of a parameter at this site: ``(value, context) -> AdvisedValue``.
+
+        Args:
+            operation: an operation that the site offers.
+            field: the parameter that it speaks for.
+            order: when it is asked, as with :func:`~dfm_async.discovery.field_advisor`.
+            provider: the provider whose operation it is.
+        """
+        adapter = self.adapter(operation.name, provider)
+        if adapter is None:
+            raise ValueError(f"site {self.name!r} does not offer operation {operation.name!r}")
+
+        def add(function: F) -> F:
+            adapter.advisors[field] = advisor_of(operation, field, order, function)
+            return function
+
+        return add
+
+    def adapter(self, operation: str, provider: str | None) -> Adapter | None:
+        """Finds the code for an operation; without a provider, the site's own or else the only provider's."""
+        found = self.adapters.get((operation, provider))
+        if found is None and provider is None:
+            offers = [adapter for (name, _), adapter in self.adapters.items() if name == operation]
+            return offers[0] if len(offers) == 1 else None
+        return found
+
+    def __repr__(self) -> str:
+        return f"<Site {self.name!r} of {self.federation.name!r}: {', '.join(sorted(n for n, _ in self.adapters))}>"

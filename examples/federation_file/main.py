@@ -1,0 +1,51 @@
+r"""A federation from a file: ``python examples/federation_file/main.py``.
+
+The same from a shell, which prints the results of the pipeline that stands in ``warn.json``, in DFM's format::
+
+    cd examples/federation_file
+    RIVERS_TOKEN=demo dfm-async run rivers/federation.dfm.yaml rivers/warn.json --param river=Elbe
+"""
+
+import asyncio
+import os
+from pathlib import Path
+
+from dfm_async import Advise, Federation, Pipeline, PlaceParam, Session, TryFromCache, Yield
+from dfm_async.discovery import SingleFieldAdvice
+
+FOLDER = Path(__file__).parent / "rivers"
+fed = Federation.from_yaml(FOLDER / "federation.dfm.yaml", packages=("rivers",))
+ops = fed.operations
+
+with Pipeline("which rivers", mode="discovery") as question:
+    ops.water.Levels(river=Advise())
+
+with Pipeline("highest") as highest:
+    river = PlaceParam("river", multiuse=True)
+    with TryFromCache(key=("highest", river), site="model") as level:
+        level.store(ops.water.Highest(ops.water.Levels(river)))
+    Yield(fed.sites["office"].operations.office.Report(river, level, words="keep your feet dry"))
+
+
+async def main() -> None:
+    """Asks which rivers there are, and reports on all of them, twice."""
+    async with Session(fed) as session:
+        discovery = await session.discover(question)
+        print(discovery)
+        advice = discovery.sites["gauges"]["water.Levels#0"]
+        if not isinstance(advice, SingleFieldAdvice):
+            raise SystemExit("the gauges do not tell which rivers there are")
+        params = [{"river": river} for river in advice]
+
+        print((await session.prepare(highest)).explain())
+        warn = fed.load_pipeline(FOLDER / "warn.json")
+        for pipeline in (highest, warn):
+            job = await session.execute(pipeline, params)
+            async for result in job.results(ordered=True):
+                print(f"{pipeline.name}: {result.value}")
+            print(await job)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("RIVERS_TOKEN", "demo-token")  # usually set where the site runs
+    asyncio.run(main())
