@@ -27,7 +27,7 @@ class PlacedOperation:
         self.__doc__ = _documentation(operation, site, adapters, added)
         self.__signature__ = operation.signature.with_added(added)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Records a call at the site, in the pipeline that is being built."""
         if "site" in kwargs:
             raise TypeError(f"{self!r} is fixed to its site: leave site= out")

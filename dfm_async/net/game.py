@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from dfm_async.errors import DfmError
 from dfm_async.model.error_record import ErrorRecord
 from dfm_async.model.ids import Frame
 from dfm_async.net import effects as fx
@@ -718,7 +719,7 @@ def _text(error: BaseException) -> str:
 
 def _traceback(error: BaseException) -> str:
     try:
-        lines = traceback.format_exception(error)
+        lines = traceback.format_exception(type(error), error, None if _is_ours(error) else error.__traceback__)
     except Exception:  # noqa: BLE001 - nor a broken traceback
         return ""
     text = "".join(lines).splitlines()
@@ -726,3 +727,12 @@ def _traceback(error: BaseException) -> str:
         half = _TRACEBACK_LINES // 2
         text = [*text[:half], f"  ... {len(text) - 2 * half} lines left out ...", *text[-half:]]
     return "\n".join(text)
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether an error of ours comes from our own code: its text says all, and how we got there helps nobody."""
+    package = __name__.partition(".")[0]
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return isinstance(error, DfmError) and all(
+        str(frame.f_globals.get("__name__")).partition(".")[0] == package for frame in frames
+    )

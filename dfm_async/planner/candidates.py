@@ -83,7 +83,7 @@ class Candidates:
         if not options:
             offered = dict.fromkeys(option.site for option in offers)
             provider = f" from provider {statement.provider!r}" if statement.provider else ""
-            where = f"offered by {', '.join(offered)}" if offered else "no site offers it"
+            where = f"offered by {', '.join(offered)}" if offered else self._offered(statement.operation)
             self.found.report(
                 spot, f"site {name!r} does not offer operation {statement.operation!r}{provider} ({where})"
             )
@@ -102,9 +102,22 @@ class Candidates:
             options = [option for option in options if option.site in self.allowed]
         if not options:
             provider = f" from provider {statement.provider!r}" if statement.provider else ""
+            elsewhere = f" ({self._offered(statement.operation)})" if provider else ""
             limit = "" if self.allowed is None else f" (restricted to {sorted(self.allowed)})"
-            self.found.report(spot, f"no site{among} offers operation {statement.operation!r}{provider}{limit}")
+            self.found.report(
+                spot, f"no site{among} offers operation {statement.operation!r}{provider}{limit}{elsewhere}"
+            )
         return options
+
+    def _offered(self, operation: str) -> str:
+        """Who offers an operation, under whichever provider, for messages."""
+        found = [
+            f"{site.name} from provider {provider!r}" if provider else site.name
+            for site in self.federation.sites.values()
+            for name, provider in site.adapters
+            if name == operation
+        ]
+        return f"offered by {', '.join(found)}" if found else "no site offers it"
 
     def sites(self) -> str:
         """The sites of the federation, for messages."""

@@ -83,7 +83,7 @@ class AdapterObject:
 
     # the kinds of code
 
-    async def _call(self, *args: Any, **kwargs: Any) -> Any:
+    async def _call(self, /, *args: Any, **kwargs: Any) -> Any:
         code, positional, named = self._ready(args, kwargs) or await self._prepare(args, kwargs)
         found = code(*positional, **named)
         if inspect.isawaitable(found):
@@ -95,14 +95,14 @@ class AdapterObject:
             "asynchronous, say so: is-async: false in a file, is_async=False in Python"
         )
 
-    def _call_blocking(self, *args: Any, **kwargs: Any) -> Any:
+    def _call_blocking(self, /, *args: Any, **kwargs: Any) -> Any:
         code, positional, named = self._ready(args, kwargs) or self._objects.wait(self._prepare(args, kwargs))
         return code(*positional, **named)
 
-    def _generate(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    def _generate(self, /, *args: Any, **kwargs: Any) -> Iterator[Any]:
         yield from self._call_blocking(*args, **kwargs)
 
-    async def _generate_async(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    async def _generate_async(self, /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         code, positional, named = self._ready(args, kwargs) or await self._prepare(args, kwargs)
         async with aclosing(code(*positional, **named)) as found:
             async for item in found:
@@ -113,9 +113,34 @@ class AdapterObject:
     async def built(self) -> Any:
         """The object of the adapter's class."""
         if self._built is None:
-            self._built = await self._objects.adapter(self._adapter)
-            self._wants_context = _CONTEXT in _parameters(self._built.body)
+            built = await self._objects.adapter(self._adapter)
+            self._wants_context = _CONTEXT in _parameters(built.body)
+            self._check_names(built.body)
+            self._built = built
         return self._built
+
+    def _check_names(self, body: Callable[..., Any]) -> None:
+        """Compares the arguments that are bound with those that the adapter's ``body`` has.
+
+        Raises:
+            TypeError: it cannot be called with them.
+        """
+        if self._adapter.bindings is None:
+            return
+        try:
+            signature = inspect.signature(body)
+        except (TypeError, ValueError):
+            return  # code that does not tell
+        context = [_CONTEXT] if self._wants_context else []
+        try:
+            signature.bind(**dict.fromkeys([*self._bindings, *context]))
+        except TypeError as error:
+            bound = ", ".join(self._bindings) or "nothing"
+            raise TypeError(
+                f"body of {_path(self._adapter)} has other arguments than those that are bound ({bound}): {error}. "
+                "Write each of them under args in a file (from-operation there takes all parameters of the operation), "
+                "or in bind= in Python"
+            ) from None
 
     async def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
         """The arguments of the adapter's own ``body``, for these of the operation."""

@@ -142,4 +142,6 @@ class StoredValues:
 def _reason(error: BaseException) -> str:
     """Why it failed. Texts of libraries may quote options of the storage, which may be secret: they are left out."""
     name = type(error).__name__
+    if isinstance(error, ImportError):
+        return f"{name}: install the package of its protocol where the site runs, such as s3fs for s3"
     return f"{name}: {error.strerror}" if isinstance(error, OSError) and error.strerror else name

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from dfm_async.discovery import FieldAdvice, build_advice
 from dfm_async.model.resources import VaultConfig
 from dfm_async.site.vaults import EnvironmentVault
 
-__all__ = ["AdviceBuilder", "SecretsVault", "telemetry_enabled"]
+__all__ = ["AdviceBuilder", "Frame", "SecretsVault", "telemetry_enabled"]
 
 
 class SecretsVault(EnvironmentVault):
@@ -28,6 +29,18 @@ class SecretsVault(EnvironmentVault):
         if config.path is not None:
             raise ValueError("the vault of a site is built by the site: derive from SecretsVault, and name the class")
         return cls(**config.args)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What adapters give to ``send_to_place``, which wants one in DFM. Here values of one call belong together."""
+
+    number: int
+
+    @classmethod
+    def start_frame(cls, num: int) -> Frame:
+        """Gives the frame of a parameter set."""
+        return cls(num)
 
 
 class AdviceBuilder:

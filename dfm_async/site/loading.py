@@ -13,6 +13,7 @@ from dfm_async.model.resources import SiteConfig, refusal
 __all__ = ["Loader"]
 
 _THEIRS: Final = "nv_dfm_core"
+_MACHINERY: Final = frozenset({"dfm_async", "importlib"})
 
 
 class Loader:
@@ -71,11 +72,13 @@ class Loader:
                 reason = f"cannot be imported: its module needs {missing!r}, which is not installed"
             if missing.partition(".")[0] == _THEIRS:
                 reason += ". Install nv-dfm-core, or set compat=True for the federation (--compat)"
+            _begin_at_the_module(error)
             raise LoadingError(self._site, role, path, reason) from error
         except (Exception, SystemExit) as error:  # a script that was not meant to be imported ends its process
             reason = f"cannot be imported: its module raised {type(error).__name__}: {error}"
             if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == _THEIRS:
                 reason += f". dfm_async stands in for {_THEIRS} and lacks this name: install nv-dfm-core"
+            _begin_at_the_module(error)
             raise LoadingError(self._site, role, path, reason) from error
         found = getattr(module, name, None)
         if found is None:
@@ -101,3 +104,11 @@ def _absent(package: str, module: str) -> str:
         f"there is no module {module!r}. Install its package where the site runs, or name the folder that it is in: "
         "PYTHONPATH, or sys.path before the session starts"
     )
+
+
+def _begin_at_the_module(error: BaseException) -> None:
+    """Lets the traceback of an import begin where the module does: how Python got there helps nobody."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _MACHINERY:
+        trace = trace.tb_next
+    error.__traceback__ = trace

@@ -40,6 +40,7 @@ _MODULES: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "": {},
     "exec": {
         "DfmContext": (_SITE, "DfmContext"),
+        "Frame": (_COMPAT, "Frame"),
         "FsspecConfig": (_RESOURCES, "CacheConfig"),
         "Provider": (_SITE, "Provider"),
         "SecretsVault": (_COMPAT, "SecretsVault"),

@@ -150,7 +150,11 @@ class KeyringVault:
         """Gives a secret."""
         import keyring
 
-        found = keyring.get_password(self._service, key)
+        try:
+            found = keyring.get_password(self._service, key)
+        except keyring.errors.NoKeyringError:
+            fix = "install a backend of keyring, or choose another vault"
+            raise SecretError("", key, f"there is no keyring where the site runs: {fix}") from None
         if found is None:
             raise SecretError("", key, f"the keyring has none: run 'keyring set SERVICE {key}' as the site's user")
         return found

@@ -159,7 +159,7 @@ schemas:
 operations:
   files.list: {parameters: {path: {type: string}, depth: {type: array}}, required: [path], returns: array}
   files.int: {parameters: {entry: {$ref: "#/schemas/files.Entry"}, after: {type: integer}}, returns: string}
-  lambda.Get: {returns: string}
+  lambda.Get: {parameters: {most: {type: number, default: .inf}}, returns: string}
 sites: {here: {interface: {}}}
 """
 

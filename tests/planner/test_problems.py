@@ -152,7 +152,10 @@ def test_a_site_that_does_not_offer_the_operation_is_told_with_those_that_do() -
 def test_an_unknown_provider_is_refused() -> None:
     with Pipeline() as p:
         fast(1, provider="tpu", site="a")
-    only(p, "fast#0", "does not offer operation 'fast' from provider 'tpu'")
+    only(p, "fast#0", "site 'a' does not offer operation 'fast' from provider 'tpu' .offered by a from provider 'gpu'")
+    with Pipeline() as anywhere:
+        fast(1, provider="tpu")
+    only(anywhere, "fast#0", "no site offers operation 'fast' from provider 'tpu' .offered by a from provider 'gpu'")
 
 
 def test_sites_outside_the_restriction_are_refused() -> None:

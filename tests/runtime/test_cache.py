@@ -9,6 +9,7 @@ import os
 import pathlib
 import shutil
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -226,6 +227,18 @@ async def test_trouble_with_files_is_told_once_and_without_the_options(
     (record,) = warned(caplog)
     assert "the cache of site lab is kept in memory only" in record.getMessage()
     assert secret not in record.getMessage()
+
+
+async def test_a_file_system_whose_package_is_not_installed_is_told_with_what_to_do(
+    log: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)  # as where it is not installed
+    fed = federation(CacheConfig(protocol="s3", base_path="bucket/x"))
+    async with Session(fed, target="inline") as session:
+        job = await session.execute(cached(fed, log), {"key": "a"})
+        assert await job is JobStatus.FINISHED
+    (record,) = warned(caplog)
+    assert "install the package of its protocol where the site runs, such as s3fs" in record.getMessage()
 
 
 async def test_a_full_disk_stops_no_job_and_leaves_no_file(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -407,7 +408,35 @@ async def test_a_module_that_cannot_be_imported_says_why(
     with Pipeline() as pipeline:
         Yield(fed.operations.op(1))
     async with connect(fed) as session:
-        assert expected in await failure(session, pipeline)
+        found = await failure(session, pipeline)
+    assert expected in found
+    assert 'broken_adapters.py", line 1, in <module>' in found
+    assert "importlib" not in found  # only where the module has failed counts, not how it is loaded
+    assert "loading.py" not in found
+
+
+@pytest.mark.parametrize(
+    ("bind", "expected"),
+    [
+        ({}, r"that are bound \(nothing\): missing a required argument: 'x'. Write each of them under args"),
+        ({"x": FromParam("x"), "z": Const(1)}, r"that are bound \(x, z\): got an unexpected keyword argument 'z'"),
+    ],
+)
+async def test_arguments_that_the_body_does_not_have_are_told_with_where_they_are_bound(
+    bind: dict[str, Any], expected: str
+) -> None:
+    fed = federation()
+    fed.declare("op", of_x)
+
+    class Same:
+        async def body(self, x: int) -> int:
+            return x
+
+    fed.site("lab").adapt("op", Same, bind=bind)
+    with Pipeline() as pipeline:
+        Yield(fed.operations.op(1))
+    async with Session(fed, target="inline") as session:
+        assert re.search(expected, await failure(session, pipeline))
 
 
 async def test_a_provider_does_not_take_the_name_of_something_that_sites_have() -> None:

@@ -18,6 +18,7 @@ import httpx
 import keyring
 import pytest
 from keyring.backend import KeyringBackend
+from keyring.backends.fail import Keyring as NoKeyring
 
 from dfm_async import (
     ClassPath,
@@ -28,6 +29,8 @@ from dfm_async import (
     FromSecrets,
     JobAborted,
     JobFailed,
+    OperationContext,
+    OperationFailed,
     Pipeline,
     PlaceParam,
     SecretError,
@@ -135,6 +138,12 @@ def ring() -> Iterator[_Ring]:
     keyring.set_keyring(ring)
     yield ring
     keyring.set_keyring(before)
+
+
+async def test_a_machine_without_a_keyring_is_told(ring: _Ring) -> None:
+    keyring.set_keyring(NoKeyring())  # type: ignore[no-untyped-call] # what keyring takes if there is none
+    with pytest.raises(SecretError, match="there is no keyring where the site runs: install a backend"):
+        KeyringVault("weather").secret_for_key("key")
 
 
 async def test_a_secret_can_be_in_the_keyring(ring: _Ring, secret: str) -> None:
@@ -257,6 +266,7 @@ async def test_a_vault_that_cannot_be_built_stops_the_site_and_shows_no_configur
     assert isinstance(error, SecretError if target == "inline" else DfmError)
     assert "the vault of site 'lab': tests.site.adapters.ColdVault cannot be built: ValueError was raised" in str(error)
     assert "adapters.py:" in str(error)
+    assert "ended with" not in caplog.text  # it is told once
     assert_absent(secret, *_texts_of(caught.value), caplog.text)
 
 
@@ -295,6 +305,34 @@ async def test_what_a_vault_raises_is_told_without_its_text(secret: str) -> None
         with pytest.raises(JobFailed, match=r"the vault \(RemoteVault\): KeyError was raised") as caught:
             await job
     assert_absent(secret, *_texts_of(caught.value))
+
+
+async def test_a_secret_that_is_missing_shows_the_code_that_asks_and_none_of_ours() -> None:
+    fed = Federation("asking")
+    lab = fed.site("lab")
+
+    class Bound:
+        async def body(self, key: str) -> str:
+            return key
+
+    @lab.operation
+    async def asks(context: OperationContext) -> str:
+        return str(await context.secret("nobody_has_it"))
+
+    fed.declare("bound", lambda: None)
+    lab.adapt("bound", Bound, bind={"key": FromSecrets("nobody_has_it")})
+    texts = []
+    async with Session(fed, target="inline") as session:
+        for operation in ("asks", "bound"):
+            with Pipeline() as pipeline:
+                Yield(fed.operations[operation]())
+            with pytest.raises(JobFailed, match="DFM_SECRET_NOBODY_HAS_IT is not set") as caught:
+                await (await session.execute(pipeline))
+            (error,) = caught.value.errors
+            assert isinstance(error, OperationFailed)
+            texts.append(error.remote_traceback)
+    assert ["in asks" in text for text in texts] == [True, False]
+    assert "File " not in texts[1]
 
 
 async def test_a_vault_that_cannot_travel_is_told_when_the_session_opens(secret: str) -> None:

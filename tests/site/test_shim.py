@@ -17,6 +17,7 @@ from dfm_async import (
     FromSite,
     JobFailed,
     Pipeline,
+    PlaceParam,
     Session,
     VaultConfig,
     Yield,
@@ -138,6 +139,38 @@ async def test_an_adapter_for_dfm_runs_unmodified(connect: Connect) -> None:
     }
 
 
+SENDS = """
+from nv_dfm_core.exec import Frame, Site
+
+
+class Send:
+    def __init__(self, site: Site):
+        self._site = site
+
+    async def body(self, job: str) -> None:
+        context = self._site.dfm_context
+        await context.send_to_place(
+            to_job=job, to_site="lab", to_place="x", is_yield=False, frame=Frame.start_frame(0), data=42
+        )
+"""
+
+
+async def test_an_adapter_that_sends_gives_a_frame_as_dfm_wants_it(tmp_path: Path) -> None:
+    (tmp_path / "stations_lib.py").write_text(SENDS)
+    fed = Federation("sending", compat=True)
+    fed.declare("send", lambda job: None)
+    fed.site("lab").adapt("send", ClassPath("stations_lib.Send"))
+    with Pipeline() as receiver:
+        Yield(PlaceParam("x"))
+    with Pipeline() as sender:
+        fed.operations.send(PlaceParam("job"))
+    async with Session(fed, target="inline") as session:
+        other = await session.execute(receiver, [], autostop=False)
+        await (await session.execute(sender, {"job": other.job_id}))
+        await other.send_stop_frame()
+        assert [result.value for result in await other.collect()] == [42]
+
+
 async def test_nothing_stands_in_for_dfm_unless_the_federation_asks() -> None:
     fed = stations(compat=False)
     async with Session(fed, target="inline") as session:
@@ -181,6 +214,6 @@ def test_all_names_can_be_loaded() -> None:
         for name, module in list(sys.modules.items())
         if name.partition(".")[0] == "nv_dfm_core"
     }
-    assert len(loaded["nv_dfm_core.exec"]) == 6
+    assert len(loaded["nv_dfm_core.exec"]) == 7
     assert len(loaded["nv_dfm_core.exec.discovery"]) == 10
     assert all(found.__module__.startswith("dfm_async") for names in loaded.values() for found in names)

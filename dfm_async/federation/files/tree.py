@@ -292,7 +292,8 @@ class _Composer:
     def alias(self, event: Any, at: int) -> None:
         name = event.anchor
         if name not in self._anchors:
-            raise _wrong(at, f"there is no anchor &{name} before this alias")
+            # It is not named: a password may begin like this.
+            raise _wrong(at, "there is no such anchor before this alias; text that begins with * is put in quotes")
         node = self._anchors[name]
         if node is None:
             raise _wrong(at, f"the alias *{name} would make a part of the file contain itself")
@@ -349,5 +350,8 @@ def _wrong(at: int, message: str) -> TreeError:
 
 
 def _bad_tag(tag: str, at: int) -> TreeError:
-    shown = tag.replace(_TAG, "!!")
-    return _wrong(at, f"the tag {shown[:60]} is not allowed: a file holds text, numbers, lists and mappings")
+    if tag.startswith(_TAG):
+        return _wrong(
+            at, f"the tag {tag.replace(_TAG, '!!')[:60]} is not allowed: a file holds text, numbers, lists and mappings"
+        )
+    return _wrong(at, "tags are not allowed; text that begins with ! is put in quotes")

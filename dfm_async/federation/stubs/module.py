@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from dfm_async.federation.operation import RESERVED
-from dfm_async.federation.stubs.text import Types, docstring
+from dfm_async.federation.stubs.text import Types, default, docstring
 
 if TYPE_CHECKING:
     from dfm_async.federation.bindings import ExposedParameter
@@ -108,8 +108,8 @@ class _Module:
         about = docstring(model.__doc__ or "", inner)
         fields = []
         for field, info in model.model_fields.items():
-            default = "" if info.is_required() else f" = {info.default!r}"
-            fields.append(f"{inner}{field}: {self._types.value(info.annotation)}{default}")
+            given = "" if info.is_required() else f" = {default(info.default)}"
+            fields.append(f"{inner}{field}: {self._types.value(info.annotation)}{given}")
         yield from [*about, *fields] or [f"{inner}pass"]
 
     def _operation(self, name: str, operation: Operation[..., Any], indent: str) -> Iterator[str]:
@@ -158,8 +158,8 @@ class _Module:
     def _parameter(self, parameter: inspect.Parameter, hint: Any) -> str:
         source = self._types.parameter(hint)
         source = source if source == "Any" else f"{source} | Advise"
-        default = "" if parameter.default is inspect.Parameter.empty else f" = {parameter.default!r}"
-        return f"{parameter.name}: {source}{default}"
+        given = "" if parameter.default is inspect.Parameter.empty else f" = {default(parameter.default)}"
+        return f"{parameter.name}: {source}{given}"
 
 
 def _group(

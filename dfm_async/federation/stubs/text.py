@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import math
 import typing
 import uuid
 from collections.abc import Mapping
 from types import UnionType
 from typing import Any, Final, Literal, Union
 
-__all__ = ["Types", "docstring"]
+__all__ = ["Types", "default", "docstring"]
 
 _PLAIN: Final = frozenset({str, int, float, bool, bytes, list, dict, object})
 _QUALIFIED: Final = frozenset({datetime.datetime, datetime.date, datetime.time, uuid.UUID})
@@ -25,6 +26,17 @@ def docstring(text: str, indent: str) -> list[str]:
     if not rest:
         return [f'{lines[0]}"""']
     return [*lines, f'{indent}"""']
+
+
+def default(value: Any) -> str:
+    """A default value, as JSON has them. YAML has infinite numbers besides, whose repr is no source."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'builtins.float("{value}")'
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name!r}: {default(part)}' for name, part in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(default, value))}]"
+    return repr(value)
 
 
 def _character(character: str) -> str:

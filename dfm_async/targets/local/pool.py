@@ -137,7 +137,7 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
                 self.restarts += 1
                 self.create_worker(qid)
         code = worker.ended.result()
-        if worker.seats:
+        if worker.seats and worker.refused is None:  # its jobs tell why a site does not start
             _log.warning("a worker of site %s ended with %s", self.site, code, extra={"site": self.site})
         for seat, at in list(worker.seats):
             seat.lost(at, worker.lost(code))

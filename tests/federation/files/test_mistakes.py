@@ -183,9 +183,9 @@ HEADS = {
     "a: b\n---\nc: d": "2:1 : a second document begins here; a file holds one",
     "a: !!python/object/apply:os.system [echo]": "1:4 : the tag !!python/object/apply:os.system is not allowed",
     "a: !!binary aGk=": "the tag !!binary is not allowed",
-    "a: !mine 3": "the tag !mine is not allowed",
+    "a: !mine 3": "1:4 : tags are not allowed; text that begins with ! is put in quotes",
     "a: !!int b": "1:4 : 'b' is no int that can be read",
-    "a: *b": "1:4 : there is no anchor &b before this alias",
+    "a: *b": "1:4 : there is no such anchor before this alias; text that begins with * is put in",
     "a: &b [*b]": "1:8 : the alias *b would make a part of the file contain itself",
     "? [a]\n: b": "1:3 : a key must be text, not a list or a mapping",
     "a: &b {c: d}\n? *b\n: e": "a key must be text, not an alias",
@@ -282,6 +282,10 @@ def test_what_may_be_a_secret_is_not_shown(tmp_path: Path) -> None:
     found = problems(tmp_path, text)
     assert len(found) == 2
     assert "hunter2" not in str(found)
+    for sign in "*!":  # they mean something else in YAML
+        assert "hunter2" not in str(
+            problems(tmp_path, f"sites: {{a: {{secrets_vault: {{args: {{x: {sign}hunter2}}}}}}}}")
+        )
     path = written(tmp_path, "sites: {a: {secrets_vault: {args: {prefix: hunter2}}}}")
     federation = Federation.from_yaml(path)
     assert "hunter2" not in repr(federation.sites["a"].vault) + repr(federation.sites["a"].config("home"))

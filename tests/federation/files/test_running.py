@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dfm_async import Federation, ForEach, Pipeline, PlaceParam, Yield
+from dfm_async import Federation, ForEach, Pipeline, PlaceParam, Session, Yield
 from tests.conftest import Connect
+from tests.federation.files.rig import loaded
 from tests.federations import file_of
 
 pytestmark = pytest.mark.usefixtures("adapter_packages")
@@ -59,6 +61,30 @@ async def test_arrays_are_made_sliced_and_drawn(connect: Connect) -> None:
     assert (part.min(), part.max()) == pytest.approx((100 / 3, 100.0))  # what is exposed overrides, also with nought
     assert (picture.dtype, picture.min(), picture.max()) == (np.uint8, 0, 255)
     assert bound.tolist() == [-100.0, 100.0]
+
+
+async def test_parameters_may_have_names_that_mean_something_in_python(tmp_path: Path) -> None:
+    names = ["self", "args", "kwargs", "after", "retry", "deadline", "context", "name"]
+    parameters = ", ".join(f"{name}: {{type: integer}}" for name in names)
+    federation = loaded(
+        tmp_path,
+        f"""\
+        operations: {{a.Tell: {{parameters: {{{parameters}}}, returns: object}}}}
+        sites:
+          s:
+            interface:
+              "#/operations/a.Tell":
+                adapter: tests.site.adapters.Echo
+                args: {{{", ".join(f"{name}_: {{from-param: {name}}}" for name in names)}}}
+        """,
+    )
+    given = dict(zip(names, range(8), strict=True))
+    with Pipeline() as pipeline:
+        Yield(federation.operations.a.Tell(**given), place="anywhere")
+        Yield(federation.sites["s"].operations.a.Tell(**given), place="placed")
+    async with Session(federation, target="inline") as session:
+        found = await (await session.execute(pipeline)).collect()
+    assert [result.value for result in found] == [{f"{name}_": value for name, value in given.items()}] * 2
 
 
 async def test_every_binding_has_its_value_at_the_call(connect: Connect) -> None:
