@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import email.utils
 import functools
@@ -18,6 +19,7 @@ import msgspec
 
 from dfm_async.errors import DfmError, HttpCallFailed
 from dfm_async.model.http import HttpOptions, RequestPlan
+from dfm_async.redaction import note_secret
 from dfm_async.site.http_request import Request, Signature, make_request, sign
 
 if TYPE_CHECKING:
@@ -83,6 +85,8 @@ class HttpCall:
             request, signature = make_request(self._plan, arguments), sign(self._plan, arguments)
         except ValueError as error:
             raise self._failed(str(error)) from error
+        for text in signature.written:
+            note_secret(text)
         attempt, retry = 1, self._options.retry
         while True:
             try:
@@ -171,7 +175,7 @@ class HttpCall:
         kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "application/json" or kind.endswith("+json"):
             try:
-                return msgspec.json.decode(answer.body)
+                return msgspec.json.decode(answer.body.removeprefix(codecs.BOM_UTF8))  # some services write one
             except (msgspec.DecodeError, RecursionError) as error:
                 raise self._failed(f"the answer is said to be JSON, and is not: {error}", answer) from error
         if kind.startswith("text/"):

@@ -37,6 +37,8 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     query: tuple[tuple[str, str], ...] = ()
     headers: tuple[tuple[str, str], ...] = ()
     cookies: tuple[tuple[str, str], ...] = ()
+    written: tuple[str, ...] = ()
+    """What a service may repeat that does not look like the secret: the password alone, and both as they are sent."""
 
     def __repr__(self) -> str:
         return "<Signature>"
@@ -85,11 +87,12 @@ def sign(plan: RequestPlan, arguments: Mapping[str, Any]) -> Signature:
     query: _Pairs = []
     headers: _Pairs = []
     cookies: _Pairs = []
+    written: list[str] = []
     for credential in plan.credentials:
         secret = arguments.get(credential.argument)
         if not isinstance(secret, str) or not secret:
             raise ValueError(f"the secret {credential.argument!r} must be a text that is not empty")
-        if _CONTROL.search(secret) or (credential.kind != "query" and not secret.isascii()):
+        if _CONTROL.search(secret) or (credential.kind in ("bearer", "header") and not secret.isascii()):
             raise ValueError(f"the secret {credential.argument!r} has characters that cannot be sent")
         match credential.kind:
             case "bearer":
@@ -97,14 +100,16 @@ def sign(plan: RequestPlan, arguments: Mapping[str, Any]) -> Signature:
             case "basic":
                 if ":" not in secret:
                     raise ValueError(f"the secret {credential.argument!r} must be written as user:password")
-                headers.append(("Authorization", f"Basic {base64.b64encode(secret.encode()).decode()}"))
+                encoded = base64.b64encode(secret.encode()).decode()
+                headers.append(("Authorization", f"Basic {encoded}"))
+                written += (encoded, secret.partition(":")[2])
             case "header":
                 headers.append((credential.name, secret))
             case "query":
                 query.append((credential.name, secret))
             case "cookie":
                 cookies.append((credential.name, quote(secret, safe="")))
-    return Signature(query=tuple(query), headers=tuple(headers), cookies=tuple(cookies))
+    return Signature(query=tuple(query), headers=tuple(headers), cookies=tuple(cookies), written=tuple(written))
 
 
 def _plain(value: Any) -> str:

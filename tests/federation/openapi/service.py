@@ -44,6 +44,8 @@ class Service:
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     statuses: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     """What the next answers of ``/flaky`` are; then it is well."""
+    repeated: list[str] = field(default_factory=list)
+    """What ``/repeats`` says of whoever asks."""
 
     async def echo(self, request: Request) -> Response:
         seen = self.seen[-1]
@@ -73,6 +75,9 @@ class Service:
     async def wrong(self, _request: Request) -> Response:
         return Response(b"<html>no JSON</html>", media_type="application/json")
 
+    async def marked(self, _request: Request) -> Response:
+        return Response(b'\xef\xbb\xbf{"a": 1}', media_type="application/json")
+
     async def huge(self, _request: Request) -> Response:
         async def content() -> AsyncIterator[bytes]:
             for _ in range(1000):
@@ -97,6 +102,9 @@ class Service:
         found.set_cookie("session", "tracked")
         return found
 
+    async def repeats(self, _request: Request) -> Response:
+        return PlainTextResponse(f"who are you, {' '.join(self.repeated)}?", 401)
+
     async def denied(self, request: Request) -> Response:
         said = request.headers.get("authorization", "")
         basic = f"Basic {base64.b64encode(b'ann:pass').decode()}"
@@ -108,7 +116,21 @@ class Service:
         return JSONResponse("welcome") if allowed else JSONResponse({"detail": f"who are you, {said}?"}, 401)
 
     def app(self) -> Any:
-        names = ["flaky", "slow", "drips", "wrong", "huge", "bomb", "text", "nothing", "elsewhere", "cookies", "denied"]
+        names = [
+            "flaky",
+            "slow",
+            "drips",
+            "wrong",
+            "huge",
+            "bomb",
+            "text",
+            "nothing",
+            "elsewhere",
+            "cookies",
+            "denied",
+            "repeats",
+            "marked",
+        ]
         methods = ["GET", "POST", "PUT", "DELETE", "PATCH"]
         routes = [Route(f"/v1/{name}", getattr(self, name), methods=methods) for name in names]
         routes.append(Route("/v1/{rest:path}", self.echo, methods=methods))

@@ -471,24 +471,42 @@ async def test_secrets_come_from_the_vault_of_the_site(
     assert TOKEN not in str(error) + error.remote_traceback
 
 
+@pytest.mark.parametrize(
+    ("scheme", "secret", "repeated"),
+    [
+        ({"type": "http", "scheme": "bearer"}, "of-somebody-else", ["of-somebody-else"]),
+        ({"type": "http", "scheme": "basic"}, "ann:of-süme-one", ["of-süme-one", "YW5uOm9mLXPDvG1lLW9uZQ=="]),
+        ({"type": "apiKey", "in": "query", "name": "who"}, "of some/one", ["of some/one", "of%20some%2Fone"]),
+        ({"type": "apiKey", "in": "cookie", "name": "who"}, "of some;one", ["of some;one", "of%20some%3Bone"]),
+    ],
+    ids=["bearer", "basic", "query", "cookie"],
+)
 async def test_a_service_that_repeats_a_secret_does_not_make_it_known(
-    connect: Connect, service: Service, monkeypatch: pytest.MonkeyPatch
+    scheme: dict[str, str],
+    secret: str,
+    repeated: list[str],
+    connect: Connect,
+    service: Service,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("DFM_SECRET_PETS_TOKEN", "of-somebody-else")
-    document = secured({"token": []}, token=BEARER)
-    document["paths"] = {"/denied": {"get": {"operationId": "enter"}}}
+    monkeypatch.setenv("DFM_SECRET_PETS_TOKEN", secret)
+    document = secured({"token": []}, token=scheme)
+    document["paths"] = {"/repeats": {"get": {"operationId": "enter"}}}
     fed = federation()
     fed.add_openapi(document, site="lab", name="door", base_url=service.url, auth={"token": "PETS_TOKEN"})
     with Pipeline() as pipeline:
         Yield(fed.operations.door.Enter())
+    service.repeated = repeated
     async with connect(fed) as session:
         job = await session.execute(pipeline)
         await job.wait_until_finished()
         (error,) = job.errors
     assert isinstance(error, OperationFailed)
+    seen = service.seen[-1]
+    assert any(text in f"{seen.query} {seen.headers}" for text in repeated)
     shown = "".join(traceback.format_exception(error)) + repr(error.__cause__) + error.remote_traceback
-    assert "who are you, Bearer" in shown
-    assert "of-somebody-else" not in shown
+    assert "who are you," in shown
+    assert not [text for text in repeated if text in shown]
 
 
 def test_operations_of_services_can_be_written_to_a_file_and_read_again(tmp_path: pathlib.Path) -> None:

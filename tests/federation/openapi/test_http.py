@@ -202,6 +202,7 @@ async def test_answers_become_values(service: Service) -> None:
     assert await ask(service, "/text") == "grüße"
     assert await ask(service, "/nothing") is None
     assert await ask(service, "/flaky") == {"tries": 3}
+    assert await ask(service, "/marked") == {"a": 1}
     assert len(await ask(service, "/huge", options={"max_bytes": 10_000_000})) == 10_000_000
 
 
