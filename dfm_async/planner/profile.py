@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,7 @@ _KEPT: Final = 128
 _FITTED: Final = 48
 """How many of them a fit looks at, two by two."""
 _FORMAT: Final = 1
+_Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class CallSamples(msgspec.Struct, kw_only=True):
@@ -40,7 +41,7 @@ class CallSamples(msgspec.Struct, kw_only=True):
     operation: str
     provider: str | None = None
     count: int = 0
-    points: list[tuple[float, float, float]] = msgspec.field(default_factory=list)
+    points: list[tuple[_Amount, _Amount, _Amount]] = msgspec.field(default_factory=list)
 
     @property
     def cost(self) -> Cost:
@@ -64,7 +65,7 @@ class LinkSamples(msgspec.Struct, kw_only=True):
     source: str
     target: str
     count: int = 0
-    points: list[tuple[float, float]] = msgspec.field(default_factory=list)
+    points: list[tuple[_Amount, _Amount]] = msgspec.field(default_factory=list)
 
     @property
     def cost(self) -> SendCost:

@@ -182,6 +182,9 @@ def test_a_profile_survives_a_file(tmp_path: Path) -> None:
     path.write_text('{"format": 2, "calls": [], "links": []}')
     with pytest.raises(ValueError, match="format 2"):
         Profile.load(path)
+    path.write_text('{"format": 1, "calls": [], "links": [{"source": "a", "target": "b", "points": [[1, -1]]}]}')
+    with pytest.raises(ValueError, match="no profile"):
+        Profile.load(path)
     path.write_text("[1]")
     with pytest.raises(ValueError, match="no profile"):
         Profile.load(path)
