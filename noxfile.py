@@ -36,8 +36,9 @@ nox.options.sessions = ["check"]
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_external_run = True
 
-SIDE_BY_SIDE = ["-n", "logical", "--maxprocesses", "4", "--dist", "worksteal"]
-"""How all tests run: on every core, each process with those that stand together as long as there are enough."""
+SIDE_BY_SIDE = ["-n", str(min(4, (os.cpu_count() or 1) + 1)), "--dist", "worksteal"]
+"""How all tests run: in one process more than there are cores, because many of them wait for processes of their own;
+each process with those that stand together as long as there are enough."""
 
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 

@@ -207,6 +207,9 @@ class CellPipe:
             if offer.total_rounds is not None:
                 shareable.set_header("num_rounds", offer.total_rounds)
             await self._host.give_task(self.launch, offer.task, offer.name, shareable)
+        except ConnectionError as error:  # no answer of the program: most likely it has ended, and that is the news
+            self._settled.set()
+            self._lost(str(error))
         except Exception as error:  # noqa: BLE001 - NVFLARE can raise anything; it is told
             self._settled.set()
             self._deliver(msg.TaskAnswer(offer.task, False, str(error) or type(error).__name__))

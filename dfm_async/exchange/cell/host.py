@@ -42,6 +42,8 @@ BOOTSTRAP_VARIABLE: Final = BOOTSTRAP_FILE_ENV_VAR
 
 _SHUTDOWN: Final = 5.0
 """How long a program may take to answer that it will end, in seconds."""
+_UNSENT: Final = frozenset({CellReturnCode.COMM_ERROR, CellReturnCode.TARGET_UNREACHABLE})
+"""What NVFLARE says itself if it cannot reach a program."""
 
 
 def _reply(topic: str, **fields: Any) -> Any:
@@ -284,6 +286,7 @@ class CellHost:
         """Gives a task; returns when the program has all of it.
 
         Raises:
+            ConnectionError: it could not be sent: the program is gone, or about to be.
             TaskRejected: the program does not take it.
         """
         shareable.set_header("job_id", self._job)
@@ -299,6 +302,8 @@ class CellHost:
 
         answer = await in_thread(ask, "cell-task")
         code = None if answer is None else answer.get_header(MessageHeaderKey.RETURN_CODE)
+        if code in _UNSENT:
+            raise ConnectionError(f"task {name!r} could not be sent ({code})")
         body = answer.payload if code == CellReturnCode.OK and isinstance(answer.payload, dict) else {}
         if body.get(MsgKey.REPLY_TOPIC) != Topic.TASK_ACCEPTED:
             raise TaskRejected(name, str(body.get(MsgKey.REASON) or f"it did not answer ({code})"))
