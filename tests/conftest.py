@@ -17,7 +17,7 @@ from typing import Any, Literal
 import hypothesis
 import pytest
 
-from dfm_async import Federation, Session
+from dfm_async import Federation, Session, redaction
 from dfm_async.targets.local.start import ForkServer
 from tests.federations import NAMES, ROOT
 
@@ -75,6 +75,13 @@ def adapter_packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] in NAMES]:
         del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def no_secrets_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process remembers its secrets for good; words that are some in one test are plain words in another."""
+    monkeypatch.setattr(redaction, "_secrets", type(redaction._secrets)())
+    monkeypatch.setattr(redaction, "_hidden", ())
 
 
 @pytest.fixture(autouse=True)

@@ -21,13 +21,6 @@ from dfm_async.redaction import hide, holds_secret, note_secret
 TEXTS = st.text(min_size=redaction.SHORTEST, max_size=40).filter(lambda text: len(text.strip()) >= redaction.SHORTEST)
 
 
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test begins with a memory of its own."""
-    monkeypatch.setattr(redaction, "_secrets", type(redaction._secrets)())
-    monkeypatch.setattr(redaction, "_hidden", ())
-
-
 def unused() -> str:
     return secrets.token_hex(12)
 

@@ -29,5 +29,5 @@ def nvflare_2_9() -> Path:
 
 @pytest.fixture(scope="session")
 def nv_dfm_core() -> Path:
-    """The interpreter of an environment with nv_dfm_core 3.1.31, and without us."""
+    """The interpreter of an environment with nv_dfm_core 3.1.31, and us."""
     return _python(NV_DFM_CORE)

@@ -16,8 +16,8 @@ NVFLARE_2_8 = ("nvflare-2.8.3", "nvflare==2.8.3", "numpy")
 NVFLARE_2_9 = ("nvflare-2.9", "-e", ".[flare]")
 """NVFLARE 2.9, and us with the extra ``flare``."""
 
-NV_DFM_CORE = ("nv-dfm-core-3.1.31", "nv-dfm-core==3.1.31", "numpy")
-"""nv_dfm_core 3.1.31, without us."""
+NV_DFM_CORE = ("nv-dfm-core-3.1.31", "nv-dfm-core==3.1.31", "numpy", "-e", ".")
+"""nv_dfm_core 3.1.31, and us."""
 
 
 def environment(name: str, *packages: str, make: bool = True) -> Path | None:

@@ -1,7 +1,9 @@
-"""With the real nv_dfm_core: the files that we write are files of its format."""
+"""With the real nv_dfm_core: the files that we write are files of its format, and its classes run beside us."""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -9,6 +11,8 @@ import pytest
 
 from dfm_async import Federation
 from tests.federations import NAMES, file_of
+from tests.federations import ROOT as FEDERATIONS
+from tests.interop.conftest import PROGRAMS
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -30,3 +34,22 @@ def test_nv_dfm_core_reads_the_files_that_we_write(nv_dfm_core: Path, tmp_path: 
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["concierge server reception", "alpha beta gamma", "homesite loader plotter"]
+
+
+@pytest.mark.parametrize("target", ["inline", "local"])
+def test_adapters_run_unmodified_where_nv_dfm_core_is_installed(nv_dfm_core: Path, target: str) -> None:
+    done = subprocess.run(
+        [str(nv_dfm_core), str(PROGRAMS / "beside_dfm.py"), str(FEDERATIONS), target],
+        env={**os.environ, "PYTHONPATH": str(FEDERATIONS)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [
+        ["real", True],
+        ["label", "no. 4 metres in the north (3 places, 14 letters)"],
+        ["square", 9.0],
+        ["greeting", "examplefed has the honour to receive you, Ann."],
+    ]
