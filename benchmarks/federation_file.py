@@ -2,8 +2,8 @@
 
 1,000 operations with three parameters, each of them offered by ten sites: 10,000 adapters with bindings. The sites
 refer to one list of adapters in another file, or each has them written out, in a file of 70,000 lines. Claimed: at most
-a second if it is shared, and two if it is written out, half of which goes into YAML; and ten times as many
-operations take at most 15 times as long, in processor time. Nothing is imported, so no code of adapters is part of it.
+a second if it is shared, and two if it is written out; and ten times as many operations take at most 15 times as long,
+in processor time. Nothing is imported, so no code of adapters is part of it.
 """
 
 from __future__ import annotations
