@@ -1,0 +1,86 @@
+"""Options of sessions past one machine, and the settings of a site there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from dfm_async.model.options import LocalOptions
+from dfm_async.model.resources import ClassPath
+
+__all__ = ["SETTINGS_FILE", "FlareOptions", "SiteSettings"]
+
+SETTINGS_FILE = "dfm_async.yaml"
+"""What the settings of a site are called, in the folder ``local`` of its startup kit."""
+
+
+class FlareOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a session reaches a federation that runs on NVIDIA FLARE."""
+
+    startup_kit: str | os.PathLike[str]
+    """The folder of the user's startup kit, as provisioned."""
+    user: str
+    """The user's name, as provisioned."""
+    code: Literal["installed", "travels"] = "installed"
+    """Where the code of operations comes from: from the federation that is installed at the sites, or from this
+    application. The second needs the right to bring code (FLARE's ``byoc``), and sites with ``allow_code``."""
+    gateway: Literal["auto", "never"] = "auto"
+    """Whether results come through the homesite's client, if it runs on this machine; else through app commands."""
+    linger: float = 60.0
+    """For how many seconds the federation keeps what carries the jobs when no application and no job needs it."""
+    delivery_timeout: float = 30.0
+    """For how many seconds a message that does not arrive is sent again, before its job fails."""
+    start_timeout: float = 60.0
+    """For how many seconds the sites may take until they are ready."""
+    on_close: Literal["abort", "detach"] = "abort"
+    """What becomes of running jobs when the session is closed: they end, or go on without the application."""
+    local: LocalOptions = LocalOptions()
+    """The limits of logs, queues and graces, and how workers start at the sites."""
+
+    def __post_init__(self) -> None:
+        if self.code not in ("installed", "travels"):
+            raise ValueError(f"code must be 'installed' or 'travels', not {self.code!r}")
+        if self.gateway not in ("auto", "never"):
+            raise ValueError(f"gateway must be 'auto' or 'never', not {self.gateway!r}")
+        if self.on_close not in ("abort", "detach"):
+            raise ValueError(f"on_close must be 'abort' or 'detach', not {self.on_close!r}")
+        for name in ("delivery_timeout", "start_timeout"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)!r}")
+        if self.linger < 0:
+            raise ValueError(f"linger must not be negative, not {self.linger!r}")
+        if not isinstance(self.local, LocalOptions):
+            raise TypeError(f"local must be LocalOptions, not {self.local!r}")
+
+
+class SiteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one site decides for itself; stands in ``local/dfm_async.yaml`` of its startup kit."""
+
+    site: str
+    """Which site of the federation this is."""
+    federation: str | None = None
+    """The path of the installed federation file, from the folder of the settings; None if the site has none."""
+    allow_code: bool = False
+    """Whether users with the right to bring code may run it here. Only for sites that trust them as their own."""
+    authorizer: ClassPath | None = None
+    """Who decides about pipelines, such as ``{path: lab.policy.Authorizer, args: {...}}``; None allows what FLARE
+    allows."""
+    audit: str | None = "audit.jsonl"
+    """The path of the audit log, from the workspace of the site; None if there is none."""
+    max_message_bytes: int = 256 * 1024 * 1024
+    """The largest message that is taken from outside."""
+    max_job_bytes: int | None = None
+    """How many bytes one job may send to this site; None means any number."""
+    environment: Mapping[str, str] = {}
+    """Further environment variables for the workers."""
+
+    def __post_init__(self) -> None:
+        if not self.site:
+            raise ValueError("site must name a site of the federation")
+        for name in ("max_message_bytes", "max_job_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be positive, not {value!r}")

@@ -1,0 +1,1 @@
+"""Jobs run over the sites of a federation on NVIDIA FLARE."""
