@@ -18,6 +18,7 @@ __all__ = [
     "CallStateError",
     "ConversionError",
     "DecodingError",
+    "DeploymentError",
     "DfmError",
     "EncodingError",
     "ExchangeError",
@@ -152,6 +153,26 @@ class FederationError(DfmError):
         rest = len(self.problems) - _LISTED
         more = f"\n  and {rest:,} more" if rest > 0 else ""
         return f"federation {self.federation} has {len(self.problems):,} problems:{shown}{more}"
+
+
+class DeploymentError(DfmError):
+    """A federation cannot be provisioned, started or ended.
+
+    Attributes:
+        federation: the name of the federation, or its folder.
+        problems: everything that is wrong.
+    """
+
+    def __init__(self, federation: str, problems: Sequence[str]) -> None:
+        super().__init__(federation, tuple(problems))
+        self.federation = federation
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        if len(self.problems) == 1:
+            return f"federation {self.federation}: {self.problems[0]}"
+        lines = "".join(f"\n  - {problem}" for problem in self.problems)
+        return f"federation {self.federation} has {len(self.problems)} problems:{lines}"
 
 
 class PartialError(DfmError):

@@ -163,6 +163,8 @@ ERRORS: list[errors.DfmError] = [
     errors.FederationError(
         "f", [FileProblem("f.yaml", 2, 3, "sites.a", "is wrong"), FileProblem("g.yaml", 0, 0, "", "is gone")]
     ),
+    errors.DeploymentError("weather", ["site 'a b' is wrong"]),
+    errors.DeploymentError("weather", ["site 'a b' is wrong", "there is no user"]),
     errors.PartialError("city", "Rome"),
     errors.ParameterError(["x is missing", "y is unknown"]),
     errors.JobExists("order-17"),

@@ -6,7 +6,7 @@ import asyncio
 import os
 from typing import Final
 
-__all__ = ["kill_group"]
+__all__ = ["all_ended", "kill_group", "open_handle"]
 
 _ENDED: Final = frozenset("ZXx")
 
@@ -17,10 +17,10 @@ async def kill_group(group: int, number: int) -> None:
     The leader must not have been reaped: until then the number of the group cannot be another's.
     """
     while members := _members(group):
-        handles = [handle for handle in map(_open, members) if handle is not None]
+        handles = [handle for handle in map(open_handle, members) if handle is not None]
         try:
             os.killpg(group, number)
-            await _all_ended(handles)
+            await all_ended(handles)
         except (ProcessLookupError, PermissionError):
             return
         finally:
@@ -48,14 +48,16 @@ def _members(group: int) -> list[int]:
     return found
 
 
-def _open(pid: int) -> int | None:
+def open_handle(pid: int) -> int | None:
+    """A descriptor of a process, to be closed; None if it has ended, or the system has none."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
         return None
 
 
-async def _all_ended(handles: list[int]) -> None:
+async def all_ended(handles: list[int]) -> None:
+    """Waits until the processes of all these descriptors have ended."""
     loop = asyncio.get_running_loop()
     left = set(handles)
     ended = asyncio.Event()

@@ -1,0 +1,220 @@
+"""A real federation on this machine: a FLARE server and one client per site, on loopback only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from dfm_async.deploy.kit import Kit
+from dfm_async.deploy.node import Node
+from dfm_async.deploy.processes import end_marked
+from dfm_async.deploy.project import SERVER_SITE, Project, User, project_name
+from dfm_async.deploy.provisioning import cached_kits
+from dfm_async.errors import DeploymentError, FederationError
+from dfm_async.exchange.keeper import keeper
+from dfm_async.exchange.tasks import OwnedTasks
+from dfm_async.federation.federation import Federation
+from dfm_async.model.flare import SiteSettings
+
+__all__ = ["LocalFlare"]
+
+_HOST: Final = "localhost"
+"""The server's name. FLARE listens where its name leads to, so that nobody outside can reach it."""
+_USER: Final = "user@dfm.local"
+_FEDERATION_FILE: Final = "federation.dfm.yaml"
+
+
+class LocalFlare:
+    """A federation on NVIDIA FLARE that runs on this machine. Made by :meth:`up`, which also ends it.
+
+    Attributes:
+        folder: everything that it writes is in here.
+        startup_kit: the folder of the user's startup kit, for ``FlareOptions``.
+        user: the user's name.
+        port: where the server listens for sites.
+        admin_port: where it listens for users.
+    """
+
+    def __init__(self, project: Project, folder: Path, nodes: Mapping[str, Node]) -> None:
+        self.folder = folder
+        self.user = project.users[0].name
+        self.startup_kit = folder / self.user
+        self.port = project.port
+        self.admin_port = project.admin_port
+        self._nodes = nodes
+
+    @classmethod
+    @asynccontextmanager
+    async def up(
+        cls,
+        federation: Federation | Iterable[str],
+        folder: str | os.PathLike[str],
+        *,
+        homesite: str = "home",
+        clients: Iterable[str] | None = None,
+        allow_code: bool = False,
+        environment: Mapping[str, str] | None = None,
+        kits: str | os.PathLike[str] | None = None,
+        start_timeout: float = 60.0,
+    ) -> AsyncGenerator[LocalFlare, None]:
+        """Starts a server and a client for each site, and gives the federation when all clients are registered.
+
+        At the end, also of this process, everything that it has started is gone, and so is what it has written,
+        except for the kits.
+
+        Args:
+            federation: the federation, or the names of its sites. A site called ``server`` is the server itself.
+            folder: where it runs. What is there of an earlier one is removed.
+            homesite: the site of the application; it has a client, too.
+            clients: the sites whose clients are started; all by default. Others can be started later.
+            allow_code: whether applications may bring code, at every site.
+            environment: further variables for the server, the clients and everything that they start.
+            kits: where startup kits are kept for the next time; in ``folder`` by default.
+            start_timeout: for how many seconds all of them together may take to start.
+
+        Raises:
+            DeploymentError: names are wrong, nvflare is missing, or a process has ended instead of being ready.
+            FederationError: the federation cannot be written to a file, and code may not travel.
+            TimeoutError: not all of them were ready in time.
+        """
+        sites = list(federation.sites) if isinstance(federation, Federation) else list(federation)
+        name = project_name(federation.name) if isinstance(federation, Federation) else "federation"
+        named = tuple(dict.fromkeys([homesite, *(site for site in sites if site != SERVER_SITE)]))
+        project = Project(name=name, sites=named, users=(User(_USER),), server=_HOST, scheme="tcp")
+        started = project.sites if clients is None else tuple(dict.fromkeys(clients))
+        if unknown := [site for site in started if site not in project.sites]:
+            raise DeploymentError(name, [f"there is no client for {', '.join(map(repr, unknown))}"])
+        text = _federation_text(federation, allow_code=allow_code)
+        home = Path.cwd() / folder
+        made = await cached_kits(project, home / "kits" if kits is None else Path.cwd() / kits)
+        async with AsyncExitStack() as stack:
+            run = home / "run"
+            stack.callback(shutil.rmtree, run, ignore_errors=True)
+            port, admin_port = _free_ports()
+            project = replace(project, port=port, admin_port=admin_port)
+            _lay_out(project, made, run, text, allow_code=allow_code)
+            # Sockets of workers have short names only: this is not below the folder, which may have a long one.
+            temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="dfm-", ignore_cleanup_errors=True))
+            mark = secrets.token_hex(8)
+            nodes = _nodes(project, run, mark, {"TMPDIR": temporary, **(environment or {})})
+            await stack.enter_async_context(_kept())
+            stack.push_async_callback(_end, mark, nodes)
+            flare = cls(project, run, nodes)
+            try:
+                async with asyncio.timeout(start_timeout), asyncio.TaskGroup() as group:
+                    for participant in (_HOST, *started):
+                        group.create_task(nodes[participant].start(), name=f"start of {participant}")
+            except* DeploymentError as errors:
+                problems = [problem for error in errors.exceptions for problem in getattr(error, "problems", ())]
+                raise DeploymentError(name, problems) from errors.exceptions[0]
+            yield flare
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The processes of the server (``"server"``) and of the clients that run, by site."""
+        named = ((SERVER_SITE if name == _HOST else name, node.pid) for name, node in self._nodes.items())
+        return {name: pid for name, pid in named if pid is not None}
+
+    async def kill_client(self, site: str) -> None:
+        """Kills the client of a site with its jobs and their workers, by SIGKILL, as if its machine was lost."""
+        await self._client(site).kill()
+
+    async def start_client(self, site: str) -> None:
+        """Starts the client of a site, and waits until it is registered."""
+        await self._client(site).start()
+
+    async def kill_server(self) -> None:
+        """Kills the server with its jobs and their workers, by SIGKILL."""
+        await self._nodes[_HOST].kill()
+
+    async def start_server(self) -> None:
+        """Starts the server, and waits until it takes clients. Those that run come back by themselves."""
+        await self._nodes[_HOST].start()
+
+    def _client(self, site: str) -> Node:
+        if site == _HOST or site not in self._nodes:
+            known = ", ".join(name for name in self._nodes if name != _HOST)
+            raise DeploymentError(str(self.folder), [f"there is no client {site!r}, but: {known}"])
+        return self._nodes[site]
+
+
+def _federation_text(federation: Federation | Iterable[str], *, allow_code: bool) -> str | None:
+    """The federation as a file for the sites; None if it is not known, or the application brings its code."""
+    if not isinstance(federation, Federation):
+        return None
+    try:
+        return federation.to_yaml()
+    except FederationError:
+        if not allow_code:
+            raise
+        return None
+
+
+def _lay_out(project: Project, made: Path, run: Path, text: str | None, *, allow_code: bool) -> None:
+    """Makes the workspaces of all participants, from their kits: those stay as they are, for the next time."""
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.copytree(made, run)
+    for folder in run.iterdir():
+        Kit(folder).listen(project.port, project.admin_port)
+    for participant in (_HOST, *project.sites):
+        kit = Kit(run / participant)
+        if text is not None:
+            (kit.local / _FEDERATION_FILE).write_text(text)
+        site = SERVER_SITE if participant == _HOST else participant
+        installed = None if text is None else _FEDERATION_FILE
+        kit.write_settings(SiteSettings(site=site, federation=installed, allow_code=allow_code))
+        kit.allow_components()
+    Kit(run / _HOST).keep_jobs_inside()
+
+
+def _nodes(project: Project, run: Path, mark: str, environment: Mapping[str, str]) -> dict[str, Node]:
+    found = {_HOST: Node(Kit(run / _HOST), "server", org=project.org, mark=mark, environment=environment)}
+    for site in project.sites:
+        found[site] = Node(Kit(run / site), "client", org=project.org, mark=mark, environment=environment)
+    return found
+
+
+def _free_ports() -> tuple[int, int]:
+    """Two ports of loopback that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        return one.getsockname()[1], two.getsockname()[1]
+
+
+@asynccontextmanager
+async def _kept() -> AsyncGenerator[None, None]:
+    """Has a keeper end what we start, if this process dies without a word."""
+    keeper.acquire()
+    tasks = OwnedTasks()
+    tasks.start(keeper.guard(), "guard of the keeper")
+    try:
+        yield
+    finally:
+        await tasks.close()
+        await keeper.release()
+
+
+async def _end(mark: str, nodes: Mapping[str, Node]) -> None:
+    """Ends everything at once, whoever cancels us meanwhile."""
+
+    async def end() -> None:
+        await end_marked(mark)
+        for node in nodes.values():
+            await node.kill()
+
+    ending = asyncio.ensure_future(end())
+    try:
+        await asyncio.shield(ending)
+    except asyncio.CancelledError:
+        with contextlib.suppress(Exception):
+            await ending
+        raise
