@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 import yaml
 
+from dfm_async.deploy.installation import FOLDER, FederationFiles
 from dfm_async.model.flare import SETTINGS_FILE, SiteSettings
 
 __all__ = ["Kit"]
@@ -37,12 +38,27 @@ class Kit:
         """The participant."""
         return self.folder.name
 
-    def write_settings(self, settings: SiteSettings) -> None:
-        """Writes what the site decides for itself."""
+    def become_site(self, site: str, files: FederationFiles | None, *, allow_code: bool) -> None:
+        """Makes it the kit of one of our sites.
+
+        Args:
+            site: the name of the site in the federation.
+            files: the federation as it is installed there; None if the site has none.
+            allow_code: whether users may bring code to it.
+        """
+        if files is not None:
+            files.write(self.local / FOLDER)
+        installed = None if files is None else f"{FOLDER}/{files.root}"
+        self._write_settings(SiteSettings(site=site, federation=installed, allow_code=allow_code))
+        self._allow_components()
+        if not allow_code:
+            self._forbid_code()
+
+    def _write_settings(self, settings: SiteSettings) -> None:
         data = {name: value for name, value in msgspec.to_builtins(settings).items() if value != _DEFAULTS.get(name)}
         _write(self.local / SETTINGS_FILE, yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
 
-    def allow_components(self) -> None:
+    def _allow_components(self) -> None:
         """Lets jobs build our components here: FLARE refuses all that its list does not name."""
         resources = self.resources()
         allowed = resources.setdefault("class_allow_list", [])
@@ -50,15 +66,32 @@ class Kit:
             allowed.append(_OURS)
         self._write_resources(resources)
 
-    def keep_jobs_inside(self) -> None:
-        """Puts the server's stores into its workspace: the default is one folder for all federations of a machine."""
+    def _forbid_code(self) -> None:
+        """Takes the right to bring code from all roles: FLARE then refuses such jobs, before we see them."""
+        policy = self.policy()
+        rights = policy["permissions"]
+        known = {right: "any" for granted in rights.values() if isinstance(granted, dict) for right in granted}
+        for role, granted in rights.items():
+            every = known if granted == "any" else granted
+            rights[role] = {**every, "byoc": "none"} if isinstance(every, dict) else every
+        _write(self.local / "authorization.json", json.dumps(policy, indent=2))
+
+    def become_server(self, store: str) -> None:
+        """Tunes the kit of a server.
+
+        Its jobs are kept in a place of their own: the default is one folder for all federations of a machine. As many
+        as users need may run at once. One that could not start, because a site was not there, is tried again after a
+        second instead of ten.
+
+        Args:
+            store: where jobs are kept; an absolute path, which may begin with a variable, such as ``{$HOME}/weather``.
+        """
         resources = self.resources()
-        resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(self.folder / "snapshots")
+        resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = f"{store}/snapshots"
         for component in resources["components"]:
             if component["id"] == "job_manager":
-                component["args"]["uri_root"] = str(self.folder / "jobs")
+                component["args"]["uri_root"] = f"{store}/jobs"
             elif component["id"] == "job_scheduler":
-                # How many jobs run at once; and after how many seconds one that did not fit is tried again.
                 component["args"] |= {"max_jobs": _MOST_JOBS, "min_schedule_interval": 1.0}
         self._write_resources(resources)
 
@@ -77,11 +110,19 @@ class Kit:
 
     def resources(self) -> dict[str, Any]:
         """What the site's own configuration says; that of FLARE, as long as nobody has changed it."""
-        path = self.local / "resources.json"
-        if not path.exists():
-            path = self.local / "resources.json.default"
-        data: dict[str, Any] = json.loads(path.read_text())
+        data: dict[str, Any] = self._configuration("resources.json")
         return data
+
+    def policy(self) -> dict[str, Any]:
+        """What the site allows to whom, as FLARE reads it."""
+        data: dict[str, Any] = self._configuration("authorization.json")
+        return data
+
+    def _configuration(self, name: str) -> Any:
+        path = self.local / name
+        if not path.exists():
+            path = self.local / f"{name}.default"
+        return json.loads(path.read_text())
 
     def _write_resources(self, resources: Mapping[str, Any]) -> None:
         _write(self.local / "resources.json", json.dumps(resources, indent=2))

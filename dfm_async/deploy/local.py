@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from dfm_async.deploy.guard import guarded
+from dfm_async.deploy.installation import FederationFiles
 from dfm_async.deploy.kit import Kit
 from dfm_async.deploy.node import Node
 from dfm_async.deploy.processes import end_marked
@@ -24,14 +26,12 @@ from dfm_async.errors import DeploymentError, FederationError
 from dfm_async.exchange.keeper import keeper
 from dfm_async.exchange.tasks import OwnedTasks
 from dfm_async.federation.federation import Federation
-from dfm_async.model.flare import SiteSettings
 
 __all__ = ["LocalFlare"]
 
 _HOST: Final = "localhost"
 """The server's name. FLARE listens where its name leads to, so that nobody outside can reach it."""
 _USER: Final = "user@dfm.local"
-_FEDERATION_FILE: Final = "federation.dfm.yaml"
 
 
 class LocalFlare:
@@ -94,7 +94,7 @@ class LocalFlare:
         started = project.sites if clients is None else tuple(dict.fromkeys(clients))
         if unknown := [site for site in started if site not in project.sites]:
             raise DeploymentError(name, [f"there is no client for {', '.join(map(repr, unknown))}"])
-        text = _federation_text(federation, allow_code=allow_code)
+        files = _files(federation, allow_code=allow_code)
         home = Path.cwd() / folder
         made = await cached_kits(project, home / "kits" if kits is None else Path.cwd() / kits)
         async with AsyncExitStack() as stack:
@@ -102,18 +102,22 @@ class LocalFlare:
             stack.callback(shutil.rmtree, run, ignore_errors=True)
             port, admin_port = _free_ports()
             project = replace(project, port=port, admin_port=admin_port)
-            _lay_out(project, made, run, text, allow_code=allow_code)
+            _lay_out(project, made, run, files, allow_code=allow_code)
             # Sockets of workers have short names only: this is not below the folder, which may have a long one.
             temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="dfm-", ignore_cleanup_errors=True))
             mark = secrets.token_hex(8)
             nodes = _nodes(project, run, mark, {"TMPDIR": temporary, **(environment or {})})
             await stack.enter_async_context(_kept())
+            await stack.enter_async_context(guarded(mark, (run, Path(temporary))))
             stack.push_async_callback(_end, mark, nodes)
             flare = cls(project, run, nodes)
             try:
                 async with asyncio.timeout(start_timeout), asyncio.TaskGroup() as group:
-                    for participant in (_HOST, *started):
-                        group.create_task(nodes[participant].start(), name=f"start of {participant}")
+                    group.create_task(nodes[_HOST].start(), name="start of the server")
+                    # A client that finds no server waits for two seconds before it tries again.
+                    await nodes[_HOST].spoken()
+                    for site in started:
+                        group.create_task(nodes[site].start(), name=f"start of {site}")
             except* DeploymentError as errors:
                 problems = [problem for error in errors.exceptions for problem in getattr(error, "problems", ())]
                 raise DeploymentError(name, problems) from errors.exceptions[0]
@@ -148,33 +152,28 @@ class LocalFlare:
         return self._nodes[site]
 
 
-def _federation_text(federation: Federation | Iterable[str], *, allow_code: bool) -> str | None:
-    """The federation as a file for the sites; None if it is not known, or the application brings its code."""
+def _files(federation: Federation | Iterable[str], *, allow_code: bool) -> FederationFiles | None:
+    """The federation for the sites; None if it is not known, or the application brings its code."""
     if not isinstance(federation, Federation):
         return None
     try:
-        return federation.to_yaml()
+        return FederationFiles.of(federation)
     except FederationError:
-        if not allow_code:
+        if federation.files or not allow_code:
             raise
         return None
 
 
-def _lay_out(project: Project, made: Path, run: Path, text: str | None, *, allow_code: bool) -> None:
+def _lay_out(project: Project, made: Path, run: Path, files: FederationFiles | None, *, allow_code: bool) -> None:
     """Makes the workspaces of all participants, from their kits: those stay as they are, for the next time."""
     shutil.rmtree(run, ignore_errors=True)
     shutil.copytree(made, run)
     for folder in run.iterdir():
         Kit(folder).listen(project.port, project.admin_port)
     for participant in (_HOST, *project.sites):
-        kit = Kit(run / participant)
-        if text is not None:
-            (kit.local / _FEDERATION_FILE).write_text(text)
         site = SERVER_SITE if participant == _HOST else participant
-        installed = None if text is None else _FEDERATION_FILE
-        kit.write_settings(SiteSettings(site=site, federation=installed, allow_code=allow_code))
-        kit.allow_components()
-    Kit(run / _HOST).keep_jobs_inside()
+        Kit(run / participant).become_site(site, files, allow_code=allow_code)
+    Kit(run / _HOST).become_server(str(run / _HOST))
 
 
 def _nodes(project: Project, run: Path, mark: str, environment: Mapping[str, str]) -> dict[str, Node]:

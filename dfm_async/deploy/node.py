@@ -46,6 +46,7 @@ class Node:
         # What FLARE logs when others can use it: there is no other sign that needs no asking.
         self._sign = "Server started" if role == "server" else f"Successfully registered client:{kit.name} "
         self._ready: asyncio.Future[None] | None = None
+        self._spoken = asyncio.Event()
 
     @property
     def name(self) -> str:
@@ -57,6 +58,10 @@ class Node:
         """The number of its process; None while it does not run."""
         process = self._process
         return None if process is None or process.exit_code is not None else process.pid
+
+    async def spoken(self) -> None:
+        """Waits until it has written something: the most of what it has to load is loaded."""
+        await self._spoken.wait()
 
     async def start(self) -> None:
         """Starts it, and waits until it is ready: the server takes clients, the client is registered.
@@ -100,6 +105,7 @@ class Node:
 
     def _take(self, item: Output, origin: str) -> None:
         del origin
+        self._spoken.set()
         ready = self._ready
         if ready is None or ready.done() or not isinstance(item, str):
             return

@@ -61,6 +61,8 @@ class Federation(Shown):
         """Other things that its file says of it."""
         self.provision: dict[str, Any] = {}
         """How it is deployed; kept for others."""
+        self.files: tuple[str, ...] = ()
+        """The paths of the files that it was read from: its own first, then those that it refers to."""
         self.models = Models({})
         """The schemas that its file names; ``models.declared`` holds them as they stand there."""
         self.schemas: Namespace[Any] = Namespace("schema", self.models)

@@ -31,10 +31,12 @@ class Documents:
     Attributes:
         ledger: what is wrong with them.
         root: the file that was asked for; None if it cannot be read.
+        files: the paths of all files that were read, that one first.
     """
 
     def __init__(self, path: str | os.PathLike[str], data: Mapping[str, Any] | None = None) -> None:
         self.ledger = Ledger()
+        self.files: list[str] = []
         self._read: dict[str, Document | None] = {}
         self._tables: dict[int, dict[str, Value]] = {}  # what merges bring, for those who refer to it
         name = os.fspath(path)
@@ -67,6 +69,7 @@ class Documents:
             return None
         for found in twice:
             self.ledger.add(FileProblem(name, found.line, found.column, found.key, found.message))
+        self.files.append(os.path.abspath(path))
         document = self._read[key] = Document(name, os.path.dirname(key), node or Node(None, 0), self.ledger)
         return document
 

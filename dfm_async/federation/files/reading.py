@@ -66,6 +66,7 @@ def read_federation(
     problems = documents.ledger.problems
     if problems or found is None:
         raise FederationError(os.fspath(path), sorted(problems, key=lambda p: (p.file, p.line, p.column)))
+    found.files = tuple(documents.files)
     return found
 
 
