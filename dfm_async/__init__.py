@@ -105,7 +105,9 @@ if TYPE_CHECKING:
     from dfm_async.session.job import Job
     from dfm_async.session.session import Session
 
-__version__ = "0.1.0"
+from dfm_async.version import VERSION as _VERSION
+
+__version__ = _VERSION
 
 __all__ = [
     "Activity",

@@ -24,6 +24,7 @@ __all__ = [
     "ExchangeError",
     "FederationError",
     "FileProblem",
+    "FlareError",
     "FobsError",
     "HandshakeRefused",
     "HttpCallFailed",
@@ -39,6 +40,7 @@ __all__ = [
     "ParameterError",
     "PartialError",
     "PeerGone",
+    "PipelineDenied",
     "PipelineError",
     "Problem",
     "ProgramExited",
@@ -173,6 +175,40 @@ class DeploymentError(DfmError):
             return f"federation {self.federation}: {self.problems[0]}"
         lines = "".join(f"\n  - {problem}" for problem in self.problems)
         return f"federation {self.federation} has {len(self.problems)} problems:{lines}"
+
+
+class FlareError(DfmError):
+    """A federation on NVIDIA FLARE cannot be reached, or does not do what is needed of it.
+
+    Attributes:
+        problem: what is wrong.
+        advice: what to do about it.
+    """
+
+    def __init__(self, problem: str, advice: str) -> None:
+        super().__init__(problem, advice)
+        self.problem = problem
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return f"{self.problem}. {self.advice}." if self.advice else self.problem
+
+
+class PipelineDenied(DfmError):
+    """A site does not allow a pipeline.
+
+    Attributes:
+        site: the site.
+        reason: why, in the words of the site.
+    """
+
+    def __init__(self, site: str, reason: str) -> None:
+        super().__init__(site, reason)
+        self.site = site
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"site {self.site!r} does not allow the pipeline: {self.reason}"
 
 
 class PartialError(DfmError):

@@ -18,7 +18,7 @@ import hypothesis
 import pytest
 
 from dfm_async import Federation, Session, redaction
-from dfm_async.targets.local.start import ForkServer
+from dfm_async.workers.start import ForkServer
 from tests.federations import NAMES, ROOT
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60, print_blob=True)
@@ -33,7 +33,7 @@ if beside := os.environ.get("PYTEST_XDIST_WORKER"):
     # After multiprocessing's own clean-up, which deletes what it has in there.
     Finalize(None, shutil.rmtree, (tempfile.tempdir,), {"ignore_errors": True}, exitpriority=-200)
 
-TargetName = Literal["inline", "local"]
+TargetName = Literal["inline", "local", "flare"]
 Connect = Callable[..., AbstractAsyncContextManager[Session]]
 
 

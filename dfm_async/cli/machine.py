@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from dfm_async.targets.local.start import choose_method
+from dfm_async.workers.start import choose_method
 
 __all__ = ["CHECKS", "Finding", "State"]
 

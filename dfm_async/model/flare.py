@@ -61,6 +61,8 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     site: str
     """Which site of the federation this is."""
+    homesite: str = "home"
+    """Which site is that of the applications; its client opens a gateway for those on its machine."""
     federation: str | None = None
     """The path of the installed federation file, from the folder of the settings; None if the site has none."""
     allow_code: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 __all__ = ["LaneStats", "SessionStats", "SiteStats", "TargetStats", "Traffic", "WorkerStats"]
@@ -94,6 +96,7 @@ class TargetStats(msgspec.Struct, frozen=True, kw_only=True):
         sites: the sites that have workers, and operations with a process of their own (``site#operation``).
         tokens: the values that sites in the application's own process have sent to others.
         lag: by how many seconds the application's loop was late; None if it was not measured.
+        way: how results come from a federation on FLARE: through the homesite's gateway, or by app commands.
     """
 
     running: int
@@ -102,6 +105,7 @@ class TargetStats(msgspec.Struct, frozen=True, kw_only=True):
     sites: dict[str, SiteStats] = {}
     tokens: Traffic = Traffic()
     lag: float | None = None
+    way: Literal["gateway", "commands"] | None = None
 
 
 class SessionStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +125,8 @@ class SessionStats(msgspec.Struct, frozen=True, kw_only=True):
         tokens: the values that all sites have sent to each other.
         lag: by how many seconds the application's loop was late to take a worker's last sign of life; None if there was
             none.
+        way: how results come from a federation on FLARE: through the homesite's gateway, or by app commands; None on
+            one machine.
     """
 
     running: int
@@ -135,3 +141,4 @@ class SessionStats(msgspec.Struct, frozen=True, kw_only=True):
     yielded: Traffic = Traffic()
     tokens: Traffic = Traffic()
     lag: float | None = None
+    way: Literal["gateway", "commands"] | None = None

@@ -123,6 +123,16 @@ class JobRecord:
         else:
             self._settle()
 
+    def adopt(self, status: JobStatus, reason: str | None, finished: float | None) -> None:
+        """Enters the state that a job has reached which runs elsewhere; its event stands in the log already."""
+        if self.decided.terminal:
+            return
+        self.decided, self.reason = status, reason
+        if status.ended:
+            self.finished = finished
+            self.ended_at = asyncio.get_running_loop().time()
+        self._settle()
+
     def written(self, end: int) -> None:
         """With a journal: the events before this offset are written down."""
         self.log.publish(end)

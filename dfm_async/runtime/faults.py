@@ -13,13 +13,26 @@ from dfm_async.model.error_record import ErrorRecord
 from dfm_async.model.scalars import plain_text
 from dfm_async.redaction import holds_secret
 
-__all__ = ["broken_record", "cause_of", "is_our_cancellation"]
+__all__ = ["broken_record", "cause_of", "is_our_cancellation", "keep_causes_here"]
 
 _LARGEST_CAUSE: Final = 64 * 1024
 
 
+class _Causes:
+    """Whether exceptions leave this process as objects; their texts always do."""
+
+    travel = True
+
+
+def keep_causes_here() -> None:
+    """From now on no exception leaves this process as an object: those who get it must not unpickle it."""
+    _Causes.travel = False
+
+
 def cause_of(error: BaseException) -> bytes:
     """The exception itself, for the application; empty if it cannot travel, or has a secret in it."""
+    if not _Causes.travel:
+        return b""
     try:
         dumps = cloudpickle.dumps if type(error).__module__ == "__main__" else pickle.dumps
         data = dumps(error, protocol=5)

@@ -21,9 +21,9 @@ from dfm_async.results.record import ERRORS_KEPT, JobRecord
 from dfm_async.session.journal import History, JobJournal, JobOptions, StoredLog, read_history
 from dfm_async.session.parameters import stored_row
 from dfm_async.store.base import NewJob, Store, StoredJob
-from dfm_async.targets.coordinator import JobRules
 from dfm_async.targets.frames import Row
 from dfm_async.targets.jobs import JobTable
+from dfm_async.targets.rules import JobRules
 from dfm_async.wire.codec import Codec
 
 __all__ = ["DurableJobs", "LeftOver"]
@@ -65,7 +65,7 @@ class DurableJobs:
     def __init__(
         self,
         store: Store,
-        jobs: JobTable,
+        jobs: JobTable[Any],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         target_codec: Codec,
         listed: int,

@@ -20,7 +20,7 @@ from dfm_async.results.watching import ActivityReader
 from dfm_async.session.callbacks import Callback, CallbackDispatcher
 from dfm_async.session.info_watch import InfoWatch
 from dfm_async.session.stream import EventStream, ResultStream
-from dfm_async.targets.coordinator import Coordinator
+from dfm_async.targets.control import JobControl
 
 if TYPE_CHECKING:
     from dfm_async.session.session import Session
@@ -55,7 +55,7 @@ class Job(Shown):
         """What callbacks of this handle raised."""
 
     @property
-    def _coordinator(self) -> Coordinator | None:
+    def _coordinator(self) -> JobControl | None:
         """Looked up each time: a job that was interrupted gets another one when it is resumed."""
         return self._session.coordinator(self._job_id)
 
@@ -359,7 +359,7 @@ def check_places(places: Iterable[str], plan: Plan) -> None:
         raise ValueError(f"the pipeline has no place {place!r}; it has: {', '.join(plan.places)}")
 
 
-def record_info(record: JobRecord, coordinator: Coordinator | None) -> JobInfo:
+def record_info(record: JobRecord, coordinator: JobControl | None) -> JobInfo:
     """What is known of a job, and of the one who runs it here, if it runs."""
     sets: int | None = record.next_frame or None
     done = sets if record.status is JobStatus.FINISHED else None

@@ -12,8 +12,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from dfm_async import errors
-from dfm_async.errors import DfmError, EncodingError
+from dfm_async.errors import DfmError
 from dfm_async.model.events import (
     Event,
     Failure,
@@ -29,6 +28,7 @@ from dfm_async.model.limits import ResultLimits
 from dfm_async.model.status import JobStatus
 from dfm_async.planner.plan import Plan
 from dfm_async.results.decode import Run, result_events
+from dfm_async.results.error_values import pack_error, unpack_error
 from dfm_async.results.seen import Seen
 from dfm_async.session.parameters import stored_row
 from dfm_async.store.base import Entry, Store
@@ -100,7 +100,7 @@ class JobJournal:
         error = -1
         if isinstance(event, Failure):
             error = len(self._errors)
-            self._errors.append(_pack_error(event.error))
+            self._errors.append(pack_error(event.error))
         self._heads.append(_head_of(event, point, error))
 
     def _flush(self) -> None:
@@ -247,7 +247,7 @@ def _events_of(plan: Plan, entry: Entry) -> list[Event]:
 
 _EVENT_OF: Final[dict[str, Callable[[int, _Head, list[Any]], Event]]] = {
     "failure": lambda offset, head, errors: Failure(
-        offset, head.place, _unpack_error(errors[head.error]), head.frame, head.site, head.node
+        offset, head.place, unpack_error(errors[head.error]), head.frame, head.site, head.node
     ),
     "frame": lambda offset, head, _: FrameCompleted(offset, head.frame),
     "status": lambda offset, head, _: StatusChanged(offset, JobStatus(head.status), head.text),
@@ -257,22 +257,3 @@ _EVENT_OF: Final[dict[str, Callable[[int, _Head, list[Any]], Event]]] = {
     "metrics": lambda offset, head, _: Metrics(offset, head.frame, head.site, head.node, head.values or {}, head.step),
     "worker": lambda offset, head, _: WorkerNotice(offset, head.site, head.node, head.done, head.text or ""),  # type: ignore[arg-type] # written by us
 }
-
-
-def _pack_error(error: DfmError) -> Any:
-    try:
-        return _codec.pack([type(error).__name__, list(error.args)])
-    except EncodingError:  # its data cannot be stored: its words can
-        return _codec.pack(["DfmError", [str(error)]])
-
-
-def _unpack_error(found: Any) -> DfmError:
-    """Rebuilds an error of ours; whatever else a file may hold becomes text."""
-    name, args = found
-    kind = getattr(errors, name, None) if name in errors.__all__ else None
-    if isinstance(kind, type) and issubclass(kind, DfmError):
-        try:
-            return kind(*args)
-        except TypeError:
-            return DfmError(f"{name}: {args}")
-    return DfmError(f"{name}: {args}")

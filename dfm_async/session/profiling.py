@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 
 from dfm_async.planner.profile import Profile
-from dfm_async.targets.coordinator import Coordinator
+from dfm_async.targets.control import JobControl
 from dfm_async.telemetry.spans import APPLICATION, Span
 from dfm_async.telemetry.traces import Traces
 
@@ -33,7 +33,7 @@ class SessionProfile:
         self._traces.flush()
         return self._all
 
-    def watch(self, coordinator: Coordinator) -> None:
+    def watch(self, coordinator: JobControl) -> None:
         """A job begins: it is measured, if a profile is open."""
         if self._open and coordinator.trace is not None:
             self._jobs[coordinator.record.job_id] = [self._all, *self._open]

@@ -19,6 +19,7 @@ import anyio
 
 from dfm_async.errors import DfmError, JobExists, JobNotFound, ParameterError, PipelineError, Problem, SessionClosed
 from dfm_async.federation.federation import Federation
+from dfm_async.model.flare import FlareOptions
 from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.model.info import JobInfo
 from dfm_async.model.limits import ResultLimits
@@ -40,17 +41,18 @@ from dfm_async.session.parameters import ParameterSets
 from dfm_async.session.profiling import Profiling, SessionProfile
 from dfm_async.session.watch import JobWatch, SiteWatch
 from dfm_async.store import open_store
-from dfm_async.targets.base import Target
-from dfm_async.targets.coordinator import Coordinator, JobRules
+from dfm_async.targets.base import AlreadySubmitted, Target
+from dfm_async.targets.control import JobControl
 from dfm_async.targets.frames import FRAME_WINDOW, Row
 from dfm_async.targets.inline import InlineTarget
 from dfm_async.targets.jobs import JobTable
 from dfm_async.targets.local.runner import FederationRunner
-from dfm_async.targets.process import memory_of
+from dfm_async.targets.rules import JobRules
 from dfm_async.telemetry.metrics import observed
 from dfm_async.telemetry.sinks import Sink, sink_of
 from dfm_async.telemetry.traces import Traces
 from dfm_async.wire.codec import Codec
+from dfm_async.workers.process import memory_of
 
 if TYPE_CHECKING:
     from dfm_async.discovery.discovery import Discovery
@@ -78,8 +80,9 @@ class Session:
     Args:
         federation: the sites and their operations; or the path of their file, ``federation.dfm.yaml``.
         homesite: the name of the application's own site.
-        target: "local" (worker processes), "inline" (everything on this loop), or a target object.
-        options: how the sites run.
+        target: "local" (worker processes), "inline" (everything on this loop), "flare" (a federation of machines on
+            NVIDIA FLARE), or a target object.
+        options: how the sites run: ``LocalOptions``; with "flare" where they are: ``FlareOptions``.
         callback_dispatcher: where callbacks run; by default on this loop.
         store: where jobs are written down, so that they outlive the application: ``"sqlite:///jobs.db"``, or a store.
             By default they are kept in memory.
@@ -91,20 +94,24 @@ class Session:
         self,
         federation: Federation | str | os.PathLike[str],
         homesite: str = "home",
-        target: Literal["local", "inline"] | Target = "local",
-        options: LocalOptions | None = None,
+        target: Literal["local", "inline", "flare"] | Target = "local",
+        options: LocalOptions | FlareOptions | None = None,
         callback_dispatcher: CallbackDispatcher | None = None,
         store: str | Store | None = None,
         trace: str | os.PathLike[str] | Sink | None = None,
     ) -> None:
-        if options is not None and not isinstance(options, LocalOptions):
-            raise TypeError(f"options must be LocalOptions(...), not {options!r}")
+        if options is not None and not isinstance(options, LocalOptions | FlareOptions):
+            raise TypeError(f"options must be LocalOptions(...) or FlareOptions(...), not {options!r}")
+        if isinstance(options, FlareOptions) is not (target == "flare"):
+            raise ValueError("target='flare' and options=FlareOptions(startup_kit=..., user=...) belong together")
+        if target == "flare" and store is not None:
+            raise ValueError("jobs on FLARE live in the federation: session.reattach finds them, without a store")
         if not isinstance(federation, Federation):
             federation = Federation.from_yaml(federation)
         self.federation = federation
         self.homesite = homesite
-        self.options = options or LocalOptions()
-        self._target = self._choose(target)
+        self.options = options.local if isinstance(options, FlareOptions) else options or LocalOptions()
+        self._target = self._choose(target, options)
         self._where = target if isinstance(target, str) else type(target).__name__
         self._dispatcher = callback_dispatcher or LoopDispatcher()
         self._jobs = self._target.jobs
@@ -125,14 +132,20 @@ class Session:
         self._entrance = _Entrance()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def _choose(self, target: Literal["local", "inline"] | Target) -> Target:
+    def _choose(
+        self, target: Literal["local", "inline", "flare"] | Target, options: LocalOptions | FlareOptions | None
+    ) -> Target:
+        if isinstance(options, FlareOptions):
+            from dfm_async.targets.flare.target import FlareTarget  # whoever stays on one machine does not load it
+
+            return FlareTarget(options)
         if target == "local":
             return FederationRunner(self.options)
         if target == "inline":
             return InlineTarget(self.options)
         if isinstance(target, str) or not isinstance(target, Target):
             raise ValueError(  # noqa: TRY004 - a wrong name is the usual case
-                f"target must be 'local', 'inline' or a Target object, not {target!r}"
+                f"target must be 'local', 'inline', 'flare' or a Target object, not {target!r}"
             )
         return target
 
@@ -357,11 +370,17 @@ class Session:
 
         # A large one takes seconds, in which others of this loop want their turn.
         plan = make() if len(body) < _LARGE else await in_thread(make, "prepare")
+        self._check_possible(plan)
         if usual:
             self._plans[id(body)] = (body, plan)
             if len(self._plans) > _PLANS:
                 self._plans.popitem(last=False)
         return plan
+
+    def _check_possible(self, plan: Plan) -> None:
+        problems = self._target.refusals(plan)
+        if problems:
+            raise PipelineError(plan.pipeline, problems)
 
     async def discover(self, pipeline: Pipeline, restrict_to_sites: Iterable[str] | str | None = None) -> Discovery:
         """Asks the sites which values the parameters of operations may have.
@@ -436,8 +455,12 @@ class Session:
         """
         self._check_open()
         began, start = asyncio.get_running_loop().time(), time.time_ns()
-        plan = pipeline if isinstance(pipeline, Plan) else await self._prepare(pipeline)
-        self._check_open()  # preparing may have taken a while
+        if isinstance(pipeline, Plan):
+            plan = pipeline
+            self._check_possible(plan)
+        else:
+            plan = await self._prepare(pipeline)
+            self._check_open()  # preparing may have taken a while
         if on_error not in ("continue", "stop"):
             raise ValueError(f"on_error must be 'continue' or 'stop', not {on_error!r}")
         if deadline is not None and deadline <= 0:
@@ -494,6 +517,8 @@ class Session:
                 if stream is not None:
                     self._spawn(self._feed(stream, coordinator, autostop))
                 await self._target.submit(coordinator, priority)
+            except AlreadySubmitted:
+                return self._same(await self._target.find(record.job_id), record)
             except BaseException:
                 with anyio.CancelScope(shield=True):
                     await self._withdraw(coordinator)
@@ -506,11 +531,10 @@ class Session:
             raise JobExists(wanted.job_id)
         return Job(self, known.job_id, known)
 
-    def _coordinate(self, record: JobRecord, rules: JobRules) -> Coordinator:
-        pack = functools.partial(self._params.pack, record.plan)
-        return Coordinator(record, self._target.codec, rules, pack)
+    def _coordinate(self, record: JobRecord, rules: JobRules) -> JobControl:
+        return self._target.coordinate(record, rules, functools.partial(self._params.pack, record.plan))
 
-    async def _write_down(self, coordinator: Coordinator, rows: list[Row], *, unique: bool, fed: bool) -> bool:
+    async def _write_down(self, coordinator: JobControl, rows: list[Row], *, unique: bool, fed: bool) -> bool:
         """Writes a new job to the store; False if its id is taken. Whoever cancels this leaves nothing there."""
         assert self._durable is not None  # noqa: S101 - the caller has seen it
         durable, stopped = self._durable, coordinator.frames.stopped
@@ -528,7 +552,7 @@ class Session:
                 raise
             return created
 
-    async def _withdraw(self, coordinator: Coordinator) -> None:
+    async def _withdraw(self, coordinator: JobControl) -> None:
         """Takes back a job that was not submitted after all."""
         record = coordinator.record
         self._jobs.forget(record.job_id)
@@ -618,6 +642,8 @@ class Session:
         self._check_open()
         if self._durable is not None:
             await self._durable.refresh()
+        else:
+            await self._target.refresh()
         return self.jobs()
 
     def _reruns(self, plan: Plan) -> int:
@@ -631,7 +657,7 @@ class Session:
                 self._reruns_of.popitem(last=False)
         return found
 
-    async def _feed(self, stream: AsyncIterable[Mapping[str, Any]], coordinator: Coordinator, autostop: bool) -> None:
+    async def _feed(self, stream: AsyncIterable[Mapping[str, Any]], coordinator: JobControl, autostop: bool) -> None:
         """Pulls parameter sets from the application as fast as the job takes them."""
         try:
             async for params in stream:
@@ -656,7 +682,7 @@ class Session:
                 except Exception:  # noqa: BLE001 - the job has what it needs, or has failed already
                     _log.warning("the stream of parameters raised when it was closed", exc_info=True)
 
-    async def send_params(self, job_id: str, coordinator: Coordinator | None, params: Any) -> None:
+    async def send_params(self, job_id: str, coordinator: JobControl | None, params: Any) -> None:
         """Adds parameter sets to a job; what :meth:`Job.send_input_params` calls."""
         if coordinator is None and self._durable is not None:
             await self._durable.check_steerable(job_id)
@@ -687,7 +713,7 @@ class Session:
             place_callbacks: as in :meth:`execute`.
         """
         self._check_open()
-        record = self._jobs.find(job_id) if self._durable is None else await self._durable.find(job_id)
+        record = await (self._target if self._durable is None else self._durable).find(job_id)
         job = Job(self, job_id, record, after)
         if record is not None:
             job.start_callbacks(self._spawn, self._dispatcher, default_callback, place_callbacks)
@@ -738,7 +764,7 @@ class Session:
         self._check_open()
         return SiteWatch(self._target, interval)
 
-    def coordinator(self, job_id: str) -> Coordinator | None:
+    def coordinator(self, job_id: str) -> JobControl | None:
         """The one who runs a job, while it runs here; what :class:`Job` steers it by."""
         return self._jobs.coordinator(job_id)
 
@@ -759,6 +785,7 @@ class Session:
         elif self._jobs.find(job_id) is None:
             raise JobNotFound(job_id)
         self._jobs.forget(job_id)
+        await self._target.forget(job_id)
 
     def stats(self) -> SessionStats:
         """Tells what runs, what waits, how the workers are, and what the logs hold."""
@@ -777,6 +804,7 @@ class Session:
             yielded=self._jobs.yielded,
             tokens=sum((site.tokens for site in found.sites.values()), found.tokens),
             lag=found.lag,
+            way=found.way,
         )
 
     def __repr__(self) -> str:
@@ -793,7 +821,7 @@ class Session:
 
 
 def _durable(
-    store: str | Store, jobs: JobTable, spawn: Callable[[Any], asyncio.Task[None]], codec: Codec, listed: int
+    store: str | Store, jobs: JobTable[Any], spawn: Callable[[Any], asyncio.Task[None]], codec: Codec, listed: int
 ) -> DurableJobs:
     from dfm_async.session.durable import DurableJobs  # whoever has no store does not load the database
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 from dfm_async.model.info import JobInfo
 from dfm_async.model.stats import SiteStats
@@ -18,7 +19,7 @@ __all__ = ["JobWatch", "SiteWatch"]
 class JobWatch:
     """Looks at the jobs that have changed. A closable iterator; made by :meth:`~dfm_async.Session.changes`."""
 
-    def __init__(self, jobs: JobTable, reader: ChangeReader, known: Iterable[JobInfo]) -> None:
+    def __init__(self, jobs: JobTable[Any], reader: ChangeReader, known: Iterable[JobInfo]) -> None:
         self._jobs = jobs
         self._reader = reader
         self._known = deque(known)

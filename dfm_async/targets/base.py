@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+from dfm_async.errors import Problem
 from dfm_async.federation.federation import Federation
 from dfm_async.model.stats import TargetStats
+from dfm_async.planner.plan import Plan
+from dfm_async.results.record import JobRecord
 from dfm_async.results.watching import Bells
-from dfm_async.targets.coordinator import Coordinator
+from dfm_async.targets.control import JobControl
+from dfm_async.targets.frames import Row
 from dfm_async.targets.jobs import JobTable
+from dfm_async.targets.rules import JobRules
 from dfm_async.wire.codec import Codec
 
-__all__ = ["Target"]
+__all__ = ["AlreadySubmitted", "Target"]
+
+
+class AlreadySubmitted(Exception):
+    """The same job was submitted before, here or elsewhere."""
 
 
 @runtime_checkable
@@ -25,7 +35,7 @@ class Target(Protocol):
         ...
 
     @property
-    def jobs(self) -> JobTable:
+    def jobs(self) -> JobTable[Any]:
         """The jobs that the target knows."""
         ...
 
@@ -38,7 +48,27 @@ class Target(Protocol):
         """Keeps the target up while the context is open; entered and left in the same task."""
         ...
 
-    async def submit(self, coordinator: Coordinator, priority: int = 0) -> None:
+    def coordinate(self, record: JobRecord, rules: JobRules, pack_rows: Callable[[Any], list[Row]]) -> JobControl:
+        """Makes what a session steers a new job by; ``pack_rows`` checks and packs sets that other jobs send."""
+        ...
+
+    def refusals(self, plan: Plan) -> list[Problem]:
+        """What the target cannot give to a plan, and why."""
+        ...
+
+    async def find(self, job_id: str) -> JobRecord | None:
+        """Finds a job."""
+        ...
+
+    async def refresh(self) -> None:
+        """Gets to know jobs that others have started, if there are any."""
+        ...
+
+    async def forget(self, job_id: str) -> None:
+        """Forgets an ended job, wherever else it is known."""
+        ...
+
+    async def submit(self, coordinator: Any, priority: int = 0) -> None:
         """Launches a job as soon as its sites are ready; returns when it runs, or waits for them."""
         ...
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, Literal
 
-import msgspec
-
 from dfm_async.errors import DfmError, EncodingError, WorkerLost
 from dfm_async.model.events import Failure, WorkerNotice
 from dfm_async.model.ids import JobNumber
@@ -17,33 +15,23 @@ from dfm_async.model.status import JobStatus
 from dfm_async.results.record import JobRecord
 from dfm_async.results.seen import Seen
 from dfm_async.targets.failures import Told, rebuild
-from dfm_async.targets.frames import FRAME_WINDOW, Batch, FrameLedger, Row
+from dfm_async.targets.frames import Batch, FrameLedger, Row
 from dfm_async.targets.intake import Intake
 from dfm_async.targets.offers import Answer, Offers
+from dfm_async.targets.rules import JobRules
+from dfm_async.targets.values import Values
 from dfm_async.telemetry.spans import Origin
 from dfm_async.telemetry.traces import JobTrace
 from dfm_async.wire import messages as msg
-from dfm_async.wire.codec import Codec, weight
+from dfm_async.wire.codec import weight
 from dfm_async.wire.memory import Payload
 
-__all__ = ["Coordinator", "JobRules", "Phase"]
+__all__ = ["Coordinator", "Phase"]
 
 _LOSSES: Final = 3
 """After how many lost workers in a row, with no parameter set done in between, a job is given up."""
 _AT_ONCE: Final = 0.1
 """What stops within that many seconds has stopped at once."""
-
-
-class JobRules(msgspec.Struct, frozen=True, gc=False):
-    """What a job does when something goes wrong, and how much of it runs at a time."""
-
-    on_error: Literal["continue", "stop"] = "continue"
-    reruns: int = 0
-    """How often a parameter set runs again after a worker was lost."""
-    window: int = FRAME_WINDOW
-    """How many parameter sets are under way at the same time."""
-    grace: float = 5.0
-    """How many seconds running operations get when the job has to stop."""
 
 
 class Phase(Enum):
@@ -71,7 +59,7 @@ class Coordinator:
     def __init__(
         self,
         record: JobRecord,
-        codec: Codec,
+        codec: Values,
         rules: JobRules,
         pack_rows: Callable[[Any], list[Row]] | None = None,
     ) -> None:

@@ -13,8 +13,8 @@ from dfm_async.results.decode import Run, result_events
 from dfm_async.results.record import JobRecord
 from dfm_async.results.seen import Seen
 from dfm_async.targets.failures import FailureBook, Told
+from dfm_async.targets.values import Values
 from dfm_async.wire import messages as msg
-from dfm_async.wire.codec import Codec
 from dfm_async.wire.memory import size_of
 
 __all__ = ["Intake"]
@@ -34,7 +34,7 @@ class Intake:
 
     __slots__ = ("_codec", "_failures", "_progress", "_record", "_seen")
 
-    def __init__(self, record: JobRecord, codec: Codec, reruns: bool) -> None:
+    def __init__(self, record: JobRecord, codec: Values, reruns: bool) -> None:
         self._record = record
         self._codec = codec
         self._seen = Seen() if reruns else None

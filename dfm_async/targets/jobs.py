@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.stats import Traffic
@@ -15,7 +15,6 @@ from dfm_async.results.log import Backing
 from dfm_async.results.record import JobRecord, JobSummary
 from dfm_async.results.retention import Retention
 from dfm_async.results.watching import JobChanges
-from dfm_async.targets.coordinator import Coordinator
 
 __all__ = ["JobTable"]
 
@@ -23,13 +22,31 @@ _EARLIEST: Final = 1.0
 """Logs that are too old are dropped at most once in that many seconds."""
 
 
-class JobTable:
+class Tabled(Protocol):
+    """What a table needs of those who run jobs."""
+
+    record: JobRecord
+
+    @property
+    def yielded(self) -> Traffic:
+        """The results that have come."""
+        ...
+
+    def on_end(self, call: Callable[[Any], None]) -> None:
+        """Has something called when the job has ended."""
+        ...
+
+
+C = TypeVar("C", bound=Tabled)
+
+
+class JobTable(Generic[C]):
     """Records by id. Ended jobs lose first their log, then everything; how late is what the options say."""
 
     def __init__(self, options: LocalOptions) -> None:
         self._options = options
         self._records: OrderedDict[str, JobRecord] = OrderedDict()
-        self._running: dict[str, Coordinator] = {}
+        self._running: dict[str, C] = {}
         self._ended: deque[JobRecord] = deque()
         self._summaries: OrderedDict[str, JobSummary] = OrderedDict()
         self._retention = Retention()
@@ -42,7 +59,7 @@ class JobTable:
         self.changes = JobChanges()
         """Tells those who watch all jobs what has changed."""
 
-    def add(self, coordinator: Coordinator) -> None:
+    def add(self, coordinator: C) -> None:
         """Makes a job known, from its submission on."""
         record = coordinator.record
         self._retention.tidy()
@@ -85,7 +102,7 @@ class JobTable:
         backing = None if self.backing is None else self.backing(summary.job_id, summary.plan)
         return JobRecord.from_summary(summary, self._options.results, backing)
 
-    def coordinator(self, job_id: str) -> Coordinator | None:
+    def coordinator(self, job_id: str) -> C | None:
         """Finds a job that has not ended."""
         return self._running.get(job_id)
 
@@ -117,14 +134,14 @@ class JobTable:
         return sum((coordinator.yielded for coordinator in self._running.values()), self._yielded)
 
     @property
-    def coordinators(self) -> list[Coordinator]:
+    def coordinators(self) -> list[C]:
         """The jobs that have not ended."""
         return list(self._running.values())
 
     def __len__(self) -> int:
         return len(self._records) + len(self._summaries)
 
-    def _job_ended(self, coordinator: Coordinator) -> None:
+    def _job_ended(self, coordinator: C) -> None:
         record = coordinator.record
         self._running.pop(record.job_id, None)
         self._yielded += coordinator.yielded

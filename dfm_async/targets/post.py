@@ -9,8 +9,8 @@ from dfm_async.errors import EncodingError
 from dfm_async.targets.coordinator import Coordinator
 from dfm_async.targets.jobs import JobTable
 from dfm_async.targets.offers import Answer
+from dfm_async.targets.values import Values
 from dfm_async.wire import messages as msg
-from dfm_async.wire.codec import Codec
 
 __all__ = ["Offer", "deliver"]
 
@@ -18,7 +18,9 @@ Offer: TypeAlias = Callable[[Coordinator, str, str, Any, Answer], None]
 """Gives a job a value for a parameter: the job, the place, the key, the value, the answer."""
 
 
-def deliver(jobs: JobTable, codec: Codec, sender: Coordinator, message: msg.SendToPlace, offer: Offer) -> None:
+def deliver(
+    jobs: JobTable[Coordinator], codec: Values, sender: Coordinator, message: msg.SendToPlace, offer: Offer
+) -> None:
     """Hands a token to the job that it is for, and tells the sender what became of it."""
     at, request, number = message.at, message.request, message.job
 

@@ -16,7 +16,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
-from dfm_async.targets.local.start import ForkServer
+from dfm_async.workers.start import ForkServer
 
 __all__ = ["Snapshot", "all_tasks", "no_leaks", "tasks", "told"]
 

@@ -78,6 +78,12 @@ class Channel(asyncio.Protocol):
             self.bytes_out += len(out)
             self._transport.write(out)
 
+    def pause(self, *, paused: bool) -> None:
+        """Stops reading, or goes on: whoever writes at the other end waits meanwhile."""
+        transport = cast("asyncio.ReadTransport | None", self._transport)
+        if transport is not None and not self.lost and transport.is_reading() is paused:
+            (transport.pause_reading if paused else transport.resume_reading)()
+
     def close(self) -> None:
         """Writes what is queued and ends the connection."""
         self.flush()

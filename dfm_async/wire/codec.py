@@ -107,7 +107,9 @@ class Packed:
 
 def weight(packed: Any) -> int:
     """About how many bytes a snapshot has; 0 for those that do not matter."""
-    return packed.size if type(packed) is Packed else 0
+    if type(packed) is Packed:
+        return packed.size
+    return len(packed) if type(packed) is msgspec.Raw and len(packed) >= _HEAVY else 0  # what is not read here
 
 
 class _Notes(threading.local):

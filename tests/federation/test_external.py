@@ -14,7 +14,7 @@ import pytest
 from dfm_async import Cost, Federation, Operation, Pipeline, PlaceParam, RetryPolicy, ShippingError, Site, Yield
 from dfm_async.federation.operation import CodeKind, ExternalCode
 from dfm_async.pipeline.statements import CallStatement
-from dfm_async.targets.local.shipping import load_site, ship_site
+from dfm_async.workers.shipping import load_site, ship_site
 
 
 class Body:

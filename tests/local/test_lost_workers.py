@@ -30,7 +30,7 @@ from dfm_async import (
     WorkerNotice,
     Yield,
 )
-from dfm_async.targets.local.start import WorkerProcess
+from dfm_async.workers.start import WorkerProcess
 from tests.waiting import running
 
 fed = Federation("mortal")

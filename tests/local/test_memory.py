@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dfm_async.targets.local.memory import oom_kills
+from dfm_async.workers.memory import oom_kills
 
 VMSTAT = "nr_free_pages 1\noom_kill {}\nnuma_hit 3\n"
 EVENTS = "low 0\nhigh 0\nmax 12\noom 2\noom_kill {}\noom_group_kill 0\n"

@@ -20,9 +20,9 @@ import psutil
 import pytest
 
 from dfm_async import JobAborted, LocalOptions, Pipeline, Session, WorkerLost
-from dfm_async.targets.local import output_reader, site_worker
-from dfm_async.targets.local.output import open_pipe
-from dfm_async.targets.local.output_reader import OutputReader
+from dfm_async.workers import output_reader, site_worker
+from dfm_async.workers.output import open_pipe
+from dfm_async.workers.output_reader import OutputReader
 from tests.local import talkers as t
 
 LOGGER = "dfm_async.site.talk"

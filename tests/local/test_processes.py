@@ -31,7 +31,7 @@ from dfm_async import (
     WorkerLost,
     Yield,
 )
-from dfm_async.targets.local.start import WorkerProcess
+from dfm_async.workers.start import WorkerProcess
 from tests.conformance import weather as w
 from tests.waiting import running
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from dfm_async import Job, LocalOptions, Pipeline, Session, WorkerNotice, Yield
-from dfm_async.targets.local.watch import Watch
 from dfm_async.wire.output import Pulse
+from dfm_async.workers.watch import Watch
 from tests.local import talkers as t
 from tests.waiting import running
 

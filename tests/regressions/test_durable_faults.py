@@ -40,7 +40,7 @@ from dfm_async.store.base import NewJob, StoredJob
 from dfm_async.store.sqlite import SqliteStore
 from dfm_async.targets.coordinator import Coordinator
 from dfm_async.targets.local.runner import FederationRunner
-from dfm_async.targets.local.site_worker import SiteWorker
+from dfm_async.workers.site_worker import SiteWorker
 from tests.conftest import TargetName
 
 pytestmark = pytest.mark.timeout(60)

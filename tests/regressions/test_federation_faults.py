@@ -36,12 +36,13 @@ from dfm_async import (
 )
 from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.results.record import JobRecord
-from dfm_async.targets.coordinator import Coordinator, JobRules
+from dfm_async.targets.coordinator import Coordinator
 from dfm_async.targets.local.runner import FederationRunner
-from dfm_async.targets.local.site_worker import SiteWorker
+from dfm_async.targets.rules import JobRules
 from dfm_async.wire import messages as msg
 from dfm_async.wire.channel import Channel
 from dfm_async.wire.codec import Codec
+from dfm_async.workers.site_worker import SiteWorker
 from tests.conftest import Connect
 from tests.waiting import running
 

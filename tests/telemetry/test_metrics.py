@@ -13,9 +13,9 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from dfm_async import LocalOptions, Session
-from dfm_async.targets.local.site_worker import SiteWorker
 from dfm_async.telemetry.metrics import ObservedSession
 from dfm_async.wire.output import Pulse
+from dfm_async.workers.site_worker import SiteWorker
 from tests.conftest import Connect
 from tests.telemetry.rig import doubles, fed, streams
 

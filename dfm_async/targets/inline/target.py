@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
-from dfm_async.errors import DfmError
+from dfm_async.errors import DfmError, Problem
 from dfm_async.federation.federation import Federation
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.stats import TargetStats, Traffic
+from dfm_async.planner.plan import Plan
+from dfm_async.results.record import JobRecord
 from dfm_async.results.watching import Bells
 from dfm_async.runtime.operations import OperationTable
 from dfm_async.runtime.site import SiteRuntime
 from dfm_async.targets.coordinator import Coordinator
+from dfm_async.targets.frames import Row
 from dfm_async.targets.hub import Hub
 from dfm_async.targets.jobs import JobTable
 from dfm_async.targets.post import deliver
+from dfm_async.targets.rules import JobRules
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 
@@ -29,7 +34,7 @@ class InlineTarget:
     def __init__(self, options: LocalOptions | None = None) -> None:
         self.options = options or LocalOptions()
         self.codec = Codec(trusted=True)
-        self.jobs = JobTable(self.options)
+        self.jobs: JobTable[Coordinator] = JobTable(self.options)
         self.worker_bells = Bells()
         self._hub = Hub(self._post)
         self._sites: dict[str, SiteRuntime] = {}
@@ -76,6 +81,24 @@ class InlineTarget:
         number = self._hub.register(coordinator)
         # A synchronous operation that does not return cannot be killed here: its thread is left alone.
         coordinator.launch(number, routes, lambda at, message: self._send(routes[at], message), coordinator.abandon)
+
+    def coordinate(self, record: JobRecord, rules: JobRules, pack_rows: Callable[[Any], list[Row]]) -> Coordinator:
+        """Makes what a session steers a new job by."""
+        return Coordinator(record, self.codec, rules, pack_rows)
+
+    def refusals(self, plan: Plan) -> list[Problem]:
+        """What this target cannot give."""
+        return []
+
+    async def find(self, job_id: str) -> JobRecord | None:
+        """Finds a job that runs, or ended not too long ago."""
+        return self.jobs.find(job_id)
+
+    async def refresh(self) -> None:
+        """Has nothing to do: all jobs are known here."""
+
+    async def forget(self, job_id: str) -> None:
+        """Has nothing to do: nobody else knows a job."""
 
     async def shutdown(self, reason: str, grace: float) -> None:
         """Ends all jobs, and returns when they have."""

@@ -10,11 +10,11 @@ from dfm_async.errors import DfmError, WorkerLost
 from dfm_async.model.status import JobStatus
 from dfm_async.targets.coordinator import Coordinator, Phase
 from dfm_async.targets.hub import Hub
-from dfm_async.targets.local.site_worker import SiteWorker
 from dfm_async.targets.local.sites import SitePools
-from dfm_async.targets.local.worker import HOME
 from dfm_async.targets.offers import Answer
 from dfm_async.wire import messages as msg
+from dfm_async.workers.site_worker import SiteWorker
+from dfm_async.workers.worker import HOME
 
 __all__ = ["JobExecution"]
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 
-from dfm_async.errors import JobNotFound, QueueFull
+from dfm_async.errors import JobNotFound, Problem, QueueFull
 from dfm_async.federation.federation import Federation
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.stats import LaneStats, SiteStats, TargetStats, Traffic
 from dfm_async.model.status import JobStatus
+from dfm_async.planner.plan import Plan
 from dfm_async.results.log import LogReader
 from dfm_async.results.record import JobRecord
 from dfm_async.results.watching import Bells
@@ -21,19 +22,21 @@ from dfm_async.runtime.once import in_thread
 from dfm_async.runtime.operations import OperationTable
 from dfm_async.runtime.site import SiteRuntime
 from dfm_async.targets.coordinator import Coordinator
+from dfm_async.targets.frames import Row
 from dfm_async.targets.hub import Hub
 from dfm_async.targets.jobs import JobTable
 from dfm_async.targets.local.execution import JobExecution
 from dfm_async.targets.local.queue import JobQueue
-from dfm_async.targets.local.site_worker import SiteWorker
 from dfm_async.targets.local.sites import SitePools
-from dfm_async.targets.local.start import ForkServer, choose_method
-from dfm_async.targets.local.worker import HOME
 from dfm_async.targets.offers import Answer
 from dfm_async.targets.post import deliver
+from dfm_async.targets.rules import JobRules
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 from dfm_async.wire.memory import Arena
+from dfm_async.workers.site_worker import SiteWorker
+from dfm_async.workers.start import ForkServer, choose_method
+from dfm_async.workers.worker import HOME
 
 __all__ = ["FederationRunner"]
 
@@ -48,7 +51,7 @@ class FederationRunner:
         self.options = options or LocalOptions()
         self._arena = Arena()
         self.codec = Codec(trusted=True, arena=self._arena)
-        self.jobs = JobTable(self.options)
+        self.jobs: JobTable[Coordinator] = JobTable(self.options)
         self.worker_bells = Bells()
         self._hub = Hub(self.send_token_package)
         self._queue = JobQueue()
@@ -282,6 +285,24 @@ class FederationRunner:
             answer(f"job {target.record.job_id} does not run: it waits for {target.waiting_for}")
 
     # the end
+
+    def coordinate(self, record: JobRecord, rules: JobRules, pack_rows: Callable[[Any], list[Row]]) -> Coordinator:
+        """Makes what a session steers a new job by."""
+        return Coordinator(record, self.codec, rules, pack_rows)
+
+    def refusals(self, plan: Plan) -> list[Problem]:
+        """What this target cannot give."""
+        return []
+
+    async def find(self, job_id: str) -> JobRecord | None:
+        """Finds a job that runs, or ended not too long ago."""
+        return self.jobs.find(job_id)
+
+    async def refresh(self) -> None:
+        """Has nothing to do: all jobs are known here."""
+
+    async def forget(self, job_id: str) -> None:
+        """Has nothing to do: nobody else knows a job."""
 
     async def shutdown(self, reason: str, grace: float) -> None:
         """Ends all jobs, those that wait and those that run, and returns when they have."""

@@ -12,12 +12,12 @@ from dfm_async.federation.federation import Federation
 from dfm_async.model.options import LocalOptions
 from dfm_async.planner.plan import Plan
 from dfm_async.runtime.site import encode_net
-from dfm_async.targets.local.pool import SitePool
-from dfm_async.targets.local.shipping import ship_site
-from dfm_async.targets.local.site_worker import SiteWorker, remember_net
-from dfm_async.targets.local.start import ForkServer
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
+from dfm_async.workers.pool import SitePool
+from dfm_async.workers.shipping import ship_site
+from dfm_async.workers.site_worker import SiteWorker, remember_net
+from dfm_async.workers.start import ForkServer
 
 __all__ = ["SitePools"]
 

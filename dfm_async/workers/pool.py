@@ -15,8 +15,8 @@ from aiomultiprocess import Pool
 
 from dfm_async.errors import WorkerLost
 from dfm_async.model.stats import SiteStats, Traffic
-from dfm_async.targets.local.site_worker import SiteWorker
-from dfm_async.targets.local.start import ForkServer
+from dfm_async.workers.site_worker import SiteWorker
+from dfm_async.workers.start import ForkServer
 
 __all__ = ["SitePool"]
 
@@ -43,8 +43,10 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
         on_change: Callable[[], None],
         output: Literal["log", "inherit"] = "log",
         unresponsive_after: float | None = None,
+        apart: bool = False,
     ) -> None:
         self.site = site
+        self._apart = apart
         self._output: Literal["log", "inherit"] = output
         self._unresponsive_after = unresponsive_after
         self._threads = threads
@@ -90,6 +92,7 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
             delay,
             self._output,
             self._unresponsive_after,
+            self._apart,
         )
         self._slots[qid] = worker
         self.processes[worker] = qid

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 __all__ = ["ForkServer", "WorkerProcess", "choose_method"]
 
-_PRELOAD = ["dfm_async.targets.local.worker"]
+_PRELOAD = ["dfm_async.workers.worker"]
 
 
 def choose_method(asked: Literal["forkserver", "spawn"] | None) -> Literal["forkserver", "spawn"]:

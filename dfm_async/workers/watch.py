@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from dfm_async.targets.local.pulse import pulse_interval
 from dfm_async.wire.output import Pulse
+from dfm_async.workers.pulse import pulse_interval
 
 __all__ = ["Watch"]
 

@@ -21,20 +21,23 @@ from typing import Final
 
 from dfm_async.errors import DfmError
 from dfm_async.model.resources import SiteConfig
+from dfm_async.runtime.faults import keep_causes_here
 from dfm_async.runtime.operations import OperationTable
 from dfm_async.runtime.site import SiteRuntime
-from dfm_async.targets.local.output import OutputPipe, capture
-from dfm_async.targets.local.pulse import PulseThread
-from dfm_async.targets.local.shipping import load_site
 from dfm_async.wire import messages as msg
 from dfm_async.wire.channel import Channel
 from dfm_async.wire.codec import Codec
 from dfm_async.wire.memory import Arena
+from dfm_async.workers.output import OutputPipe, capture
+from dfm_async.workers.pulse import PulseThread
+from dfm_async.workers.shipping import load_site
 
-__all__ = ["HOME", "WorkerSetup", "serve"]
+__all__ = ["ELSEWHERE", "HOME", "WorkerSetup", "serve"]
 
 HOME: Final = "home"
 """The address of the application."""
+ELSEWHERE: Final = "@"
+"""How addresses begin that are not on this machine: whoever started us takes messages there."""
 
 _CREDENTIALS: Final = struct.Struct("3i")
 _SWITCH_INTERVAL: Final = 0.001
@@ -60,6 +63,9 @@ class WorkerSetup:
     """The seconds between two signs of life; None if nobody waits for them."""
     environment: dict[str, str] = field(repr=False)
     """The environment of the application: that of the fork server may be older."""
+    apart: bool = False
+    """Whether other sites and the application are elsewhere: what they send is not unpickled, and nothing is pickled
+    for them."""
 
 
 def _die_with_the_application(lifeline: socket.socket) -> None:
@@ -95,6 +101,8 @@ def _take_environment(wanted: dict[str, str]) -> None:
 async def serve(setup: WorkerSetup) -> None:
     """Runs the site until the application closes the channel."""
     _keep_descriptors()
+    if setup.apart:
+        keep_causes_here()
     _take_environment(setup.environment)
     capture(setup.output, setup.level, streams=setup.streams)
     gc.freeze()  # what is loaded stays; looking through it would copy pages that the workers share
@@ -142,7 +150,7 @@ class _Worker:
         runtime = SiteRuntime(
             self._setup.site,
             table,
-            Codec(trusted=True, arena=Arena()),
+            Codec(trusted=False) if self._setup.apart else Codec(trusted=True, arena=Arena()),
             report=channel.send,
             send=self._send,
             threads=self._setup.threads,
@@ -182,7 +190,7 @@ class _Worker:
     def _send(self, address: str, message: msg.Message) -> None:
         if address == self._address:
             asyncio.get_running_loop().call_soon(self.receive, message)
-        elif address == HOME:
+        elif address == HOME or address.startswith(ELSEWHERE):
             assert self._channel is not None  # noqa: S101 - set before the runtime runs
             self._channel.send(message)
         else:

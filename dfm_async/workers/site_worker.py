@@ -20,17 +20,17 @@ from dfm_async.errors import DfmError, WorkerLost
 from dfm_async.model.stats import Traffic, WorkerStats
 from dfm_async.runtime.once import in_thread
 from dfm_async.runtime.site import PROGRAMS_KEPT
-from dfm_async.targets.local.memory import oom_kills
-from dfm_async.targets.local.output import open_pipe
-from dfm_async.targets.local.output_reader import OutputReader, site_logger
-from dfm_async.targets.local.pulse import pulse_interval
-from dfm_async.targets.local.start import ForkServer, WorkerProcess
-from dfm_async.targets.local.watch import Watch
-from dfm_async.targets.local.worker import WorkerSetup, serve
-from dfm_async.targets.process import memory_of
 from dfm_async.wire import messages as msg
 from dfm_async.wire.channel import Channel
 from dfm_async.wire.output import Pulse
+from dfm_async.workers.memory import oom_kills
+from dfm_async.workers.output import open_pipe
+from dfm_async.workers.output_reader import OutputReader, site_logger
+from dfm_async.workers.process import memory_of
+from dfm_async.workers.pulse import pulse_interval
+from dfm_async.workers.start import ForkServer, WorkerProcess
+from dfm_async.workers.watch import Watch
+from dfm_async.workers.worker import WorkerSetup, serve
 
 __all__ = ["Seat", "SiteWorker", "WorkerOwner", "remember_net"]
 
@@ -106,6 +106,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         delay: float,
         output: Literal["log", "inherit"],
         unresponsive_after: float | None,
+        apart: bool,
     ) -> None:
         # Not the base class's constructor: that one starts a manager process.
         self.site = site
@@ -150,7 +151,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         self._theirs = (there, their_lifeline, pipe)
         level = site_logger(site).getEffectiveLevel()
         setup = WorkerSetup(
-            site, threads, shipped, there, their_lifeline, pipe, level, output == "log", pulse, dict(os.environ)
+            site, threads, shipped, there, their_lifeline, pipe, level, output == "log", pulse, dict(os.environ), apart
         )
         self.unit = Unit(
             target=serve,
@@ -333,6 +334,10 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         """Takes no further job, and ends with the last of those it has; its slot is free for another worker."""
         self.retired = True
         self._pool.retire(self)
+
+    def when_read(self, call: Callable[[], None]) -> None:
+        """Calls back when everything that it has said by now has been read."""
+        self._output.when_read(call)
 
     def hang_up(self) -> None:
         """Asks the process to end, by closing the channel."""
