@@ -38,18 +38,19 @@ class Kit:
         """The participant."""
         return self.folder.name
 
-    def become_site(self, site: str, files: FederationFiles | None, *, allow_code: bool) -> None:
+    def become_site(self, site: str, files: FederationFiles | None, *, homesite: str, allow_code: bool) -> None:
         """Makes it the kit of one of our sites.
 
         Args:
             site: the name of the site in the federation.
             files: the federation as it is installed there; None if the site has none.
+            homesite: the site of the applications; its client has a gateway for those on its machine.
             allow_code: whether users may bring code to it.
         """
         if files is not None:
             files.write(self.local / FOLDER)
         installed = None if files is None else f"{FOLDER}/{files.root}"
-        self._write_settings(SiteSettings(site=site, federation=installed, allow_code=allow_code))
+        self._write_settings(SiteSettings(site=site, homesite=homesite, federation=installed, allow_code=allow_code))
         self._allow_components()
         if not allow_code:
             self._forbid_code()
@@ -94,6 +95,15 @@ class Kit:
             elif component["id"] == "job_scheduler":
                 component["args"] |= {"max_jobs": _MOST_JOBS, "min_schedule_interval": 1.0}
         self._write_resources(resources)
+        self._allow_commands()
+
+    def _allow_commands(self) -> None:
+        """Lets those who submit jobs speak to them: applications have no other way to their own jobs."""
+        policy = self.policy()
+        lead = policy["permissions"].get("lead")
+        if isinstance(lead, dict) and "app_command" not in lead:
+            lead["app_command"] = "n:submitter"
+            _write(self.local / "authorization.json", json.dumps(policy, indent=2))
 
     def listen(self, port: int, admin_port: int) -> None:
         """Changes the ports, of a server or in what its clients and users know of it."""

@@ -102,7 +102,7 @@ class LocalFlare:
             stack.callback(shutil.rmtree, run, ignore_errors=True)
             port, admin_port = _free_ports()
             project = replace(project, port=port, admin_port=admin_port)
-            _lay_out(project, made, run, files, allow_code=allow_code)
+            _lay_out(project, made, run, files, homesite, allow_code=allow_code)
             # Sockets of workers have short names only: this is not below the folder, which may have a long one.
             temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="dfm-", ignore_cleanup_errors=True))
             mark = secrets.token_hex(8)
@@ -164,7 +164,9 @@ def _files(federation: Federation | Iterable[str], *, allow_code: bool) -> Feder
         return None
 
 
-def _lay_out(project: Project, made: Path, run: Path, files: FederationFiles | None, *, allow_code: bool) -> None:
+def _lay_out(
+    project: Project, made: Path, run: Path, files: FederationFiles | None, homesite: str, *, allow_code: bool
+) -> None:
     """Makes the workspaces of all participants, from their kits: those stay as they are, for the next time."""
     shutil.rmtree(run, ignore_errors=True)
     shutil.copytree(made, run)
@@ -172,7 +174,7 @@ def _lay_out(project: Project, made: Path, run: Path, files: FederationFiles | N
         Kit(folder).listen(project.port, project.admin_port)
     for participant in (_HOST, *project.sites):
         site = SERVER_SITE if participant == _HOST else participant
-        Kit(run / participant).become_site(site, files, allow_code=allow_code)
+        Kit(run / participant).become_site(site, files, homesite=homesite, allow_code=allow_code)
     Kit(run / _HOST).become_server(str(run / _HOST))
 
 

@@ -246,7 +246,7 @@ async def test_changes_tell_of_all_jobs_until_the_session_ends(connect: Connect)
 async def test_changes_tell_how_the_end_of_the_session_ended_jobs(connect: Connect) -> None:
     async with connect(fed) as session:
         changes = session.changes(interval=60)
-        await session.execute(doubles, None, job_id="open")
+        await session.execute(doubles, None, job_id="not-ended")
         assert (await anext(changes)).status in (JobStatus.SUBMITTED, JobStatus.RUNNING)
     assert [info.status async for info in changes] == [JobStatus.ABORTED]
 

@@ -122,6 +122,12 @@ with Pipeline("strange") as strange:
     Yield(square(3), place="good")
 
 
+@pytest.fixture(params=["inline", "local"])
+def target(request: pytest.FixtureRequest) -> TargetName:
+    """Jobs of a federation on FLARE live there, and need no store."""
+    return request.param  # type: ignore[no-any-return]
+
+
 @pytest.fixture
 def opens(target: TargetName, tmp_path: Path) -> Open:
     @asynccontextmanager

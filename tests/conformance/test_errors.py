@@ -30,10 +30,12 @@ from dfm_async import (
     collect,
 )
 from tests.conformance import weather as w
-from tests.conftest import Connect
+from tests.conftest import Connect, TargetName
 
 
-async def test_an_error_names_site_node_frame_and_carries_the_remote_traceback(connect: Connect) -> None:
+async def test_an_error_names_site_node_frame_and_carries_the_remote_traceback(
+    connect: Connect, target: TargetName
+) -> None:
     with Pipeline("fails") as pipeline:
         Yield(w.fail("so it goes"))
     async with connect(w.fed) as session:
@@ -45,7 +47,8 @@ async def test_an_error_names_site_node_frame_and_carries_the_remote_traceback(c
     assert (error.site, error.operation, error.node, error.frame) == ("lab", "fail", "fail#0", (0,))
     assert (error.attempt, error.type_name, error.message) == (1, "ValueError", "so it goes")
     assert "in fail" in error.remote_traceback
-    assert isinstance(error.__cause__, ValueError)
+    # Of an error of another organisation nothing is unpickled: its text must do.
+    assert isinstance(error.__cause__, ValueError) or target == "flare"
     assert caught.value.__cause__ is error
     assert job.status is JobStatus.FAILED
 
@@ -166,7 +169,7 @@ async def test_a_deadline_of_a_job_aborts_it(connect: Connect) -> None:
 
 def _misbehaving() -> tuple[Federation, dict[str, Callable[..., Any]]]:
     fed = Federation("misbehaving")
-    site, other = fed.site("one"), fed.site("two")
+    site, other = fed.site("lab"), fed.site("desk")
 
     @site.operation
     def unsendable() -> dict[str, Any]:
@@ -225,7 +228,7 @@ def _misbehaving() -> tuple[Federation, dict[str, Callable[..., Any]]]:
     ],
 )
 async def test_an_operation_that_misbehaves_fails_and_the_site_goes_on(
-    connect: Connect, name: str, expected: str
+    connect: Connect, target: TargetName, name: str, expected: str
 ) -> None:
     fed, operations = _misbehaving()
     with Pipeline("bad") as bad:
@@ -242,13 +245,13 @@ async def test_an_operation_that_misbehaves_fails_and_the_site_goes_on(
         assert error.node == f"{name}#0"
         if name == "unsendable":
             assert "value['a'][1]" in error.message
-            assert isinstance(error.__cause__, EncodingError)
+            assert isinstance(error.__cause__, EncodingError) or target == "flare"
         assert (await (await session.execute(good)).first()).value == 1
 
 
 async def test_a_value_that_cannot_be_sent_is_no_trouble_where_it_stays(connect: Connect) -> None:
     fed = Federation("stays")
-    site = fed.site("one")
+    site = fed.site("lab")
 
     @site.operation
     def make() -> Any:

@@ -14,7 +14,7 @@ from tests.conftest import Connect
 MIB = 1 << 20
 
 federation = Federation("large")
-field = federation.site("field")
+field = federation.site("archive")
 lab = federation.site("lab")
 
 

@@ -221,6 +221,7 @@ async def test_metrics_that_nobody_reads_do_not_hold_a_job_up(connect: Connect) 
         assert session.stats().results <= 51
 
 
+@pytest.mark.parametrize("target", ["inline", "local"])
 async def test_metrics_are_written_down(target: TargetName, tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/jobs.db"
     async with Session(fed, target=target, store=store) as session:

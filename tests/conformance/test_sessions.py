@@ -28,7 +28,8 @@ from dfm_async import (
     Yield,
 )
 from tests.conformance import weather as w
-from tests.conftest import Connect, TargetName
+from tests.conformance.conftest import NewSession
+from tests.conftest import Connect
 
 with Pipeline("echo") as echo:
     Yield(w.echo(PlaceParam("n"), site="lab"))
@@ -270,16 +271,16 @@ async def test_many_tasks_use_one_session(connect: Connect) -> None:
         assert await asyncio.gather(*(one(session, n) for n in range(200))) == list(range(200))
 
 
-async def test_a_session_can_be_left_in_another_task_than_it_was_entered(target: TargetName) -> None:
-    session = Session(w.fed, target=target)
+async def test_a_session_can_be_left_in_another_task_than_it_was_entered(new_session: NewSession) -> None:
+    session = new_session(w.fed)
     await asyncio.create_task(session.connect())
     assert (await (await session.execute(echo, {"n": 1})).first()).value == 1
     await asyncio.create_task(session.close())
     await session.close()
 
 
-async def test_closing_a_session_ends_its_jobs(target: TargetName) -> None:
-    session = Session(w.fed, target=target, options=LocalOptions(shutdown_grace=1))
+async def test_closing_a_session_ends_its_jobs(new_session: NewSession) -> None:
+    session = new_session(w.fed, options=LocalOptions(shutdown_grace=1))
     await session.connect()
     running = await session.execute(never)
     open_job = await session.execute(echo, None)
@@ -325,7 +326,7 @@ async def test_a_callback_that_raises_is_reported_on_the_job(
     assert "a callback of job" in caplog.text
 
 
-async def test_callbacks_on_another_loop(target: TargetName) -> None:
+async def test_callbacks_on_another_loop(connect: Connect) -> None:
     other = asyncio.new_event_loop()
     thread = threading.Thread(target=other.run_forever)
     thread.start()
@@ -334,7 +335,7 @@ async def test_callbacks_on_another_loop(target: TargetName) -> None:
     async def callback(_site: str, _node: str, _frame: Any, _place: str, data: Any) -> None:
         seen.append((threading.current_thread(), data))
 
-    async with Session(w.fed, target=target, callback_dispatcher=OtherLoopDispatcher(other)) as session:
+    async with connect(w.fed, callback_dispatcher=OtherLoopDispatcher(other)) as session:
         await (await session.execute(count, {"n": 3}, default_callback=callback))
     other.call_soon_threadsafe(other.stop)
     thread.join()
@@ -342,10 +343,10 @@ async def test_callbacks_on_another_loop(target: TargetName) -> None:
     assert seen == [(thread, 0), (thread, 1), (thread, 2)]
 
 
-async def test_callbacks_by_hand(target: TargetName) -> None:
+async def test_callbacks_by_hand(connect: Connect) -> None:
     dispatcher = ManualDispatcher()
     seen: list[Any] = []
-    async with Session(w.fed, target=target, callback_dispatcher=dispatcher) as session:
+    async with connect(w.fed, callback_dispatcher=dispatcher) as session:
         job = await session.execute(count, {"n": 5}, default_callback=lambda *args: seen.append(args[-1]))
         await job.completed.wait()
         assert seen == []
@@ -368,6 +369,7 @@ async def test_two_consumers_of_one_job_and_a_third_that_comes_late(connect: Con
         assert len(await job.collect()) == 100
 
 
+@pytest.mark.parametrize("target", ["inline", "local"])  # a federation on FLARE remembers them by itself
 async def test_finished_jobs_lose_their_log_and_then_are_forgotten(connect: Connect) -> None:
     async with connect(w.fed, options=LocalOptions(keep_finished=2, keep_summaries=2)) as session:
         for n in range(6):

@@ -19,7 +19,7 @@ from dfm_async import (
     collect,
 )
 from tests.conformance import weather as w
-from tests.conftest import Connect
+from tests.conftest import Connect, TargetName
 
 
 async def run(connect: Connect, pipeline: Pipeline, params: Any = {}) -> dict[str, list[tuple[tuple[int, ...], Any]]]:  # noqa: B006
@@ -233,10 +233,14 @@ async def test_after_waits_also_for_what_fails_or_is_skipped(connect: Connect) -
     assert [result.value for result in results] == ["ran"]
 
 
-async def test_operations_of_the_homesite_run_in_the_application(connect: Connect) -> None:
+async def test_operations_of_the_homesite_run_in_the_application_or_beside_it(
+    connect: Connect, target: TargetName
+) -> None:
     with Pipeline("home") as pipeline:
         Yield(w.at_home(w.load("wed", site="lab")))
-    assert (await run(connect, pipeline))["yield"] == [((0,), ("[40.0]", os.getpid()))]
+    (((frame, (value, pid))),) = (await run(connect, pipeline))["yield"]
+    assert (frame, value) == ((0,), "[40.0]")
+    assert (pid == os.getpid()) is (target != "flare")  # a job that outlives its application cannot run in it
 
 
 async def test_one_operation_at_several_sites_with_other_code(connect: Connect) -> None:

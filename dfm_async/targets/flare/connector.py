@@ -1,0 +1,137 @@
+"""The child process that speaks FLARE's admin API for an application.
+
+That API blocks, has threads of its own, and must not be left open: here it can do no harm. The application says what
+it wants over the socket that this process got as its standard input; when the socket ends, so does the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import struct
+import threading
+from typing import Any, Final
+
+import msgspec
+
+__all__ = ["COMMAND", "main"]
+
+COMMAND: Final = "dfm_async"
+"""The app command by which applications speak to the hub."""
+_HEAD: Final = struct.Struct("<Q")
+_RUNNING: Final = ("SUBMITTED", "APPROVED", "DISPATCHED", "RUNNING")
+
+
+class _Link:
+    """Whole messages over a blocking socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._lock = threading.Lock()
+
+    def read(self) -> Any:
+        (size,) = _HEAD.unpack(self._exactly(8))
+        return msgspec.msgpack.decode(self._exactly(size))
+
+    def _exactly(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            part = self._socket.recv(min(count - len(data), 1 << 20))
+            if not part:
+                raise EOFError
+            data += part
+        return bytes(data)
+
+    def write(self, message: Any) -> None:
+        data = msgspec.msgpack.encode(message)
+        with self._lock:
+            self._socket.sendall(_HEAD.pack(len(data)) + data)
+
+
+class _Admin:
+    """One user's connection to the server."""
+
+    def __init__(self, kit: str, user: str, timeout: float) -> None:
+        from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+        self._session: Any = new_secure_session(username=user, startup_kit_location=kit, timeout=timeout)
+
+    def clients(self) -> list[str]:
+        """The clients that are connected."""
+        return sorted(client.name for client in self._session.get_connected_client_list())
+
+    def carriers(self, name: str) -> list[str]:
+        """The jobs with this name that have not ended, the newest first."""
+        found = self._session.list_jobs(name_prefix=name, detailed=False, reverse=False)
+        alive = [job for job in found if job.get("job_name") == name and str(job.get("status")) in _RUNNING]
+        alive.sort(key=lambda job: str(job.get("submit_time", "")), reverse=True)
+        return [str(job["job_id"]) for job in alive]
+
+    def submit(self, folder: str) -> str:
+        """Submits a job."""
+        return str(self._session.submit_job(folder))
+
+    def status(self, job_id: str) -> str:
+        """The status of a job."""
+        return str(self._session.get_job_status(job_id))
+
+    def abort(self, job_id: str) -> None:
+        """Ends a job."""
+        self._session.abort_job(job_id)
+
+    def command(self, job_id: str, data: dict[str, Any], timeout: float) -> Any:
+        """Asks the hub something."""
+        self._session.set_timeout(timeout)
+        return self._session.do_app_command(job_id, COMMAND, data)
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._session.close()
+
+
+def _serve(link: _Link, requests: queue.SimpleQueue[Any]) -> None:
+    admin: _Admin | None = None
+    while (request := requests.get()) is not None:
+        name, args = request["op"], request.get("args", [])
+        try:
+            if name == "open":
+                admin = _Admin(*args)
+                answer = None
+            else:
+                answer = getattr(admin, name)(*args)
+        except BaseException as error:  # noqa: BLE001 - it is told to the application
+            link.write({"id": request["id"], "error": f"{type(error).__name__}: {error}"})
+        else:
+            link.write({"id": request["id"], "result": answer})
+    if admin is not None:
+        admin.close()
+    os._exit(0)  # FLARE's threads may hang in the interpreter's own end
+
+
+def main() -> None:
+    """Serves the application until it ends."""
+    logging.disable(logging.CRITICAL)  # what goes wrong is told to the application
+    connection = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1):
+        os.dup2(null, number)
+    link = _Link(connection)
+    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_serve, args=(link, requests), daemon=True).start()
+    try:
+        while True:
+            request = link.read()
+            if request["op"] == "close":
+                break
+            requests.put(request)
+    except (EOFError, OSError):
+        os._exit(0)  # the application is gone
+    requests.put(None)
+    threading.Event().wait(5)  # the other thread ends the process
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""The worker pools of one site for one version of its code."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from dfm_async.model.options import LocalOptions
+from dfm_async.workers.pool import SitePool
+from dfm_async.workers.site_worker import SiteWorker
+from dfm_async.workers.start import ForkServer
+
+__all__ = ["Crew"]
+
+_CACHE = "#cache"
+
+
+class Crew:
+    """Makes the pool of the site, or of an operation with a process of its own, when it is first needed.
+
+    Args:
+        site: the site.
+        shipped: the code of its operations, ready for workers.
+        workers: how many processes it has at most; None means as many as there are lanes.
+        threads: how many synchronous calls run at the same time in each.
+        lanes: how many jobs can run in processes of their own.
+        options: how workers start.
+        fork_server: what starts them.
+        on_message: takes what workers say.
+        on_change: is told when something about a worker has changed.
+    """
+
+    def __init__(
+        self,
+        site: str,
+        shipped: bytes,
+        workers: int | None,
+        threads: int,
+        lanes: int,
+        options: LocalOptions,
+        fork_server: ForkServer | None,
+        on_message: Callable[[Any], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.site = site
+        self.pools: dict[str, SitePool] = {}
+        """The pools that were needed so far, by location."""
+        self.seats = 0
+        """How many locations of jobs are here."""
+        self.wanted = True
+        """Whether further jobs may come."""
+        self._shipped = shipped
+        self._workers = min(workers or lanes, lanes)
+        self._threads = threads
+        self._options = options
+        self._fork_server = fork_server
+        self._on_message = on_message
+        self._on_change = on_change
+
+    def worker(self, location: str, lane: int) -> SiteWorker:
+        """The worker of a location in a lane, which may still be starting."""
+        if location.endswith(_CACHE):  # the lanes share it: it is kept by the first worker of the site
+            location, lane = self.site, 0
+        pool = self.pools.get(location)
+        if pool is None:
+            pool = self.pools[location] = SitePool(
+                self.site,
+                workers=self._workers,
+                threads=self._threads,
+                shipped=self._shipped,
+                fork_server=self._fork_server,
+                loop_initializer=None,
+                on_message=self._on_message,
+                on_change=self._on_change,
+                output="log",
+                unresponsive_after=self._options.unresponsive_after,
+                apart=True,
+            )
+        return pool.worker(lane)
+
+    def pause(self, *, paused: bool) -> None:
+        """Has the workers wait with what they send, or go on."""
+        for pool in self.pools.values():
+            for worker in pool.processes:
+                if worker.channel is not None:
+                    worker.channel.pause(paused=paused)
+
+    async def shut_down(self, grace: float) -> None:
+        """Ends all workers: asks, waits the grace, kills; returns when all are reaped."""
+        await asyncio.gather(*(pool.shut_down(grace) for pool in self.pools.values()))
+        self.pools.clear()

@@ -1,0 +1,260 @@
+"""One job at the hub: who runs it, where it is seated, and which applications follow it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from dfm_async.errors import PipelineError, Problem, ResultsExpired
+from dfm_async.model.ids import JobId, JobNumber
+from dfm_async.planner.plan import Plan
+from dfm_async.results.log import LogReader
+from dfm_async.results.record import JobRecord
+from dfm_async.targets.coordinator import Coordinator
+from dfm_async.targets.flare import messages as fm
+from dfm_async.targets.flare.event_wire import EventWriter
+from dfm_async.targets.flare.relay import RelayedActivity, RelayedTrace
+from dfm_async.targets.flare.sealed import SealedValues, rows_of
+from dfm_async.targets.rules import JobRules
+
+__all__ = ["Follower", "HubJob", "Run", "read_plan"]
+
+_BATCH: Final = 512
+"""How many events are put into one message."""
+_BATCH_BYTES: Final = 1024 * 1024
+_AHEAD: Final = 32 * 1024 * 1024
+"""How many bytes of events may be under way to an application."""
+
+_plan: Final = msgspec.json.Decoder(Plan)
+
+
+def read_plan(data: bytes) -> Plan:
+    """Reads a plan without its literals: they are the sites' affair, and stay as they are.
+
+    Raises:
+        PipelineError: it is none.
+    """
+    try:
+        plan = _plan.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise PipelineError(None, [Problem("plan", f"cannot be read: {error}")]) from error
+    count = len(plan.locations)
+    if not count or len(plan.nets) != count:
+        raise PipelineError(plan.pipeline, [Problem("plan", "has not one net for each of its locations")])
+    return plan
+
+
+class Run:
+    """One run of a job: its number, and which of its locations are seated where."""
+
+    def __init__(self, number: int, locations: int, lane: int) -> None:
+        self.number = number
+        self.lane = lane
+        self.addresses = [""] * locations
+        self.missing = set(range(locations))
+        """The locations that have no seat yet."""
+
+
+class HubJob:
+    """A job that the federation runs, with or without an application.
+
+    Args:
+        submit: what was submitted.
+        plan: its plan.
+        on_change: is told when something of it has changed.
+    """
+
+    def __init__(self, submit: fm.Submit, plan: Plan, on_change: Callable[[HubJob], None]) -> None:
+        self.submit = submit
+        self.plan = plan
+        self.run: Run | None = None
+        self.followers: dict[str, Follower] = {}
+        """By the application that follows."""
+        self.ever_read = 0
+        """The offset behind what an application has taken."""
+        self._writer = EventWriter(submit.job_id, plan)
+        record = self.record = JobRecord(JobId(submit.job_id), JobNumber(-1), plan, submit.limits)
+        record.fingerprint, record.label, record.created = submit.fingerprint, submit.label, submit.created
+        rules = JobRules(on_error=submit.on_error, reruns=submit.reruns, window=submit.window, grace=submit.grace)
+        self.coordinator = Coordinator(record, SealedValues(), rules, _as_rows)
+        if submit.watch:
+            record.activity = RelayedActivity(self.relay)  # type: ignore[assignment] # told on, not kept
+        if submit.trace is not None:
+            self.coordinator.trace = RelayedTrace(submit.trace, self.relay)  # type: ignore[assignment] # as above
+            self.coordinator.measured = submit.measured
+        self._on_change = on_change
+        rows = rows_of(submit.rows)
+        self.first_bytes = [
+            sum(len(row[name]) for row in rows for name in names if name in row) for names in plan.params_at
+        ]
+        """For each location, how many bytes of parameters it begins with."""
+        self.coordinator.add(rows)
+        if submit.stopped:
+            self.coordinator.stop()
+
+    @property
+    def job_id(self) -> str:
+        """The job's id."""
+        return self.record.job_id
+
+    def watch_changes(self) -> None:
+        """Tells of changes from now on; the table of jobs has its own way before."""
+        record, table = self.record, self.record.changes
+        record.changes = _Changes(lambda: self._on_change(self), table)  # type: ignore[assignment] # it only marks
+
+    def add_rows(self, message: fm.AddRows) -> None:
+        """Takes further parameter sets, without those that have come before."""
+        rows = rows_of(message.rows)
+        fresh = rows[max(0, self.coordinator.frames.added - message.first) :]
+        if fresh:
+            self.coordinator.add(fresh)
+
+    def state(self) -> fm.JobState:
+        """How far it is."""
+        coordinator, frames, record = self.coordinator, self.coordinator.frames, self.record
+        return fm.JobState(
+            record.job_id,
+            record.status.value,
+            record.reason,
+            coordinator.state,
+            frames.added,
+            frames.opened,
+            len(frames.open),
+            frames.waiting,
+            frames.stopped,
+            coordinator.accepts,
+            dict(coordinator.outcomes),
+            record.finished,
+            record.log.end,
+            coordinator.phase.value,
+        )
+
+    def known(self) -> fm.Known:
+        """What an application needs to follow it."""
+        record, submit = self.record, self.submit
+        return fm.Known(
+            record.job_id,
+            submit.plan,
+            submit.limits,
+            record.fingerprint,
+            record.label,
+            record.created,
+            record.log.first,
+            record.log.end,
+            list(self.coordinator.frames.open),
+            self.state(),
+        )
+
+    @property
+    def unread(self) -> bool:
+        """Whether it has events that no application has taken."""
+        return self.ever_read < self.record.log.end
+
+    def relay(self, message: Any) -> None:
+        """Tells followers what a location said of its calls and spans."""
+        if self.followers:
+            data = fm.Relayed(self.job_id, fm.encode(message))
+            for follower in self.followers.values():
+                follower.send(data)
+
+    def follow(self, app: str, start: int, send: Callable[[Any], None]) -> Follower:
+        """An application follows the job from an offset on.
+
+        Raises:
+            ResultsExpired: events that it wants are gone.
+        """
+        self.unfollow(app)
+        follower = self.followers[app] = Follower(self, start, send, self._writer)
+        return follower
+
+    def unfollow(self, app: str) -> None:
+        """An application follows no more."""
+        follower = self.followers.pop(app, None)
+        if follower is not None:
+            follower.close()
+
+
+class Follower:
+    """Sends the events of a job to one application, as far as that has room."""
+
+    def __init__(self, job: HubJob, start: int, send: Callable[[Any], None], writer: EventWriter) -> None:
+        self._job = job
+        self.send = send
+        self._writer = writer
+        self._reader: LogReader = job.record.log.reader(start - 1 if start else None)
+        self._until = start
+        self._sent = 0
+        self._taken = 0
+        self._room = asyncio.Event()
+        self.task = asyncio.get_running_loop().create_task(self._run(), name=f"followers of {job.job_id}")
+
+    def taken(self, until: int, size: int) -> None:
+        """The application has room for events before this offset, and has taken so many bytes."""
+        self._until = max(self._until, until)
+        self._taken = max(self._taken, size)
+        self._room.set()
+
+    async def _run(self) -> None:
+        log, reader, job = self._job.record.log, self._reader, self._job
+        job.ever_read = max(job.ever_read, reader.position)
+        while True:
+            room = self._until - reader.position
+            if room <= 0 or (self._sent - self._taken >= _AHEAD):
+                self._room.clear()
+                await self._room.wait()
+                continue
+            try:
+                events = reader.take_nowait(min(room, _BATCH))
+            except ResultsExpired:  # cannot be: a reader keeps what it has not read
+                return
+            if events:
+                for part in _parts(events):
+                    message = self._writer.write(part, log.end)
+                    self._sent += message.size
+                    self.send(message)
+                job.ever_read = max(job.ever_read, reader.position)
+            elif log.closed:
+                return
+            else:
+                await log.wait()
+
+    def close(self) -> None:
+        """Ends it."""
+        self.task.cancel()
+        self._reader.close()
+
+
+def _parts(events: list[Any]) -> list[list[Any]]:
+    """Splits events so that no message is too large; a single large value still makes one."""
+    parts: list[list[Any]] = [[]]
+    size = 0
+    for event in events:
+        value = getattr(event, "value", b"")
+        weight = len(value) if isinstance(value, msgspec.Raw) else 64
+        if parts[-1] and size + weight > _BATCH_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(event)
+        size += weight
+    return parts
+
+
+def _as_rows(row: Any) -> list[Any]:
+    """A parameter set that another job has sent: its values are sealed, and cannot be checked here."""
+    return [row]
+
+
+class _Changes:
+    """Tells both the table of jobs and the job's followers."""
+
+    def __init__(self, tell: Callable[[], None], table: Any) -> None:
+        self._tell = tell
+        self._table = table
+
+    def mark(self, job_id: str) -> None:
+        self._tell()
+        if self._table is not None:
+            self._table.mark(job_id)

@@ -1,0 +1,632 @@
+"""What the application, the hub and the sites say to each other past one machine.
+
+Messages of jobs are those of :mod:`dfm_async.wire.messages`; here is what surrounds them. Nothing in them is ever
+unpickled, apart from the code of operations, and that only at sites that allow it (``allow_code``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from dfm_async.model.events import Scalar
+from dfm_async.model.ids import Frame
+from dfm_async.model.limits import ResultLimits
+from dfm_async.wire import messages as msg
+
+__all__ = [
+    "PROTOCOL",
+    "AddRows",
+    "AppHello",
+    "Asked",
+    "Drop",
+    "Echo",
+    "EventHead",
+    "Events",
+    "Fail",
+    "Find",
+    "Follow",
+    "Found",
+    "Halt",
+    "JobState",
+    "Known",
+    "Leave",
+    "ListJobs",
+    "Listed",
+    "LogLine",
+    "LogLines",
+    "Offer",
+    "PeerLost",
+    "Relayed",
+    "Seat",
+    "SeatLost",
+    "SeatRefused",
+    "SeatResponds",
+    "SeatSilent",
+    "Seated",
+    "SiteHello",
+    "SiteInfo",
+    "SiteReport",
+    "StopFrames",
+    "StopSeat",
+    "Submit",
+    "Submitted",
+    "Taken",
+    "Traced",
+    "Unfollow",
+    "Unseat",
+    "Welcome",
+    "WorkerReport",
+    "decode_app",
+    "decode_hub",
+    "decode_node",
+    "encode",
+]
+
+PROTOCOL: Final = 1
+"""Raised when an older hub or site would not understand what is said."""
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    pass
+
+
+# Between the hub and the sites.
+
+
+class SiteHello(_Message, frozen=True, tag=100):
+    """A site is ready.
+
+    ``operations``: what it offers, and the fingerprint of each; ``gateway``: where applications of its machine find it.
+    """
+
+    site: str
+    protocol: int
+    version: str
+    host: str
+    operations: dict[str, str]
+    allow_code: bool
+    gateway: str = ""
+    problem: str = ""
+
+
+class Offer(_Message, frozen=True, tag=101):
+    """The code of a site's operations, from the application; only sites that allow it take it.
+
+    ``key``: its hash; jobs name it. ``workers``, ``threads``, ``lanes``: how it runs. ``settings``: further options of
+    the workers.
+    """
+
+    key: str
+    site: str
+    shipped: bytes
+    workers: int | None
+    threads: int
+    lanes: int
+
+
+class Drop(_Message, frozen=True, tag=102):
+    """No application needs this code any more."""
+
+    key: str
+
+
+class Seat(_Message, frozen=True, tag=103):
+    """Make room for one location of a job; answered by :class:`Seated`, :class:`SeatRefused` or :class:`SeatLost`.
+
+    ``sites``: the site of every location of the job. ``offer``: which code, or empty for what is installed.
+    ``size``: how many bytes of parameters it begins with.
+    """
+
+    job: int
+    at: int
+    job_id: str
+    pipeline: str
+    location: str
+    sites: tuple[str, ...]
+    offer: str
+    plan: str
+    net: bytes
+    lane: int
+    size: int
+
+
+class Seated(_Message, frozen=True, tag=104):
+    """A worker waits for the location. ``address``: where workers of the same site reach it."""
+
+    job: int
+    at: int
+    address: str
+
+
+class SeatRefused(_Message, frozen=True, tag=105):
+    """The location cannot run here. ``kind``: whether the site does not allow it, or cannot."""
+
+    job: int
+    at: int
+    kind: Literal["denied", "failed"]
+    reason: str
+
+
+class SeatLost(_Message, frozen=True, tag=106):
+    """The worker of a location has ended."""
+
+    job: int
+    at: int
+    exit_code: int | None
+    detail: str
+    lines: tuple[str, ...]
+    out_of_memory: bool
+
+
+class SeatSilent(_Message, frozen=True, tag=107):
+    """The worker of a location does not respond."""
+
+    job: int
+    at: int
+    seconds: float
+
+
+class SeatResponds(_Message, frozen=True, tag=108):
+    """The worker of a location responds again."""
+
+    job: int
+    at: int
+
+
+class Unseat(_Message, frozen=True, tag=109):
+    """The job has left the location; ``well``: it has finished."""
+
+    job: int
+    at: int
+    well: bool
+
+
+class StopSeat(_Message, frozen=True, tag=110):
+    """The job was to stop, and did not within its grace: ends it by force. ``seen``: its loop still answers."""
+
+    job: int
+    at: int
+    job_id: str
+    seen: bool
+
+
+class Abandoned(_Message, frozen=True, tag=111):
+    """The location is given up: ``how`` as in ``Job.cancel``."""
+
+    job: int
+    at: int
+    how: str
+
+
+class PeerLost(_Message, frozen=True, tag=112):
+    """A site cannot reach another one any more."""
+
+    site: str
+    reason: str
+
+
+class WorkerReport(msgspec.Struct, frozen=True, array_like=True):
+    """One worker, as in ``WorkerStats``."""
+
+    pid: int | None
+    jobs: int
+    memory: int | None
+    lag: float | None
+    unresponsive: bool
+    retired: bool
+
+
+class SiteReport(_Message, frozen=True, tag=113):
+    """How the workers of a location are, for one version of its code (``offer``).
+
+    ``tokens``: how many values it has sent to others, and their bytes.
+    """
+
+    offer: str
+    location: str
+    workers: tuple[WorkerReport, ...]
+    restarts: int
+    tokens: tuple[int, int]
+
+
+class LogLine(msgspec.Struct, frozen=True, array_like=True):
+    """One log record of a worker, with what it belongs to."""
+
+    level: int
+    text: str
+    path: str
+    line: int
+    function: str | None
+    created: float
+    thread: str | None
+    traceback: str | None
+    stack: str | None
+    pid: int | None
+    origin: str
+    job: str | None
+    frame: Frame | None
+    node: str | None
+    operation: str | None
+
+
+class LogLines(_Message, frozen=True, tag=114):
+    """Log records of a site. ``left_out``: how many did not find room."""
+
+    site: str
+    lines: list[LogLine]
+    left_out: int = 0
+
+
+class Echo(_Message, frozen=True, tag=116):
+    """Sent back as it is, behind everything that the site has said before."""
+
+    request: int
+
+
+class Bye(_Message, frozen=True, tag=115):
+    """The carrier ends: the site may leave."""
+
+    reason: str
+
+
+# Between applications and the hub.
+
+
+class AppHello(_Message, frozen=True, tag=130):
+    """An application is there, or there again.
+
+    ``lanes``, ``slots``, ``queue_limit``, ``overflow``: how many of its jobs run at the same time, and how many wait.
+    ``linger``: for how many seconds the carrier stays when nobody needs it.
+    """
+
+    protocol: int
+    version: str
+    homesite: str
+    lanes: int
+    slots: int
+    queue_limit: int
+    overflow: Literal["block", "fail"]
+    linger: float
+
+
+class SiteInfo(msgspec.Struct, frozen=True, array_like=True):
+    """What an application is told of a site."""
+
+    operations: dict[str, str]
+    allow_code: bool
+    problem: str = ""
+
+
+class Welcome(_Message, frozen=True, tag=131):
+    """Answers :class:`AppHello`, and is sent again when a site comes or goes.
+
+    ``deployed``: the sites that the carrier was sent to. ``gone``: sites that were lost, and why. ``gateway``: host and
+    address of the homesite's gateway, or empty.
+    """
+
+    protocol: int
+    version: str
+    carrier: str
+    sites: dict[str, SiteInfo]
+    deployed: list[str]
+    gone: dict[str, str]
+    gateway: tuple[str, str] = ("", "")
+
+
+class Traced(msgspec.Struct, frozen=True, array_like=True):
+    """The trace that a job belongs to: its id, the job's span, and the span of each location."""
+
+    trace_id: str
+    span: int
+    spans: tuple[int, ...]
+
+
+class Submit(_Message, frozen=True, tag=132):
+    """A new job; answered by :class:`Submitted`.
+
+    ``rows``: a batch of parameter sets, each a dict of values. ``nets``: the net of each location. ``offers``: which
+    code each site runs, or empty. ``created``: when, by the application's clock. ``deadline``: how many seconds the job
+    has, and how many of them are over. ``token``: names this submission, and no other.
+    """
+
+    job_id: str
+    plan: bytes
+    nets: tuple[bytes, ...]
+    offers: dict[str, str]
+    on_error: Literal["continue", "stop"]
+    reruns: int
+    window: int
+    grace: float
+    limits: ResultLimits
+    rows: bytes
+    stopped: bool
+    fingerprint: str | None
+    label: str | None
+    priority: int
+    deadline: tuple[float, float] | None
+    watch: bool
+    trace: Traced | None
+    measured: bool
+    created: float
+    token: str
+
+
+class Submitted(_Message, frozen=True, tag=133):
+    """What became of a new job: it is ``new``, the ``same`` was there, ``other`` has its id, the queue is ``full``."""
+
+    job_id: str
+    outcome: Literal["new", "same", "other", "full"]
+    reason: str = ""
+
+
+class AddRows(_Message, frozen=True, tag=134):
+    """Parameter sets ``first, first + 1, ...``; those that have come already are not taken again."""
+
+    job_id: str
+    first: int
+    rows: bytes
+
+
+class StopFrames(_Message, frozen=True, tag=135):
+    """No further parameter set will come."""
+
+    job_id: str
+
+
+class Halt(_Message, frozen=True, tag=136):
+    """Stop a job; with a token: only the job of that submission."""
+
+    job_id: str
+    token: str
+    status: Literal["aborted", "failed", "interrupted"]
+    reason: str
+    grace: float
+
+
+class Fail(_Message, frozen=True, tag=137):
+    """Ends a job with an error of the application's side; ``token`` as in :class:`Halt`."""
+
+    job_id: str
+    token: str
+    error: bytes
+
+
+class Follow(_Message, frozen=True, tag=138):
+    """Send the events of a job from an offset on, as far as they are taken."""
+
+    job_id: str
+    start: int
+
+
+class Unfollow(_Message, frozen=True, tag=139):
+    """The application does not want to know more of a job."""
+
+    job_id: str
+
+
+class Taken(_Message, frozen=True, tag=140):
+    """The application has room: events before ``until`` may be sent; ``size``: how many bytes it has taken so far."""
+
+    job_id: str
+    until: int
+    size: int
+
+
+class EventHead(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """One event. ``kind``: r(esult), b(roken), f(ailure), d(one frame), s(tatus), p(rogress), m(etrics), w(orker)."""
+
+    kind: Literal["r", "f", "d", "s", "p", "m", "w"]
+    frame: Frame = ()
+    point: int = -1
+    at: int = -1
+    node: str = ""
+    place: str | None = None
+    text: str | None = None
+    done: float = 0.0
+    total: float | None = None
+    values: dict[str, Scalar] | None = None
+    step: int | None = None
+    site: str = ""
+
+
+class Events(_Message, frozen=True, tag=141):
+    """Events of a job. ``values``: what the results hold, in order; ``errors``: what the failures hold.
+
+    ``end``: the offset behind the newest event that there is.
+    """
+
+    job_id: str
+    first: int
+    heads: list[EventHead]
+    values: bytes
+    errors: bytes
+    end: int
+    size: int
+
+
+class JobState(_Message, frozen=True, tag=142):
+    """How far a job is. ``outcomes``: how its locations stopped, if it was cancelled; ``end``: how long its log is."""
+
+    job_id: str
+    status: str
+    reason: str | None
+    state: str
+    added: int
+    opened: int
+    open: int
+    waiting: int
+    stopped: bool
+    accepts: bool
+    outcomes: dict[str, str]
+    finished: float | None
+    end: int
+    phase: str
+
+
+class Find(_Message, frozen=True, tag=143):
+    """Asks for a job; answered by :class:`Found`."""
+
+    request: int
+    job_id: str
+
+
+class Known(msgspec.Struct, frozen=True, array_like=True):
+    """What an application needs to follow a job that it did not start."""
+
+    job_id: str
+    plan: bytes
+    limits: ResultLimits
+    fingerprint: str | None
+    label: str | None
+    created: float
+    first: int
+    end: int
+    open: list[int]
+    state: JobState
+
+
+class Found(_Message, frozen=True, tag=144):
+    """Answers :class:`Find`."""
+
+    request: int
+    known: Known | None
+
+
+class ListJobs(_Message, frozen=True, tag=145):
+    """Asks for all jobs; answered by :class:`Listed`."""
+
+    request: int
+
+
+class Listed(_Message, frozen=True, tag=146):
+    """Answers :class:`ListJobs`: their ids, in the order of their submission."""
+
+    request: int
+    job_ids: list[str]
+
+
+class Asked(_Message, frozen=True, tag=147):
+    """Sent back when everything that the sites have said before has been sent on."""
+
+    request: int
+
+
+class Relayed(_Message, frozen=True, tag=148):
+    """What a location told of its calls or spans, for an application that wants to know."""
+
+    job_id: str
+    message: bytes
+
+
+class Forget(_Message, frozen=True, tag=149):
+    """An ended job is not needed any more."""
+
+    job_id: str
+
+
+class Leave(_Message, frozen=True, tag=150):
+    """The application leaves."""
+
+
+class AppBytes(_Message, frozen=True, tag=120):
+    """Messages between an application and the hub, on their way through the gateway. ``app``: which application."""
+
+    app: str
+    data: list[bytes]
+
+
+class AppGone(_Message, frozen=True, tag=121):
+    """An application has left the gateway."""
+
+    app: str
+
+
+NodeMessage: TypeAlias = (
+    msg.Message
+    | SiteHello
+    | Offer
+    | Drop
+    | Seat
+    | Seated
+    | SeatRefused
+    | SeatLost
+    | SeatSilent
+    | SeatResponds
+    | Unseat
+    | StopSeat
+    | Abandoned
+    | PeerLost
+    | SiteReport
+    | LogLines
+    | Echo
+    | Bye
+    | AppBytes
+    | AppGone
+)
+
+
+AppMessage: TypeAlias = (
+    AppHello
+    | Offer
+    | Submit
+    | AddRows
+    | StopFrames
+    | Halt
+    | Fail
+    | Follow
+    | Unfollow
+    | Taken
+    | Find
+    | ListJobs
+    | Asked
+    | Forget
+    | Leave
+)
+"""What an application says."""
+
+HubMessage: TypeAlias = (
+    Welcome | Submitted | Events | JobState | Found | Listed | Asked | Relayed | SiteReport | LogLines | Bye
+)
+"""What the hub says to an application."""
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_node: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(NodeMessage)
+_app: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(AppMessage)
+_hub: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(HubMessage)
+
+
+def encode(message: Any) -> bytes:
+    """Makes a message ready to be sent."""
+    return _encoder.encode(message)
+
+
+def decode_node(data: bytes | memoryview) -> Any:
+    """Reads what a site or the hub has sent.
+
+    Raises:
+        ValueError: it is no message, or tells of memory that only processes of one machine share.
+    """
+    message = _node.decode(data)
+    if type(message) in msg.CARRIERS and type(message.payload) is not bytes:
+        raise ValueError("a message from outside must bring its values with it")
+    return message
+
+
+def decode_app(data: bytes | memoryview) -> Any:
+    """Reads what an application has sent.
+
+    Raises:
+        ValueError: it is no message.
+    """
+    return _app.decode(data)
+
+
+def decode_hub(data: bytes | memoryview) -> Any:
+    """Reads what the hub has sent to an application.
+
+    Raises:
+        ValueError: it is no message.
+    """
+    return _hub.decode(data)
