@@ -519,7 +519,7 @@ class Hub:
         try:
             job.follow(app.name, message.start, app.send)
         except ResultsExpired as error:
-            _log.warning("application %s comes too late: %s", app.name, error)
+            app.send(fm.Expired(job.job_id, error.first))
         app.send(job.state())
 
     def _unfollow(self, app: _App, message: fm.Unfollow) -> None:
@@ -532,7 +532,8 @@ class Hub:
         job = self._jobs.get(message.job_id)
         follower = None if job is None else job.followers.get(app.name)
         if follower is not None:
-            follower.taken(message.until, message.size)
+            follower.taken(message)
+            self._rest()
 
     def _find(self, app: _App, message: fm.Find) -> None:
         job = self._jobs.get(message.job_id)

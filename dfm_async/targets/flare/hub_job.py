@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from dfm_async.errors import PipelineError, Problem, ResultsExpired
+from dfm_async.errors import PipelineError, Problem
 from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.planner.plan import Plan
 from dfm_async.results.log import LogReader
@@ -25,8 +25,6 @@ __all__ = ["Follower", "HubJob", "Run", "read_plan"]
 _BATCH: Final = 512
 """How many events are put into one message."""
 _BATCH_BYTES: Final = 1024 * 1024
-_AHEAD: Final = 32 * 1024 * 1024
-"""How many bytes of events may be under way to an application."""
 
 _plan: Final = msgspec.json.Decoder(Plan)
 
@@ -178,44 +176,51 @@ class HubJob:
 
 
 class Follower:
-    """Sends the events of a job to one application, as far as that has room."""
+    """Sends the events of a job to one application, as far as that has room. What it has not got is kept."""
 
     def __init__(self, job: HubJob, start: int, send: Callable[[Any], None], writer: EventWriter) -> None:
         self._job = job
         self.send = send
         self._writer = writer
-        self._reader: LogReader = job.record.log.reader(start - 1 if start else None)
+        log = job.record.log
+        self._reader: LogReader = log.reader(start - 1 if start else None)
+        self._kept: LogReader = log.reader(start - 1 if start else None)
+        self._ahead = log.limits.window_bytes
+        """How many bytes may be under way."""
         self._until = start
         self._sent = 0
         self._taken = 0
-        self._room = asyncio.Event()
+        self._told = -1
+        """Up to where the application has been told that it must make room."""
         self.task = asyncio.get_running_loop().create_task(self._run(), name=f"followers of {job.job_id}")
 
-    def taken(self, until: int, size: int) -> None:
-        """The application has room for events before this offset, and has taken so many bytes."""
-        self._until = max(self._until, until)
-        self._taken = max(self._taken, size)
-        self._room.set()
+    def taken(self, message: fm.Taken) -> None:
+        """The application has got events, and has room for more."""
+        self._until = max(self._until, message.until)
+        self._taken = max(self._taken, message.size)
+        have = min(message.have, self._reader.position)  # it cannot have what was not sent
+        if have > self._kept.position:
+            self._kept.position = have
+            self._job.record.log.passed(have)
+            self._job.ever_read = max(self._job.ever_read, have)
+        self._job.record.log.wake()
 
     async def _run(self) -> None:
-        log, reader, job = self._job.record.log, self._reader, self._job
-        job.ever_read = max(job.ever_read, reader.position)
+        log, reader = self._job.record.log, self._reader
         while True:
             room = self._until - reader.position
-            if room <= 0 or (self._sent - self._taken >= _AHEAD):
-                self._room.clear()
-                await self._room.wait()
+            if room <= 0 or (self._sent - self._taken >= self._ahead):
+                if reader.position < log.end and self._told < reader.position:
+                    self._told = reader.position
+                    self.send(self._job.state())
+                await log.wait()
                 continue
-            try:
-                events = reader.take_nowait(min(room, _BATCH))
-            except ResultsExpired:  # cannot be: a reader keeps what it has not read
-                return
+            events = reader.take_nowait(min(room, _BATCH))
             if events:
                 for part in _parts(events):
                     message = self._writer.write(part, log.end)
                     self._sent += message.size
                     self.send(message)
-                job.ever_read = max(job.ever_read, reader.position)
             elif log.closed:
                 return
             else:
@@ -225,6 +230,7 @@ class Follower:
         """Ends it."""
         self.task.cancel()
         self._reader.close()
+        self._kept.close()
 
 
 def _parts(events: list[Any]) -> list[list[Any]]:

@@ -24,6 +24,7 @@ __all__ = [
     "Echo",
     "EventHead",
     "Events",
+    "Expired",
     "Fail",
     "Find",
     "Follow",
@@ -407,11 +408,21 @@ class Unfollow(_Message, frozen=True, tag=139):
 
 
 class Taken(_Message, frozen=True, tag=140):
-    """The application has room: events before ``until`` may be sent; ``size``: how many bytes it has taken so far."""
+    """The application has events, and room for more: those before ``have`` are not needed again, those before
+    ``until`` may be sent; ``size``: how many bytes it has taken so far.
+    """
 
     job_id: str
+    have: int
     until: int
     size: int
+
+
+class Expired(_Message, frozen=True, tag=151):
+    """Answers :class:`Follow`: events from that offset on are gone; ``first``: the oldest that there is."""
+
+    job_id: str
+    first: int
 
 
 class EventHead(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -587,7 +598,7 @@ AppMessage: TypeAlias = (
 """What an application says."""
 
 HubMessage: TypeAlias = (
-    Welcome | Submitted | Events | JobState | Found | Listed | Asked | Relayed | SiteReport | LogLines | Bye
+    Welcome | Submitted | Events | Expired | JobState | Found | Listed | Asked | Relayed | SiteReport | LogLines | Bye
 )
 """What the hub says to an application."""
 

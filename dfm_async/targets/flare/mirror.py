@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from dfm_async.errors import DfmError, EncodingError, JobExists, QueueFull
+from dfm_async.errors import DfmError, EncodingError, JobExists, QueueFull, ResultsExpired
 from dfm_async.model.events import Event, Failure, FrameCompleted, Result, StatusChanged
 from dfm_async.model.ids import JobNumber
 from dfm_async.model.stats import Traffic
@@ -21,7 +21,7 @@ from dfm_async.results.record import JobRecord
 from dfm_async.results.seen import Seen
 from dfm_async.runtime.site import encode_net
 from dfm_async.targets.base import AlreadySubmitted
-from dfm_async.targets.coordinator import Phase
+from dfm_async.targets.coordinator import Phase, log_overflow
 from dfm_async.targets.failures import Told
 from dfm_async.targets.flare import messages as fm
 from dfm_async.targets.flare.event_wire import EventReader
@@ -34,8 +34,9 @@ from dfm_async.wire.codec import Codec
 __all__ = ["RemoteFrames", "RemoteJob"]
 
 _AHEAD: Final = 1024
-"""How many events may be under way to us."""
-_ROWS: Final = 256 * 1024
+"""How many events may be under way to us, at most."""
+_TELL: Final = 256 * 1024
+"""After how many bytes we tell the hub that we have taken them, at the latest."""
 _error_codec: Final = Codec(trusted=False, stored=True)
 _STATUS: Final[dict[JobStatus, Literal["aborted", "failed", "interrupted"]]] = {
     JobStatus.ABORTED: "aborted",
@@ -94,9 +95,13 @@ class RemoteJob:
         self._size = 0
         self._granted = 0
         self._end_there = 0
+        limits = record.log.limits
+        # What is under way must fit into the hub's log, too: else that would wait for us, and we for it.
+        self._ahead = min(_AHEAD, 4 * limits.window, limits.max_items)
+        self._tell_after = min(_TELL, limits.window_bytes // 4, limits.max_bytes // 4)
         self._traced: fm.Traced | None = None
         record.log.on_room = self._has_room
-        record.log.on_full = self._check_stalled
+        record.log.on_full = self._is_full
         record.blocked = self._is_blocked
         record.number = JobNumber(0)
 
@@ -357,6 +362,14 @@ class RemoteJob:
 
     _finished: float | None = None
 
+    def take_expired(self, message: fm.Expired) -> None:
+        """Events that we do not have are gone: nothing may be missing in between, unless we have none at all."""
+        log = self.record.log
+        if not log.begin_at(message.first):
+            self.lost(ResultsExpired(self.record.job_id, log.end, message.first))
+            return
+        self.follow()
+
     def take_events(self, message: fm.Events) -> None:
         """The hub sends events; those that we have already are left out."""
         if self.phase is Phase.ENDED:
@@ -428,15 +441,22 @@ class RemoteJob:
         if log.full:
             self._check_stalled()
             return
-        until = log.end + _AHEAD
-        if force or until - self._granted >= _AHEAD // 2 or self._size >= self._told + _ROWS:
+        until = log.end + self._ahead
+        if force or until - self._granted > self._ahead // 2 or self._size > self._told + self._tell_after:
             self._granted, self._told = until, self._size
-            self._send(fm.Taken(self.record.job_id, until, self._size))
+            self._send(fm.Taken(self.record.job_id, log.end, until, self._size))
 
     _told = 0
 
     def _has_room(self) -> None:
         self._grant(force=True)
+
+    def _is_full(self) -> None:
+        """Our log is full, and can drop nothing: fails the job, or tells those who wait for it that it waits."""
+        if self.record.log.limits.overflow == "fail":
+            self.fail(log_overflow(self.record))
+        else:
+            self._check_stalled()
 
     def _check_stalled(self) -> None:
         if self._is_blocked():
@@ -444,5 +464,5 @@ class RemoteJob:
 
     def _is_blocked(self) -> bool:
         log = self.record.log
-        waiting = self._end_there > log.end
-        return bool(log.full and not log.readers and waiting and self.phase is Phase.RUNNING)
+        blocks = log.full and log.limits.overflow == "block" and not log.readers
+        return bool(blocks and self._end_there > log.end and self.phase is Phase.RUNNING)

@@ -321,6 +321,11 @@ class FlareTarget:
         if job is not None:
             job.take_events(message)
 
+    def _expired(self, message: fm.Expired) -> None:
+        job = self._to_job(message)
+        if job is not None:
+            job.take_expired(message)
+
     def _state(self, message: fm.JobState) -> None:
         job = self._to_job(message)
         if job is not None:
@@ -532,6 +537,7 @@ async def _shielded(work: Callable[[], Any]) -> None:
 _HANDLERS: Final[dict[type, Callable[[FlareTarget, Any], None]]] = {
     fm.Submitted: FlareTarget._submitted,  # noqa: SLF001 - same module
     fm.Events: FlareTarget._events,  # noqa: SLF001
+    fm.Expired: FlareTarget._expired,  # noqa: SLF001
     fm.JobState: FlareTarget._state,  # noqa: SLF001
     fm.Relayed: FlareTarget._relayed,  # noqa: SLF001
     fm.Welcome: FlareTarget._welcomed,  # noqa: SLF001
