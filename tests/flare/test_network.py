@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from dfm_async import Federation, Job, Pipeline, PlaceParam, Session, Yield
+from dfm_async import (
+    DfmError,
+    Federation,
+    Job,
+    JobAborted,
+    Pipeline,
+    PlaceParam,
+    RetryPolicy,
+    Session,
+    Yield,
+)
 from dfm_async.model.flare import FlareOptions
 from tests.flare.doors import Door, knock
 from tests.flare.namespaces import Parted
@@ -21,6 +32,9 @@ home = fed.site("home")
 
 LONG = 20.0
 """A delivery timeout that no cut of these tests reaches, in seconds."""
+
+BOUND = 3.0
+"""One that those cuts reach which stay."""
 
 
 @archive.operation
@@ -149,3 +163,58 @@ async def test_what_is_under_way_during_short_cuts_comes_exactly_once(parted: Pa
         door.open()
         assert await found(job) == [("first", 0), ("first", 2), ("first", 4), ("more", 2), ("more", 4), ("more", 6)]
         assert len(door.visits) == 6
+
+
+async def test_a_site_that_is_cut_off_while_it_works_ends_its_jobs_with_an_error_that_names_it(
+    parted: Parted, door: Door
+) -> None:
+    async with connect(parted, BOUND) as session:
+        job = await session.execute(weighing, {"door": door.path, "n": 1})
+        await door.knocked("weigh 1")
+        await parted.network.cut("lab")  # nobody has anything to say to it, nor it to them
+        async with asyncio.timeout(4 * BOUND):
+            with pytest.raises(JobAborted, match="'lab'"):
+                await job
+
+
+async def test_jobs_run_again_when_a_site_that_was_cut_off_is_back(parted: Parted, door: Door) -> None:
+    async with connect(parted, BOUND) as session:
+        patient = await session.execute(weighing, {"door": door.path, "n": 1}, retry=RetryPolicy(on_worker_lost=1))
+        other = await session.execute(weighing, {"door": door.path, "n": 2})
+        await door.knocked("weigh 1")
+        await door.knocked("weigh 2")
+        await parted.network.cut("lab")
+        async with asyncio.timeout(4 * BOUND):
+            with pytest.raises(JobAborted, match="'lab'"):
+                await other
+        await parted.network.heal("lab")
+        async with asyncio.timeout(4 * BOUND):
+            await door.knocked("weigh 1", times=2)
+            door.open()
+            assert await found(patient) == [("again", 100), ("weight", 10)]
+            assert door.visits.count("weigh again 10") == 1
+            last = await session.execute(everywhere, {"n": 4})
+            assert (await last.first()).value == "<9>"
+
+
+async def test_tokens_for_a_site_that_is_cut_off_end_their_job_with_an_error_that_names_it(
+    parted: Parted, door: Door
+) -> None:
+    async with connect(parted, BOUND) as session:
+        job = await session.execute(bringing, {"door": door.path, "n": 1})
+        await door.knocked("bring 1")
+        await parted.network.cut("lab")
+        door.open()
+        async with asyncio.timeout(4 * BOUND):
+            with pytest.raises(JobAborted, match="'lab'"):
+                await job
+
+
+async def test_an_application_whose_server_is_cut_off_is_told(parted: Parted, door: Door) -> None:
+    async with connect(parted, BOUND) as session:
+        job = await session.execute(weighing, {"door": door.path, "n": 1})
+        await door.knocked("weigh 1")
+        await parted.network.cut("server")
+        async with asyncio.timeout(4 * BOUND):
+            with pytest.raises(DfmError, match="reached"):
+                await job
