@@ -7,7 +7,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from dfm_async.deploy.kit import Kit
@@ -32,16 +32,25 @@ class Node:
         org: its organisation.
         mark: what marks everything that it starts.
         environment: further variables.
+        prefix: what its command begins with.
     """
 
     def __init__(
-        self, kit: Kit, role: Literal["server", "client"], *, org: str, mark: str, environment: Mapping[str, str]
+        self,
+        kit: Kit,
+        role: Literal["server", "client"],
+        *,
+        org: str,
+        mark: str,
+        environment: Mapping[str, str],
+        prefix: Sequence[str] = (),
     ) -> None:
         self._kit = kit
         self._role = role
         self._org = org
         self._mark = f"{mark}/{kit.name}"
         self._environment = environment
+        self._prefix = prefix
         self._process: Process | None = None
         # What FLARE logs when others can use it: there is no other sign that needs no asking.
         self._sign = "Server started" if role == "server" else f"Successfully registered client:{kit.name} "
@@ -92,6 +101,7 @@ class Node:
     def _command(self) -> list[str]:
         name = "uid=" + self.name
         return [
+            *self._prefix,
             *(sys.executable, "-u", "-m", f"nvflare.private.fed.app.{self._role}.{self._role}_train"),
             *("-m", str(self._kit.folder), "-s", f"fed_{self._role}.json"),
             *("--set", "secure_train=true", f"org={self._org}", "config_folder=config"),
