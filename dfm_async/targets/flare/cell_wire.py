@@ -24,7 +24,7 @@ _LIFE: Final = "dfm_async_life"
 _ONE_FRAME: Final = 2 * 1024 * 1024
 """Up to how many bytes a packet goes as one frame; larger ones are streamed."""
 _TRY: Final = 10.0
-"""For how many seconds one try to hand over a packet may take; large ones get longer."""
+"""For how many seconds one try to hand over a packet may take at most; large ones get longer."""
 _SLOWEST: Final = 1024 * 1024
 """How many bytes per second a large packet must make at least."""
 _THREADS: Final = 128
@@ -38,9 +38,11 @@ class CellWire:
     Args:
         cell: the cell of this process.
         job_id: the FLARE job.
+        patience: for how many seconds packets are sent again; there must be time for a second try.
     """
 
-    def __init__(self, cell: Any, job_id: str) -> None:
+    def __init__(self, cell: Any, job_id: str, patience: float) -> None:
+        self._try = min(_TRY, patience / 2)
         self._cell = cell
         self._job_id = job_id
         self._node: Node | None = None
@@ -80,7 +82,7 @@ class CellWire:
             topic=_LARGE if large else _PACKET,
             target=target,
             request=Message({}, packet),
-            timeout=_TRY + len(packet) / _SLOWEST,
+            timeout=self._try + len(packet) / _SLOWEST,
             optional=True,
         )
         if reply is None:
@@ -115,7 +117,7 @@ class CellWire:
         try:
             node.check_size(len(payload))
             loop.call_soon_threadsafe(take)
-            taken.result(_TRY)
+            taken.result(self._try)
         except TooLarge as error:
             return _reply(CellReturnCode.MSG_TOO_BIG, str(error))
         except Exception as error:  # noqa: BLE001 - told to whoever has sent it

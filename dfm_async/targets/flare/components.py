@@ -13,7 +13,7 @@ from typing import Any, Final
 from nvflare.apis.dxo import DXO  # noqa: F401 - registers what FLARE needs to read tasks
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, FLMetaKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller, Task
 from nvflare.apis.shareable import Shareable, make_reply
@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 _ENDS: Final = (EventType.ABORT_TASK, EventType.ABOUT_TO_END_RUN, EventType.END_RUN)
 _FULL: Final = 64 * 1024 * 1024
 """From how many bytes on that wait for the hub a gateway reads nothing more."""
+_OPTIONS: Final = LocalOptions(shutdown_grace=1.0)
+"""How workers start, and end with their site: its jobs have ended then."""
 _ABANDONED: Final = 600.0
 """After how many seconds without the hub a site leaves the carrier."""
 
@@ -68,9 +70,18 @@ class _Process:
         self.local = Path(workspace.get_site_config_dir())
         self.root = Path(workspace.get_root_dir())
         self.meta = Path(workspace.get_job_meta_path(self.job_id))
-        self.wire = CellWire(fl_ctx.get_engine().get_cell(), self.job_id)
+        self.wire = CellWire(fl_ctx.get_engine().get_cell(), self.job_id, patience)
+        self._run_folder = Path(workspace.get_run_dir(self.job_id))
         self.loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Future[str] | None = None
+
+    def may_die(self) -> None:
+        """Has FLARE take the end of this process for a good one: else it would end the carrier at all other sites.
+
+        What was lost with the process is the hub's affair, which sees that it is gone.
+        """
+        with suppress(OSError):
+            (self._run_folder / FLMetaKey.PROCESS_RC_FILE).write_text("0")
 
     def settings(self, site: str) -> SiteSettings:
         """The settings of the site."""
@@ -121,6 +132,7 @@ class SiteExecutor(Executor):  # type: ignore[misc] # nvflare has no type inform
         """Listens for packets before any task comes, and ends when FLARE ends the job."""
         if event_type == EventType.START_RUN:
             self._process = _Process(fl_ctx, self._patience)
+            self._process.may_die()
         elif event_type in _ENDS and self._process is not None:
             self._process.end("FLARE has ended the job")
 
@@ -165,7 +177,7 @@ class _Site:
         """Serves the hub; gives why it cannot any more."""
         process, settings = self._process, self._settings
         async with AsyncExitStack() as stack:
-            self._agent = await stack.enter_async_context(process.agent(settings, LocalOptions()))
+            self._agent = await stack.enter_async_context(process.agent(settings, _OPTIONS))
             node = self._node = Node(
                 process.name,
                 process.wire,
@@ -185,6 +197,7 @@ class _Site:
             process.wire.open(node)
             address = "" if self._gateway is None else self._gateway.address
             node.send(HUB, self._agent.hello(VERSION, platform.node(), address))
+            node.watch(lambda: (HUB,))
             await asyncio.wait((self._ended, self._left), return_when=asyncio.FIRST_COMPLETED)
             return self._ended.result() if self._ended.done() else self._left.result()
 
@@ -196,8 +209,12 @@ class _Site:
         kind = type(message)
         if peer == HUB:
             self.heard = asyncio.get_running_loop().time()
+        if kind is fm.Pulse:
+            return
         if peer == HUB and kind is fm.Bye:
             self._process.end(message.reason)
+        elif peer == HUB and kind is fm.GivenUp:
+            self._leave("the hub could not reach the site for a while, and has given it up")
         elif peer == HUB and kind in (fm.AppBytes, fm.AppGone):
             if self._gateway is not None:
                 self._gateway.receive(message)
@@ -297,7 +314,7 @@ class HubController(Controller):  # type: ignore[misc] # nvflare has no type inf
 
         async with AsyncExitStack() as stack:
             stack.callback(process.wire.close)
-            agent = await stack.enter_async_context(process.agent(settings, LocalOptions()))
+            agent = await stack.enter_async_context(process.agent(settings, _OPTIONS))
             node = Node(
                 HUB,
                 process.wire,
@@ -311,6 +328,7 @@ class HubController(Controller):  # type: ignore[misc] # nvflare has no type inf
             stack.push_async_callback(node.close)
             ports = GatewayPorts(hub, node, settings.homesite)
             agent.attach(node)
+            node.watch(lambda: hub.sites)
             hub.attach_node(node, lambda site: ports.lost() if site == settings.homesite else None)
             process.wire.open(node)
             commands = self._serve = Commands(hub)

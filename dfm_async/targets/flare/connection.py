@@ -47,7 +47,7 @@ class HubConnection:
         hello: fm.AppHello,
         greetings: Sequence[Any],
         on_message: Callable[[Any], None],
-        on_lost: Callable[[FlareError], None],
+        on_lost: Callable[[HubConnection, FlareError], None],
     ) -> None:
         self.welcome: fm.Welcome | None = None
         """What the hub has told of the sites."""
@@ -67,7 +67,8 @@ class HubConnection:
         self._broken: FlareError | None = None
         self._busy = False
         self._better = False
-        self._changed: asyncio.Event = asyncio.Event()
+        self._closed = False
+        self._changed = asyncio.Event()
 
     # what users of the connection see
 
@@ -85,6 +86,11 @@ class HubConnection:
         self._busy = busy
         if self._line is not None:
             self._line.expect(busy=busy)
+
+    @property
+    def carrier(self) -> str:
+        """The FLARE job whose hub this is."""
+        return self._carrier
 
     # opening
 
@@ -266,7 +272,7 @@ class HubConnection:
 
     async def supervise(self) -> None:
         """Finds other ways, until the hub cannot be reached any more."""
-        while self.lost is None:
+        while self.lost is None and not self._closed:
             self._changed.clear()
             if self._broken is not None:
                 await self._mend(self._broken)
@@ -305,7 +311,7 @@ class HubConnection:
             self.lost = error
             self._duplex.detach()
             self._changed.set()
-            self._on_lost(error)
+            self._on_lost(self, error)
 
     # closing
 
@@ -317,6 +323,8 @@ class HubConnection:
 
     async def close(self) -> None:
         """Says what is left to be said, and leaves."""
+        self._closed = True
+        self._changed.set()
         await self._leave()
         self._duplex.detach()
         await self._admin.close()

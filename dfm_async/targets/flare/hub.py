@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -61,7 +61,18 @@ _OF_SEATS: Final = frozenset(
         msg.SendToPlace,
     }
 )
-FOR_HUB: Final = _FOR_COORDINATOR | _OF_SEATS | {fm.SiteHello, fm.SiteReport, fm.LogLines, fm.PeerLost, fm.Echoed}
+FOR_HUB: Final = (
+    _FOR_COORDINATOR
+    | _OF_SEATS
+    | {
+        fm.SiteHello,
+        fm.SiteReport,
+        fm.LogLines,
+        fm.PeerLost,
+        fm.Echoed,
+        fm.Pulse,
+    }
+)
 """What sites say to the hub."""
 _STATE_EVERY: Final = 0.01
 """Applications are told at most so often how far a job is."""
@@ -163,6 +174,8 @@ class Hub:
         self._last_number = 0
         self._sites: dict[str, fm.SiteHello] = {}
         self._gone: dict[str, str] = {}
+        self._strangers: set[str] = set()
+        """Those of them that were told so."""
         self._apps: dict[str, Application] = {}
         self._offers: dict[str, fm.Offer] = {}
         self._reports: dict[tuple[str, str, str], fm.SiteReport] = {}
@@ -172,8 +185,14 @@ class Hub:
         self._state_timer: asyncio.TimerHandle | None = None
         self._linger = linger
         self._keep = 3600.0
+        self._patience = 60.0
         self._idle: asyncio.TimerHandle | None = None
         self._rest()
+
+    @property
+    def sites(self) -> Iterable[str]:
+        """The sites that are there."""
+        return self._sites
 
     def attach_node(self, node: Sender, on_site_lost: Callable[[str], None]) -> None:
         """Says where messages go, and who else wants to know that a site was lost."""
@@ -230,6 +249,9 @@ class Hub:
     def receive(self, peer: str, message: Any) -> None:
         """Takes a message of a site."""
         kind = type(message)
+        if peer in self._gone and kind is not fm.SiteHello:
+            self._tell_given_up(peer)
+            return
         if kind in _FOR_COORDINATOR:
             job = self._job_of(peer, message)
             if job is not None and job.may_say(message):
@@ -251,6 +273,12 @@ class Hub:
             self._cut(peer, message)
         elif kind is fm.Echoed:
             self._echoed(peer, message.request)
+
+    def _tell_given_up(self, peer: str) -> None:
+        """A site speaks that was taken for lost: what it says belongs to jobs that have ended."""
+        if peer not in self._strangers and peer in self._deployed:
+            self._strangers.add(peer)
+            self._send(peer, fm.GivenUp())
 
     def refused(self, peer: str, message: Any, reason: str) -> None:
         """A site does not take a message, and never will."""
@@ -297,13 +325,16 @@ class Hub:
                 self._node.drop(peer)
             self._sites[peer] = hello
             self._gone.pop(peer, None)
+            self._strangers.discard(peer)
             for offer in self._offers.values():
                 if offer.site == peer:
                     self._send(peer, offer)
+            self._seat_those_that_wait(peer)
         self._welcome_all()
 
     def lost_site(self, site: str, reason: str) -> None:
         """A site cannot be reached any more, or has ended."""
+        self._strangers.discard(site)
         if site in self._gone or (site not in self._sites and site != HUB):
             return
         _log.warning("site %s was lost: %s", site, reason)
@@ -356,7 +387,8 @@ class Hub:
             return fm.Attached(0, "the hub does not know this application any more")
         if app is None:
             app = self._apps[attach.session] = Application(attach, self._app_said, self._app_has_room)
-            self._linger, self._keep = attach.hello.linger, attach.hello.keep
+            hello = attach.hello
+            self._linger, self._keep, self._patience = hello.linger, hello.keep, hello.start
             app.send(self._welcome(app))
             for report in self._reports.values():
                 if not report.offer:
@@ -507,8 +539,8 @@ class Hub:
         job.coordinator.waiting_for = "its workers to start"
         for site in plan.sites:
             if site not in self._sites:
-                why = self._gone.get(site, "it has not come")
-                job.coordinator.halt(JobStatus.ABORTED, f"site {site!r} is not there: {why}", 0)
+                job.coordinator.waiting_for = f"site {site!r}"
+                job.wait_for_site(self._patience, lambda: self._site_missing(job))
                 return
         for at, location in enumerate(plan.locations):
             site = plan.sites_at[at]
@@ -526,6 +558,20 @@ class Hub:
                 job.first_bytes[at],
             )
             self._send(site, request)
+
+    def _site_missing(self, job: HubJob) -> None:
+        for site in job.plan.sites:
+            if site not in self._sites and job.coordinator.phase is Phase.WAITING:
+                why = self._gone.get(site, "it has not come")
+                job.coordinator.halt(JobStatus.ABORTED, f"site {site!r} is not there: {why}", 0)
+
+    def _seat_those_that_wait(self, site: str) -> None:
+        for job in list(self._by_number.values()):
+            if job.waits_for_site and site in job.plan.sites and job.run is not None:
+                lane = job.run.lane
+                self._by_number.pop(job.run.number, None)
+                job.stop_waiting_for_site()
+                self._seat(job, lane)
 
     def _seated(self, job: HubJob, message: fm.Seated) -> None:
         run = job.run

@@ -77,6 +77,7 @@ class HubJob:
         self.submit = submit
         self.slots = slots
         self._alone: asyncio.TimerHandle | None = None
+        self._site_timer: asyncio.TimerHandle | None = None
         self._emits = [_points_of(net) for net in plan.nets]
         self._done: dict[int, set[int]] = {}
         self.plan = plan
@@ -194,6 +195,22 @@ class HubJob:
         """What was under way begins anew."""
         self._done.clear()
 
+    @property
+    def waits_for_site(self) -> bool:
+        """Whether it cannot be seated before a site is there."""
+        return self._site_timer is not None
+
+    def wait_for_site(self, seconds: float, give_up: Callable[[], None]) -> None:
+        """A site is not there: waits for it, for a while."""
+        self.stop_waiting_for_site()
+        self._site_timer = asyncio.get_running_loop().call_later(seconds, give_up)
+
+    def stop_waiting_for_site(self) -> None:
+        """It is seated, or has ended."""
+        if self._site_timer is not None:
+            self._site_timer.cancel()
+            self._site_timer = None
+
     def wait_for_somebody(self, seconds: float) -> None:
         """Nobody follows the job: if it can only wait for somebody, it ends after a while."""
         self._stop_waiting()
@@ -218,12 +235,14 @@ class HubJob:
     def ended(self) -> None:
         """The job has ended: what it needed to run is let go."""
         self._stop_waiting()
+        self.stop_waiting_for_site()
         self._done.clear()
         self.submit = msgspec.structs.replace(self.submit, rows=b"", nets=())
 
     def close(self) -> None:
         """Lets all followers go."""
         self._stop_waiting()
+        self.stop_waiting_for_site()
         for app in list(self.followers):
             self.unfollow(app)
 

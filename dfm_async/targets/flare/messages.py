@@ -32,6 +32,7 @@ __all__ = [
     "Find",
     "Follow",
     "Found",
+    "GivenUp",
     "Halt",
     "JobState",
     "Known",
@@ -42,6 +43,7 @@ __all__ = [
     "LogLines",
     "Offer",
     "PeerLost",
+    "Pulse",
     "Relayed",
     "Seat",
     "SeatLost",
@@ -283,6 +285,14 @@ class Echo(_Message, frozen=True, tag=116):
     request: int
 
 
+class Pulse(_Message, frozen=True, tag=119):
+    """Nothing is to be said: so it is found out whether the other end is still there."""
+
+
+class GivenUp(_Message, frozen=True, tag=122):
+    """The hub has taken the site for lost, and its jobs with it: it must come anew."""
+
+
 class Echoed(_Message, frozen=True, tag=117):
     """Answers :class:`Echo`."""
 
@@ -302,7 +312,8 @@ class AppHello(msgspec.Struct, frozen=True, array_like=True):
     """What an application tells of itself.
 
     ``lanes``, ``slots``, ``queue_limit``, ``overflow``: how many of its jobs run at the same time, and how many wait.
-    ``linger``: for how many seconds the carrier stays when nobody needs it. ``keep``: for how many seconds a job waits
+    ``linger``: for how many seconds the carrier stays when nobody needs it. ``start``: for how many seconds a job waits
+    for a site that is not there. ``keep``: for how many seconds a job waits
     for somebody who reads it. ``patience``: for how many seconds the hub keeps what is for an application that cannot
     be reached.
     """
@@ -315,6 +326,7 @@ class AppHello(msgspec.Struct, frozen=True, array_like=True):
     queue_limit: Annotated[int, msgspec.Meta(ge=0)]
     overflow: Literal["block", "fail"]
     linger: Seconds
+    start: Seconds
     keep: Seconds
     patience: Seconds
 
@@ -625,6 +637,8 @@ NodeMessage: TypeAlias = (
     | LogLines
     | Echo
     | Echoed
+    | Pulse
+    | GivenUp
     | Bye
     | AppBytes
     | AppGone

@@ -23,6 +23,7 @@ from dfm_async.targets.base import AlreadySubmitted
 from dfm_async.targets.coordinator import Phase, log_overflow
 from dfm_async.targets.failures import Told
 from dfm_async.targets.flare import messages as fm
+from dfm_async.targets.flare.connection import HubConnection
 from dfm_async.targets.flare.event_wire import EventReader
 from dfm_async.targets.frames import Row
 from dfm_async.targets.rules import JobRules
@@ -62,13 +63,10 @@ class RemoteJob:
         record: the application's copy.
         codec: how values travel.
         rules: how the job deals with trouble.
-        send: takes a message to the hub.
         detach: whether it goes on when the session is closed.
     """
 
-    def __init__(
-        self, record: JobRecord, codec: Codec, rules: JobRules, send: Callable[[Any], None], *, detach: bool
-    ) -> None:
+    def __init__(self, record: JobRecord, codec: Codec, rules: JobRules, *, detach: bool) -> None:
         self.record = record
         self.plan = record.plan
         self.rules = rules
@@ -78,7 +76,8 @@ class RemoteJob:
         self.frames = RemoteFrames()
         self.yielded = Traffic()
         self.phase = Phase.WAITING
-        self._send = send
+        self.connection: HubConnection | None = None
+        """The way to the hub that has the job."""
         self._codec = codec
         self._detach = detach
         self._reader = EventReader(record.plan, codec)
@@ -102,6 +101,10 @@ class RemoteJob:
         record.log.on_full = self._is_full
         record.blocked = self._is_blocked
         record.number = JobNumber(0)
+
+    def _send(self, message: Any) -> None:
+        if self.connection is not None:
+            self.connection.send(message)
 
     # parameter sets
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from dfm_async.targets.flare.link import Inbox, Link, Wire, new_life
-from dfm_async.targets.flare.messages import decode_node, encode
+from dfm_async.targets.flare.messages import Pulse, decode_node, encode
 
 __all__ = ["HUB", "Node", "TooLarge"]
 
@@ -16,6 +16,11 @@ _log = logging.getLogger(__name__)
 
 HUB: Final = "server"
 """The name of the server's process: what FLARE calls it, and so the site that runs there."""
+
+
+_PULSES: Final = 4
+"""How many times within its patience a node looks whether its peers are there."""
+_SLOWEST_PULSE: Final = 5.0
 
 
 class TooLarge(ValueError):
@@ -61,6 +66,20 @@ class Node:
         self._links: dict[str, Link] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._inboxes: dict[str, Inbox] = {}
+        self._peers: Callable[[], Iterable[str]] = tuple
+        self._pulse: asyncio.TimerHandle | None = None
+
+    def watch(self, peers: Callable[[], Iterable[str]]) -> None:
+        """Finds out that peers are gone, also while there is nothing to say to them."""
+        self._peers = peers
+        seconds = min(self._patience / _PULSES, _SLOWEST_PULSE)
+        self._pulse = asyncio.get_running_loop().call_later(seconds, self._beat, seconds)
+
+    def _beat(self, seconds: float) -> None:
+        self._pulse = asyncio.get_running_loop().call_later(seconds, self._beat, seconds)
+        for peer in list(self._peers()):
+            if peer != self.name and not self._link(peer).backlog:
+                self.send(peer, Pulse())
 
     def send(self, peer: str, message: Any) -> None:
         """Sends a message."""
@@ -145,6 +164,8 @@ class Node:
 
     async def close(self) -> None:
         """Ends all links."""
+        if self._pulse is not None:
+            self._pulse.cancel()
         for link in self.links:
             await link.close()
         if self._ending:

@@ -58,12 +58,16 @@ class FlareTarget:
         self._federation: Federation | None = None
         self._homesite = ""
         self._connection: HubConnection | None = None
+        """That which new jobs take."""
+        self._older: list[HubConnection] = []
+        """Those to carriers that lack a site, and still have jobs of ours."""
         self._connecting: asyncio.Future[HubConnection] | None = None
         self._offers: dict[str, fm.Offer] = {}
         self._reports: dict[str, fm.SiteReport] = {}
-        self._requests: dict[int, asyncio.Future[Any]] = {}
+        self._requests: dict[int, tuple[HubConnection, asyncio.Future[Any]]] = {}
         self._last_request = 0
         self._group: asyncio.TaskGroup | None = None
+        self._supervisions: list[asyncio.Task[None]] = []
 
     # life
 
@@ -113,6 +117,7 @@ class FlareTarget:
             local.queue_limit,
             local.queue_overflow,
             options.linger,
+            options.start_timeout,
             options.keep_unread,
             2 * options.delivery_timeout + _MORE_PATIENCE,
         )
@@ -127,6 +132,10 @@ class FlareTarget:
         connection = self._connection
         if connection is not None and connection.lost is None:
             return connection
+        return await self._another()
+
+    async def _another(self) -> HubConnection:
+        """Connects anew, for the first who needs it and all others."""
         if self._group is None:
             raise SessionClosed("the session was closed")
         if self._connecting is None:
@@ -147,9 +156,6 @@ class FlareTarget:
 
     async def _connect(self) -> HubConnection:
         assert self._federation is not None  # noqa: S101 - set while running
-        former, self._connection = self._connection, None
-        if former is not None:
-            await former.close()
         connection = HubConnection(
             self.options, self._hello(), list(self._offers.values()), self._receive, self._give_up
         )
@@ -158,46 +164,62 @@ class FlareTarget:
         except BaseException:
             await _shielded(connection.close)
             raise
+        former = self._connection
+        if former is not None and former.lost is None and former.carrier == connection.carrier:
+            await connection.close()
+            return former
         self._connection = connection
-        if self._group is not None:
-            self._supervision = self._group.create_task(connection.supervise(), name="ways to the hub")
+        if former is not None:
+            self._older.append(former)
+            self._tidy()
+        assert self._group is not None  # noqa: S101 - it is ended only when nobody connects
+        self._supervisions.append(self._group.create_task(connection.supervise(), name="ways to the hub"))
         self._expect()
         return connection
 
-    _supervision: asyncio.Task[None] | None = None
+    def _tidy(self) -> None:
+        """Closes connections that no job needs any more."""
+        needed = {id(job.connection) for job in self.jobs.coordinators}
+        needed |= {id(connection) for connection, _ in self._requests.values()}
+        for connection in [older for older in self._older if id(older) not in needed]:
+            self._older.remove(connection)
+            if self._group is not None:
+                self._group.create_task(connection.close(), name="end of a connection")
 
     async def _end_supervision(self) -> None:
         self._group = None
-        if self._supervision is not None:
-            self._supervision.cancel()
+        for task in self._supervisions:
+            task.cancel()
 
-    def _give_up(self, error: FlareError) -> None:
-        """The hub cannot be reached any more: nobody here can tell what becomes of the jobs."""
+    def _give_up(self, connection: HubConnection, error: FlareError) -> None:
+        """A hub cannot be reached any more: nobody here can tell what becomes of its jobs."""
         for job in self.jobs.coordinators:
-            job.lost(error)
-        for future in self._requests.values():
-            if not future.done():
+            if job.connection is connection:
+                job.lost(error)
+        for asked, future in self._requests.values():
+            if asked is connection and not future.done():
                 future.set_exception(error)
         self._reports.clear()
         self.worker_bells.ring()
 
     async def _close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
+        connections = [*self._older, self._connection]
+        self._connection = None
+        for connection in connections:
+            if connection is not None:
+                await connection.close()
         self.jobs.close()
         self.worker_bells.close()
 
     # messages
 
-    def _send(self, message: Any) -> None:
-        if self._connection is not None:
-            self._connection.send(message)
-
     def _expect(self) -> None:
-        """Tells the connection whether the hub will have something to say."""
-        if self._connection is not None:
-            self._connection.expect(busy=bool(self.jobs.coordinators or self._requests))
+        """Tells the connections whether the hubs will have something to say."""
+        busy = {id(job.connection) for job in self.jobs.coordinators}
+        busy |= {id(connection) for connection, _ in self._requests.values()}
+        for connection in (*self._older, self._connection):
+            if connection is not None:
+                connection.expect(busy=id(connection) in busy)
 
     def _receive(self, message: Any) -> None:
         handler = _HANDLERS.get(type(message))
@@ -233,7 +255,7 @@ class FlareTarget:
             job.take_relayed(msg.decoder.decode(message.message))
 
     def _found(self, message: fm.Found | fm.Listed | fm.Asked) -> None:
-        future = self._requests.get(message.request)
+        _, future = self._requests.get(message.request, (None, None))
         if future is not None and not future.done():
             future.set_result(message)
 
@@ -250,11 +272,12 @@ class FlareTarget:
             _log.warning("%d log records of site %s found no room", message.left_out, message.site)
 
     async def _ask(self, make: Callable[[int], Any]) -> Any:
-        await self._connected()
+        connection = await self._connected()
         self._last_request += 1
         number = self._last_request
-        future = self._requests[number] = asyncio.get_running_loop().create_future()
-        self._send(make(number))
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._requests[number] = (connection, future)
+        connection.send(make(number))
         self._expect()
         try:
             return await future
@@ -266,7 +289,7 @@ class FlareTarget:
 
     def coordinate(self, record: JobRecord, rules: JobRules, pack_rows: Callable[[Any], list[Row]]) -> RemoteJob:
         """Makes what a session steers a new job by."""
-        return RemoteJob(record, self.codec, rules, self._send, detach=self.options.on_close == "detach")
+        return RemoteJob(record, self.codec, rules, detach=self.options.on_close == "detach")
 
     async def refusals(self, plan: Plan) -> list[Problem]:
         """What the federation cannot give.
@@ -275,6 +298,8 @@ class FlareTarget:
             FlareError: the federation cannot be reached.
         """
         connection, problems = await self._connected(), self._unsendable(plan)
+        if not _has(connection, plan):  # a site that was lost may have come back since: another carrier can have it
+            connection = await self._another()
         welcome = connection.welcome
         assert welcome is not None  # noqa: S101 - it was welcomed when it was opened
         assert self._federation is not None  # noqa: S101 - set while running
@@ -317,9 +342,9 @@ class FlareTarget:
         Raises:
             FlareError: the federation cannot be reached any more.
         """
-        await self._connected()
+        job.connection = await self._connected()
         self.jobs.add(job)
-        job.on_end(lambda _: self._expect())
+        job.on_end(self._job_ended)
         self._expect()
         offers = {site: offer.key for site, offer in self._offers.items()}
         try:
@@ -335,20 +360,27 @@ class FlareTarget:
             return known
         answer: fm.Found = await self._ask(lambda number: fm.Find(number, job_id))
         known = self.jobs.find(job_id)  # somebody else may have asked for it, too
-        return known if known is not None or answer.known is None else self._adopt(answer.known)
+        if known is not None or answer.known is None:
+            return known
+        return self._adopt(await self._connected(), answer.known)
 
-    def _adopt(self, found: fm.Known) -> JobRecord:
+    def _job_ended(self, _job: RemoteJob) -> None:
+        self._expect()
+        self._tidy()
+
+    def _adopt(self, connection: HubConnection, found: fm.Known) -> JobRecord:
         plan = Plan.from_json(found.plan)
         record = JobRecord(JobId(found.job_id), JobNumber(0), plan, found.limits, None, found.first)
         record.fingerprint, record.label, record.created = found.fingerprint, found.label, found.created
         rules = JobRules()
-        job = RemoteJob(record, self.codec, rules, self._send, detach=True)
+        job = RemoteJob(record, self.codec, rules, detach=True)
+        job.connection = connection
         job.frames.added = found.state.added
         record.open_frames.update(dict.fromkeys(found.open, 1))
         record.next_frame = found.state.added
         job.take_state(found.state)
         self.jobs.add(job)
-        job.on_end(lambda _: self._expect())
+        job.on_end(self._job_ended)
         job.follow()
         self._expect()
         return record
@@ -361,7 +393,8 @@ class FlareTarget:
 
     async def forget(self, job_id: str) -> None:
         """Has the federation forget a job that has ended."""
-        self._send(fm.Forget(job_id))
+        if self._connection is not None:
+            self._connection.send(fm.Forget(job_id))
 
     async def shutdown(self, reason: str, grace: float) -> None:
         """Ends all jobs that this application has started, or lets them go on; returns when they have ended."""
@@ -401,6 +434,11 @@ class FlareTarget:
         }
         way = None if self._connection is None else self._connection.way
         return TargetStats(running=len(jobs) - waiting, waiting=waiting, sites=sites, way=way)
+
+
+def _has(connection: HubConnection, plan: Plan) -> bool:
+    """Whether all sites of a plan are there."""
+    return connection.welcome is not None and set(plan.sites) <= connection.welcome.sites.keys()
 
 
 def _called(plan: Plan, site: str) -> list[str]:
