@@ -1,0 +1,1 @@
+"""``dfm-async flare deploy``."""
