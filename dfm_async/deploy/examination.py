@@ -35,6 +35,8 @@ _NVFLARE: Final = (2, 9)
 """The version of nvflare that the target is written for."""
 _PATIENCE: Final = 10.0
 _IMPORTS: Final = 60.0
+_SILENT: Final = 90.0
+"""After so many seconds without a word a client is not there: they say something every thirty."""
 _ASK: Final = "ask whoever provisions the federation for a new kit"
 
 
@@ -96,7 +98,7 @@ def _files(kit: Kit) -> Iterator[Finding]:
         yield Finding("files", "bad", f"not there: {', '.join(missing)}", f"copy the whole kit, or {_ASK}")
     else:
         yield Finding("files", "ok", "startup and local are there")
-    if kit.key_file.exists() and stat.S_IMODE(kit.key_file.stat().st_mode) & 0o077:
+    if kit.key_file.exists() and stat.S_IMODE(kit.key_file.stat().st_mode) & 0o007:
         yield Finding(
             "private key", "warn", f"others on this machine can read {kit.key_file.name}", f"chmod 600 {kit.key_file}"
         )
@@ -381,7 +383,7 @@ async def _connected(kit: Kit, federation: Federation | None) -> AsyncIterator[F
     admin = Admin(kit.folder, user)
     try:
         await admin.open(_PATIENCE)
-        clients = set(await admin.clients())
+        heard = await admin.heard()
     except DfmError as error:
         yield Finding("login", "bad", f"{user}: {error}", "is the kit this user's, and are the clocks right?")
         return
@@ -389,10 +391,15 @@ async def _connected(kit: Kit, federation: Federation | None) -> AsyncIterator[F
         await admin.close()
     yield Finding("login", "ok", f"{user}, by the kit's certificate")
     sites = {name for name in (federation.sites if federation is not None else ()) if name != HUB}
-    missing = sorted(sites - clients)
-    told = f"connected: {', '.join(sorted(clients)) or 'none'}"
-    if missing:
-        advice = f"'dfm-async flare doctor' at {', '.join(missing)} tells why"
-        yield Finding("sites", "bad", f"{told}; missing: {', '.join(missing)}", advice)
+    # FLARE lists a client for ten minutes after its last word. Clocks of servers may be wrong, so they are not used.
+    latest = max(heard.values(), default=0.0)
+    silent = sorted(name for name, when in heard.items() if latest - when > _SILENT)
+    missing = sorted(sites - heard.keys())
+    told = f"connected: {', '.join(sorted(heard.keys() - set(silent))) or 'none'}"
+    told += f"; silent for more than {_SILENT:g} s: {', '.join(silent)}" if silent else ""
+    told += f"; missing: {', '.join(missing)}" if missing else ""
+    if missing or silent:
+        advice = f"'dfm-async flare doctor' at {', '.join([*missing, *silent])} tells why"
+        yield Finding("sites", "bad" if missing else "warn", told, advice)
     else:
         yield Finding("sites", "ok", told)

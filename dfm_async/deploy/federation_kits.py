@@ -123,6 +123,7 @@ async def provision_federation(
     files = _files(federation, needed=trusting != every)
     before = _certificates(newest_kits(folder / project.name))
     made = await provision(project, folder)
+    (folder / ".gitignore").write_text("# Private keys do not belong into a repository.\n*\n")
     with contextlib.suppress(OSError):  # written by FLARE as everybody's, in folders of earlier times
         (folder / project.name / "state" / "cert.json").chmod(0o600)
     for participant in (project.server, *project.sites):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -33,7 +34,7 @@ class Kit:
     """The startup kit of one participant.
 
     Args:
-        folder: where it is; its name is that of the participant.
+        folder: where it is.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,10 +42,15 @@ class Kit:
         self.local = folder / "local"
         self.startup = folder / "startup"
 
-    @property
+    @cached_property
     def name(self) -> str:
-        """The participant."""
-        return self.folder.name
+        """The participant; the folder may be called otherwise, as in a container."""
+        try:
+            data = self.start_file()
+        except DeploymentError:
+            return self.folder.name
+        named = data.get("client", {}).get("fqsn") or data.get("admin", {}).get("username")
+        return str(named or data.get("servers", [{}])[0].get("admin_server") or self.folder.name)
 
     @property
     def kind(self) -> Literal["server", "client", "user"]:
