@@ -55,7 +55,7 @@ def write_files(
         return
     typer.echo(f"written to {out}: {', '.join(files)}")
     for line in _next(out, image, kind):
-        typer.echo(f"$ {line}")
+        typer.echo(f"next: {line}")
 
 
 def _federation(start_file: dict[str, object]) -> str:
