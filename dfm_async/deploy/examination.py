@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from dfm_async.deploy.certificates import ENDS_SOON, Certificate, signed_by
-from dfm_async.deploy.installation import FOLDER
 from dfm_async.deploy.kit import OURS, Kit
+from dfm_async.deploy.probing import greet
 from dfm_async.deploy.provisioning import INSTALL
-from dfm_async.deploy.site_process import greet
 from dfm_async.errors import DeploymentError, DfmError
 from dfm_async.federation.federation import Federation
 from dfm_async.model.findings import Finding
-from dfm_async.model.flare import SETTINGS_FILE, SiteSettings
+from dfm_async.model.flare import FEDERATION_FOLDER, SETTINGS_FILE, SiteSettings
 from dfm_async.targets.flare.admin import Admin
 from dfm_async.targets.flare.installed import read_settings
 from dfm_async.targets.flare.node import HUB
@@ -176,7 +175,8 @@ def _federation(kit: Kit, settings: SiteSettings | None) -> tuple[Federation | N
     try:
         found = Federation.from_yaml(kit.local / settings.federation)
     except (DfmError, OSError) as error:
-        return None, [Finding(name, "bad", str(error), f"install its files in local/{FOLDER}, and name them")]
+        advice = f"install its files in local/{FEDERATION_FOLDER}, and name them"
+        return None, [Finding(name, "bad", str(error), advice)]
     site = found.sites.get(settings.site)
     if kit.kind == "user":
         return found, [Finding(name, "ok", f"{found.name!r} has {', '.join(found.sites)}")]

@@ -7,15 +7,17 @@ import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 import yaml
 
 from dfm_async.deploy.certificates import Certificate
-from dfm_async.deploy.installation import FOLDER, FederationFiles
 from dfm_async.errors import DeploymentError
-from dfm_async.model.flare import SETTINGS_FILE, SiteSettings
+from dfm_async.model.flare import FEDERATION_FOLDER, SETTINGS_FILE, SiteSettings
+
+if TYPE_CHECKING:
+    from dfm_async.deploy.installation import FederationFiles
 
 __all__ = ["OURS", "Kit"]
 
@@ -115,8 +117,8 @@ class Kit:
             allow_code: whether users may bring code to it.
         """
         if files is not None:
-            files.write(self.local / FOLDER)
-        installed = None if files is None else f"{FOLDER}/{files.root}"
+            files.write(self.local / FEDERATION_FOLDER)
+        installed = None if files is None else f"{FEDERATION_FOLDER}/{files.root}"
         self._write_settings(SiteSettings(site=site, homesite=homesite, federation=installed, allow_code=allow_code))
         self._allow_components()
         if not allow_code:
@@ -125,8 +127,8 @@ class Kit:
     def become_user(self, files: FederationFiles | None, *, homesite: str) -> None:
         """Gives a user the federation, too: so 'doctor' can tell which sites are missing."""
         if files is not None:
-            files.write(self.local / FOLDER)
-            installed = f"{FOLDER}/{files.root}"
+            files.write(self.local / FEDERATION_FOLDER)
+            installed = f"{FEDERATION_FOLDER}/{files.root}"
             self._write_settings(SiteSettings(site=homesite, homesite=homesite, federation=installed))
 
     def _write_settings(self, settings: SiteSettings) -> None:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import secrets
-import socket
-import ssl
 from collections.abc import Callable
-from pathlib import Path
 
 from dfm_async.deploy.guard import guarded
 from dfm_async.deploy.kit import Kit
@@ -17,7 +12,7 @@ from dfm_async.deploy.node import Node
 from dfm_async.deploy.provisioning import require_nvflare
 from dfm_async.errors import DeploymentError
 
-__all__ = ["greet", "is_connected", "run_site"]
+__all__ = ["run_site"]
 
 
 async def run_site(kit: Kit, on_line: Callable[[str], None], on_ready: Callable[[], None]) -> int:
@@ -51,50 +46,3 @@ async def run_site(kit: Kit, on_line: Callable[[str], None], on_ready: Callable[
             return await node.ended()
         finally:
             await shielded_end(mark, {kit.name: node})
-
-
-async def greet(kit: Kit, host: str, port: int, *, timeout: float) -> str:  # noqa: ASYNC109 - a probe has one limit
-    """Shakes hands with the server as the participant would: both show certificates of this federation.
-
-    Returns:
-        The version of TLS.
-
-    Raises:
-        OSError: nobody answers, or somebody else does.
-        TimeoutError: it takes too long.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.check_hostname = False  # FLARE knows servers by their certificate, whatever address leads to them
-    context.load_verify_locations(kit.authority_file)
-    context.load_cert_chain(kit.certificate_file, kit.key_file)
-    context.set_alpn_protocols(["h2"])  # gRPC wants to hear it
-    async with asyncio.timeout(timeout):
-        _, writer = await asyncio.open_connection(host, port, ssl=context, family=socket.AF_UNSPEC)
-        try:
-            return str(writer.get_extra_info("ssl_object").version())
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-
-
-def is_connected(kit: Kit) -> bool:
-    """Whether the client of a kit runs on this machine, and has a connection to the server.
-
-    Only connections of its own processes count: those that others have say nothing about it.
-    """
-    import psutil  # comes with nvflare
-
-    _, port = kit.server_address()
-    for process in psutil.process_iter(["cmdline"]):
-        command = process.info["cmdline"] or []
-        if not any(word.endswith("client_train") for word in command) or "-m" not in command:
-            continue
-        with contextlib.suppress(psutil.Error, OSError):
-            if any(Path(word).resolve() == kit.folder.resolve() for word in command if word.startswith("/")) and any(
-                found.status == psutil.CONN_ESTABLISHED and found.raddr and found.raddr.port == port
-                for found in process.net_connections("tcp")
-            ):
-                return True
-    return False

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.rig import dfm, invoked, lines, started, until
+from tests.cli.rig import STATIONS, dfm, invoked, lines, started, until
 from tests.flare.shared import KITS
 
 KITS_OF_TESTS = ("--kits", str(KITS))
@@ -94,6 +94,14 @@ def test_a_federation_that_does_not_start_says_why(tmp_path: Path) -> None:
     done = dfm("flare", "up", "nowhere.yaml", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "nowhere.yaml: cannot be read: there is no such file" in done.stderr
+
+
+def test_a_federation_of_functions_needs_sites_that_take_its_code(tmp_path: Path) -> None:
+    for command in (("up", "--foreground", "--folder", str(tmp_path)), ("provision", "--user", "ann@example.org")):
+        done = invoked("flare", command[0], STATIONS, *command[1:])
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert "is no class" in done.stderr
+        assert "--allow-code" in done.stderr
 
 
 def free_ports() -> tuple[str, str]:

@@ -133,7 +133,7 @@ def probe(kit: KitArgument) -> None:
     from dfm_async.cli.program import plain_errors, run_async
 
     with plain_errors():
-        from dfm_async.cli.flare.sites import probe_site
+        from dfm_async.cli.flare.probing import probe_site
     run_async(lambda: probe_site(kit))
 
 

@@ -24,6 +24,7 @@ from dfm_async.cli.streams import StandardOutput
 from dfm_async.cli.terminal import terminal
 from dfm_async.deploy.example import write_example
 from dfm_async.deploy.keeping import Keeper, KeeperStatus, ask_status, tell_to_end
+from dfm_async.errors import FederationError
 from dfm_async.exchange.exits import process_exit
 
 __all__ = ["Start", "end_federation", "show_status", "start_federation"]
@@ -94,6 +95,10 @@ async def _keep(start: Start) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         await keeper.keep(on_up)
+    except FederationError as error:
+        if federation.files or start.allow_code:
+            raise
+        raise BadInput(f"{error}\nLet applications bring their code instead: --allow-code") from error
     except TimeoutError:
         raise Unreachable("it has not started within 60 s: is the machine busy, or short of memory?") from None
     return Exit.SUCCESS

@@ -17,7 +17,7 @@ from dfm_async.cli.streams import StandardOutput
 from dfm_async.cli.terminal import terminal
 from dfm_async.deploy.federation_kits import FederationKit, Provisioned, project_of, provision_federation
 from dfm_async.deploy.project import User
-from dfm_async.errors import DeploymentError
+from dfm_async.errors import DeploymentError, FederationError
 
 __all__ = ["Wanted", "provision_kits"]
 
@@ -68,6 +68,10 @@ async def provision_kits(wanted: Wanted, *, as_json: bool) -> int:
         )
     except DeploymentError as error:
         raise BadInput(str(error)) from error
+    except FederationError as error:
+        if federation.files:
+            raise
+        raise BadInput(f"{error}\nIf all sites trust your users: --allow-code '*', and nothing is installed") from error
     if as_json:
         output = StandardOutput()
         for kit in made.kits:

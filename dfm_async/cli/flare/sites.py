@@ -1,24 +1,20 @@
-"""``dfm-async flare start``, ``probe`` and ``doctor``: one startup kit, where its site is."""
+"""``dfm-async flare start`` and ``doctor``: one startup kit, where its site is."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
 
 import typer
 
 from dfm_async.cli.doctor import tell
-from dfm_async.cli.exits import BadInput, Exit, Unreachable
+from dfm_async.cli.exits import Exit
 from dfm_async.cli.program import complain
 from dfm_async.deploy.examination import examine
 from dfm_async.deploy.kit import Kit
-from dfm_async.deploy.site_process import greet, is_connected, run_site
+from dfm_async.deploy.site_process import run_site
 
-__all__ = ["examine_kit", "probe_site", "start_site"]
-
-_PATIENCE: Final = 5.0
-"""How many seconds a server may take to answer a probe."""
+__all__ = ["examine_kit", "start_site"]
 
 
 def _kit(folder: Path) -> Kit:
@@ -37,31 +33,6 @@ async def start_site(folder: Path) -> int:
     code = await run_site(kit, typer.echo, ready)
     complain(f"{kind} {kit.name} has ended with exit code {code}")
     return Exit.FAILED if code else Exit.SUCCESS
-
-
-async def probe_site(folder: Path) -> int:
-    """Tells whether a server answers, or a client is connected.
-
-    Raises:
-        Unreachable: it does not, or is not.
-        BadInput: it is the kit of a user.
-    """
-    kit = _kit(folder)
-    if kit.kind == "server":
-        _, port = kit.server_address()
-        try:
-            told = await greet(kit, "localhost", port, timeout=_PATIENCE)
-        except OSError as error:
-            raise Unreachable(f"the server does not answer at port {port}: {error or type(error).__name__}") from error
-        typer.echo(f"the server answers, with {told}")
-        return Exit.SUCCESS
-    if kit.kind == "user":
-        raise BadInput(f"{folder} is the kit of a user: nothing of it runs that could be probed")
-    if not is_connected(kit):
-        host, port = kit.server_address()
-        raise Unreachable(f"client {kit.name} does not run here, or has no connection to {host}:{port}")
-    typer.echo(f"client {kit.name} is connected")
-    return Exit.SUCCESS
 
 
 async def examine_kit(folder: Path, *, offline: bool, as_json: bool) -> int:
