@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate as X509
 
-__all__ = ["ENDS_SOON", "Certificate", "forget_ending", "signed_by"]
+__all__ = ["ENDS_SOON", "Certificate", "forget_ending", "handed_out", "signed_by"]
 
 ENDS_SOON: Final = datetime.timedelta(days=60)
 """So long before their end certificates are made anew: kits have to travel to their sites."""
@@ -81,27 +81,33 @@ def signed_by(certificate: Path, authority: Path) -> bool:
     return True
 
 
+def handed_out(state: Path) -> dict[str, Certificate]:
+    """The certificates that FLARE has made in a folder, by whose they are; all of them, also of those who left.
+
+    Args:
+        state: where FLARE keeps them; it need not be there.
+    """
+    return {name: Certificate.of(_load(found["cert"].encode())) for name, found in _subjects(state).items()}
+
+
 def forget_ending(state: Path) -> None:
     """Has certificates made anew that end soon: FLARE hands out those that it finds, whether they are valid or not.
 
     Args:
         state: where FLARE keeps them; it need not be there.
     """
-    try:
-        kept: dict[str, Any] = json.loads(state.read_text())
-    except FileNotFoundError:
-        return
-    ending = [
-        name
-        for name, found in kept.items()
-        if isinstance(found, dict) and "cert" in found and _ends_soon(found["cert"].encode())
-    ]
+    ending = [name for name, found in handed_out(state).items() if found.left() < ENDS_SOON]
     if ending:
+        kept = json.loads(state.read_text())
         new = state.with_name(f".{state.name}.{os.getpid()}")
         new.touch(mode=0o600)
         new.write_text(json.dumps({name: found for name, found in kept.items() if name not in ending}))
         new.replace(state)
 
 
-def _ends_soon(data: bytes) -> bool:
-    return Certificate.of(_load(data)).left() < ENDS_SOON
+def _subjects(state: Path) -> dict[str, Any]:
+    try:
+        kept: dict[str, Any] = json.loads(state.read_text())
+    except FileNotFoundError:
+        return {}
+    return {name: found for name, found in kept.items() if isinstance(found, dict) and "cert" in found}

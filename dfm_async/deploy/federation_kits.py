@@ -6,15 +6,15 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import yaml
 
-from dfm_async.deploy.certificates import Certificate
+from dfm_async.deploy.certificates import Certificate, handed_out
 from dfm_async.deploy.installation import FederationFiles
 from dfm_async.deploy.kit import Kit
 from dfm_async.deploy.project import SERVER_SITE, Project, User, project_name
-from dfm_async.deploy.provisioning import PROJECT_FILE, newest_kits, provision
+from dfm_async.deploy.provisioning import PROJECT_FILE, newest_kits, provision, require_nvflare, state_file
 from dfm_async.errors import DeploymentError, FederationError
 from dfm_async.federation.federation import Federation
 
@@ -115,17 +115,18 @@ async def provision_federation(
     allowed = set(allow_code)
     every = {SERVER_SITE, *project.sites}
     trusting = every if EVERYWHERE in allowed else allowed
-    earlier = _participants(folder / PROJECT_FILE)
+    require_nvflare(project.name)
+    state = state_file(folder, project)
+    earlier = handed_out(state)
     problems = [*project.problems(), *_changes(project, earlier)]
     problems += [f"--allow-code {name}: there is no such site" for name in sorted(trusting - every)]
     if problems:
         raise DeploymentError(project.name, problems)
     files = _files(federation, needed=trusting != every)
-    before = _certificates(newest_kits(folder / project.name))
     made = await provision(project, folder)
     (folder / ".gitignore").write_text("# Private keys do not belong into a repository.\n*\n")
     with contextlib.suppress(OSError):  # written by FLARE as everybody's, in folders of earlier times
-        (folder / project.name / "state" / "cert.json").chmod(0o600)
+        state.chmod(0o600)
     for participant in (project.server, *project.sites):
         site = SERVER_SITE if participant == project.server else participant
         Kit(made / participant).become_site(site, files, homesite=homesite, allow_code=site in trusting)
@@ -138,8 +139,8 @@ async def provision_federation(
         project=project,
         project_file=folder / PROJECT_FILE,
         folder=made,
-        kits=tuple(_made(project, made, before)),
-        left=tuple(name for name in earlier if name not in now),
+        kits=tuple(_made(project, made, earlier)),
+        left=tuple(name for name, found in earlier.items() if name not in now and found.left().total_seconds() > 0),
     )
 
 
@@ -152,35 +153,20 @@ def _files(federation: Federation, *, needed: bool) -> FederationFiles | None:
         return None  # users bring its code everywhere
 
 
-def _participants(project_file: Path) -> dict[str, dict[str, Any]]:
-    """The participants of an earlier time, by their names."""
-    try:
-        found = yaml.safe_load(project_file.read_text())
-        return {str(entry["name"]): dict(entry) for entry in found["participants"]}
-    except (OSError, yaml.YAMLError, TypeError, KeyError):
-        return {}
-
-
-def _changes(project: Project, earlier: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _changes(project: Project, earlier: Mapping[str, Certificate]) -> Iterator[str]:
     """What cannot change: it stands in certificates that stay valid."""
     advice = "their certificate says so, and stays: choose another name, or another --out for a new federation"
     named = {project.server: SERVER_SITE, **{name: name for name in project.sites}}
     orgs = {name: project.org_of(key) for name, key in named.items()}
     orgs |= {user.name: project.org_of(user.name) for user in project.users}
     for name, org in orgs.items():
-        before = earlier.get(name, {}).get("org", org)
-        if before != org:
-            yield f"{name!r} is of organisation {before!r}, not {org!r}: {advice}"
+        found = earlier.get(name)
+        if found is not None and found.org != org:
+            yield f"{name!r} is of organisation {found.org!r}, not {org!r}: {advice}"
     for user in project.users:
-        role = earlier.get(user.name, {}).get("role", user.role)
-        if role != user.role:
-            yield f"user {user.name!r} is {role!r}, not {user.role!r}: {advice}"
-
-
-def _certificates(kits: Path | None) -> dict[str, Certificate]:
-    if kits is None:
-        return {}
-    return {folder.name: Kit(folder).certificate() for folder in kits.iterdir() if (folder / "startup").is_dir()}
+        found = earlier.get(user.name)
+        if found is not None and found.role != user.role:
+            yield f"user {user.name!r} is {found.role!r}, not {user.role!r}: {advice}"
 
 
 def _made(project: Project, made: Path, before: Mapping[str, Certificate]) -> Iterator[FederationKit]:

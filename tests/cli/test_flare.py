@@ -15,6 +15,8 @@ from tests.cli.rig import STATIONS, dfm, invoked, lines, started, until
 from tests.flare.shared import KITS
 
 KITS_OF_TESTS = ("--kits", str(KITS))
+PATIENCE = 120.0
+"""A federation is up in seconds; beside much else it may take longer."""
 ONE = "dfm: 1.0.0\ninfo: {api-version: 1.0.0, code-package: one}\noperations: {}\nsites: {lab: {}}\n"
 
 
@@ -34,13 +36,15 @@ def ended(pid: int) -> bool:
         return True
 
 
+@pytest.mark.timeout(300)
 def test_a_federation_of_examples_comes_up_runs_a_pipeline_and_goes_without_a_trace(tmp_path: Path) -> None:
     here = ("--folder", str(tmp_path / "here"))
-    up = dfm("flare", "up", *here, *KITS_OF_TESTS, "--json", cwd=tmp_path)
+    home = ("--homesite", "desk")  # so there is one client less
+    up = dfm("flare", "up", *here, *home, *KITS_OF_TESTS, "--json", cwd=tmp_path, timeout=PATIENCE)
     assert up.returncode == 0, up.stderr
     *ready, told = lines(up.stdout)
     try:
-        assert {line["site"] for line in ready} == {"server", "home", "archive", "lab", "desk"}
+        assert {line["site"] for line in ready} == {"server", "archive", "lab", "desk"}
         assert told["event"] == "up"
         kit = told["startup_kit"]
 
@@ -52,13 +56,14 @@ def test_a_federation_of_examples_comes_up_runs_a_pipeline_and_goes_without_a_tr
         doctor = invoked("flare", "doctor", kit, "--json")
         findings = {line["name"]: line for line in lines(doctor.stdout)}
         assert doctor.exit_code == 0, doctor.stdout
-        assert findings["sites"]["detail"] == "connected: archive, desk, home, lab"
+        assert findings["sites"]["detail"] == "connected: archive, desk, lab"
 
-        ran = dfm("run", "here/example/year.py", "-p", "month=jan", "--flare", kit, "--quiet", cwd=tmp_path)
+        program = ("run", "here/example/year.py", "-p", "month=jan", "--quiet")
+        ran = dfm(*program, *home, "--flare", kit, cwd=tmp_path, timeout=PATIENCE)
         assert (ran.returncode, ran.stdout) == (0, "mean [0] -1.95\n"), ran.stderr
 
         (status,) = lines(invoked("flare", "status", *here, "--json").stdout)
-        assert {node["site"] for node in status["nodes"]} == {"server", "home", "archive", "lab", "desk"}
+        assert {node["site"] for node in status["nodes"]} == {"server", "archive", "lab", "desk"}
         assert all(node["memory"] > 10_000_000 and node["since"] > 0 for node in status["nodes"])
         assert [carrier["user"] for carrier in status["carriers"]] == [told["user"]]
         shown = invoked("flare", "status", *here).stdout
@@ -69,21 +74,22 @@ def test_a_federation_of_examples_comes_up_runs_a_pipeline_and_goes_without_a_tr
     assert "no process, socket or temporary file is left" in down.stdout
     assert running(told["mark"]) == []
     assert ended(told["keeper"])
-    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["example", "keeper.log"]
+    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == [".gitignore", "example", "keeper.log"]
     assert "no federation runs" in invoked("flare", "down", *here).stdout
     assert invoked("flare", "status", *here).exit_code == 3
 
 
+@pytest.mark.timeout(300)
 def test_nothing_is_left_when_the_keeper_is_killed(tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text(ONE)
     here = ("--folder", str(tmp_path / "here"))
-    up = dfm("flare", "up", "one.yaml", *here, *KITS_OF_TESTS, cwd=tmp_path)
+    up = dfm("flare", "up", "one.yaml", *here, "--homesite", "lab", *KITS_OF_TESTS, cwd=tmp_path, timeout=PATIENCE)
     assert up.returncode == 0, up.stderr
     assert "FlareOptions(startup_kit=" in up.stdout
     assert "lab is registered" in up.stderr
     (status,) = lines(invoked("flare", "status", *here, "--json").stdout)
     processes = running(status["mark"])
-    assert len(processes) >= 3
+    assert len(processes) >= 2
     os.kill(status["keeper"], signal.SIGKILL)
     _, alive = psutil.wait_procs(processes, 10)
     assert [process for process in alive if not ended(process.pid)] == []

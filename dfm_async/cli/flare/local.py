@@ -93,6 +93,7 @@ async def _keep(start: Start) -> int:
             _tell_up(status, start, foreground=True)
 
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / ".gitignore").write_text("# Private keys do not belong into a repository.\n*\n")
     try:
         await keeper.keep(on_up)
     except FederationError as error:
