@@ -58,9 +58,9 @@ def _secrets(kits: Sequence[Kit], names: dict[str, str], namespace: str) -> str:
     lines = [
         "#!/bin/sh",
         "# Makes the Secrets from the startup kits. The keys go from the kit to the cluster, and nowhere else.",
-        "# Run it where the kits are: sh secrets.sh [FOLDER OF THE KITS]",
+        "# Run it where the kits are: sh secrets.sh KITS",
         "set -eu",
-        f"KITS=${{1:-{shlex.quote(str(kits[0].folder.parent))}}}",
+        "KITS=${1:?name the folder of the kits}",
     ]
     for kit in kits:
         files = sorted(path.name for pattern in _KEYS for path in kit.startup.glob(pattern))

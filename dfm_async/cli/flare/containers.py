@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Literal
 
@@ -54,7 +55,7 @@ def write_files(
             typer.echo(json.dumps({"file": str(out / path)}))
         return
     typer.echo(f"written to {out}: {', '.join(files)}")
-    for line in _next(out, image, kind):
+    for line in _next(out, image, kind, os.path.relpath(found[0].folder.parent)):
         typer.echo(f"next: {line}")
 
 
@@ -63,11 +64,11 @@ def _federation(start_file: dict[str, object]) -> str:
     return str(servers[0]["name"]) if isinstance(servers, list) and servers else "federation"
 
 
-def _next(out: Path, image: str, kind: str) -> list[str]:
+def _next(out: Path, image: str, kind: str, kits: str) -> list[str]:
     if kind == "compose":
         return [f"DFM_UID=$(id -u) DFM_GID=$(id -g) docker compose --project-directory {out} up --build --detach"]
     return [
         f"docker build --tag {image} {out}",
-        f"sh {out}/kubernetes/secrets.sh",
+        f"sh {out}/kubernetes/secrets.sh {shlex.quote(kits)}",
         f"kubectl apply --filename {out}/kubernetes",
     ]
