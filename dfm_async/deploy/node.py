@@ -7,7 +7,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
 from dfm_async.deploy.kit import Kit
@@ -33,6 +33,7 @@ class Node:
         mark: what marks everything that it starts.
         environment: further variables.
         on_line: is called for each line that it writes.
+        prefix: what its command begins with.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Node:
         mark: str,
         environment: Mapping[str, str],
         on_line: Callable[[str], None] | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
         self._kit = kit
         self._role = role
@@ -51,6 +53,7 @@ class Node:
         self._mark = f"{mark}/{kit.name}"
         self._environment = environment
         self._on_line = on_line
+        self._prefix = prefix
         self._process: Process | None = None
         # What FLARE logs when others can use it: there is no other sign that needs no asking.
         self._sign = "Server started" if role == "server" else f"Successfully registered client:{kit.name} "
@@ -101,6 +104,7 @@ class Node:
     def _command(self) -> list[str]:
         name = "uid=" + self.name
         return [
+            *self._prefix,
             *(sys.executable, "-u", "-m", f"nvflare.private.fed.app.{self._role}.{self._role}_train"),
             *("-m", str(self._kit.folder), "-s", f"fed_{self._role}.json"),
             *("--set", "secure_train=true", f"org={self._org}", "config_folder=config"),

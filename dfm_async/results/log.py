@@ -126,6 +126,13 @@ class ResultLog:
         if self._over():
             self._trim()
 
+    def begin_at(self, offset: int) -> bool:
+        """Begins at a later offset, as long as there was no event; tells whether it does."""
+        if self._events or self._start or offset < self._base:
+            return False
+        self._base = self._published = offset
+        return True
+
     def wake(self) -> None:
         """Tells waiting readers that there is something new."""
         if self._waiting:

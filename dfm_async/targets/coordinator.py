@@ -26,7 +26,7 @@ from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import weight
 from dfm_async.wire.memory import Payload
 
-__all__ = ["Coordinator", "Phase"]
+__all__ = ["Coordinator", "Phase", "log_overflow"]
 
 _LOSSES: Final = 3
 """After how many lost workers in a row, with no parameter set done in between, a job is given up."""
@@ -517,7 +517,7 @@ class Coordinator:
         if not log.full:
             return
         if log.limits.overflow == "fail":
-            self.fail(_overflow(self.record))
+            self.fail(log_overflow(self.record))
         elif self.waiting_for_reader:
             self.record.stalled()
 
@@ -625,7 +625,8 @@ _WHILE_RESTARTING: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
 }
 
 
-def _overflow(record: JobRecord) -> DfmError:
+def log_overflow(record: JobRecord) -> DfmError:
+    """The error of a job whose log is full, if that is to end it."""
     limits = record.log.limits
     return DfmError(
         f"job {record.job_id}: the log holds {record.log.held:,} events that nobody has read, more than "

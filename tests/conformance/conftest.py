@@ -59,6 +59,6 @@ def connect(new_session: NewSession, target: TargetName) -> Connect:
                 if target == "flare" and session.connected:  # the federation would remember them for other tests
                     for job in session.jobs():
                         await job.cancel(grace=1)
-                        await session.forget(job.job_id)
+                        await session._target.forget(job.job_id)
 
     return connect

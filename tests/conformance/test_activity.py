@@ -27,6 +27,7 @@ from dfm_async import (
     Yield,
 )
 from dfm_async.model.stats import SiteStats
+from tests.conformance.conftest import NewSession
 from tests.conftest import Connect
 
 fed = Federation("watched")
@@ -243,8 +244,8 @@ async def test_changes_tell_of_all_jobs_until_the_session_ends(connect: Connect)
     assert (after[-1].errors, after[-1].sets, after[-1].done) == (1, 1, 1)
 
 
-async def test_changes_tell_how_the_end_of_the_session_ended_jobs(connect: Connect) -> None:
-    async with connect(fed) as session:
+async def test_changes_tell_how_the_end_of_the_session_ended_jobs(new_session: NewSession) -> None:
+    async with new_session(fed) as session:
         changes = session.changes(interval=60)
         await session.execute(doubles, None, job_id="not-ended")
         assert (await anext(changes)).status in (JobStatus.SUBMITTED, JobStatus.RUNNING)

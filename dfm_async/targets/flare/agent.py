@@ -425,7 +425,7 @@ class SiteAgent(AbstractAsyncContextManager["SiteAgent"]):
             left -= 1
             if left <= 0:
                 self._log.flush()
-                self.tell(message)
+                self.tell(fm.Echoed(message.request))
 
         if not workers:
             read()

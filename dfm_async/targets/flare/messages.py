@@ -6,7 +6,7 @@ unpickled, apart from the code of operations, and that only at sites that allow 
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -20,10 +20,14 @@ __all__ = [
     "AddRows",
     "AppHello",
     "Asked",
+    "Attach",
+    "Attached",
     "Drop",
     "Echo",
+    "Echoed",
     "EventHead",
     "Events",
+    "Expired",
     "Fail",
     "Find",
     "Follow",
@@ -54,11 +58,14 @@ __all__ = [
     "Submitted",
     "Taken",
     "Traced",
+    "Undeliverable",
     "Unfollow",
     "Unseat",
     "Welcome",
     "WorkerReport",
     "decode_app",
+    "decode_attach",
+    "decode_attached",
     "decode_hub",
     "decode_node",
     "encode",
@@ -71,6 +78,9 @@ PROTOCOL: Final = 1
 class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pass
 
+
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=366 * 86400)]
+"""A time that somebody else has chosen: finite, and not negative."""
 
 # Between the hub and the sites.
 
@@ -207,6 +217,14 @@ class PeerLost(_Message, frozen=True, tag=112):
     reason: str
 
 
+class Undeliverable(_Message, frozen=True, tag=118):
+    """Another site does not take what a job has for it, and never will."""
+
+    job: int
+    at: int
+    reason: str
+
+
 class WorkerReport(msgspec.Struct, frozen=True, array_like=True):
     """One worker, as in ``WorkerStats``."""
 
@@ -265,6 +283,12 @@ class Echo(_Message, frozen=True, tag=116):
     request: int
 
 
+class Echoed(_Message, frozen=True, tag=117):
+    """Answers :class:`Echo`."""
+
+    request: int
+
+
 class Bye(_Message, frozen=True, tag=115):
     """The carrier ends: the site may leave."""
 
@@ -274,21 +298,45 @@ class Bye(_Message, frozen=True, tag=115):
 # Between applications and the hub.
 
 
-class AppHello(_Message, frozen=True, tag=130):
-    """An application is there, or there again.
+class AppHello(msgspec.Struct, frozen=True, array_like=True):
+    """What an application tells of itself.
 
     ``lanes``, ``slots``, ``queue_limit``, ``overflow``: how many of its jobs run at the same time, and how many wait.
-    ``linger``: for how many seconds the carrier stays when nobody needs it.
+    ``linger``: for how many seconds the carrier stays when nobody needs it. ``keep``: for how many seconds a job waits
+    for somebody who reads it. ``patience``: for how many seconds the hub keeps what is for an application that cannot
+    be reached.
     """
 
     protocol: int
     version: str
     homesite: str
-    lanes: int
-    slots: int
-    queue_limit: int
+    lanes: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    slots: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+    queue_limit: Annotated[int, msgspec.Meta(ge=0)]
     overflow: Literal["block", "fail"]
-    linger: float
+    linger: Seconds
+    keep: Seconds
+    patience: Seconds
+
+
+class Attach(msgspec.Struct, frozen=True, array_like=True):
+    """The first thing that an application says on a new way; answered by :class:`Attached`.
+
+    ``session``: names the application's session, and no other. ``new``: it has said nothing before. ``have``: how many
+    of the hub's messages it has.
+    """
+
+    session: str
+    new: bool
+    have: int
+    hello: AppHello
+
+
+class Attached(msgspec.Struct, frozen=True, array_like=True):
+    """The hub's answer: how many messages of the session it has; ``refused``: why it does not take it, if so."""
+
+    have: int
+    refused: str = ""
 
 
 class SiteInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -300,7 +348,7 @@ class SiteInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Welcome(_Message, frozen=True, tag=131):
-    """Answers :class:`AppHello`, and is sent again when a site comes or goes.
+    """The first message to an application, and again when a site comes or goes.
 
     ``deployed``: the sites that the carrier was sent to. ``gone``: sites that were lost, and why. ``gateway``: host and
     address of the homesite's gateway, or empty.
@@ -337,15 +385,15 @@ class Submit(_Message, frozen=True, tag=132):
     offers: dict[str, str]
     on_error: Literal["continue", "stop"]
     reruns: int
-    window: int
-    grace: float
+    window: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+    grace: Seconds
     limits: ResultLimits
     rows: bytes
     stopped: bool
     fingerprint: str | None
     label: str | None
     priority: int
-    deadline: tuple[float, float] | None
+    deadline: tuple[Seconds, Seconds] | None
     watch: bool
     trace: Traced | None
     measured: bool
@@ -362,10 +410,9 @@ class Submitted(_Message, frozen=True, tag=133):
 
 
 class AddRows(_Message, frozen=True, tag=134):
-    """Parameter sets ``first, first + 1, ...``; those that have come already are not taken again."""
+    """Further parameter sets."""
 
     job_id: str
-    first: int
     rows: bytes
 
 
@@ -382,7 +429,7 @@ class Halt(_Message, frozen=True, tag=136):
     token: str
     status: Literal["aborted", "failed", "interrupted"]
     reason: str
-    grace: float
+    grace: Seconds
 
 
 class Fail(_Message, frozen=True, tag=137):
@@ -407,11 +454,26 @@ class Unfollow(_Message, frozen=True, tag=139):
 
 
 class Taken(_Message, frozen=True, tag=140):
-    """The application has room: events before ``until`` may be sent; ``size``: how many bytes it has taken so far."""
+    """The application has events, and room for more.
+
+    Those before ``have`` are not needed again, those before ``until`` may be sent; ``size``: how many bytes it has
+    taken so far.
+    """
 
     job_id: str
+    have: int
     until: int
     size: int
+
+
+class Expired(_Message, frozen=True, tag=151):
+    """Answers :class:`Follow`: events from that offset on are gone; ``first``: the oldest that there is.
+
+    Without it, the job itself is not known any more.
+    """
+
+    job_id: str
+    first: int | None
 
 
 class EventHead(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -538,7 +600,7 @@ class AppBytes(_Message, frozen=True, tag=120):
 
 
 class AppGone(_Message, frozen=True, tag=121):
-    """An application has left the gateway."""
+    """An application has left the gateway, or the hub wants the gateway to let it go."""
 
     app: str
 
@@ -558,9 +620,11 @@ NodeMessage: TypeAlias = (
     | StopSeat
     | Abandoned
     | PeerLost
+    | Undeliverable
     | SiteReport
     | LogLines
     | Echo
+    | Echoed
     | Bye
     | AppBytes
     | AppGone
@@ -568,8 +632,7 @@ NodeMessage: TypeAlias = (
 
 
 AppMessage: TypeAlias = (
-    AppHello
-    | Offer
+    Offer
     | Submit
     | AddRows
     | StopFrames
@@ -587,12 +650,14 @@ AppMessage: TypeAlias = (
 """What an application says."""
 
 HubMessage: TypeAlias = (
-    Welcome | Submitted | Events | JobState | Found | Listed | Asked | Relayed | SiteReport | LogLines | Bye
+    Welcome | Submitted | Events | Expired | JobState | Found | Listed | Asked | Relayed | SiteReport | LogLines | Bye
 )
 """What the hub says to an application."""
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _node: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(NodeMessage)
+_attach: Final = msgspec.msgpack.Decoder(Attach)
+_attached: Final = msgspec.msgpack.Decoder(Attached)
 _app: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(AppMessage)
 _hub: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(HubMessage)
 
@@ -612,6 +677,24 @@ def decode_node(data: bytes | memoryview) -> Any:
     if type(message) in msg.CARRIERS and type(message.payload) is not bytes:
         raise ValueError("a message from outside must bring its values with it")
     return message
+
+
+def decode_attach(data: bytes) -> Attach:
+    """Reads the first words of an application.
+
+    Raises:
+        ValueError: they are none.
+    """
+    return _attach.decode(data)
+
+
+def decode_attached(data: bytes) -> Attached:
+    """Reads the hub's answer to them.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return _attached.decode(data)
 
 
 def decode_app(data: bytes | memoryview) -> Any:

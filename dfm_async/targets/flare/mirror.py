@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 
-from dfm_async.errors import DfmError, EncodingError, JobExists, QueueFull
+from dfm_async.errors import DfmError, EncodingError, JobExists, QueueFull, ResultsExpired
 from dfm_async.model.events import Event, Failure, FrameCompleted, Result, StatusChanged
 from dfm_async.model.ids import JobNumber
 from dfm_async.model.stats import Traffic
@@ -21,7 +20,7 @@ from dfm_async.results.record import JobRecord
 from dfm_async.results.seen import Seen
 from dfm_async.runtime.site import encode_net
 from dfm_async.targets.base import AlreadySubmitted
-from dfm_async.targets.coordinator import Phase
+from dfm_async.targets.coordinator import Phase, log_overflow
 from dfm_async.targets.failures import Told
 from dfm_async.targets.flare import messages as fm
 from dfm_async.targets.flare.event_wire import EventReader
@@ -34,8 +33,9 @@ from dfm_async.wire.codec import Codec
 __all__ = ["RemoteFrames", "RemoteJob"]
 
 _AHEAD: Final = 1024
-"""How many events may be under way to us."""
-_ROWS: Final = 256 * 1024
+"""How many events may be under way to us, at most."""
+_TELL: Final = 256 * 1024
+"""After how many bytes we tell the hub that we have taken them, at the latest."""
 _error_codec: Final = Codec(trusted=False, stored=True)
 _STATUS: Final[dict[JobStatus, Literal["aborted", "failed", "interrupted"]]] = {
     JobStatus.ABORTED: "aborted",
@@ -83,7 +83,6 @@ class RemoteJob:
         self._detach = detach
         self._reader = EventReader(record.plan, codec)
         self._rows: list[Row] = []
-        self._unconfirmed: deque[tuple[int, int, bytes]] = deque()
         self._submitted: asyncio.Future[fm.Submitted] | None = None
         self._known = False
         self._deadline: tuple[float, float] | None = None
@@ -94,9 +93,13 @@ class RemoteJob:
         self._size = 0
         self._granted = 0
         self._end_there = 0
+        limits = record.log.limits
+        # What is under way must fit into the hub's log, too: else that would wait for us, and we for it.
+        self._ahead = min(_AHEAD, 4 * limits.window, limits.max_items)
+        self._tell_after = min(_TELL, limits.window_bytes // 4, limits.max_bytes // 4)
         self._traced: fm.Traced | None = None
         record.log.on_room = self._has_room
-        record.log.on_full = self._check_stalled
+        record.log.on_full = self._is_full
         record.blocked = self._is_blocked
         record.number = JobNumber(0)
 
@@ -114,9 +117,7 @@ class RemoteJob:
         if not self._known:
             self._rows.extend(rows)
             return
-        data = self._codec.dumps(list(rows))
-        self._unconfirmed.append((first, len(rows), data))
-        self._send(fm.AddRows(self.record.job_id, first, data))
+        self._send(fm.AddRows(self.record.job_id, self._codec.dumps(list(rows))))
 
     def stop(self) -> None:
         """Says that no further parameter set will come."""
@@ -190,7 +191,7 @@ class RemoteJob:
         if self.trace is not None:
             launched = self.trace.launch()
             self._traced = fm.Traced(self.trace.trace_id, self.trace.span, tuple(span for _, span, _ in launched))
-        self._message = fm.Submit(
+        message = fm.Submit(
             record.job_id,
             packed,
             nets,
@@ -214,7 +215,7 @@ class RemoteJob:
         )
         sent = len(self._rows)
         self._submitted = loop.create_future()
-        self._send(self._message)
+        self._send(message)
         answer = await self._submitted
         if answer.outcome == "full":
             raise QueueFull(int(answer.reason or 0))
@@ -228,10 +229,8 @@ class RemoteJob:
         self._known = True
         self.follow()
         if late:
-            data = self._codec.dumps(late)
-            self._unconfirmed.append((sent, len(late), data))
-            self._send(fm.AddRows(record.job_id, sent, data))
-        if self.frames.stopped and not self._message.stopped:
+            self._send(fm.AddRows(record.job_id, self._codec.dumps(late)))
+        if self.frames.stopped and not message.stopped:
             self._send(fm.StopFrames(record.job_id))
 
     def answered(self, answer: fm.Submitted) -> None:
@@ -246,22 +245,6 @@ class RemoteJob:
         self._size = 0
         self._send(fm.Follow(self.record.job_id, end))
         self._grant(force=True)
-
-    def again(self) -> None:
-        """The way to the hub is another one: says again what may have been lost on the old one."""
-        if self.phase is Phase.ENDED:
-            return
-        if not self._known:
-            if self._submitted is not None and not self._submitted.done():
-                self._send(self._message)
-            return
-        self.follow()
-        for first, _, data in self._unconfirmed:
-            self._send(fm.AddRows(self.record.job_id, first, data))
-        if self.frames.stopped:
-            self._send(fm.StopFrames(self.record.job_id))
-        if self.phase is Phase.STOPPING:
-            self._send(self._halting)
 
     def halt(self, status: JobStatus, reason: str, grace: float) -> None:
         """Stops the job; it ends with this status when the federation has stopped it."""
@@ -286,7 +269,6 @@ class RemoteJob:
         if self.phase is Phase.ENDED:
             return
         if self._detach and self._known:
-            self._send(fm.Unfollow(self.record.job_id))
             self._end(JobStatus.INTERRUPTED, f"{reason}; the job goes on in the federation: session.reattach finds it")
         else:
             self.halt(JobStatus.ABORTED, reason, grace)
@@ -326,6 +308,8 @@ class RemoteJob:
         self._make_room()
         log = self.record.log
         log.on_room = log.on_full = self.record.blocked = None
+        if self._known:
+            self._send(fm.Unfollow(self.record.job_id))
         if self.trace is not None:
             failed = reason or (None if status is JobStatus.FINISHED else f"{self.record.error_count} errors")
             self.trace.end(status.value, failed)
@@ -350,12 +334,26 @@ class RemoteJob:
         self._end_there = max(self._end_there, state.end)
         if self.phase is Phase.WAITING and state.phase != "waiting":
             self.phase = Phase.RUNNING
-        while self._unconfirmed and self._unconfirmed[0][0] + self._unconfirmed[0][1] <= state.added:
-            self._unconfirmed.popleft()
         self.record.changed()
         self._check_stalled()
+        status = JobStatus(state.status)
+        if status.ended and self.record.log.end >= state.end and self.phase is not Phase.ENDED:
+            # Its last event, which would have told us, is not kept any more.
+            self._close(status, state.reason)
+            self.record.adopt(status, state.reason, state.finished or time.time())
+            self._tell_end()
 
     _finished: float | None = None
+
+    def take_expired(self, message: fm.Expired) -> None:
+        """Events that we do not have are gone: nothing may be missing in between, unless we have none at all."""
+        log = self.record.log
+        if message.first is None:
+            self.lost(DfmError(f"the federation does not know job {self.record.job_id} any more"))
+        elif log.begin_at(message.first):
+            self.follow()
+        else:
+            self.lost(ResultsExpired(self.record.job_id, log.end, message.first))
 
     def take_events(self, message: fm.Events) -> None:
         """The hub sends events; those that we have already are left out."""
@@ -428,15 +426,22 @@ class RemoteJob:
         if log.full:
             self._check_stalled()
             return
-        until = log.end + _AHEAD
-        if force or until - self._granted >= _AHEAD // 2 or self._size >= self._told + _ROWS:
+        until = log.end + self._ahead
+        if force or until - self._granted > self._ahead // 2 or self._size > self._told + self._tell_after:
             self._granted, self._told = until, self._size
-            self._send(fm.Taken(self.record.job_id, until, self._size))
+            self._send(fm.Taken(self.record.job_id, log.end, until, self._size))
 
     _told = 0
 
     def _has_room(self) -> None:
         self._grant(force=True)
+
+    def _is_full(self) -> None:
+        """Our log is full, and can drop nothing: fails the job, or tells those who wait for it that it waits."""
+        if self.record.log.limits.overflow == "fail":
+            self.fail(log_overflow(self.record))
+        else:
+            self._check_stalled()
 
     def _check_stalled(self) -> None:
         if self._is_blocked():
@@ -444,5 +449,5 @@ class RemoteJob:
 
     def _is_blocked(self) -> bool:
         log = self.record.log
-        waiting = self._end_there > log.end
-        return bool(log.full and not log.readers and waiting and self.phase is Phase.RUNNING)
+        blocks = log.full and log.limits.overflow == "block" and not log.readers
+        return bool(blocks and self._end_there > log.end and self.phase is Phase.RUNNING)
