@@ -11,10 +11,8 @@ from typing import Final
 from dfm_async.errors import FederationError, FileProblem
 from dfm_async.federation.federation import Federation
 
-__all__ = ["FOLDER", "FederationFiles"]
+__all__ = ["FederationFiles"]
 
-FOLDER: Final = "federation"
-"""Where they are in the folder ``local`` of a startup kit."""
 _ROOT: Final = "federation.dfm.yaml"
 
 

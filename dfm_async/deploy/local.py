@@ -9,7 +9,7 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from dfm_async.exchange.keeper import keeper
 from dfm_async.exchange.tasks import OwnedTasks
 from dfm_async.federation.federation import Federation
 
-__all__ = ["LocalFlare", "Places"]
+__all__ = ["LocalFlare", "Places", "kept", "shielded_end"]
 
 _USER: Final = "user@dfm.local"
 
@@ -58,14 +58,16 @@ class LocalFlare:
         user: the user's name.
         port: where the server listens for sites.
         admin_port: where it listens for users.
+        mark: what marks all its processes, those of a site with ``/`` and its name behind it.
     """
 
-    def __init__(self, project: Project, folder: Path, nodes: Mapping[str, Node]) -> None:
+    def __init__(self, project: Project, folder: Path, nodes: Mapping[str, Node], mark: str) -> None:
         self.folder = folder
         self.user = project.users[0].name
         self.startup_kit = folder / self.user
         self.port = project.port
         self.admin_port = project.admin_port
+        self.mark = mark
         self._server = project.server
         self._nodes = nodes
 
@@ -82,6 +84,7 @@ class LocalFlare:
         environment: Mapping[str, str] | None = None,
         kits: str | os.PathLike[str] | None = None,
         start_timeout: float = 60.0,
+        on_progress: Callable[[str], None] | None = None,
         places: Places = _LOOPBACK,
     ) -> AsyncGenerator[LocalFlare, None]:
         """Starts a server and a client for each site, and gives the federation when all clients are registered.
@@ -98,6 +101,7 @@ class LocalFlare:
             environment: further variables for the server, the clients and everything that they start.
             kits: where startup kits are kept for the next time; in ``folder`` by default.
             start_timeout: for how many seconds all of them together may take to start.
+            on_progress: is called with the name of each site when it is ready, and with ``server``.
             places: where they run; on loopback by default.
 
         Raises:
@@ -125,18 +129,18 @@ class LocalFlare:
             temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="dfm-", ignore_cleanup_errors=True))
             mark = secrets.token_hex(8)
             nodes = _nodes(project, run, mark, {"TMPDIR": temporary, **(environment or {})}, places)
-            await stack.enter_async_context(_kept())
+            await stack.enter_async_context(kept())
             await stack.enter_async_context(guarded(mark, (run, Path(temporary))))
-            stack.push_async_callback(_end, mark, nodes)
-            flare = cls(project, run, nodes)
+            stack.push_async_callback(shielded_end, mark, nodes)
+            flare = cls(project, run, nodes, mark)
             try:
                 async with asyncio.timeout(start_timeout), asyncio.TaskGroup() as group:
                     server = nodes[project.server]
-                    group.create_task(server.start(), name="start of the server")
+                    group.create_task(_start(server, SERVER_SITE, on_progress), name="start of the server")
                     # A client that finds no server waits for two seconds before it tries again.
                     await server.spoken()
                     for site in started:
-                        group.create_task(nodes[site].start(), name=f"start of {site}")
+                        group.create_task(_start(nodes[site], site, on_progress), name=f"start of {site}")
             except* DeploymentError as errors:
                 problems = [problem for error in errors.exceptions for problem in getattr(error, "problems", ())]
                 raise DeploymentError(name, problems) from errors.exceptions[0]
@@ -206,6 +210,12 @@ def _nodes(project: Project, run: Path, mark: str, environment: Mapping[str, str
     return found | {site: node(site, "client", site) for site in project.sites}
 
 
+async def _start(node: Node, site: str, on_progress: Callable[[str], None] | None) -> None:
+    await node.start()
+    if on_progress is not None:
+        on_progress(site)
+
+
 def _free_ports() -> tuple[int, int]:
     """Two ports of loopback that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
@@ -213,7 +223,7 @@ def _free_ports() -> tuple[int, int]:
 
 
 @asynccontextmanager
-async def _kept() -> AsyncGenerator[None, None]:
+async def kept() -> AsyncGenerator[None, None]:
     """Has a keeper end what we start, if this process dies without a word."""
     keeper.acquire()
     tasks = OwnedTasks()
@@ -225,7 +235,7 @@ async def _kept() -> AsyncGenerator[None, None]:
         await keeper.release()
 
 
-async def _end(mark: str, nodes: Mapping[str, Node]) -> None:
+async def shielded_end(mark: str, nodes: Mapping[str, Node]) -> None:
     """Ends everything at once, whoever cancels us meanwhile."""
 
     async def end() -> None:

@@ -11,10 +11,12 @@ import msgspec
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.resources import ClassPath
 
-__all__ = ["SETTINGS_FILE", "FlareOptions", "SiteSettings"]
+__all__ = ["FEDERATION_FOLDER", "SETTINGS_FILE", "FlareOptions", "SiteSettings"]
 
 SETTINGS_FILE = "dfm_async.yaml"
 """What the settings of a site are called, in the folder ``local`` of its startup kit."""
+FEDERATION_FOLDER = "federation"
+"""Where the files of the federation are, in the same folder."""
 
 
 class FlareOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -93,6 +93,10 @@ class Admin:
         """The clients that are connected to the server."""
         return list(await self._ask("clients"))
 
+    async def heard(self) -> dict[str, float]:
+        """When the server last heard of each client, by the server's clock."""
+        return dict(await self._ask("heard"))
+
     async def carriers(self, name: str) -> list[str]:
         """The FLARE jobs with this name that have not ended, the oldest first."""
         return list(await self._ask("carriers", name))

@@ -64,6 +64,10 @@ class _Admin:
         """The clients that are connected."""
         return sorted(client.name for client in self._session.get_connected_client_list())
 
+    def heard(self) -> dict[str, float]:
+        """When the server last heard of each client."""
+        return {client.name: float(client.last_connect_time) for client in self._session.get_connected_client_list()}
+
     def carriers(self, name: str) -> list[str]:
         """The jobs with this name that have not ended, the oldest first."""
         found = self._session.list_jobs(name_prefix=name, detailed=False, reverse=False)
