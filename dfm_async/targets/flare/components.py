@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from nvflare.apis.dxo import DXO  # noqa: F401 - registers what FLARE needs to read tasks
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
@@ -196,7 +197,8 @@ class _Site:
                 stack.push_async_callback(self._gateway.close)
             process.wire.open(node)
             address = "" if self._gateway is None else self._gateway.address
-            node.send(HUB, self._agent.hello(VERSION, platform.node(), address))
+            hello = self._agent.hello(VERSION, platform.node(), address)
+            node.send(HUB, msgspec.structs.replace(hello, life=node.life))
             node.watch(lambda: (HUB,))
             await asyncio.wait((self._ended, self._left), return_when=asyncio.FIRST_COMPLETED)
             return self._ended.result() if self._ended.done() else self._left.result()
@@ -213,25 +215,28 @@ class _Site:
             return
         if peer == HUB and kind is fm.Bye:
             self._process.end(message.reason)
+        elif peer == HUB and kind is fm.SiteLost:
+            self._node.drop(message.site)
         elif peer == HUB and kind is fm.GivenUp:
-            self._leave("the hub could not reach the site for a while, and has given it up")
+            if message.life == self._node.life:
+                self._leave("the hub could not reach the site for a while, and has given it up")
         elif peer == HUB and kind in (fm.AppBytes, fm.AppGone):
             if self._gateway is not None:
                 self._gateway.receive(message)
         else:
             self._agent.receive(peer, message)
 
-    def _broken(self, peer: str, reason: str) -> None:
+    def _broken(self, peer: str, reason: str, life: str) -> None:
         if peer == HUB:
             self._leave(f"the hub cannot be reached any more: {reason}")
         else:
-            self._node.send(HUB, fm.PeerLost(peer, reason))
+            self._node.send(HUB, fm.PeerLost(peer, reason, life))
 
     def _refused(self, peer: str, messages: list[Any], reason: str) -> None:
         for message in messages:
             job, at = getattr(message, "job", None), getattr(message, "at", None)
             if job is None or at is None:  # it is about the site as a whole
-                self._broken(peer, f"{peer} does not take {type(message).__name__}: {reason}")
+                self._broken(peer, f"{peer} does not take {type(message).__name__}: {reason}", "")
             else:
                 self._node.send(HUB, fm.Undeliverable(job, at, f"{peer} does not take what it is sent: {reason}"))
 

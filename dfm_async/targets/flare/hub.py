@@ -174,6 +174,8 @@ class Hub:
         self._last_number = 0
         self._sites: dict[str, fm.SiteHello] = {}
         self._gone: dict[str, str] = {}
+        self._lives: dict[str, str] = {}
+        """The last life of each site that was there."""
         self._strangers: set[str] = set()
         """Those of them that were told so."""
         self._apps: dict[str, Application] = {}
@@ -278,7 +280,7 @@ class Hub:
         """A site speaks that was taken for lost: what it says belongs to jobs that have ended."""
         if peer not in self._strangers and peer in self._deployed:
             self._strangers.add(peer)
-            self._send(peer, fm.GivenUp())
+            self._send(peer, fm.GivenUp(self._lives.get(peer, "")))
 
     def refused(self, peer: str, message: Any, reason: str) -> None:
         """A site does not take a message, and never will."""
@@ -324,6 +326,7 @@ class Hub:
             if self._node is not None:
                 self._node.drop(peer)
             self._sites[peer] = hello
+            self._lives[peer] = hello.life
             self._gone.pop(peer, None)
             self._strangers.discard(peer)
             for offer in self._offers.values():
@@ -332,9 +335,11 @@ class Hub:
             self._seat_those_that_wait(peer)
         self._welcome_all()
 
-    def lost_site(self, site: str, reason: str) -> None:
-        """A site cannot be reached any more, or has ended."""
+    def lost_site(self, site: str, reason: str, life: str = "") -> None:
+        """A site cannot be reached any more, or has ended; ``life``: which life of it, if that is known."""
         self._strangers.discard(site)
+        if life and life != self._lives.get(site):
+            return  # it has begun anew since
         if site in self._gone or (site not in self._sites and site != HUB):
             return
         _log.warning("site %s was lost: %s", site, reason)
@@ -344,6 +349,8 @@ class Hub:
             self._site_reports(site, msgspec.structs.replace(self._reports[key], workers=()))
         for request in list(self._echoes):
             self._echoed(site, request)
+        for other in self._sites:
+            self._send(other, fm.SiteLost(site))
         for job in list(self._by_number.values()):
             if site in job.plan.sites_at:
                 self._lose(job, site, f"the site was lost: {reason}")
@@ -352,6 +359,8 @@ class Hub:
 
     def _cut(self, peer: str, message: fm.PeerLost) -> None:
         """Two sites do not reach each other any more: jobs that need both cannot go on."""
+        if message.site not in self._sites or (message.life and message.life != self._lives.get(message.site)):
+            return  # that it was lost is known already
         for job in list(self._by_number.values()):
             sites = job.plan.sites_at
             if peer in sites and message.site in sites:

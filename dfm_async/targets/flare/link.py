@@ -101,7 +101,8 @@ class Link:
         """How often a packet was sent again."""
         self._wire = wire
         self._life = new_life()
-        self._their_life: str | None = None
+        self.their_life: str | None = None
+        """Which life of the peer has answered."""
         self._patience = patience
         self._on_broken = on_broken
         self._on_refused = on_refused
@@ -172,9 +173,9 @@ class Link:
     def _arrived(self, life: str, count: int) -> None:
         self.packets += 1
         self.messages += count
-        if self._their_life is None:
-            self._their_life = life
-        elif self._their_life != life:
+        if self.their_life is None:
+            self.their_life = life
+        elif self.their_life != life:
             self.fail(f"{self.peer} has started again, and does not know what it was told before")
 
     def _delivered(self, size: int, task: asyncio.Task[None]) -> None:

@@ -53,6 +53,7 @@ __all__ = [
     "Seated",
     "SiteHello",
     "SiteInfo",
+    "SiteLost",
     "SiteReport",
     "StopFrames",
     "StopSeat",
@@ -90,7 +91,8 @@ Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=366 * 86400)]
 class SiteHello(_Message, frozen=True, tag=100):
     """A site is ready.
 
-    ``operations``: what it offers, and the fingerprint of each; ``gateway``: where applications of its machine find it.
+    ``operations``: what it offers, and the fingerprint of each; ``gateway``: where applications of its machine find it;
+    ``life``: names the site from now on until it begins anew.
     """
 
     site: str
@@ -101,6 +103,7 @@ class SiteHello(_Message, frozen=True, tag=100):
     allow_code: bool
     gateway: str = ""
     problem: str = ""
+    life: str = ""
 
 
 class Offer(_Message, frozen=True, tag=101):
@@ -213,10 +216,17 @@ class Abandoned(_Message, frozen=True, tag=111):
 
 
 class PeerLost(_Message, frozen=True, tag=112):
-    """A site cannot reach another one any more."""
+    """A site cannot reach another one any more. ``life``: which life of the other one that was, if it is known."""
 
     site: str
     reason: str
+    life: str = ""
+
+
+class SiteLost(_Message, frozen=True, tag=123):
+    """Another site was lost: what was said to it is of no use, and what is said from now on is for its next life."""
+
+    site: str
 
 
 class Undeliverable(_Message, frozen=True, tag=118):
@@ -290,7 +300,12 @@ class Pulse(_Message, frozen=True, tag=119):
 
 
 class GivenUp(_Message, frozen=True, tag=122):
-    """The hub has taken the site for lost, and its jobs with it: it must come anew."""
+    """The hub has taken the site for lost, and its jobs with it: it must come anew, if it has not already.
+
+    ``life``: which life of the site that was.
+    """
+
+    life: str
 
 
 class Echoed(_Message, frozen=True, tag=117):
@@ -632,6 +647,7 @@ NodeMessage: TypeAlias = (
     | StopSeat
     | Abandoned
     | PeerLost
+    | SiteLost
     | Undeliverable
     | SiteReport
     | LogLines

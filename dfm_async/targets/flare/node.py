@@ -34,7 +34,8 @@ class Node:
         name: our own name. What is sent there comes back to us.
         wire: what carries packets.
         receive: takes messages: the peer, the message.
-        on_broken: is told that what was said to a peer may be lost, and why. What is said from then on is not.
+        on_broken: is told that what was said to a peer may be lost, why, and which life of the peer that was. What is
+            said from then on is not lost.
         on_refused: is told of messages that a peer does not take, and why.
         patience: for how many seconds a packet is sent again.
         largest: how many bytes a packet from outside may have.
@@ -46,7 +47,7 @@ class Node:
         name: str,
         wire: Wire,
         receive: Callable[[str, Any], None],
-        on_broken: Callable[[str, str], None],
+        on_broken: Callable[[str, str, str], None],
         on_refused: Callable[[str, list[Any], str], None],
         *,
         patience: float,
@@ -98,7 +99,7 @@ class Node:
 
     def _broken(self, link: Link, reason: str) -> None:
         self._forget(link)
-        self._on_broken(link.peer, reason)
+        self._on_broken(link.peer, reason, link.their_life or "")
 
     def _undeliverable(self, peer: str, messages: list[bytes], reason: str) -> None:
         self._on_refused(peer, [decode_node(message) for message in messages], reason)
@@ -147,7 +148,7 @@ class Node:
                 message = decode_node(data)
             except ValueError as error:  # the packet counts as taken: a second time it would be no better
                 _log.warning("a message of %s cannot be read: %s", peer, error)
-                self._on_broken(peer, f"a message of {peer} cannot be read: {error}")
+                self._on_broken(peer, f"a message of {peer} cannot be read: {error}", "")
                 continue
             self._handle(peer, message)
 
