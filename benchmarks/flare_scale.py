@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from html import escape
@@ -102,8 +103,9 @@ def chart(title: str, across: str, points: Points, up: str, value: Callable[[Out
         across_by = (math.log10(x) - low_x) / ((high_x - low_x) or 1)
         return 70 + 500 * across_by, 250 - 210 * (math.log10(max(y, 1e-9)) - low_y) / (high_y - low_y)
 
+    label = re.sub(r"\W+", "-", title.lower())  # unique on a page
     parts = [
-        f'<title id="t">{escape(title)}</title>',
+        f'<title id="{label}">{escape(title)}</title>',
         f'<text class="strong mid" x="320" y="20">{escape(title)}</text>',
     ]
     for power in range(low_y, high_y + 1):
@@ -113,7 +115,7 @@ def chart(title: str, across: str, points: Points, up: str, value: Callable[[Out
     ticks = sorted({x for x, _ in values})
     parts += [f'<text class="small mid" x="{place(x, 1)[0]:.0f}" y="268">{x:,g}</text>' for x in ticks]
     parts.append(f'<text class="small mid" x="320" y="288">{escape(across)}</text>')
-    parts.append(f'<text class="small" x="10" y="38">{escape(up)}</text>')
+    parts.append(f'<text class="small" x="10" y="20">{escape(up)}</text>')
     ends: list[float] = []
     for (name, line), kind in zip(points.items(), ("a", "b", "c", "here", "good", "bad"), strict=False):
         spots = [place(x, value(outcome)) for x, outcome in line]
@@ -125,7 +127,7 @@ def chart(title: str, across: str, points: Points, up: str, value: Callable[[Out
         parts.append(f'<path class="{kind}" fill="none" stroke-width="2" d="M{path}"/>')
         parts.append(f'<text class="small {kind}" x="578" y="{y:.0f}">{escape(name)}</text>')
     body = "\n  ".join(parts)
-    head = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 680 300" role="img" aria-labelledby="t">'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 680 300" role="img" aria-labelledby="{label}">'
     return f"{head}\n  {body}\n</svg>\n"
 
 
