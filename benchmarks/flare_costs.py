@@ -11,19 +11,17 @@ import asyncio
 import json
 import os
 from collections.abc import Awaitable
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from benchmarks import flare, workloads
 from benchmarks.common import Options, Usage
+from benchmarks.flare_model import AT_ONCE, COSTS
 from benchmarks.flare_raw import RawJob
 from dfm_async.deploy import LocalFlare
 
-FILE = Path(__file__).with_suffix(".json")
 MIB = 1024 * 1024
-AT_ONCE = 16
 LARGE = 32 * MIB
 
 
@@ -119,11 +117,11 @@ def derived(found: dict[str, dict[str, float]], latency: float) -> dict[str, flo
 
 def main() -> None:
     parser = Options.parser(__doc__)
-    parser.add_argument("--save", action="store_true", help=f"keep them in {FILE.name}")
+    parser.add_argument("--save", action="store_true", help=f"keep them in {COSTS.name}")
     given = parser.parse_args()
     found = asyncio.run(measure(Options(given.json, given.quick)))
     if given.save:
-        FILE.write_text(json.dumps(found, indent=1) + "\n")
+        COSTS.write_text(json.dumps(found, indent=1) + "\n")
     if given.json:
         print(json.dumps(found))
         return

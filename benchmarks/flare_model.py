@@ -8,8 +8,13 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 Then = Callable[[], None]
+COSTS = Path(__file__).with_name("flare_costs.json")
+"""What was measured."""
+AT_ONCE = 16
+"""How many jobs ran at the same time when it was."""
 WINDOW, PACKET, MESSAGES = 4, 1024 * 1024, 4096
 """As in ``dfm_async.targets.flare.link``."""
 WAIT = 0.1

@@ -32,8 +32,7 @@ from html import escape
 from pathlib import Path
 
 from benchmarks.common import Options
-from benchmarks.flare_costs import AT_ONCE, FILE
-from benchmarks.flare_model import Outcome, Scenario, simulate
+from benchmarks.flare_model import AT_ONCE, COSTS, Outcome, Scenario, simulate
 
 SITES, JOBS, APPLICATIONS = (10, 30, 100, 300), (16, 128, 1024, 4096), (1, 3, 10, 30, 100)
 
@@ -133,7 +132,7 @@ def chart(title: str, across: str, points: Points, up: str, value: Callable[[Out
 
 def main() -> None:
     parser = Options.parser(__doc__)
-    parser.add_argument("--costs", type=Path, default=FILE, help="the measured costs")
+    parser.add_argument("--costs", type=Path, default=COSTS, help="the measured costs")
     parser.add_argument("--svg", type=Path, metavar="FOLDER", help="draw the tables there, too")
     given = parser.parse_args()
     costs = json.loads(given.costs.read_text())["costs"]

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.flare_costs import FILE
+from benchmarks import flare_model
 from benchmarks.flare_model import Scenario, simulate
 from benchmarks.flare_scale import chart, check
 
-COSTS = json.loads(FILE.read_text())["costs"]
+COSTS = json.loads(flare_model.COSTS.read_text())["costs"]
 FREE = dict.fromkeys(COSTS, 0.0)
 ONE = Scenario(10, 1, locations=1, tokens=0, results=1, operation=1e-9)
 
