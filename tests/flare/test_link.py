@@ -57,18 +57,27 @@ class Peer:
     """A node and what it was told."""
 
     def __init__(self, wires: Wires, name: str, *, patience: float = 5.0, largest: int = 10_000) -> None:
+        self.told, self.heard = asyncio.Event(), asyncio.Event()
         self.got: list[tuple[str, Any]] = []
         self.broken: list[tuple[str, str, str]] = []
         self.refused: list[tuple[str, list[Any], str]] = []
         self.node = wires.nodes[name] = Node(
             name,
             wires.wire(name),
-            lambda peer, message: self.got.append((peer, message)),
-            lambda *told: self.broken.append(told),
+            self._receive,
+            self._broken,
             lambda *told: self.refused.append(told),
             patience=patience,
             largest=largest,
         )
+
+    def _receive(self, peer: str, message: Any) -> None:
+        self.got.append((peer, message))
+        self.heard.set()
+
+    def _broken(self, peer: str, reason: str, life: str) -> None:
+        self.broken.append((peer, reason, life))
+        self.told.set()
 
     def numbers(self) -> list[int]:
         return [message.request for _, message in self.got]
@@ -112,8 +121,7 @@ async def test_a_link_that_breaks_tells_why_and_the_next_message_takes_a_new_one
     await one.node.drained()
     wires.fate = lambda *_: "lost"
     one.node.send("two", fm.Echo(1))
-    while not one.broken:
-        await asyncio.sleep(0.01)
+    await one.told.wait()
     assert one.broken[0][0] == "two"
     assert "the wire is cut" in one.broken[0][1]
     assert one.broken[0][2] == two.node.life
@@ -186,12 +194,10 @@ async def test_what_is_sent_to_oneself_comes_back(wires: Wires) -> None:
 async def test_silent_peers_are_asked_whether_they_are_there(wires: Wires) -> None:
     one, two = Peer(wires, "one", patience=0.2), Peer(wires, "two")
     one.node.watch(lambda: ["one", "two"])
-    while not two.got:
-        await asyncio.sleep(0.01)
+    await two.heard.wait()
     assert two.got[0] == ("one", fm.Pulse())
     wires.fate = lambda *_: "lost"
-    while not one.broken:
-        await asyncio.sleep(0.01)
+    await one.told.wait()
     assert one.broken[0][0] == "two"
     await one.node.close()
 
@@ -243,7 +249,7 @@ def test_packets_in_any_order_and_repeated_give_each_message_once_in_order(data:
     order = data.draw(st.permutations(range(count)))
     again = data.draw(st.lists(st.integers(0, count - 1), max_size=10))
     inbox = Inbox()
-    got: list[bytes] = []
+    got: list[memoryview] = []
     for position, number in enumerate([*order, *again]):
         got += inbox.take(packets[number])
         if position < len(again):
