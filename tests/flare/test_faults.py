@@ -165,7 +165,7 @@ async def test_a_server_that_starts_again_ends_jobs_and_the_session_serves_on(fl
         await door.knocked("weigh 1")
         await flare.kill_server()
         async with asyncio.timeout(4 * BOUND + SLACK):
-            with pytest.raises(JobAborted, match="reached|ended"):
+            with pytest.raises(JobAborted, match=r"reached|ended"):
                 await job
         await flare.start_server()
         door.open()

@@ -69,6 +69,8 @@ class HubConnection:
         self._busy = False
         self._better = False
         self._closed = False
+        self._ended: set[str] = set()
+        """Gateways that are not there any more."""
         self._changed = asyncio.Event()
 
     # what users of the connection see
@@ -232,7 +234,7 @@ class HubConnection:
         if self.welcome is None or self._options.gateway == "never":
             return None
         host, address = self.welcome.gateway
-        return address if address and host == platform.node() else None
+        return address if address and address not in self._ended and host == platform.node() else None
 
     async def _switch_to_gateway(self) -> None:
         """Goes on through the homesite's gateway, if that can be reached; else as before."""
@@ -245,6 +247,7 @@ class HubConnection:
             await self._take_way(GatewayLine(address, self._duplex, self._lose), self._attach(new=False))
         except FlareError as error:
             _log.info("the gateway of %s is not used: %s", self._hello.homesite, error)
+            self._ended.add(address)
             line = CommandLine(self._admin, self._carrier, self._duplex, self._lose, self._options.delivery_timeout)
             await self._take_way(line, self._attach(new=False))
         else:
@@ -277,6 +280,8 @@ class HubConnection:
 
     def _lose(self, line: Line, error: FlareError) -> None:
         """A way is lost; only that which is gone at present counts."""
+        if isinstance(line, GatewayLine):
+            self._ended.add(line.address)
         if line is self._line:
             self._line, self._broken = None, error
             self._duplex.detach()

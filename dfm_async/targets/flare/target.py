@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import anyio
 
-from dfm_async.errors import DfmError, EncodingError, FlareError, Problem, SessionClosed
+from dfm_async.errors import DfmError, EncodingError, FlareError, PipelineError, Problem, SessionClosed
 from dfm_async.federation.federation import Federation
 from dfm_async.model.flare import FlareOptions
 from dfm_async.model.ids import JobId, JobNumber
@@ -340,9 +340,16 @@ class FlareTarget:
         """Gives a job to the federation; returns when the hub has it.
 
         Raises:
+            PipelineError: the federation cannot give what the plan needs any more.
             FlareError: the federation cannot be reached any more.
         """
-        job.connection = await self._connected()
+        connection = await self._connected()
+        if not _has(connection, job.plan):  # a plan that was prepared when its sites were there
+            problems = await self.refusals(job.plan)
+            if problems:
+                raise PipelineError(job.plan.pipeline, problems)
+            connection = await self._connected()
+        job.connection = connection
         self.jobs.add(job)
         job.on_end(self._job_ended)
         self._expect()
