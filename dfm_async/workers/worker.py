@@ -157,6 +157,7 @@ class _Worker:
             flush=self._flush,
             on_busy=None if self._pulse is None else self._pulse.busy,
             config=config,
+            announced=self._setup.apart,
         )
         self._address, folder = _new_address()
         server = await loop.create_unix_server(self._accept, path=self._address)

@@ -22,6 +22,7 @@ __all__ = [
     "Asked",
     "Drop",
     "Echo",
+    "Echoed",
     "EventHead",
     "Events",
     "Expired",
@@ -262,6 +263,12 @@ class LogLines(_Message, frozen=True, tag=114):
 
 class Echo(_Message, frozen=True, tag=116):
     """Sent back as it is, behind everything that the site has said before."""
+
+    request: int
+
+
+class Echoed(_Message, frozen=True, tag=117):
+    """Answers :class:`Echo`, behind everything that the site has said before."""
 
     request: int
 
@@ -575,6 +582,7 @@ NodeMessage: TypeAlias = (
     | Bye
     | AppBytes
     | AppGone
+    | Echoed
 )
 
 
