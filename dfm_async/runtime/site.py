@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -161,7 +161,7 @@ class SiteRuntime:
             msg.SpansTaken: SiteJob.spans_taken,
         }
 
-    async def __aenter__(self) -> SiteRuntime:
+    async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         if self.config.compat:

@@ -1,0 +1,28 @@
+"""Operations that are installed at a site of these tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import Any
+
+from dfm_async import Federation
+
+fed = Federation("seats")
+lab = fed.site("lab", workers=1)
+
+
+@lab.operation
+def surroundings() -> dict[str, Any]:
+    return {"argv": sys.argv, "data": os.environ.get("LAB_DATA"), "pid": os.getpid()}
+
+
+@lab.operation
+async def for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+@lab.operation
+def same(x: Any = None) -> Any:
+    return x
