@@ -34,6 +34,8 @@ def require_nvflare(name: str) -> None:
 async def provision(project: Project, folder: Path) -> Path:
     """Makes the startup kits of a project. What is in the folder already stays, with its certificates.
 
+    Private keys are among it: nobody but their owner can read what is made, nor what was made before.
+
     Args:
         project: who takes part.
         folder: where the project file and the kits go.
@@ -55,6 +57,7 @@ async def provision(project: Project, folder: Path) -> Path:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        umask=0o077,
     )
     try:
         output, _ = await process.communicate()
@@ -63,11 +66,19 @@ async def provision(project: Project, folder: Path) -> Path:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+    _protect(folder / project.name)
     kits = newest_kits(folder / project.name)
     if process.returncode != 0 or kits is None:
         told = output.decode(errors="replace").strip() or f"it ended with exit code {process.returncode}"
         raise DeploymentError(project.name, [f"FLARE cannot provision {folder / PROJECT_FILE}: {told}"])
     return kits
+
+
+def _protect(workspace: Path) -> None:
+    """Takes all rights from others: also FLARE's own scripts are for those who have the kit."""
+    for path in (workspace, *workspace.rglob("*")):
+        if path.exists() and not path.is_symlink():
+            path.chmod(path.stat().st_mode & ~0o077)
 
 
 def newest_kits(workspace: Path) -> Path | None:
