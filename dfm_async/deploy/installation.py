@@ -101,12 +101,10 @@ def _movable(site: Site) -> Site:
     path = vault.args.get("path") if isinstance(vault, VaultConfig) and vault.path == "file" else None
     if not files or not isinstance(path, str) or not os.path.isabs(path):
         return site
-    if os.path.commonpath([path, *map(os.path.dirname, files)]) != os.path.commonpath(
-        list(map(os.path.dirname, files))
-    ):
+    shared = os.path.commonpath([os.path.dirname(file) for file in files])
+    if os.path.commonpath([path, shared]) != shared:
         return site
     found = copy.copy(site)
-    found.vault = VaultConfig(
-        path="file", args={**vault.args, "path": os.path.relpath(path, os.path.dirname(files[0]))}
-    )
+    beside = os.path.relpath(path, os.path.dirname(files[0]))
+    found.vault = VaultConfig(path="file", args={**vault.args, "path": beside})
     return found

@@ -126,7 +126,7 @@ class SiteRuntime:
         self.secrets = Secrets(site, self.config.vault, self.loader, in_thread)
         """The secrets of the site."""
         cache = self.config.cache
-        self.cache = SiteCache(codec, None if cache is None else StoredValues(cache, self.config.federation, site))
+        self.cache = SiteCache(codec.own, None if cache is None else StoredValues(cache, self.config.federation, site))
         self.stored_codec = Codec(trusted=False, stored=True)
         """How results are encoded that are written down: without pickle."""
         self.tokens = 0

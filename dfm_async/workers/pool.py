@@ -45,10 +45,12 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
         unresponsive_after: float | None = None,
         apart: bool = False,
         environment: Mapping[str, str] | None = None,
+        known_only: bool = False,
     ) -> None:
         self.site = site
         self._apart = apart
         self._environment = environment or {}
+        self._known_only = known_only
         self._output: Literal["log", "inherit"] = output
         self._unresponsive_after = unresponsive_after
         self._threads = threads
@@ -96,6 +98,7 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
             self._unresponsive_after,
             self._apart,
             self._environment,
+            self._known_only,
         )
         self._slots[qid] = worker
         self.processes[worker] = qid

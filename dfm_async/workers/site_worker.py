@@ -108,6 +108,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         unresponsive_after: float | None,
         apart: bool,
         environment: Mapping[str, str],
+        known_only: bool,
     ) -> None:
         # Not the base class's constructor: that one starts a manager process.
         self.site = site
@@ -153,7 +154,18 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         level = site_logger(site).getEffectiveLevel()
         variables = {**os.environ, **environment}
         setup = WorkerSetup(
-            site, threads, shipped, there, their_lifeline, pipe, level, output == "log", pulse, variables, apart
+            site,
+            threads,
+            shipped,
+            there,
+            their_lifeline,
+            pipe,
+            level,
+            output == "log",
+            pulse,
+            variables,
+            apart,
+            known_only,
         )
         self.unit = Unit(
             target=serve,

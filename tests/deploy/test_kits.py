@@ -51,4 +51,4 @@ def test_jobs_build_two_components_of_ours_and_nothing_else(tmp_path: Path) -> N
     assert allowed == ["nvflare.app_common.", f"{ours}components.HubController", f"{ours}components.SiteExecutor"]
     refused = ("installed.load_authorizer", "components.Hub", "components.SiteExecutorX", "slots.Slots", "components")
     for name in refused:
-        assert not any(authorizer._path_matches_prefix(ours + name, prefix) for prefix in allowed)  # noqa: SLF001
+        assert not any(authorizer._path_matches_prefix(ours + name, prefix) for prefix in allowed)

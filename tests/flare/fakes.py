@@ -95,8 +95,9 @@ class FakeCrew:
     hold = False
     """Whether workers wait for the test before they are ready."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: Any, installed: bool) -> None:
         self.args = args
+        self.installed = installed
         self.on_message = args[7]
         self.pools: dict[str, FakePool] = {}
         self.seats = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from dfm_async import Federation
@@ -26,3 +27,27 @@ async def for_ever() -> None:
 @lab.operation
 def same(x: Any = None) -> Any:
     return x
+
+
+@dataclass
+class Reading:
+    """What an operation takes."""
+
+    level: float
+
+
+@dataclass
+class Password:
+    """What none does."""
+
+    text: str
+
+
+@lab.operation
+def level(reading: Reading) -> float:
+    return reading.level
+
+
+@lab.operation
+def shown(x: Any = None) -> str:
+    return type(x).__name__

@@ -349,6 +349,18 @@ async def test_a_job_that_was_never_started_is_withdrawn(tmp_path: Path) -> None
         assert not lab.worker().seats
 
 
+async def test_a_worker_that_is_not_ready_is_told_nothing(tmp_path: Path) -> None:
+    FakeCrew.hold = True
+    async with Lab(tmp_path) as lab:
+        await lab.seat(seat())
+        lab.hear(tokens(10), peer="there")
+        lab.hear(start(), msg.CancelJob(1, 0), fm.Unseat(1, 0, False))
+        await settle()
+        assert not lab.worker().channel.sent
+        assert not lab.worker().seats
+        assert FakeCrew.made[-1].seats == 0
+
+
 async def test_a_location_that_still_runs_is_stopped_before_its_worker_is_free(tmp_path: Path) -> None:
     async with Lab(tmp_path) as lab:
         await lab.seat(seat())

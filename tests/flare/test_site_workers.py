@@ -20,6 +20,7 @@ from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 from dfm_async.workers.shipping import ship_site
 from tests.flare.fakes import Lab, seat, start
+from tests.flare.operations import Password, Reading
 from tests.flare.operations import lab as site
 
 codec = Codec(trusted=False)
@@ -56,6 +57,13 @@ class RealLab(Lab):
             self.changed.set()
 
         self.node.send = send  # type: ignore[method-assign]
+        release = self.agent._release
+
+        def released(*args: Any, **named: Any) -> None:
+            release(*args, **named)
+            self.changed.set()
+
+        self.agent._release = released  # type: ignore[method-assign]
 
     async def until(self, holds: Callable[[], Any]) -> Any:
         while not (found := holds()):
@@ -96,9 +104,7 @@ async def test_a_location_that_is_given_up_is_stopped_and_its_worker_stays(tmp_p
         lab.hear(fm.Unseat(2, 0, False))  # its site was given up by the hub
         await lab.run(3, "surroundings")
         assert (await lab.result(3))["pid"] == pid
-        lab.hear(fm.Echo(1))
-        await lab.until(lambda: lab.node.of(fm.Echoed))
-        assert not lab.agent._leaving
+        await lab.until(lambda: not lab.agent._leaving)  # it has stopped
         lab.hear(fm.Unseat(3, 0, True))
 
 
@@ -135,3 +141,31 @@ async def test_users_choose_workers_and_threads_within_limits(
     workers, threads, lanes = asked
     crew = Crew("lab", b"", workers, threads, lanes, LocalOptions(), None, lambda _: None, lambda: None)
     assert (crew._workers, crew._threads) == made
+
+
+def passing(operation: str, parameter: str) -> bytes:
+    """A net that passes its parameter to an operation."""
+    net = msgspec.msgpack.decode(calling(operation), type=spec.Net)
+    call = spec.Transition("call", 0, (spec.Input(1),), spec.Call(operation, None, {parameter: spec.Slot(0)}, 0))
+    places = (*net.places, spec.Place(1, 0, "given"))
+    transitions = (call, *net.transitions[1:])
+    return msgspec.msgpack.encode(
+        msgspec.structs.replace(net, places=places, transitions=transitions, params=(("given", 1),))
+    )
+
+
+async def test_installed_code_gets_values_of_the_classes_in_its_signatures_only(tmp_path: Path) -> None:
+    async with RealLab(tmp_path) as lab:
+        asked = [
+            (1, "level", "reading", Reading(1.5)),
+            (2, "shown", "x", Reading(2.5)),
+            (3, "shown", "x", Password("?")),
+        ]
+        for job, operation, parameter, value in asked:
+            lab.hear(seat(job, passing(operation, parameter), sites=("lab",)))
+            await lab.heard(fm.Seated, job)
+            lab.hear(start(job, payload=codec.dumps([[codec.pack(value)]])))
+        assert await lab.result(1) == 1.5
+        assert await lab.result(2) == "Reading"
+        error = (await lab.heard(msg.OperationError, 3)).error
+        assert "no signature of an operation here names it" in error.message

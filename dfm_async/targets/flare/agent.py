@@ -118,6 +118,8 @@ class _Seat:
         self.account = account
         self.crew = crew
         self.worker = worker
+        self.announced = False
+        """Whether its worker knows of it: one that is not ready yet must not be told anything."""
         self.started = False
         """Whether the job was told to begin."""
         self.stopped = False
@@ -281,13 +283,13 @@ class SiteAgent(AbstractAsyncContextManager["SiteAgent"]):
         kind = type(message)
         if kind in BETWEEN_SITES:
             seat = self._find(message)
-            if seat is not None and peer in seat.request.sites:
+            if seat is not None and seat.announced and peer in seat.request.sites:
                 self._to_worker(seat, message)
         elif peer != HUB:
             self._tell_off(peer, kind.__name__)
         elif kind in FROM_HUB:
             seat = self._find(message)
-            if seat is not None:
+            if seat is not None and seat.announced:
                 self._to_worker(seat, message)
             elif kind is msg.CancelJob:
                 self.tell(msg.JobStopped(message.job, message.at))
@@ -400,6 +402,7 @@ class SiteAgent(AbstractAsyncContextManager["SiteAgent"]):
             self._from_worker,
             self._changed,
             self._settings.environment,
+            installed=not key,
         )
         return crew
 
@@ -516,6 +519,7 @@ class SiteAgent(AbstractAsyncContextManager["SiteAgent"]):
             remember_net(worker, wanted.digest, request.at)
             worker.channel.send(msg.SendNet(wanted.digest, request.at, request.net))
         worker.channel.send(msg.Announce(request.job, request.at, wanted.digest, list(wanted.calls)))
+        seat.announced = True
         worker.launched()
         return seat
 
@@ -548,7 +552,7 @@ class SiteAgent(AbstractAsyncContextManager["SiteAgent"]):
     def _let_go(self, seat: _Seat, *, well: bool) -> None:
         """A location leaves. One that still runs is stopped first: its worker is not free before."""
         if well or seat.stopped or not seat.started:
-            if not seat.started and seat.worker.channel is not None:
+            if seat.announced and not seat.started and seat.worker.channel is not None:
                 seat.worker.channel.send(msg.Withdraw(*seat.key))
             self._release(seat, well=well)
             return

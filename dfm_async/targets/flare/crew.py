@@ -35,6 +35,8 @@ class Crew:
         on_message: takes what workers say.
         on_change: is told when something about a worker has changed.
         environment: further environment variables of the workers.
+        installed: whether the site itself has installed the code. Values of others are then only of classes that its
+            operations take and return; users who bring code may use any of its classes.
 
     Users who bring code choose how many workers and threads it has, within limits.
     """
@@ -51,6 +53,8 @@ class Crew:
         on_message: Callable[[Any], None],
         on_change: Callable[[], None],
         environment: Mapping[str, str] | None = None,
+        *,
+        installed: bool = False,
     ) -> None:
         self.site = site
         self.pools: dict[str, SitePool] = {}
@@ -63,6 +67,7 @@ class Crew:
         self._workers = _within(min(workers or lanes, lanes), _MOST_WORKERS)
         self._threads = _within(threads, _MOST_THREADS)
         self._environment = environment
+        self._installed = installed
         self._options = options
         self._fork_server = fork_server
         self._on_message = on_message
@@ -93,6 +98,7 @@ class Crew:
                 unresponsive_after=self._options.unresponsive_after,
                 apart=True,
                 environment=self._environment,
+                known_only=self._installed,
             )
         return pool.worker(lane)
 
