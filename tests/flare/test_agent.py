@@ -137,6 +137,21 @@ async def test_an_authorizer_that_fails_lets_nobody_in_and_tells_them_nothing(tm
         assert lab.recorded("failed")
 
 
+async def test_an_authorizer_that_does_not_answer_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dfm_async.targets.flare.agent._AUTHORIZER", 0.0)
+
+    class Thinks:
+        async def authorize(self, request: PipelineRequest) -> int | None:
+            await asyncio.Event().wait()
+            return None
+
+    async with Lab(tmp_path, Thinks()) as lab:
+        lab.hear(seat())
+        await asyncio.wait(lab.agent._seating.values())
+        assert [refused.kind for refused in lab.node.of(fm.SeatRefused)] == ["failed"]
+        assert lab.recorded("authorizer failed")[0]["error"].startswith("TimeoutError")
+
+
 # locations
 
 

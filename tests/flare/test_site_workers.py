@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from dfm_async.errors import DfmError
 from dfm_async.model.options import LocalOptions
 from dfm_async.net import spec
 from dfm_async.targets.flare import messages as fm
@@ -129,6 +130,25 @@ async def test_what_was_not_authorized_is_not_called(tmp_path: Path) -> None:
         lab.hear(start(1))
         error = (await lab.heard(msg.OperationError, 1)).error
         assert error.type_name == "PermissionError"
+
+
+async def test_an_operation_called_cache_is_not_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pool:
+        def __init__(self, *args: Any, **named: Any) -> None:
+            """Starts nothing."""
+
+        def worker(self, lane: int) -> int:
+            return lane
+
+    monkeypatch.setattr("dfm_async.targets.flare.crew.SitePool", Pool)
+    crew = Crew("lab", b"", None, 1, 3, LocalOptions(), None, lambda _: None, lambda: None)
+    assert crew.worker("lab#cache", 2) == 2
+    assert crew.worker("lab##cache", 2) == 0
+    assert list(crew.pools) == ["lab#cache", "lab"]
+    for number in range(62):
+        crew.worker(f"lab#{number}", 0)
+    with pytest.raises(DfmError, match="64 pools of workers"):
+        crew.worker("lab#one more", 0)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from dfm_async.targets.flare.node import HUB
 from dfm_async.targets.flare.site_log import SiteLog
 from dfm_async.targets.flare.text import cleaned
 from dfm_async.wire import messages as msg
+from dfm_async.wire.memory import size_of
 from dfm_async.workers.site_worker import SiteWorker, remember_net
 from dfm_async.workers.start import ForkServer, choose_method
 from dfm_async.workers.worker import ELSEWHERE
@@ -65,6 +66,8 @@ _BRING_VALUES: Final = BETWEEN_SITES | {msg.StartJob, msg.OpenFrames}
 _REPORT_EVERY: Final = 0.5
 _FULL: Final = 64 * 1024 * 1024
 """From how many bytes on that wait to be sent the workers wait, too; they go on at half of it."""
+_AUTHORIZER: Final = 60.0
+"""For how many seconds an authorizer may think."""
 _MOST_OFFERS: Final = 64
 """How many versions of its code a user may have here."""
 _LONGEST_LINE: Final = 4096
@@ -488,7 +491,8 @@ class SiteAgent(AbstractAsyncContextManager["SiteAgent"]):
         if self._authorizer is None:
             return None
         try:
-            return await self._authorizer.authorize(pipeline)
+            async with asyncio.timeout(_AUTHORIZER):
+                return await self._authorizer.authorize(pipeline)
         except Denied:
             raise
         except Exception as error:
@@ -686,7 +690,7 @@ class SiteAgent(AbstractAsyncContextManager["SiteAgent"]):
 def _size(message: Any) -> int:
     """How many bytes a message has that has come from outside."""
     if type(message) in msg.CARRIERS:  # values can be large, and need not be copied for it
-        return len(message.payload) + len(fm.encode(msgspec.structs.replace(message, payload=b"")))
+        return size_of(message.payload) + len(fm.encode(msgspec.structs.replace(message, payload=b"")))
     return len(fm.encode(message))
 
 
