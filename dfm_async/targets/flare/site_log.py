@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -124,7 +123,7 @@ def replay(site: str, line: LogLine) -> None:
     }
     text, path, function = cleaned(line.text, _LONGEST), cleaned(line.path, _NAME), _clean(line.function, _NAME)
     record = logger.makeRecord(logger.name, line.level, path, line.line, text, (), None, function, extra)
-    created = line.created if math.isfinite(line.created) and 0 <= line.created < _LATEST else time.time()
+    created = line.created if 0 <= line.created < _LATEST else time.time()  # also what is no number
     record.relativeCreated += (created - record.created) * 1000
     record.created = created
     record.msecs = (created - int(created)) * 1000
