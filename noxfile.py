@@ -48,20 +48,26 @@ def install(session: nox.Session, *groups: str) -> None:
     session.install("-q", "-e", ".", *nox.project.dependency_groups(PROJECT, *groups))
 
 
-def install_browser(session: nox.Session) -> None:
-    """Installs Chromium and curl where that is possible; tests that miss them say so."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    browser = "DFM_CHROMIUM" in os.environ or any(map(shutil.which, names))
-    missing = [*([] if browser else ["chromium", "fonts-liberation"]), *([] if shutil.which("curl") else ["curl"])]
+BROWSER = {"chromium": "chromium fonts-liberation", "curl": "curl"}
+NETWORK = {"ip": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
+"""Programs that tests need, and the packages of Debian that they are in."""
+
+
+def install_programs(session: nox.Session, programs: dict[str, str]) -> None:
+    """Installs programs of the system where that is possible; tests that miss them say so."""
+    chromium = ("chromium-browser", "google-chrome", "google-chrome-stable")
+    found = {"chromium"} if "DFM_CHROMIUM" in os.environ or any(map(shutil.which, chromium)) else set()
+    missing = [name for name in programs if name not in found and shutil.which(name) is None]
     if not missing:
         return
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        session.warn(f"{missing[0]} is missing, and only root can install it: tests of the live page will fail")
+        session.warn(f"{', '.join(missing)} missing, and only root can install that: tests that need it will fail")
         return
     apt = ["apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300"]
     env = {"DEBIAN_FRONTEND": "noninteractive"}
+    packages = [package for name in missing for package in programs[name].split()]
     session.run(*apt, "update", external=True, env=env, silent=True)
-    session.run(*apt, "install", "--no-install-recommends", *missing, external=True, env=env, silent=True)
+    session.run(*apt, "install", "--no-install-recommends", *packages, external=True, env=env, silent=True)
 
 
 @nox.session
@@ -98,7 +104,7 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """All tests: pure, in process, with real processes, random pipelines, and the code of the guide."""
     install(session, "test")
-    install_browser(session)
+    install_programs(session, BROWSER | NETWORK)
     session.run("pytest", *(session.posargs or SIDE_BY_SIDE))
 
 
@@ -125,7 +131,7 @@ def docs(session: nox.Session) -> None:
 def screenshot(session: nox.Session) -> None:
     """The pictures of the live page in the documentation."""
     install(session, "test")
-    install_browser(session)
+    install_programs(session, BROWSER)
     session.run("python", "-m", "tests.web.page.screenshots", *session.posargs)
 
 
@@ -133,7 +139,7 @@ def screenshot(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """The benchmarks: one command per figure, each beside a peer or a raw limit."""
     install(session, "bench")
-    install_browser(session)
+    install_programs(session, BROWSER)
     session.run("python", "-m", "benchmarks.all", *session.posargs)
 
 

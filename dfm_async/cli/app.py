@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dfm_async.cli.flare.commands import flare as flare_commands
+
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
@@ -100,6 +102,23 @@ ImportOption = Annotated[
 AfterOption = Annotated[
     int, typer.Option(min=-1, metavar="OFFSET", help="Begin behind this offset.", show_default=False)
 ]
+FlareOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--flare",
+        metavar="KIT",
+        help="Run in a federation on NVIDIA FLARE: the folder of a user's startup kit.",
+        show_default=False,
+    ),
+]
+UserOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Whose kit it is, if the kit does not say so itself.", show_default=False),
+]
+BringCodeOption = Annotated[
+    bool, typer.Option("--bring-code", help="With --flare: the code of operations comes from here, if sites allow it.")
+]
+HomesiteOption = Annotated[str, typer.Option(metavar="NAME", help="The application's own site.")]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The id of the job.", show_default=False)]
 
 
@@ -154,6 +173,10 @@ def run(
         typer.Option(metavar="FILE", help="Append what ran when and where to this file.", show_default=False),
     ] = None,
     compat: CompatOption = False,
+    homesite: HomesiteOption = "home",
+    flare: FlareOption = None,
+    user: UserOption = None,
+    bring_code: BringCodeOption = False,
     output: OutputOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -163,11 +186,15 @@ def run(
 
     with plain_errors():
         from dfm_async.cli.exits import BadInput
+        from dfm_async.cli.flare.connecting import flare_options
         from dfm_async.cli.references import find_federation, find_pipeline
         from dfm_async.cli.running import Output, Run, run_job
 
         if pipeline == params == "-":
             raise BadInput("standard input cannot be both the pipeline and its parameters: write one of them to a file")
+        options = flare_options(flare, user, bring_code=bring_code)
+        if options is not None and store is not None:
+            raise BadInput("--store is not for --flare: jobs there live in the federation")
         found, module = find_federation(federation, compat=compat)
         wanted = Run(
             federation=found,
@@ -175,6 +202,8 @@ def run(
             params=tuple(param or ()),
             params_file=params,
             target=target.value,
+            homesite=homesite,
+            flare=options,
             store=store,
             job_id=job_id,
             deadline=deadline,
@@ -322,20 +351,31 @@ def serve(
         ),
     ] = None,
     compat: CompatOption = False,
+    homesite: HomesiteOption = "home",
+    flare: FlareOption = None,
+    user: UserOption = None,
+    bring_code: BringCodeOption = False,
 ) -> None:
     """Serve a federation over HTTP, with a live page."""
     from dfm_async.cli.program import plain_errors, run_async
 
     with plain_errors():
+        from dfm_async.cli.exits import BadInput
+        from dfm_async.cli.flare.connecting import flare_options
         from dfm_async.cli.references import find_federation
         from dfm_async.cli.serving import Serving, chosen_pipelines, serve_federation
         from dfm_async.cli.tokens import server_token
 
         token = server_token(token_file, host)
+        options = flare_options(flare, user, bring_code=bring_code)
+        if options is not None and store is not None:
+            raise BadInput("--store is not for --flare: jobs there live in the federation")
         found, module = find_federation(federation, compat=compat)
         wanted = Serving(
             federation=found,
-            pipelines=chosen_pipelines(pipelines or [], module, found, allow_none=allow_pipelines),
+            pipelines=chosen_pipelines(pipelines or [], module, found, homesite, allow_none=allow_pipelines),
+            homesite=homesite,
+            flare=options,
             host=host,
             port=port,
             store=store,
@@ -455,3 +495,6 @@ def trace(
         from dfm_async.cli.tracing import show_trace
 
         show_trace(file, job=job, as_json=as_json, html=html, opening=opening)
+
+
+app.add_typer(flare_commands, name="flare", short_help="Federations on NVIDIA FLARE: on this machine, and past it.")

@@ -13,13 +13,14 @@ import msgspec
 from rich.text import Text
 
 from dfm_async.cli.exits import BadInput, Exit
-from dfm_async.cli.machine import CHECKS, Finding
+from dfm_async.cli.machine import CHECKS
 from dfm_async.cli.streams import StandardOutput
 from dfm_async.cli.terminal import terminal
 from dfm_async.errors import DfmError
+from dfm_async.model.findings import Finding
 from dfm_async.session.session import Session
 
-__all__ = ["examine"]
+__all__ = ["examine", "tell"]
 
 _PATIENCE: Final = 30.0
 """After how many seconds a job that does nothing should have ended anywhere."""
@@ -28,9 +29,14 @@ _STYLES: Final = {"ok": "green", "warn": "yellow", "bad": "bold red"}
 
 async def examine(*, as_json: bool) -> int:
     """Tells everything that was found, as it is found. Gives the exit code: 1 if something is bad."""
+    return await tell(_findings(), as_json=as_json)
+
+
+async def tell(findings: AsyncIterator[Finding], *, as_json: bool) -> int:
+    """Tells findings as they come. Gives the exit code: 1 if something is bad."""
     output, console = StandardOutput(), terminal()
     bad = False
-    async for finding in _findings():
+    async for finding in findings:
         bad = bad or finding.state == "bad"
         if as_json:
             await output.line(msgspec.json.encode(asdict(finding)).decode())

@@ -7,6 +7,7 @@ from enum import IntEnum
 from dfm_async.errors import (
     DfmError,
     FederationError,
+    FlareError,
     JobNotFound,
     JobOwned,
     ParameterError,
@@ -29,7 +30,7 @@ class Exit(IntEnum):
     BAD_INPUT = 2
     """What was given cannot be used: nothing ran."""
     UNREACHABLE = 3
-    """The service, the store or the job is not there, or cannot be used from here."""
+    """The service, the store, the federation or the job is not there, or cannot be used from here."""
     INTERRUPTED = 130
     """Ctrl-C."""
     OUTPUT_CLOSED = 141
@@ -53,7 +54,7 @@ def exit_of(error: Exception) -> Exit:
     match error:
         case BadInput() | FederationError() | PipelineError() | ParameterError() | ShippingError():
             return Exit.BAD_INPUT
-        case Unreachable() | JobNotFound() | JobOwned() | ResultsExpired() | StoreError():
+        case Unreachable() | JobNotFound() | JobOwned() | ResultsExpired() | StoreError() | FlareError():
             return Exit.UNREACHABLE
         case Unwritable() | DfmError():
             return Exit.FAILED

@@ -10,15 +10,13 @@ import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
+from dfm_async.model.findings import Finding, State
 from dfm_async.workers.start import choose_method
 
-__all__ = ["CHECKS", "Finding", "State"]
-
-State: TypeAlias = Literal["ok", "warn", "bad"]
+__all__ = ["CHECKS"]
 
 _MIB: Final = 1024 * 1024
 _FILES: Final = (256, 1024)
@@ -26,23 +24,6 @@ _FILES: Final = (256, 1024)
 _SOCKET_PATH: Final = 104
 """How many characters the path of a socket may have, on the strictest system."""
 _SOCKET_NAME: Final = len("/pymp-12345678/listener-12345678")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What a check has found.
-
-    Attributes:
-        name: what was looked at.
-        state: whether it is well.
-        detail: what was found.
-        advice: what to do, if something is to be done.
-    """
-
-    name: str
-    state: State
-    detail: str
-    advice: str = ""
 
 
 def _python() -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from typing import Final
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from dfm_async.cli.machine import Finding
+from dfm_async.model.findings import Finding
 
 __all__ = ["package_findings"]
 

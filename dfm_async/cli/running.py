@@ -16,6 +16,7 @@ from dfm_async.cli.streams import StandardOutput
 from dfm_async.cli.view import LineView, LiveView, view_of
 from dfm_async.errors import JobAborted, JobFailed, JobInterrupted, JobOwned
 from dfm_async.federation.federation import Federation
+from dfm_async.model.flare import FlareOptions
 from dfm_async.model.status import JobStatus
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.planner.plan import Plan, parameter_types
@@ -57,6 +58,9 @@ class Run:
     params: tuple[str, ...] = ()
     params_file: str | None = None
     target: Literal["local", "inline"] = "local"
+    homesite: str = "home"
+    flare: FlareOptions | None = None
+    """Where the federation is, if it is past this machine; the target is not used then."""
     store: str | None = None
     job_id: str | None = None
     deadline: float | None = None
@@ -73,7 +77,15 @@ async def run_job(run: Run) -> int:
     """
     output = StandardOutput()
     _check_trace(run.trace)
-    async with Session(run.federation, target=run.target, store=run.store, trace=run.trace) as session:
+    session = Session(
+        run.federation,
+        homesite=run.homesite,
+        target=run.target if run.flare is None else "flare",
+        options=run.flare,
+        store=run.store,
+        trace=run.trace,
+    )
+    async with session:
         plan = await session.prepare(run.pipeline)
         run.output.check_places(plan.places)
         file, sets = await _sets(run, plan)

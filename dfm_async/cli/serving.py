@@ -16,6 +16,7 @@ from dfm_async.cli.references import find_pipeline, named_pipelines
 from dfm_async.cli.terminal import terminal
 from dfm_async.cli.view import LineView, logged
 from dfm_async.federation.federation import Federation
+from dfm_async.model.flare import FlareOptions
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.planner.plan import prepare
 from dfm_async.session.session import Session
@@ -49,10 +50,13 @@ class Serving:
     store: str | None
     allow_pipelines: bool
     token: str | None
+    homesite: str = "home"
+    flare: FlareOptions | None = None
+    """Where the federation is, if it is past this machine."""
 
 
 def chosen_pipelines(
-    references: Sequence[str], module: ModuleType | None, federation: Federation, *, allow_none: bool
+    references: Sequence[str], module: ModuleType | None, federation: Federation, homesite: str, *, allow_none: bool
 ) -> dict[str, Pipeline]:
     """The pipelines that clients may run, by the names that they have in URLs.
 
@@ -70,7 +74,7 @@ def chosen_pipelines(
             raise BadInput(f"pipeline {reference!r} has no name that can stand in a URL: letters, digits, . _ ~ -")
         if name in found:
             raise BadInput(f"two pipelines are called {name!r}; clients could not tell them apart")
-        prepare(pipeline, federation, "home", None, 1)
+        prepare(pipeline, federation, homesite, None, 1)
         found[name] = pipeline
     if not found and not allow_none:
         own = "" if module is None else f"write one in {module.__name__!r}, "
@@ -89,7 +93,13 @@ async def serve_federation(serving: Serving) -> int:
     """
     listener = _listen(serving.host, serving.port)
     service = Service(
-        session=lambda: Session(serving.federation, store=serving.store),
+        session=lambda: Session(
+            serving.federation,
+            homesite=serving.homesite,
+            target="local" if serving.flare is None else "flare",
+            options=serving.flare,
+            store=serving.store,
+        ),
         pipelines=serving.pipelines,
         authorizer=None if serving.token is None else TokenAuthorizer(serving.token),
         allow_pipelines=serving.allow_pipelines,

@@ -1,6 +1,17 @@
 """Federations on NVIDIA FLARE: provisioned for their sites, or all of one on this machine."""
 
-from dfm_async.deploy.local import LocalFlare
-from dfm_async.deploy.project import Project, User
+from typing import TYPE_CHECKING
+
+from dfm_async.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from dfm_async.deploy.local import LocalFlare
+    from dfm_async.deploy.project import Project, User
 
 __all__ = ["LocalFlare", "Project", "User"]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    globals(),
+    {"dfm_async.deploy.local": ["LocalFlare"], "dfm_async.deploy.project": ["Project", "User"]},
+)

@@ -14,10 +14,8 @@ from dfm_async.federation.federation import Federation
 from dfm_async.federation.site import Site
 from dfm_async.model.resources import CacheConfig, VaultConfig
 
-__all__ = ["FOLDER", "FederationFiles"]
+__all__ = ["FederationFiles"]
 
-FOLDER: Final = "federation"
-"""Where they are in the folder ``local`` of a startup kit."""
 _ROOT: Final = "federation.dfm.yaml"
 
 

@@ -5,27 +5,38 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 import yaml
 
-from dfm_async.deploy.installation import FOLDER, FederationFiles
-from dfm_async.model.flare import SETTINGS_FILE, SiteSettings
+from dfm_async.deploy.certificates import Certificate
+from dfm_async.errors import DeploymentError
+from dfm_async.model.flare import FEDERATION_FOLDER, SETTINGS_FILE, SiteSettings
 
-__all__ = ["Kit"]
+if TYPE_CHECKING:
+    from dfm_async.deploy.installation import FederationFiles
 
-_COMPONENTS: Final = tuple(f"dfm_async.targets.flare.components.{name}" for name in ("HubController", "SiteExecutor"))
+__all__ = ["OURS", "Kit"]
+
+OURS: Final = tuple(f"dfm_async.targets.flare.components.{name}" for name in ("HubController", "SiteExecutor"))
 """What jobs build at a site, besides FLARE's own components."""
 _MOST_JOBS: Final = 100
+_STARTS: Final[dict[Literal["server", "client", "user"], str]] = {
+    "server": "fed_server.json",
+    "client": "fed_client.json",
+    "user": "fed_admin.json",
+}
+"""What each kind of participant starts with."""
 
 
 class Kit:
     """The startup kit of one participant.
 
     Args:
-        folder: where it is; its name is that of the participant.
+        folder: where it is.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,10 +44,68 @@ class Kit:
         self.local = folder / "local"
         self.startup = folder / "startup"
 
-    @property
+    @cached_property
     def name(self) -> str:
-        """The participant."""
-        return self.folder.name
+        """The participant; the folder may be called otherwise, as in a container."""
+        try:
+            data = self.start_file()
+        except DeploymentError:
+            return self.folder.name
+        named = data.get("client", {}).get("fqsn") or data.get("admin", {}).get("username")
+        return str(named or data.get("servers", [{}])[0].get("admin_server") or self.folder.name)
+
+    @property
+    def kind(self) -> Literal["server", "client", "user"]:
+        """What it is for.
+
+        Raises:
+            DeploymentError: it is no startup kit.
+        """
+        for kind, name in _STARTS.items():
+            if (self.startup / name).is_file():
+                return kind
+        told = f"its folder 'startup' has none of {', '.join(_STARTS.values())}"
+        raise DeploymentError(str(self.folder), [f"it is no startup kit: {told}"])
+
+    def start_file(self) -> dict[str, Any]:
+        """What FLARE starts with: who this is, and where the server is.
+
+        Raises:
+            DeploymentError: it is no startup kit, or the file is broken.
+        """
+        path = self.startup / _STARTS[self.kind]
+        try:
+            data = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise DeploymentError(str(self.folder), [f"{path}: {error}"]) from error
+        return dict(data)
+
+    def server_address(self) -> tuple[str, int]:
+        """Where the server is, for this participant."""
+        data = self.start_file()
+        if self.kind == "user":
+            return str(data["admin"]["host"]), int(data["admin"]["port"])
+        host, _, port = str(data["servers"][0]["service"]["target"]).rpartition(":")
+        return host, int(port)
+
+    @property
+    def certificate_file(self) -> Path:
+        """The participant's own certificate."""
+        return self.startup / ("server.crt" if self.kind == "server" else "client.crt")
+
+    @property
+    def key_file(self) -> Path:
+        """The participant's private key."""
+        return self.certificate_file.with_suffix(".key")
+
+    @property
+    def authority_file(self) -> Path:
+        """The certificate of the federation, which has signed all others."""
+        return self.startup / "rootCA.pem"
+
+    def certificate(self) -> Certificate:
+        """The participant's certificate."""
+        return Certificate.read(self.certificate_file)
 
     def become_site(self, site: str, files: FederationFiles | None, *, homesite: str, allow_code: bool) -> None:
         """Makes it the kit of one of our sites.
@@ -49,12 +118,19 @@ class Kit:
         """
         if files is not None:
             files = files.for_site(site)
-            files.write(self.local / FOLDER)
-        installed = None if files is None else f"{FOLDER}/{files.root}"
+            files.write(self.local / FEDERATION_FOLDER)
+        installed = None if files is None else f"{FEDERATION_FOLDER}/{files.root}"
         self._write_settings(SiteSettings(site=site, homesite=homesite, federation=installed, allow_code=allow_code))
         self._allow_components()
         if not allow_code:
             self._forbid_code()
+
+    def become_user(self, files: FederationFiles | None, *, homesite: str) -> None:
+        """Gives a user the federation, too: so 'doctor' can tell which sites are missing."""
+        if files is not None:
+            files.write(self.local / FEDERATION_FOLDER)
+            installed = f"{FEDERATION_FOLDER}/{files.root}"
+            self._write_settings(SiteSettings(site=homesite, homesite=homesite, federation=installed))
 
     def _write_settings(self, settings: SiteSettings) -> None:
         data = {name: value for name, value in msgspec.to_builtins(settings).items() if value != _DEFAULTS.get(name)}
@@ -64,7 +140,7 @@ class Kit:
         """Lets jobs build our components here: FLARE refuses all that its list does not name."""
         resources = self.resources()
         allowed = resources.setdefault("class_allow_list", [])
-        allowed.extend(path for path in _COMPONENTS if path not in allowed)
+        allowed.extend(path for path in OURS if path not in allowed)
         self._write_resources(resources)
 
     def _forbid_code(self) -> None:

@@ -9,11 +9,11 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from dfm_async.deploy.guard import guarded
 from dfm_async.deploy.installation import FederationFiles
@@ -27,11 +27,26 @@ from dfm_async.exchange.keeper import keeper
 from dfm_async.exchange.tasks import OwnedTasks
 from dfm_async.federation.federation import Federation
 
-__all__ = ["LocalFlare"]
+__all__ = ["LocalFlare", "Places", "kept", "shielded_end"]
 
-_HOST: Final = "localhost"
-"""The server's name. FLARE listens where its name leads to, so that nobody outside can reach it."""
 _USER: Final = "user@dfm.local"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the processes of a federation run.
+
+    Attributes:
+        server: the server's name or address. FLARE listens on loopback only if that is ``localhost``, so that nobody
+            outside can reach it; else on all interfaces.
+        prefixes: what the commands of single sites begin with, such as what enters a network of their own.
+    """
+
+    server: str = "localhost"
+    prefixes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+_LOOPBACK: Final = Places()
 
 
 class LocalFlare:
@@ -43,14 +58,17 @@ class LocalFlare:
         user: the user's name.
         port: where the server listens for sites.
         admin_port: where it listens for users.
+        mark: what marks all its processes, those of a site with ``/`` and its name behind it.
     """
 
-    def __init__(self, project: Project, folder: Path, nodes: Mapping[str, Node]) -> None:
+    def __init__(self, project: Project, folder: Path, nodes: Mapping[str, Node], mark: str) -> None:
         self.folder = folder
         self.user = project.users[0].name
         self.startup_kit = folder / self.user
         self.port = project.port
         self.admin_port = project.admin_port
+        self.mark = mark
+        self._server = project.server
         self._nodes = nodes
 
     @classmethod
@@ -66,6 +84,8 @@ class LocalFlare:
         environment: Mapping[str, str] | None = None,
         kits: str | os.PathLike[str] | None = None,
         start_timeout: float = 60.0,
+        on_progress: Callable[[str], None] | None = None,
+        places: Places = _LOOPBACK,
     ) -> AsyncGenerator[LocalFlare, None]:
         """Starts a server and a client for each site, and gives the federation when all clients are registered.
 
@@ -81,6 +101,8 @@ class LocalFlare:
             environment: further variables for the server, the clients and everything that they start.
             kits: where startup kits are kept for the next time; in ``folder`` by default.
             start_timeout: for how many seconds all of them together may take to start.
+            on_progress: is called with the name of each site when it is ready, and with ``server``.
+            places: where they run; on loopback by default.
 
         Raises:
             DeploymentError: names are wrong, nvflare is missing, or a process has ended instead of being ready.
@@ -90,7 +112,7 @@ class LocalFlare:
         sites = list(federation.sites) if isinstance(federation, Federation) else list(federation)
         name = project_name(federation.name) if isinstance(federation, Federation) else "federation"
         named = tuple(dict.fromkeys([homesite, *(site for site in sites if site != SERVER_SITE)]))
-        project = Project(name=name, sites=named, users=(User(_USER),), server=_HOST, scheme="tcp")
+        project = Project(name=name, sites=named, users=(User(_USER),), server=places.server, scheme="tcp")
         started = project.sites if clients is None else tuple(dict.fromkeys(clients))
         if unknown := [site for site in started if site not in project.sites]:
             raise DeploymentError(name, [f"there is no client for {', '.join(map(repr, unknown))}"])
@@ -106,18 +128,19 @@ class LocalFlare:
             # Sockets of workers have short names only: this is not below the folder, which may have a long one.
             temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="dfm-", ignore_cleanup_errors=True))
             mark = secrets.token_hex(8)
-            nodes = _nodes(project, run, mark, {"TMPDIR": temporary, **(environment or {})})
-            await stack.enter_async_context(_kept())
+            nodes = _nodes(project, run, mark, {"TMPDIR": temporary, **(environment or {})}, places)
+            await stack.enter_async_context(kept())
             await stack.enter_async_context(guarded(mark, (run, Path(temporary))))
-            stack.push_async_callback(_end, mark, nodes)
-            flare = cls(project, run, nodes)
+            stack.push_async_callback(shielded_end, mark, nodes)
+            flare = cls(project, run, nodes, mark)
             try:
                 async with asyncio.timeout(start_timeout), asyncio.TaskGroup() as group:
-                    group.create_task(nodes[_HOST].start(), name="start of the server")
+                    server = nodes[project.server]
+                    group.create_task(_start(server, SERVER_SITE, on_progress), name="start of the server")
                     # A client that finds no server waits for two seconds before it tries again.
-                    await nodes[_HOST].spoken()
+                    await server.spoken()
                     for site in started:
-                        group.create_task(nodes[site].start(), name=f"start of {site}")
+                        group.create_task(_start(nodes[site], site, on_progress), name=f"start of {site}")
             except* DeploymentError as errors:
                 problems = [problem for error in errors.exceptions for problem in getattr(error, "problems", ())]
                 raise DeploymentError(name, problems) from errors.exceptions[0]
@@ -126,7 +149,7 @@ class LocalFlare:
     @property
     def pids(self) -> dict[str, int]:
         """The processes of the server (``"server"``) and of the clients that run, by site."""
-        named = ((SERVER_SITE if name == _HOST else name, node.pid) for name, node in self._nodes.items())
+        named = ((SERVER_SITE if name == self._server else name, node.pid) for name, node in self._nodes.items())
         return {name: pid for name, pid in named if pid is not None}
 
     async def kill_client(self, site: str) -> None:
@@ -139,15 +162,15 @@ class LocalFlare:
 
     async def kill_server(self) -> None:
         """Kills the server with its jobs and their workers, by SIGKILL."""
-        await self._nodes[_HOST].kill()
+        await self._nodes[self._server].kill()
 
     async def start_server(self) -> None:
         """Starts the server, and waits until it takes clients. Those that run come back by themselves."""
-        await self._nodes[_HOST].start()
+        await self._nodes[self._server].start()
 
     def _client(self, site: str) -> Node:
-        if site == _HOST or site not in self._nodes:
-            known = ", ".join(name for name in self._nodes if name != _HOST)
+        if site == self._server or site not in self._nodes:
+            known = ", ".join(name for name in self._nodes if name != self._server)
             raise DeploymentError(str(self.folder), [f"there is no client {site!r}, but: {known}"])
         return self._nodes[site]
 
@@ -172,17 +195,25 @@ def _lay_out(
     shutil.copytree(made, run)
     for folder in run.iterdir():
         Kit(folder).listen(project.port, project.admin_port)
-    for participant in (_HOST, *project.sites):
-        site = SERVER_SITE if participant == _HOST else participant
+    for participant in (project.server, *project.sites):
+        site = SERVER_SITE if participant == project.server else participant
         Kit(run / participant).become_site(site, files, homesite=homesite, allow_code=allow_code)
-    Kit(run / _HOST).become_server(str(run / _HOST))
+    Kit(run / project.server).become_server(str(run / project.server))
 
 
-def _nodes(project: Project, run: Path, mark: str, environment: Mapping[str, str]) -> dict[str, Node]:
-    found = {_HOST: Node(Kit(run / _HOST), "server", org=project.org, mark=mark, environment=environment)}
-    for site in project.sites:
-        found[site] = Node(Kit(run / site), "client", org=project.org, mark=mark, environment=environment)
-    return found
+def _nodes(project: Project, run: Path, mark: str, environment: Mapping[str, str], places: Places) -> dict[str, Node]:
+    def node(name: str, role: Literal["server", "client"], site: str) -> Node:
+        prefix = places.prefixes.get(site, ())
+        return Node(Kit(run / name), role, org=project.org, mark=mark, environment=environment, prefix=prefix)
+
+    found = {project.server: node(project.server, "server", SERVER_SITE)}
+    return found | {site: node(site, "client", site) for site in project.sites}
+
+
+async def _start(node: Node, site: str, on_progress: Callable[[str], None] | None) -> None:
+    await node.start()
+    if on_progress is not None:
+        on_progress(site)
 
 
 def _free_ports() -> tuple[int, int]:
@@ -192,7 +223,7 @@ def _free_ports() -> tuple[int, int]:
 
 
 @asynccontextmanager
-async def _kept() -> AsyncGenerator[None, None]:
+async def kept() -> AsyncGenerator[None, None]:
     """Has a keeper end what we start, if this process dies without a word."""
     keeper.acquire()
     tasks = OwnedTasks()
@@ -204,7 +235,7 @@ async def _kept() -> AsyncGenerator[None, None]:
         await keeper.release()
 
 
-async def _end(mark: str, nodes: Mapping[str, Node]) -> None:
+async def shielded_end(mark: str, nodes: Mapping[str, Node]) -> None:
     """Ends everything at once, whoever cancels us meanwhile."""
 
     async def end() -> None:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
 from dfm_async.deploy.kit import Kit
@@ -32,16 +32,28 @@ class Node:
         org: its organisation.
         mark: what marks everything that it starts.
         environment: further variables.
+        on_line: is called for each line that it writes.
+        prefix: what its command begins with.
     """
 
     def __init__(
-        self, kit: Kit, role: Literal["server", "client"], *, org: str, mark: str, environment: Mapping[str, str]
+        self,
+        kit: Kit,
+        role: Literal["server", "client"],
+        *,
+        org: str,
+        mark: str,
+        environment: Mapping[str, str],
+        on_line: Callable[[str], None] | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
         self._kit = kit
         self._role = role
         self._org = org
         self._mark = f"{mark}/{kit.name}"
         self._environment = environment
+        self._on_line = on_line
+        self._prefix = prefix
         self._process: Process | None = None
         # What FLARE logs when others can use it: there is no other sign that needs no asking.
         self._sign = "Server started" if role == "server" else f"Successfully registered client:{kit.name} "
@@ -92,6 +104,7 @@ class Node:
     def _command(self) -> list[str]:
         name = "uid=" + self.name
         return [
+            *self._prefix,
             *(sys.executable, "-u", "-m", f"nvflare.private.fed.app.{self._role}.{self._role}_train"),
             *("-m", str(self._kit.folder), "-s", f"fed_{self._role}.json"),
             *("--set", "secure_train=true", f"org={self._org}", "config_folder=config"),
@@ -106,11 +119,21 @@ class Node:
     def _take(self, item: Output, origin: str) -> None:
         del origin
         self._spoken.set()
+        if self._on_line is not None and isinstance(item, str):
+            self._on_line(item)
         ready = self._ready
         if ready is None or ready.done() or not isinstance(item, str):
             return
         if self._sign in _COLOUR.sub("", item) + " ":
             ready.set_result(None)
+
+    async def ended(self) -> int:
+        """Waits until its process has ended; gives the exit code."""
+        process = self._process
+        if process is None:
+            raise DeploymentError(self.name, [f"the {self._role} does not run"])
+        await process.ended()
+        return process.exit_code or 0
 
     async def kill(self) -> None:
         """Kills it and everything that it has started, jobs and workers, and waits until all are gone."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import yaml
@@ -49,7 +49,8 @@ class Project:
         server: the host name by which the sites reach the server.
         port: where the server listens for sites.
         admin_port: where it listens for users.
-        org: the organisation of all of them.
+        org: the organisation of all that are not in ``orgs``.
+        orgs: the organisations of others: of sites and users by their names, of the server as ``server``.
         scheme: how they talk: ``grpc`` or ``tcp``.
     """
 
@@ -60,6 +61,7 @@ class Project:
     port: int = 8002
     admin_port: int = 8003
     org: str = "dfm"
+    orgs: Mapping[str, str] = field(default_factory=dict)
     scheme: str = "grpc"
 
     def check(self) -> None:
@@ -68,11 +70,16 @@ class Project:
         Raises:
             DeploymentError: lists everything that is wrong.
         """
-        problems = list(self._problems())
+        problems = list(self.problems())
         if problems:
             raise DeploymentError(self.name, problems)
 
-    def _problems(self) -> Iterator[str]:
+    def org_of(self, participant: str) -> str:
+        """The organisation of a site or a user, or of the server (``server``)."""
+        return self.orgs.get(participant, self.org)
+
+    def problems(self) -> Iterator[str]:
+        """Tells everything that is wrong by the rules of FLARE."""
         if not _fits(_SITE, self.name):
             yield f"the name {self.name!r} {_RULE}"
         if not self.sites:
@@ -95,8 +102,12 @@ class Project:
             if user.role not in ROLES:
                 yield f"user {user.name!r}: there is no role {user.role!r}, but {', '.join(ROLES)}"
         yield from (f"user {name!r} is there twice" for name in _twice(user.name for user in self.users))
-        if not _fits(_WORD, self.org):
-            yield f"organisation {self.org!r} must consist of letters, digits and _"
+        for org in dict.fromkeys([self.org, *self.orgs.values()]):
+            if not _fits(_WORD, org):
+                yield f"organisation {org!r} must consist of letters, digits and _"
+        known = {SERVER_SITE, *self.sites, *(user.name for user in self.users)}
+        for name in sorted(self.orgs.keys() - known):
+            yield f"organisation of {name!r}: there is no such site or user"
         if self.scheme not in ("grpc", "tcp"):
             yield f"scheme must be 'grpc' or 'tcp', not {self.scheme!r}"
         for port in (self.port, self.admin_port):
@@ -105,11 +116,14 @@ class Project:
 
     def to_yaml(self) -> str:
         """The project file that FLARE provisions from."""
-        server = {"name": self.server, "type": "server", "org": self.org}
+        server = {"name": self.server, "type": "server", "org": self.org_of(SERVER_SITE)}
         participants: list[dict[str, Any]] = [
             {**server, "fed_learn_port": self.port, "admin_port": self.admin_port},
-            *({"name": site, "type": "client", "org": self.org} for site in self.sites),
-            *({"name": user.name, "type": "admin", "org": self.org, "role": user.role} for user in self.users),
+            *({"name": site, "type": "client", "org": self.org_of(site)} for site in self.sites),
+            *(
+                {"name": user.name, "type": "admin", "org": self.org_of(user.name), "role": user.role}
+                for user in self.users
+            ),
         ]
         data = {
             "api_version": 3,
@@ -122,7 +136,7 @@ class Project:
                     "path": f"{_BUILDERS}.static_file.StaticFileBuilder",
                     "args": {"config_folder": "config", "scheme": self.scheme},
                 },
-                {"path": f"{_BUILDERS}.cert.CertBuilder"},
+                {"path": f"{_BUILDERS}.cert.CertBuilder", "args": {"root_valid_days": _ROOT_DAYS}},
                 {"path": f"{_BUILDERS}.signature.SignatureBuilder"},
             ],
         }
@@ -130,6 +144,9 @@ class Project:
 
 
 _BUILDERS: Final = "nvflare.lighter.impl"
+_ROOT_DAYS: Final = 3650
+"""How long the federation's own certificate is valid. With FLARE's 360 days it would end together with those that it
+signs, and they could not be renewed without a new kit for everybody on the same day."""
 _RULE: Final = f"must consist of letters, digits, - and _, at most {_LONGEST}: FLARE knows it by that"
 
 

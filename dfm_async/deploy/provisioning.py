@@ -14,10 +14,11 @@ import time
 from pathlib import Path
 from typing import Final
 
+from dfm_async.deploy.certificates import forget_ending
 from dfm_async.deploy.project import Project
 from dfm_async.errors import DeploymentError
 
-__all__ = ["INSTALL", "cached_kits", "provision", "require_nvflare"]
+__all__ = ["INSTALL", "PROJECT_FILE", "cached_kits", "newest_kits", "provision", "require_nvflare", "state_file"]
 
 INSTALL: Final = "pip install 'dfm-async[flare]'"
 PROJECT_FILE: Final = "project.yml"
@@ -34,7 +35,8 @@ def require_nvflare(name: str) -> None:
 async def provision(project: Project, folder: Path) -> Path:
     """Makes the startup kits of a project. What is in the folder already stays, with its certificates.
 
-    Private keys are among it: nobody but their owner can read what is made, nor what was made before.
+    Certificates that end soon are made anew, signed by the same federation. Only the owner can read what is written:
+    the private key of the federation is part of it.
 
     Args:
         project: who takes part.
@@ -48,16 +50,17 @@ async def provision(project: Project, folder: Path) -> Path:
     """
     project.check()
     require_nvflare(project.name)
-    os.makedirs(folder, exist_ok=True)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
     (folder / PROJECT_FILE).write_text(project.to_yaml())
+    forget_ending(state_file(folder, project))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "nvflare.cli", "provision", "-p", PROJECT_FILE, "-w", ".", "--force"),
         cwd=folder,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         umask=0o077,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     try:
         output, _ = await process.communicate()
@@ -81,10 +84,15 @@ def _protect(workspace: Path) -> None:
             path.chmod(path.stat().st_mode & ~0o077)
 
 
+def state_file(folder: Path, project: Project) -> Path:
+    """Where FLARE keeps the certificates and private keys of a project."""
+    return folder / project.name / "state" / "cert.json"
+
+
 def newest_kits(workspace: Path) -> Path | None:
     """The kits that were made last in the workspace of a project; None if there are none."""
-    made = sorted(path for path in workspace.glob("prod_*") if path.name[5:].isdigit())
-    return made[-1] if made else None
+    made = [path for path in workspace.glob("prod_*") if path.name[5:].isdigit()]
+    return max(made, key=lambda path: int(path.name[5:]), default=None)
 
 
 async def cached_kits(project: Project, cache: Path) -> Path:

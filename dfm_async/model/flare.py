@@ -11,10 +11,12 @@ import msgspec
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.resources import ClassPath
 
-__all__ = ["SETTINGS_FILE", "FlareOptions", "SiteSettings"]
+__all__ = ["FEDERATION_FOLDER", "SETTINGS_FILE", "FlareOptions", "SiteSettings"]
 
 SETTINGS_FILE = "dfm_async.yaml"
 """What the settings of a site are called, in the folder ``local`` of its startup kit."""
+FEDERATION_FOLDER = "federation"
+"""Where the files of the federation are, in the same folder."""
 
 
 class FlareOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,6 +33,9 @@ class FlareOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Whether results come through the homesite's client, if it runs on this machine; else through app commands."""
     linger: float = 60.0
     """For how many seconds the federation keeps what carries the jobs when no application and no job needs it."""
+    keep_unread: float = 3600.0
+    """For how many seconds the federation keeps results that nobody has read, and jobs that can only wait for an
+    application that is not there."""
     delivery_timeout: float = 30.0
     """For how many seconds a message that does not arrive is sent again, before its job fails."""
     start_timeout: float = 60.0
@@ -50,8 +55,9 @@ class FlareOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("delivery_timeout", "start_timeout"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)!r}")
-        if self.linger < 0:
-            raise ValueError(f"linger must not be negative, not {self.linger!r}")
+        for name in ("linger", "keep_unread"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)!r}")
         if not isinstance(self.local, LocalOptions):
             raise TypeError(f"local must be LocalOptions, not {self.local!r}")
 

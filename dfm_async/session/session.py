@@ -370,15 +370,15 @@ class Session:
 
         # A large one takes seconds, in which others of this loop want their turn.
         plan = make() if len(body) < _LARGE else await in_thread(make, "prepare")
-        self._check_possible(plan)
+        await self._check_possible(plan)
         if usual:
             self._plans[id(body)] = (body, plan)
             if len(self._plans) > _PLANS:
                 self._plans.popitem(last=False)
         return plan
 
-    def _check_possible(self, plan: Plan) -> None:
-        problems = self._target.refusals(plan)
+    async def _check_possible(self, plan: Plan) -> None:
+        problems = await self._target.refusals(plan)
         if problems:
             raise PipelineError(plan.pipeline, problems)
 
@@ -457,7 +457,7 @@ class Session:
         began, start = asyncio.get_running_loop().time(), time.time_ns()
         if isinstance(pipeline, Plan):
             plan = pipeline
-            self._check_possible(plan)
+            await self._check_possible(plan)
         else:
             plan = await self._prepare(pipeline)
             self._check_open()  # preparing may have taken a while

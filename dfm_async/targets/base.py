@@ -52,7 +52,7 @@ class Target(Protocol):
         """Makes what a session steers a new job by; ``pack_rows`` checks and packs sets that other jobs send."""
         ...
 
-    def refusals(self, plan: Plan) -> list[Problem]:
+    async def refusals(self, plan: Plan) -> list[Problem]:
         """What the target cannot give to a plan, and why."""
         ...
 

@@ -32,14 +32,20 @@ def _environment(env: dict[str, str] | None) -> dict[str, str]:
     return {**clean, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", **(env or {})}
 
 
-def dfm(*arguments: str, cwd: Path | None = None, given: str | None = None, env: dict[str, str] | None = None) -> Done:
+def dfm(
+    *arguments: str,
+    cwd: Path | None = None,
+    given: str | None = None,
+    env: dict[str, str] | None = None,
+    timeout: float = 60,
+) -> Done:
     return subprocess.run(
         command(*arguments),
         cwd=cwd,
         input=given,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=timeout,
         check=False,
         env=_environment(env),
     )

@@ -7,8 +7,9 @@ from importlib import metadata
 
 import pytest
 
-from dfm_async.cli.machine import CHECKS, Finding
+from dfm_async.cli.machine import CHECKS
 from dfm_async.cli.packages import package_findings
+from dfm_async.model.findings import Finding
 from tests.cli.rig import dfm, lines
 
 

@@ -11,7 +11,8 @@ import dfm_async
 from tests.cli.rig import dfm, invoked
 from tests.docs.pages import ROOT
 
-COMMANDS = ["attach", "cancel", "demo", "doctor", "explain", "graph", "jobs", "logs", "run", "serve", "trace"]
+COMMANDS = ["attach", "cancel", "demo", "doctor", "explain", "flare", "graph", "jobs", "logs", "run", "serve", "trace"]
+ON_FLARE = ["deploy", "doctor", "down", "probe", "provision", "start", "status", "up"]
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -41,6 +42,7 @@ def test_help_tells_of_every_command_and_loads_next_to_nothing() -> None:
 def test_the_guide_tells_of_every_command() -> None:
     guide = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
     assert [name for name in COMMANDS if f"| `dfm-async {name}` |" not in guide] == []
+    assert [name for name in ON_FLARE if f"| `dfm-async flare {name}` |" not in guide] == []
 
 
 def test_the_module_is_the_same_program_as_the_script() -> None:
@@ -51,10 +53,10 @@ def test_the_module_is_the_same_program_as_the_script() -> None:
 
 
 def test_every_command_has_help() -> None:
-    for name in COMMANDS:
-        done = invoked(name, "--help")
+    for words in [*([name] for name in COMMANDS), *(["flare", name] for name in ON_FLARE)]:
+        done = invoked(*words, "--help")
         assert done.exit_code == 0, done.output
-        assert f"dfm-async {name}" in done.output or f" {name} " in done.output
+        assert f" {' '.join(words)} " in done.output
         options = done.output.partition("\nOptions:")[2]
         assert re.findall(r"<(?:str|path|int|float|list).*>", options) == [], "what is given has a name, not a type"
 

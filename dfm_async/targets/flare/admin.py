@@ -36,9 +36,9 @@ class Admin:
         self._last = 0
 
     @property
-    def is_open(self) -> bool:
-        """Whether it was connected, and still is."""
-        return self._frames is not None and not self._frames.lost
+    def lost(self) -> bool:
+        """Whether the process that speaks to the server is not there."""
+        return self._frames is None or self._frames.lost
 
     async def open(self, timeout: float) -> None:  # noqa: ASYNC109 - FLARE wants to know it
         """Connects to the server.
@@ -66,12 +66,13 @@ class Admin:
         if self._frames is None or self._frames.lost:
             raise FlareError("the connection to FLARE has ended", "Connect again")
         self._last += 1
-        future = self._answers[self._last] = asyncio.get_running_loop().create_future()
-        self._frames.send(msgspec.msgpack.encode({"id": self._last, "op": op, "args": args}))
+        number = self._last
+        future = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._frames.send(msgspec.msgpack.encode({"id": number, "op": op, "args": args}))
         try:
             return await future
         finally:
-            self._answers.pop(self._last, None)
+            del self._answers[number]
 
     def _take(self, data: bytes) -> None:
         answer = msgspec.msgpack.decode(data)
@@ -92,8 +93,12 @@ class Admin:
         """The clients that are connected to the server."""
         return list(await self._ask("clients"))
 
+    async def heard(self) -> dict[str, float]:
+        """When the server last heard of each client, by the server's clock."""
+        return dict(await self._ask("heard"))
+
     async def carriers(self, name: str) -> list[str]:
-        """The FLARE jobs with this name that have not ended, the newest first."""
+        """The FLARE jobs with this name that have not ended, the oldest first."""
         return list(await self._ask("carriers", name))
 
     async def submit(self, folder: str | os.PathLike[str]) -> str:
@@ -115,10 +120,10 @@ class Admin:
     async def close(self) -> None:
         """Ends the connection, and the process."""
         process, self._process = self._process, None
-        if self._frames is not None:
-            if not self._frames.lost:
-                self._frames.send(msgspec.msgpack.encode({"id": 0, "op": "close"}))
-            self._frames.close()
+        frames, self._frames = self._frames, None
+        if frames is not None:
+            frames.send(msgspec.msgpack.encode({"id": 0, "op": "close"}))
+            frames.close()
         if process is not None:
             try:
                 async with asyncio.timeout(_GRACE):

@@ -6,6 +6,7 @@ it wants over the socket that this process got as its standard input; when the s
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -45,8 +46,9 @@ class _Link:
         return bytes(data)
 
     def write(self, message: Any) -> None:
+        """Writes an answer; the application may have gone meanwhile."""
         data = msgspec.msgpack.encode(message)
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):
             self._socket.sendall(_HEAD.pack(len(data)) + data)
 
 
@@ -62,11 +64,15 @@ class _Admin:
         """The clients that are connected."""
         return sorted(client.name for client in self._session.get_connected_client_list())
 
+    def heard(self) -> dict[str, float]:
+        """When the server last heard of each client."""
+        return {client.name: float(client.last_connect_time) for client in self._session.get_connected_client_list()}
+
     def carriers(self, name: str) -> list[str]:
-        """The jobs with this name that have not ended, the newest first."""
+        """The jobs with this name that have not ended, the oldest first."""
         found = self._session.list_jobs(name_prefix=name, detailed=False, reverse=False)
         alive = [job for job in found if job.get("job_name") == name and str(job.get("status")) in _RUNNING]
-        alive.sort(key=lambda job: str(job.get("submit_time", "")), reverse=True)
+        alive.sort(key=lambda job: (str(job.get("submit_time", "")), str(job["job_id"])))
         return [str(job["job_id"]) for job in alive]
 
     def submit(self, folder: str) -> str:

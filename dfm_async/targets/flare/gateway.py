@@ -1,7 +1,7 @@
 """The gateway of the homesite: takes messages between applications of the same machine and the hub.
 
-An application finds it at an address without a file, and shows a secret that it was told by the hub, which only the
-user that FLARE has authenticated can ask.
+An application finds it at an address without a file. Both prove to each other that they know a secret, without telling
+it: the hub has told it to the application, and only the user that FLARE has authenticated can ask the hub.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import re
 import secrets
 import struct
 from collections.abc import Callable
@@ -16,20 +17,37 @@ from typing import Any, Final
 
 from dfm_async.targets.flare.messages import AppBytes, AppGone
 
-__all__ = ["Frames", "Gateway", "split_address"]
+__all__ = ["Frames", "Gateway", "prove", "split_address"]
 
 _log = logging.getLogger(__name__)
 
 _HEAD: Final = struct.Struct("<Q")
-_LARGEST: Final = 1 << 32
+_LARGEST: Final = 1 << 31
 _SECRET: Final = 32
-_FULL: Final = 64 * 1024 * 1024
+_WORD: Final = 64
+"""How many bytes somebody may say who has not shown that they know the secret."""
+_STRANGERS: Final = 32
+"""How many of them may be connected."""
+_PATIENCE: Final = 5.0
+"""For how many seconds."""
+_ADDRESS: Final = re.compile(r"(dfm-async-gateway-[0-9a-f]{16}):([0-9a-f]{64})")
 
 
 def split_address(address: str) -> tuple[str, bytes]:
-    """Takes an address apart: the name of the socket, and the secret."""
-    name, _, secret = address.partition(":")
-    return f"\0{name}", secret.encode()
+    """Takes an address apart: the name of the socket, and the secret.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        raise ValueError("this is not the address of a gateway")
+    return f"\0{found[1]}", found[2].encode()
+
+
+def prove(secret: bytes, who: bytes, challenge: bytes) -> bytes:
+    """What only somebody can say who knows the secret."""
+    return hmac.digest(secret, who + challenge, "sha256")
 
 
 class Frames(asyncio.Protocol):
@@ -38,18 +56,20 @@ class Frames(asyncio.Protocol):
     Args:
         on_frame: is called for every message, on the loop. Must not raise.
         on_lost: is called once, when the connection has ended.
+        largest: how many bytes a message may have.
     """
 
-    def __init__(self, on_frame: Callable[[bytes], None], on_lost: Callable[[], None]) -> None:
-        self._on_frame = on_frame
-        self._on_lost = on_lost
+    def __init__(self, on_frame: Callable[[bytes], None], on_lost: Callable[[], None], largest: int = _LARGEST) -> None:
+        self.on_frame = on_frame
+        self.largest = largest
+        self.on_lost = on_lost
         self._transport: asyncio.WriteTransport | None = None
         self._in = bytearray()
         self.lost = False
 
     def send(self, data: bytes) -> None:
-        """Writes a message; ignored when the connection is lost."""
-        if self._transport is not None and not self.lost:
+        """Writes a message; ignored when the connection has ended, or is about to."""
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines((_HEAD.pack(len(data)), data))
 
     @property
@@ -62,27 +82,41 @@ class Frames(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def abort(self) -> None:
+        """Ends the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause(self, *, paused: bool) -> None:
+        """Reads nothing more, or goes on."""
+        transport = self._transport
+        if isinstance(transport, asyncio.Transport) and not transport.is_closing():
+            if paused:
+                transport.pause_reading()
+            else:
+                transport.resume_reading()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102
         self._transport = transport  # type: ignore[assignment] # a stream has one to write to
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
         if not self.lost:
             self.lost = True
-            self._on_lost()
+            self.on_lost()
 
     def data_received(self, data: bytes) -> None:  # noqa: D102
         self._in += data
         position, end = 0, len(self._in)
         while end - position >= 8:
             (size,) = _HEAD.unpack_from(self._in, position)
-            if size > _LARGEST:
-                _log.error("a message of %d bytes is too large", size)
-                self.close()
+            if size > self.largest:
+                _log.warning("a message of %d bytes is larger than the %d that are allowed", size, self.largest)
+                self.abort()
                 return
             if end - position - 8 < size:
                 break
             position += 8
-            self._on_frame(bytes(self._in[position : position + size]))
+            self.on_frame(bytes(self._in[position : position + size]))
             position += size
         if position:
             del self._in[:position]
@@ -100,11 +134,13 @@ class Gateway:
         self._name = f"dfm-async-gateway-{secrets.token_hex(8)}"
         self._secret = secrets.token_hex(_SECRET)
         self._server: asyncio.AbstractServer | None = None
+        self._strangers: set[Frames] = set()
         self._apps: dict[str, Frames] = {}
+        self._paused = False
 
     @property
     def address(self) -> str:
-        """Where applications find it, and the secret that they show."""
+        """Where applications find it, and the secret."""
         return f"{self._name}:{self._secret}"
 
     async def open(self) -> None:
@@ -113,8 +149,36 @@ class Gateway:
         self._server = await loop.create_unix_server(self._accept, path=f"\0{self._name}")
 
     def _accept(self) -> Frames:
+        loop = asyncio.get_running_loop()
+        secret, challenge = self._secret.encode(), secrets.token_bytes(16)
+        if len(self._strangers) >= _STRANGERS:
+            _log.warning("%d connections have not shown that they know the secret: one is let go", _STRANGERS)
+            next(iter(self._strangers)).abort()
+
+        def asked(data: bytes) -> None:
+            connection.on_frame = proven
+            connection.send(prove(secret, b"gateway", data) + challenge)
+
+        def proven(data: bytes) -> None:
+            if not hmac.compare_digest(data, prove(secret, b"application", challenge)):
+                _log.warning("somebody came to the gateway without its secret")
+                connection.abort()
+                return
+            timer.cancel()
+            self._strangers.discard(connection)
+            self._welcome(connection)
+
+        def lost() -> None:
+            timer.cancel()
+            self._strangers.discard(connection)
+
+        connection = Frames(asked, lost, _WORD)
+        timer = loop.call_later(_PATIENCE, connection.abort)
+        self._strangers.add(connection)
+        return connection
+
+    def _welcome(self, connection: Frames) -> None:
         name = secrets.token_hex(8)
-        known = False
         waiting: list[bytes] = []
 
         def flush() -> None:
@@ -124,39 +188,40 @@ class Gateway:
                 self._send(AppBytes(name, messages))
 
         def frame(data: bytes) -> None:
-            nonlocal known
-            if known:
-                if not waiting:  # those of one turn of the loop go together
-                    asyncio.get_running_loop().call_soon(flush)
-                waiting.append(data)
-            elif hmac.compare_digest(data, self._secret.encode()):
-                known = True
-                self._apps[name] = connection
-            else:
-                _log.warning("somebody came to the gateway without its secret")
-                connection.close()
+            if not waiting:  # those of one turn of the loop go together
+                asyncio.get_running_loop().call_soon(flush)
+            waiting.append(data)
 
         def lost() -> None:
             flush()
             if self._apps.pop(name, None) is not None:
                 self._send(AppGone(name))
 
-        connection = Frames(frame, lost)
-        return connection
+        connection.on_frame, connection.on_lost, connection.largest = frame, lost, _LARGEST
+        self._apps[name] = connection
+        connection.pause(paused=self._paused)
 
-    def receive(self, message: AppBytes) -> None:
-        """Takes messages of the hub for an application."""
+    def receive(self, message: AppBytes | AppGone) -> None:
+        """Takes messages of the hub for an application. How many there can be is the hub's affair."""
         connection = self._apps.get(message.app)
-        if connection is not None:
-            for data in message.data:
-                connection.send(data)
-            if connection.backlog > _FULL:
-                _log.warning("an application does not read, and is let go; it can come again")
-                connection.close()
+        if connection is None:
+            return
+        if isinstance(message, AppGone):
+            connection.abort()
+            return
+        for data in message.data:
+            connection.send(data)
+
+    def pause(self, *, paused: bool) -> None:
+        """Reads nothing more of the applications, or goes on."""
+        if paused is not self._paused:
+            self._paused = paused
+            for connection in self._apps.values():
+                connection.pause(paused=paused)
 
     async def close(self) -> None:
         """Lets all applications go."""
         if self._server is not None:
             self._server.close()
-        for connection in list(self._apps.values()):
+        for connection in [*self._strangers, *self._apps.values()]:
             connection.close()

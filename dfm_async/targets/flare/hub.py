@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -16,6 +17,7 @@ from dfm_async.model.status import JobStatus
 from dfm_async.results.error_values import unpack_error
 from dfm_async.targets.coordinator import Coordinator, Phase
 from dfm_async.targets.flare import messages as fm
+from dfm_async.targets.flare.duplex import Duplex
 from dfm_async.targets.flare.hub_job import HubJob, Run, read_plan
 from dfm_async.targets.flare.node import HUB
 from dfm_async.targets.flare.sealed import SealedValues
@@ -26,7 +28,7 @@ from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 from dfm_async.workers.worker import ELSEWHERE
 
-__all__ = ["FOR_HUB", "Hub", "Port"]
+__all__ = ["FOR_HUB", "Application", "Hub"]
 
 _log = logging.getLogger(__name__)
 
@@ -48,14 +50,36 @@ _FOR_COORDINATOR: Final = frozenset(
     }
 )
 _OF_SEATS: Final = frozenset(
-    {fm.Seated, fm.SeatRefused, fm.SeatLost, fm.SeatSilent, fm.SeatResponds, fm.Abandoned, msg.SendToPlace}
+    {
+        fm.Seated,
+        fm.SeatRefused,
+        fm.SeatLost,
+        fm.SeatSilent,
+        fm.SeatResponds,
+        fm.Abandoned,
+        fm.Undeliverable,
+        msg.SendToPlace,
+    }
 )
-FOR_HUB: Final = _FOR_COORDINATOR | _OF_SEATS | {fm.SiteHello, fm.SiteReport, fm.LogLines, fm.PeerLost, fm.Echo}
+FOR_HUB: Final = (
+    _FOR_COORDINATOR
+    | _OF_SEATS
+    | {
+        fm.SiteHello,
+        fm.SiteReport,
+        fm.LogLines,
+        fm.PeerLost,
+        fm.Echoed,
+        fm.Pulse,
+    }
+)
 """What sites say to the hub."""
 _STATE_EVERY: Final = 0.01
 """Applications are told at most so often how far a job is."""
-_KEEP_UNREAD: Final = 3600.0
-"""For how many seconds the carrier stays for results that nobody has read."""
+_AHEAD: Final = 64 * 1024 * 1024
+"""How many bytes may be under way to one application; then its jobs wait."""
+_TALK: Final = 8 * 1024 * 1024
+"""From how many bytes on that are under way log records and the like are left out, and counted."""
 
 
 class Sender(Protocol):
@@ -65,25 +89,63 @@ class Sender(Protocol):
         """Sends a message."""
         ...
 
-
-class Port(Protocol):
-    """The way to one application."""
-
-    def send(self, data: bytes) -> None:
-        """Sends a message. Ignored when the application is gone."""
+    def drop(self, peer: str) -> None:
+        """The peer is another process now."""
         ...
 
 
-class _App:
-    def __init__(self, name: str, port: Port, hello: fm.AppHello) -> None:
-        self.name = name
-        self.port = port
+class Application:
+    """One session of an application, whichever way it speaks at present.
+
+    Args:
+        attach: its first words.
+        on_message: takes its messages.
+        on_room: is called when it has taken something.
+    """
+
+    def __init__(
+        self,
+        attach: fm.Attach,
+        on_message: Callable[[Application, bytes], None],
+        on_room: Callable[[Application], None],
+    ) -> None:
+        hello = attach.hello
+        self.name = attach.session
         self.hello = hello
         self.offers: set[str] = set()
         self.slots = Slots(hello.lanes, hello.slots)
+        self.pending: deque[HubJob] = deque()
+        """Jobs whose submission is answered when there is room for them in the queue."""
+        self.duplex = Duplex(lambda data: on_message(self, data), lambda: on_room(self))
+        self.connection = ""
+        """Its connection at the gateway, if it has one."""
+        self.absence: asyncio.TimerHandle | None = None
+        self._left_out = 0
 
     def send(self, message: Any) -> None:
-        self.port.send(fm.encode(message))
+        """Says something that must arrive."""
+        self.duplex.send(fm.encode(message))
+
+    def tell(self, message: Any) -> None:
+        """Says something that may be left out when the application does not listen: log records, calls, reports."""
+        if self.duplex.backlog > _TALK:
+            self._left_out += 1
+            return
+        if self._left_out and isinstance(message, fm.LogLines):
+            message = msgspec.structs.replace(message, left_out=message.left_out + self._left_out)
+            self._left_out = 0
+        self.send(message)
+
+    @property
+    def full(self) -> bool:
+        """Whether it has too much to take already."""
+        return self.duplex.backlog > _AHEAD
+
+    def here(self) -> None:
+        """It is there."""
+        if self.absence is not None:
+            self.absence.cancel()
+            self.absence = None
 
 
 class Hub:
@@ -94,15 +156,17 @@ class Hub:
         version: our version.
         deployed: the sites that the FLARE job was sent to.
         options: for how long ended jobs are kept.
+        linger: for how many seconds it stays when nobody needs it.
     """
 
-    def __init__(self, carrier: str, version: str, deployed: list[str], options: LocalOptions) -> None:
+    def __init__(self, carrier: str, version: str, deployed: list[str], options: LocalOptions, linger: float) -> None:
         self.carrier = carrier
         self._deployed = deployed
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Why the carrier ends, when it does."""
         self._version = version
         self._node: Sender | None = None
+        self._on_site_lost: Callable[[str], None] = _nothing
         self._values = SealedValues()
         self._table: JobTable[Coordinator] = JobTable(options)
         self._jobs: dict[str, HubJob] = {}
@@ -110,21 +174,32 @@ class Hub:
         self._last_number = 0
         self._sites: dict[str, fm.SiteHello] = {}
         self._gone: dict[str, str] = {}
-        self._apps: dict[str, _App] = {}
-        self._slots_of: dict[HubJob, Slots] = {}
+        self._lives: dict[str, str] = {}
+        """The last life of each site that was there."""
+        self._strangers: set[str] = set()
+        """Those of them that were told so."""
+        self._apps: dict[str, Application] = {}
         self._offers: dict[str, fm.Offer] = {}
-        self._reports: dict[tuple[str, str], fm.SiteReport] = {}
-        self._echoes: dict[int, tuple[_App, fm.Asked, set[str]]] = {}
+        self._reports: dict[tuple[str, str, str], fm.SiteReport] = {}
+        self._echoes: dict[int, tuple[Application, fm.Asked, set[str]]] = {}
         self._last_echo = 0
         self._dirty: dict[HubJob, None] = {}
         self._state_timer: asyncio.TimerHandle | None = None
-        self._linger = 60.0
+        self._linger = linger
+        self._keep = 3600.0
+        self._patience = 60.0
         self._idle: asyncio.TimerHandle | None = None
         self._rest()
 
-    def attach(self, node: Sender) -> None:
-        """Says where messages go."""
+    @property
+    def sites(self) -> Iterable[str]:
+        """The sites that are there."""
+        return self._sites
+
+    def attach_node(self, node: Sender, on_site_lost: Callable[[str], None]) -> None:
+        """Says where messages go, and who else wants to know that a site was lost."""
         self._node = node
+        self._on_site_lost = on_site_lost
 
     def _send(self, site: str, message: Any) -> None:
         if self._node is not None:
@@ -140,7 +215,7 @@ class Hub:
         if self._apps or any(not job.record.status.ended for job in self._jobs.values()):
             return
         unread = any(job.unread for job in self._jobs.values())
-        seconds = max(self._linger, _KEEP_UNREAD) if unread else self._linger
+        seconds = max(self._linger, self._keep) if unread else self._linger
         self._idle = asyncio.get_running_loop().call_later(seconds, self.end, "nobody needs it any more")
 
     def end(self, reason: str) -> None:
@@ -149,7 +224,7 @@ class Hub:
             self.ended.set_result(reason)
 
     async def close(self, reason: str) -> None:
-        """Ends all jobs, and tells the sites and the applications that the carrier ends."""
+        """Ends all jobs, and tells the applications that the carrier ends."""
         for job in list(self._jobs.values()):
             if job.coordinator.phase is not Phase.ENDED:
                 job.coordinator.halt(JobStatus.ABORTED, reason, 0)
@@ -157,25 +232,34 @@ class Hub:
                     job.coordinator.abandon(at)
         await asyncio.sleep(0)  # followers get the last events
         for job in self._jobs.values():
-            for app in list(job.followers):
-                job.unfollow(app)
+            job.close()
         for timer in (self._idle, self._state_timer):
             if timer is not None:
                 timer.cancel()
+        for app in self._apps.values():
+            app.here()
+            app.send(fm.Bye(reason))
+        self._table.close()
+
+    def say_bye(self, reason: str) -> None:
+        """Lets the sites go; said last, because applications may be at the gateway of one."""
         for site in self._sites:
             self._send(site, fm.Bye(reason))
-        self._tell_apps(fm.Bye(reason))
-        self._table.close()
 
     # sites
 
     def receive(self, peer: str, message: Any) -> None:
         """Takes a message of a site."""
         kind = type(message)
+        if peer in self._gone and kind is not fm.SiteHello:
+            self._tell_given_up(peer)
+            return
         if kind in _FOR_COORDINATOR:
             job = self._job_of(peer, message)
-            if job is not None:
+            if job is not None and job.may_say(message):
                 job.coordinator.receive(_without_cause(message))
+            elif job is not None:
+                _log.warning("site %s says something of job %s that is not its own: ignored", peer, job.job_id)
         elif kind in _OF_SEATS:
             job = self._job_of(peer, message)
             if job is not None:
@@ -185,20 +269,39 @@ class Hub:
         elif kind is fm.SiteReport:
             self._site_reports(peer, message)
         elif kind is fm.LogLines:
-            self._tell_apps(message)
+            if message.site == peer:
+                self._tell_apps(message)
         elif kind is fm.PeerLost:
             self._cut(peer, message)
-        elif kind is fm.Echo:
+        elif kind is fm.Echoed:
             self._echoed(peer, message.request)
+
+    def _tell_given_up(self, peer: str) -> None:
+        """A site speaks that was taken for lost: what it says belongs to jobs that have ended."""
+        if peer not in self._strangers and peer in self._deployed:
+            self._strangers.add(peer)
+            self._send(peer, fm.GivenUp(self._lives.get(peer, "")))
+
+    def refused(self, peer: str, message: Any, reason: str) -> None:
+        """A site does not take a message, and never will."""
+        job = self._by_number.get(getattr(message, "job", -1))
+        if job is None:
+            _log.warning("site %s does not take %s: %s", peer, type(message).__name__, reason)
+        else:
+            job.coordinator.fail(DfmError(f"site {peer!r} does not take what it is sent: {reason}"))
 
     def _site_reports(self, peer: str, report: fm.SiteReport) -> None:
         """Tells those applications of workers whose code they run."""
-        self._reports[report.offer, report.location] = report
-        if not report.workers:
-            del self._reports[report.offer, report.location]
+        if report.location.partition("#")[0] != peer:
+            return
+        key = (peer, report.offer, report.location)
+        if report.workers:
+            self._reports[key] = report
+        else:
+            self._reports.pop(key, None)
         for app in self._apps.values():
             if not report.offer or f"{peer}:{report.offer}" in app.offers:
-                app.send(report)
+                app.tell(report)
 
     def _job_of(self, peer: str, message: Any) -> HubJob | None:
         """The job that a message is about, if it comes from the site that it speaks for, and is not late."""
@@ -218,29 +321,46 @@ class Hub:
         if hello.protocol != fm.PROTOCOL:
             self._gone[peer] = f"it speaks another protocol ({hello.protocol}, not {fm.PROTOCOL}): install one version"
         else:
+            if peer in self._sites:  # it has begun anew, before we saw that it was lost
+                self.lost_site(peer, "it has started again")
+            if self._node is not None:
+                self._node.drop(peer)
             self._sites[peer] = hello
+            self._lives[peer] = hello.life
             self._gone.pop(peer, None)
+            self._strangers.discard(peer)
             for offer in self._offers.values():
                 if offer.site == peer:
                     self._send(peer, offer)
+            self._seat_those_that_wait(peer)
         self._welcome_all()
 
-    def lost_site(self, site: str, reason: str) -> None:
-        """A site cannot be reached any more, or has ended."""
+    def lost_site(self, site: str, reason: str, life: str = "") -> None:
+        """A site cannot be reached any more, or has ended; ``life``: which life of it, if that is known."""
+        self._strangers.discard(site)
+        if life and life != self._lives.get(site):
+            return  # it has begun anew since
         if site in self._gone or (site not in self._sites and site != HUB):
             return
         _log.warning("site %s was lost: %s", site, reason)
         self._sites.pop(site, None)
         self._gone[site] = reason
+        for key in [key for key in self._reports if key[0] == site]:
+            self._site_reports(site, msgspec.structs.replace(self._reports[key], workers=()))
         for request in list(self._echoes):
             self._echoed(site, request)
+        for other in self._sites:
+            self._send(other, fm.SiteLost(site))
         for job in list(self._by_number.values()):
             if site in job.plan.sites_at:
                 self._lose(job, site, f"the site was lost: {reason}")
+        self._on_site_lost(site)
         self._welcome_all()
 
     def _cut(self, peer: str, message: fm.PeerLost) -> None:
         """Two sites do not reach each other any more: jobs that need both cannot go on."""
+        if message.site not in self._sites or (message.life and message.life != self._lives.get(message.site)):
+            return  # that it was lost is known already
         for job in list(self._by_number.values()):
             sites = job.plan.sites_at
             if peer in sites and message.site in sites:
@@ -258,35 +378,61 @@ class Hub:
 
     # applications
 
-    def app_came(self, name: str, port: Port, data: bytes) -> None:
-        """Takes a message of an application."""
+    def application(self, session: str) -> Application | None:
+        """Finds an application by its session."""
+        return self._apps.get(session)
+
+    def attach(self, attach: fm.Attach) -> fm.Attached:
+        """An application comes, or comes again another way. Whoever asks gives its duplex that way."""
+        app = self._apps.get(attach.session)
+        if attach.hello.protocol != fm.PROTOCOL:
+            text = (
+                f"the federation has version {self._version} of dfm_async, and the application {attach.hello.version}"
+            )
+            return fm.Attached(0, text)
+        if self.ended.done():
+            return fm.Attached(0, f"the carrier has ended: {self.ended.result()}")
+        if app is None and not attach.new:
+            return fm.Attached(0, "the hub does not know this application any more")
+        if app is None:
+            app = self._apps[attach.session] = Application(attach, self._app_said, self._app_has_room)
+            hello = attach.hello
+            self._linger, self._keep, self._patience = hello.linger, hello.keep, hello.start
+            app.send(self._welcome(app))
+            for report in self._reports.values():
+                if not report.offer:
+                    app.tell(report)
+        app.here()
+        self._rest()
+        return fm.Attached(app.duplex.have)
+
+    def absent(self, app: Application) -> None:
+        """The application is there only when it asks: it is gone if it does not for a while."""
+        app.here()
+        app.absence = asyncio.get_running_loop().call_later(app.hello.patience, self._app_left, app)
+
+    def detach(self, app: Application, connection: str) -> None:
+        """A connection of an application has ended. It may come again, another way."""
+        if app.connection == connection and self._apps.get(app.name) is app:
+            app.connection = ""
+            app.duplex.detach()
+            self.absent(app)
+
+    def _app_said(self, app: Application, data: bytes) -> None:
         try:
             message = fm.decode_app(data)
-        except msgspec.DecodeError as error:
-            _log.warning("application %s said what cannot be read: %s", name, error)
-            return
-        if isinstance(message, fm.AppHello):
-            self._hello(name, port, message)
-            return
-        app = self._apps.get(name)
-        if app is not None:
             _APPS[type(message)](self, app, message)
+        except Exception:  # noqa: BLE001 - what one application says must not harm the others
+            _log.exception("what application %s said cannot be done", app.name)
 
-    def _hello(self, name: str, port: Port, hello: fm.AppHello) -> None:
-        known = self._apps.get(name)
-        if known is None:
-            self._apps[name] = app = _App(name, port, hello)
-        else:
-            known.port, app = port, known
-        self._linger = hello.linger
-        self._rest()
-        app.send(self._welcome(hello.homesite))
-        for report in self._reports.values():
-            if not report.offer:
-                app.send(report)
+    def _app_has_room(self, app: Application) -> None:
+        if not app.full:
+            for job in self._jobs.values():
+                if app.name in job.followers:
+                    job.record.log.wake()
 
-    def _welcome(self, homesite: str) -> fm.Welcome:
-        home = self._sites.get(homesite)
+    def _welcome(self, app: Application) -> fm.Welcome:
+        home = self._sites.get(app.hello.homesite)
         sites = {
             name: fm.SiteInfo(hello.operations, hello.allow_code, hello.problem) for name, hello in self._sites.items()
         }
@@ -295,25 +441,31 @@ class Hub:
 
     def _welcome_all(self) -> None:
         for app in self._apps.values():
-            app.send(self._welcome(app.hello.homesite))
+            app.send(self._welcome(app))
 
     def _tell_apps(self, message: Any) -> None:
         for app in self._apps.values():
-            app.send(message)
+            app.tell(message)
 
-    def app_left(self, name: str) -> None:
+    def _app_left(self, app: Application) -> None:
         """An application has left, or is gone. Its jobs go on."""
-        app = self._apps.pop(name, None)
-        if app is not None:
+        app.here()
+        if self._apps.pop(app.name, None) is not None:
+            app.duplex.detach()
             for job in self._jobs.values():
-                job.unfollow(name)
+                self._no_longer_followed(job, app)
             self._drop_offers()
             self._rest()
 
-    def _leave(self, app: _App, _message: fm.Leave) -> None:
-        self.app_left(app.name)
+    def _no_longer_followed(self, job: HubJob, app: Application) -> None:
+        job.unfollow(app.name)
+        if not job.followers and not job.record.status.ended:
+            job.wait_for_somebody(self._keep)
 
-    def _offer(self, app: _App, offer: fm.Offer) -> None:
+    def _leave(self, app: Application, _message: fm.Leave) -> None:
+        self._app_left(app)
+
+    def _offer(self, app: Application, offer: fm.Offer) -> None:
         key = f"{offer.site}:{offer.key}"
         app.offers.add(key)
         if key not in self._offers:
@@ -324,31 +476,32 @@ class Hub:
     def _drop_offers(self) -> None:
         """Has the sites forget code that neither an application nor a job needs any more."""
         needed = {key for app in self._apps.values() for key in app.offers}
-        for job in self._by_number.values():
-            needed |= {f"{site}:{key}" for site, key in job.submit.offers.items()}
+        for job in self._jobs.values():
+            if not job.record.status.ended:
+                needed |= {f"{site}:{key}" for site, key in job.submit.offers.items()}
         for key in self._offers.keys() - needed:
             offer = self._offers.pop(key)
             self._send(offer.site, fm.Drop(offer.key))
 
     # jobs
 
-    def _submit(self, app: _App, message: fm.Submit) -> None:
+    def _submit(self, app: Application, message: fm.Submit) -> None:
         known = self._jobs.get(message.job_id)
         if known is not None:
             same = message.fingerprint is not None and known.record.fingerprint == message.fingerprint
             app.send(fm.Submitted(message.job_id, "same" if same else "other"))
             return
-        if app.hello.overflow == "fail" and app.slots.full and app.slots.waiting >= app.hello.queue_limit:
+        crowded = app.slots.full and app.slots.waiting >= app.hello.queue_limit
+        if app.hello.overflow == "fail" and crowded:
             app.send(fm.Submitted(message.job_id, "full", str(app.slots.waiting)))
             return
         try:
-            job = HubJob(message, read_plan(message.plan), self._job_changed)
-        except (PipelineError, msgspec.DecodeError) as error:
-            app.send(fm.Submitted(message.job_id, "other", str(error)))
+            job = HubJob(message, read_plan(message), self._job_changed, app.slots)
+        except (PipelineError, ValueError) as error:
+            app.send(fm.Submitted(message.job_id, "other", str(error) or type(error).__name__))
             return
         coordinator = job.coordinator
         self._jobs[job.job_id] = job
-        self._slots_of[job] = app.slots
         self._table.add(coordinator)
         job.watch_changes()
         coordinator.resubmit = lambda _: self._run_again(job)
@@ -356,17 +509,37 @@ class Hub:
         if message.deadline is not None:
             seconds, over = message.deadline
             coordinator.deadline(seconds, asyncio.get_running_loop().time() - over)
-        app.send(fm.Submitted(job.job_id, "new"))
+        if crowded:
+            app.pending.append(job)
+        else:
+            app.send(fm.Submitted(job.job_id, "new"))
+        job.follow(app, 0)
+        job.followers[app.name].taken(fm.Taken(job.job_id, 0, message.until, 0))
         app.slots.put(job, message.priority)
         self._admit(app.slots)
         self._rest()
 
     def _admit(self, slots: Slots) -> None:
-        while (found := slots.take()) is not None:
-            job, lane = found
-            self._seat(job, lane)
+        """Gives free slots to jobs that wait. A job that ends at once makes the next one free, so this is a loop."""
+        if slots.admitting:
+            return
+        slots.admitting = True
+        try:
+            while (found := slots.take()) is not None:
+                job, lane = found
+                self._seat(job, lane)
+        finally:
+            slots.admitting = False
         for job in slots.waiting_jobs:
             job.coordinator.waiting_for = f"a free slot ({slots.running} job{'s' * (slots.running != 1)} running)"
+        for app in self._apps.values():
+            if app.slots is slots:
+                self._answer_pending(app)
+
+    def _answer_pending(self, app: Application) -> None:
+        """Tells the application that jobs are in the queue, as far as the queue has room."""
+        while app.pending and app.slots.waiting - len(app.pending) < app.hello.queue_limit:
+            app.send(fm.Submitted(app.pending.popleft().job_id, "new"))
 
     def _seat(self, job: HubJob, lane: int) -> None:
         """Asks all sites of a job for a seat. It is launched when all have one: no token leaves before that."""
@@ -377,8 +550,8 @@ class Hub:
         job.coordinator.waiting_for = "its workers to start"
         for site in plan.sites:
             if site not in self._sites:
-                why = self._gone.get(site, "it has not come")
-                job.coordinator.halt(JobStatus.ABORTED, f"site {site!r} is not there: {why}", 0)
+                job.coordinator.waiting_for = f"site {site!r}"
+                job.wait_for_site(self._patience, lambda: self._site_missing(job))
                 return
         for at, location in enumerate(plan.locations):
             site = plan.sites_at[at]
@@ -396,6 +569,20 @@ class Hub:
                 job.first_bytes[at],
             )
             self._send(site, request)
+
+    def _site_missing(self, job: HubJob) -> None:
+        for site in job.plan.sites:
+            if site not in self._sites and job.coordinator.phase is Phase.WAITING:
+                why = self._gone.get(site, "it has not come")
+                job.coordinator.halt(JobStatus.ABORTED, f"site {site!r} is not there: {why}", 0)
+
+    def _seat_those_that_wait(self, site: str) -> None:
+        for job in list(self._by_number.values()):
+            if job.waits_for_site and site in job.plan.sites and job.run is not None:
+                lane = job.run.lane
+                self._by_number.pop(job.run.number, None)
+                job.stop_waiting_for_site()
+                self._seat(job, lane)
 
     def _seated(self, job: HubJob, message: fm.Seated) -> None:
         run = job.run
@@ -448,6 +635,9 @@ class Hub:
     def _abandoned(self, job: HubJob, message: fm.Abandoned) -> None:
         job.coordinator.abandon(message.at, message.how)
 
+    def _undeliverable(self, job: HubJob, message: fm.Undeliverable) -> None:
+        job.coordinator.fail(DfmError(f"site {job.plan.sites_at[message.at]!r}: {message.reason}"))
+
     def _post(self, job: HubJob, message: msg.SendToPlace) -> None:
         deliver(self._table, self._values, job.coordinator, message, Coordinator.offer)
 
@@ -460,19 +650,23 @@ class Hub:
                     self._send(site, fm.Unseat(run.number, at, well))
 
     def _run_again(self, job: HubJob) -> None:
-        slots = self._slots_of[job]
         self._leave_seats(job, well=False)
-        slots.release(job)
-        slots.put(job, job.submit.priority, front=True)
-        self._admit(slots)
+        job.runs_again()
+        job.slots.release(job)
+        job.slots.put(job, job.submit.priority, front=True)
+        self._admit(job.slots)
 
     def _job_ended(self, job: HubJob) -> None:
         self._leave_seats(job, well=job.record.decided is JobStatus.FINISHED)
-        slots = self._slots_of.pop(job)
-        slots.release(job)
+        job.slots.release(job)
+        job.ended()
         self._push(job)  # before its last events: whoever waits for the end then knows how it came
         self._dirty.pop(job, None)
-        self._admit(slots)
+        for app in self._apps.values():
+            if job in app.pending:
+                app.pending.remove(job)
+                app.send(fm.Submitted(job.job_id, "new"))
+        self._admit(job.slots)
         self._forget_old()
         self._drop_offers()
         self._rest()
@@ -480,18 +674,18 @@ class Hub:
     def _forget_old(self) -> None:
         """Forgets jobs whose records the table has dropped."""
         kept = {record.job_id for record in self._table.kept}
-        for job_id in [job_id for job_id in self._jobs if job_id not in kept]:
-            del self._jobs[job_id]
+        for job_id in [job_id for job_id, job in self._jobs.items() if job_id not in kept and not job.followers]:
+            self._jobs.pop(job_id).close()
 
     # what applications do with jobs
 
-    def _add_rows(self, _app: _App, message: fm.AddRows) -> None:
+    def _add_rows(self, _app: Application, message: fm.AddRows) -> None:
         job = self._jobs.get(message.job_id)
         if job is not None:
             job.add_rows(message)
             self._job_changed(job)
 
-    def _stop(self, _app: _App, message: fm.StopFrames) -> None:
+    def _stop(self, _app: Application, message: fm.StopFrames) -> None:
         job = self._jobs.get(message.job_id)
         if job is not None:
             job.coordinator.stop()
@@ -501,48 +695,50 @@ class Hub:
         job = self._jobs.get(message.job_id)
         return job if job is not None and message.token in ("", job.submit.token) else None
 
-    def _halt(self, _app: _App, message: fm.Halt) -> None:
+    def _halt(self, _app: Application, message: fm.Halt) -> None:
         job = self._steered(message)
         if job is not None:
             job.coordinator.halt(JobStatus(message.status), message.reason, message.grace)
             job.coordinator.shorten(message.grace)
 
-    def _fail(self, _app: _App, message: fm.Fail) -> None:
+    def _fail(self, _app: Application, message: fm.Fail) -> None:
         job = self._steered(message)
         if job is not None:
             job.coordinator.fail(unpack_error(Codec(trusted=False, stored=True).loads(message.error)))
 
-    def _follow(self, app: _App, message: fm.Follow) -> None:
+    def _follow(self, app: Application, message: fm.Follow) -> None:
         job = self._jobs.get(message.job_id)
         if job is None:
+            app.send(fm.Expired(message.job_id, None))
             return
         try:
-            job.follow(app.name, message.start, app.send)
+            job.follow(app, message.start)
         except ResultsExpired as error:
             app.send(fm.Expired(job.job_id, error.first))
         app.send(job.state())
 
-    def _unfollow(self, app: _App, message: fm.Unfollow) -> None:
+    def _unfollow(self, app: Application, message: fm.Unfollow) -> None:
         job = self._jobs.get(message.job_id)
         if job is not None:
-            job.unfollow(app.name)
+            self._no_longer_followed(job, app)
+            self._forget_old()
             self._rest()
 
-    def _taken(self, app: _App, message: fm.Taken) -> None:
+    def _taken(self, app: Application, message: fm.Taken) -> None:
         job = self._jobs.get(message.job_id)
         follower = None if job is None else job.followers.get(app.name)
         if follower is not None:
             follower.taken(message)
             self._rest()
 
-    def _find(self, app: _App, message: fm.Find) -> None:
+    def _find(self, app: Application, message: fm.Find) -> None:
         job = self._jobs.get(message.job_id)
         app.send(fm.Found(message.request, None if job is None else job.known()))
 
-    def _list(self, app: _App, message: fm.ListJobs) -> None:
+    def _list(self, app: Application, message: fm.ListJobs) -> None:
         app.send(fm.Listed(message.request, list(self._jobs)))
 
-    def _asked(self, app: _App, message: fm.Asked) -> None:
+    def _asked(self, app: Application, message: fm.Asked) -> None:
         """Answers when all sites have sent what they have to say by now."""
         self._last_echo += 1
         sites = set(self._sites)
@@ -560,11 +756,10 @@ class Hub:
             del self._echoes[request]
             app.send(message)
 
-    def _forget(self, _app: _App, message: fm.Forget) -> None:
+    def _forget(self, _app: Application, message: fm.Forget) -> None:
         job = self._jobs.get(message.job_id)
         if job is not None and job.record.status.ended:
-            for app in list(job.followers):
-                job.unfollow(app)
+            job.close()
             del self._jobs[message.job_id]
             self._table.forget(message.job_id)
             self._rest()
@@ -585,7 +780,11 @@ class Hub:
         if job.followers:
             state = job.state()
             for follower in job.followers.values():
-                follower.send(state)
+                follower.app.send(state)
+
+
+def _nothing(_site: str) -> None:
+    """Nobody else wants to know."""
 
 
 def _without_cause(message: Any) -> Any:
@@ -602,9 +801,10 @@ _SEATS: Final[dict[type, Callable[[Hub, HubJob, Any], None]]] = {
     fm.SeatSilent: Hub._silent,  # noqa: SLF001
     fm.SeatResponds: Hub._responds,  # noqa: SLF001
     fm.Abandoned: Hub._abandoned,  # noqa: SLF001
+    fm.Undeliverable: Hub._undeliverable,  # noqa: SLF001
     msg.SendToPlace: Hub._post,  # noqa: SLF001
 }
-_APPS: Final[dict[type, Callable[[Hub, _App, Any], None]]] = {
+_APPS: Final[dict[type, Callable[[Hub, Application, Any], None]]] = {
     fm.Offer: Hub._offer,  # noqa: SLF001 - same module
     fm.Submit: Hub._submit,  # noqa: SLF001
     fm.AddRows: Hub._add_rows,  # noqa: SLF001

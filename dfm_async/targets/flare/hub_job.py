@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from dfm_async.errors import PipelineError, Problem
 from dfm_async.model.ids import JobId, JobNumber
+from dfm_async.model.status import JobStatus
+from dfm_async.net import spec
 from dfm_async.planner.plan import Plan
-from dfm_async.results.log import LogReader
+from dfm_async.results.log import LogReader, ResultLog
 from dfm_async.results.record import JobRecord
 from dfm_async.targets.coordinator import Coordinator
 from dfm_async.targets.flare import messages as fm
 from dfm_async.targets.flare.event_wire import EventWriter
 from dfm_async.targets.flare.relay import RelayedActivity, RelayedTrace
 from dfm_async.targets.flare.sealed import SealedValues, rows_of
+from dfm_async.targets.flare.slots import Slots
 from dfm_async.targets.rules import JobRules
+from dfm_async.wire import messages as msg
+
+if TYPE_CHECKING:
+    from dfm_async.targets.flare.hub import Application
 
 __all__ = ["Follower", "HubJob", "Run", "read_plan"]
 
@@ -29,18 +36,18 @@ _BATCH_BYTES: Final = 1024 * 1024
 _plan: Final = msgspec.json.Decoder(Plan)
 
 
-def read_plan(data: bytes) -> Plan:
-    """Reads a plan without its literals: they are the sites' affair, and stay as they are.
+def read_plan(submit: fm.Submit) -> Plan:
+    """Reads the plan of a job without its literals: they are the sites' affair, and stay as they are.
 
     Raises:
-        PipelineError: it is none.
+        PipelineError: it is none, or does not fit to what the sites are to run.
     """
     try:
-        plan = _plan.decode(data)
+        plan = _plan.decode(submit.plan)
     except (msgspec.DecodeError, RecursionError) as error:
         raise PipelineError(None, [Problem("plan", f"cannot be read: {error}")]) from error
     count = len(plan.locations)
-    if not count or len(plan.nets) != count:
+    if not count or len(plan.nets) != count or len(submit.nets) != count or len(plan.sites_at) != count:
         raise PipelineError(plan.pipeline, [Problem("plan", "has not one net for each of its locations")])
     return plan
 
@@ -63,10 +70,16 @@ class HubJob:
         submit: what was submitted.
         plan: its plan.
         on_change: is told when something of it has changed.
+        slots: where it has, or waits for, one.
     """
 
-    def __init__(self, submit: fm.Submit, plan: Plan, on_change: Callable[[HubJob], None]) -> None:
+    def __init__(self, submit: fm.Submit, plan: Plan, on_change: Callable[[HubJob], None], slots: Slots) -> None:
         self.submit = submit
+        self.slots = slots
+        self._alone: asyncio.TimerHandle | None = None
+        self._site_timer: asyncio.TimerHandle | None = None
+        self._emits = [_points_of(net) for net in plan.nets]
+        self._done: dict[int, set[int]] = {}
         self.plan = plan
         self.run: Run | None = None
         self.followers: dict[str, Follower] = {}
@@ -104,11 +117,8 @@ class HubJob:
         record.changes = _Changes(lambda: self._on_change(self), table)  # type: ignore[assignment] # it only marks
 
     def add_rows(self, message: fm.AddRows) -> None:
-        """Takes further parameter sets, without those that have come before."""
-        rows = rows_of(message.rows)
-        fresh = rows[max(0, self.coordinator.frames.added - message.first) :]
-        if fresh:
-            self.coordinator.add(fresh)
+        """Takes further parameter sets."""
+        self.coordinator.add(rows_of(message.rows))
 
     def state(self) -> fm.JobState:
         """How far it is."""
@@ -156,17 +166,95 @@ class HubJob:
         if self.followers:
             data = fm.Relayed(self.job_id, fm.encode(message))
             for follower in self.followers.values():
-                follower.send(data)
+                follower.app.tell(data)
 
-    def follow(self, app: str, start: int, send: Callable[[Any], None]) -> Follower:
+    def may_say(self, message: Any) -> bool:
+        """Whether a location may say something: it speaks for its own yields only, and is done with a set once."""
+        kind, at = type(message), message.at
+        if kind is msg.Results:
+            return all(point in self._emits[at] for point, *_ in message.runs) and self._is_done(at, message.frames)
+        if kind is msg.FramesDone:
+            return self._is_done(at, message.frames)
+        return kind is not msg.YieldFailed or message.point in self._emits[at]
+
+    def _is_done(self, at: int, frames: list[int]) -> bool:
+        count = len(self.plan.locations)
+        for index in frames:
+            if index not in self.coordinator.frames.open:
+                return False
+            if count > 1:
+                done = self._done.setdefault(index, set())
+                if at in done:
+                    return False
+                done.add(at)
+                if len(done) == count:
+                    del self._done[index]
+        return True
+
+    def runs_again(self) -> None:
+        """What was under way begins anew."""
+        self._done.clear()
+
+    @property
+    def waits_for_site(self) -> bool:
+        """Whether it cannot be seated before a site is there."""
+        return self._site_timer is not None
+
+    def wait_for_site(self, seconds: float, give_up: Callable[[], None]) -> None:
+        """A site is not there: waits for it, for a while."""
+        self.stop_waiting_for_site()
+        self._site_timer = asyncio.get_running_loop().call_later(seconds, give_up)
+
+    def stop_waiting_for_site(self) -> None:
+        """It is seated, or has ended."""
+        if self._site_timer is not None:
+            self._site_timer.cancel()
+            self._site_timer = None
+
+    def wait_for_somebody(self, seconds: float) -> None:
+        """Nobody follows the job: if it can only wait for somebody, it ends after a while."""
+        self._stop_waiting()
+        self._alone = asyncio.get_running_loop().call_later(seconds, self._still_alone, seconds)
+
+    def _still_alone(self, seconds: float) -> None:
+        self._alone = None
+        frames = self.coordinator.frames
+        if self.followers or self.record.status.ended:
+            return
+        if self.coordinator.waiting_for_reader or not (frames.stopped or frames.open or frames.waiting):
+            reason = f"for {seconds:,.0f} s no application has read its results or given it further parameters"
+            self.coordinator.halt(JobStatus.ABORTED, reason, self.coordinator.rules.grace)
+        else:
+            self.wait_for_somebody(seconds)
+
+    def _stop_waiting(self) -> None:
+        if self._alone is not None:
+            self._alone.cancel()
+            self._alone = None
+
+    def ended(self) -> None:
+        """The job has ended: what it needed to run is let go."""
+        self._stop_waiting()
+        self.stop_waiting_for_site()
+        self._done.clear()
+        self.submit = msgspec.structs.replace(self.submit, rows=b"", nets=())
+
+    def close(self) -> None:
+        """Lets all followers go."""
+        self._stop_waiting()
+        self.stop_waiting_for_site()
+        for app in list(self.followers):
+            self.unfollow(app)
+
+    def follow(self, app: Application, start: int) -> None:
         """An application follows the job from an offset on.
 
         Raises:
             ResultsExpired: events that it wants are gone.
         """
-        self.unfollow(app)
-        follower = self.followers[app] = Follower(self, start, send, self._writer)
-        return follower
+        self.unfollow(app.name)
+        self.followers[app.name] = Follower(self, start, app, self._writer)
+        self._stop_waiting()
 
     def unfollow(self, app: str) -> None:
         """An application follows no more."""
@@ -178,9 +266,9 @@ class HubJob:
 class Follower:
     """Sends the events of a job to one application, as far as that has room. What it has not got is kept."""
 
-    def __init__(self, job: HubJob, start: int, send: Callable[[Any], None], writer: EventWriter) -> None:
+    def __init__(self, job: HubJob, start: int, app: Application, writer: EventWriter) -> None:
         self._job = job
-        self.send = send
+        self.app = app
         self._writer = writer
         log = job.record.log
         self._reader: LogReader = log.reader(start - 1 if start else None)
@@ -209,18 +297,17 @@ class Follower:
         log, reader = self._job.record.log, self._reader
         while True:
             room = self._until - reader.position
-            if room <= 0 or (self._sent - self._taken >= self._ahead):
+            if room <= 0 or self._sent - self._taken >= self._ahead or self.app.full:
                 if reader.position < log.end and self._told < reader.position:
                     self._told = reader.position
-                    self.send(self._job.state())
+                    self.app.send(self._job.state())
                 await log.wait()
                 continue
-            events = reader.take_nowait(min(room, _BATCH))
+            events = _part(log, reader, min(room, _BATCH))
             if events:
-                for part in _parts(events):
-                    message = self._writer.write(part, log.end)
-                    self._sent += message.size
-                    self.send(message)
+                message = self._writer.write(events, log.end)
+                self._sent += message.size
+                self.app.send(message)
             elif log.closed:
                 return
             else:
@@ -233,19 +320,21 @@ class Follower:
         self._kept.close()
 
 
-def _parts(events: list[Any]) -> list[list[Any]]:
-    """Splits events so that no message is too large; a single large value still makes one."""
-    parts: list[list[Any]] = [[]]
+def _part(log: ResultLog, reader: LogReader, most: int) -> list[Any]:
+    """The next events, so many that their message is not too large; a single large value still makes one."""
     size = 0
-    for event in events:
-        value = getattr(event, "value", b"")
-        weight = len(value) if isinstance(value, msgspec.Raw) else 64
-        if parts[-1] and size + weight > _BATCH_BYTES:
-            parts.append([])
-            size = 0
-        parts[-1].append(event)
-        size += weight
-    return parts
+    for count, offset in enumerate(range(reader.position, min(log.end, reader.position + most))):
+        value = getattr(log.get(offset), "value", b"")
+        size += len(value) if isinstance(value, msgspec.Raw) else 64
+        if count and size > _BATCH_BYTES:
+            return reader.take_nowait(count)
+    return reader.take_nowait(most)
+
+
+def _points_of(net: spec.Net) -> frozenset[int]:
+    """The yields that a net sends."""
+    actions = (transition.action for transition in net.transitions)
+    return frozenset(action.point for action in actions if isinstance(action, spec.Emit))
 
 
 def _as_rows(row: Any) -> list[Any]:

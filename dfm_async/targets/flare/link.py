@@ -2,7 +2,7 @@
 
 What carries a packet can fail, take long, and carry it twice. Packets have numbers: the other end puts them in order,
 and drops those that it has. A packet that is not acknowledged is sent again, until it is, or the time for it is over:
-then the link is broken for good, and whoever relied on it is told.
+then the link is broken, and whoever relied on it is told. What is said after that goes over a new link.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-__all__ = ["Inbox", "Link", "Undelivered", "Wire"]
+__all__ = ["Inbox", "Link", "Refused", "Undelivered", "Wire", "new_life"]
 
 _log = logging.getLogger(__name__)
 
@@ -28,36 +28,51 @@ _PACKET: Final = 1024 * 1024
 _PACKET_MESSAGES: Final = 4096
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
-_EARLY: Final = 256
-"""How many packets may come before one that is missing."""
+_EARLY: Final = 4 * _WINDOW
+"""How far ahead of one that is missing a packet may be; no honest sender comes near."""
+_LIVES: Final = 16
+"""How many earlier lives of a peer are remembered, so that late packets of theirs are not taken for new ones."""
 
 
 class Undelivered(Exception):
     """A packet may not have arrived."""
 
 
+class Refused(Exception):
+    """The other end does not take a packet, and would not take it a second time."""
+
+
 class Wire(Protocol):
     """Carries packets to other processes of the carrier."""
 
-    async def carry(self, peer: str, packet: bytes) -> None:
-        """Hands a packet to a peer; returns when the peer has it.
+    async def carry(self, peer: str, packet: bytes) -> str:
+        """Hands a packet to a peer; returns when the peer has it, with the peer's life.
 
         Raises:
             Undelivered: it may not have it.
+            Refused: it never will.
         """
         ...
 
 
 class _Packet(msgspec.Struct, frozen=True, array_like=True):
-    """``life``: which life of the sender this is, so that one that starts again is not taken for the one before."""
+    """``life``: which link this belongs to, so that a new one is not taken for the one before."""
 
     life: str
     number: int
     messages: list[bytes]
 
 
+class _Received(msgspec.Struct, frozen=True, array_like=True):
+    """The same at the other end: large messages are not copied."""
+
+    life: str
+    number: int
+    messages: list[memoryview]
+
+
 _encoder: Final = msgspec.msgpack.Encoder()
-_decoder: Final = msgspec.msgpack.Decoder(_Packet)
+_decoder: Final = msgspec.msgpack.Decoder(_Received)
 
 
 class Link:
@@ -66,9 +81,9 @@ class Link:
     Args:
         peer: the other end.
         wire: what carries packets.
-        life: names this process, and no other.
         patience: for how many seconds a packet is sent again.
         on_broken: is told, once, why the link does not work any more.
+        on_refused: is told of messages that the other end does not take, and why; the link goes on without them.
         on_room: is called when what waits has become less.
     """
 
@@ -76,9 +91,9 @@ class Link:
         self,
         peer: str,
         wire: Wire,
-        life: str,
         patience: float,
-        on_broken: Callable[[str, str], None],
+        on_broken: Callable[[Link, str], None],
+        on_refused: Callable[[str, list[bytes], str], None],
         on_room: Callable[[], None] | None = None,
     ) -> None:
         self.peer = peer
@@ -93,9 +108,12 @@ class Link:
         self.resent = 0
         """How often a packet was sent again."""
         self._wire = wire
-        self._life = life
+        self._life = new_life()
+        self.their_life: str | None = None
+        """Which life of the peer has answered."""
         self._patience = patience
         self._on_broken = on_broken
+        self._on_refused = on_refused
         self._on_room = on_room
         self._waiting: deque[bytes] = deque()
         self._number = 0
@@ -117,9 +135,8 @@ class Link:
         self._scheduled = False
         while self._waiting and len(self._under_way) < _WINDOW and self.broken is None:
             batch, size = self._next_batch()
-            packet = _encoder.encode(_Packet(self._life, self._number, batch))
-            self._number += 1
-            task = asyncio.get_running_loop().create_task(self._deliver(packet, len(batch)), name=f"to {self.peer}")
+            number, self._number = self._number, self._number + 1
+            task = asyncio.get_running_loop().create_task(self._deliver(number, batch), name=f"to {self.peer}")
             self._under_way.add(task)
             task.add_done_callback(functools.partial(self._delivered, size))
 
@@ -132,18 +149,25 @@ class Link:
             size += len(batch[-1])
         return batch, size
 
-    async def _deliver(self, packet: bytes, count: int) -> None:
+    async def _deliver(self, number: int, batch: list[bytes]) -> None:
         loop = asyncio.get_running_loop()
+        packet = _encoder.encode(_Packet(self._life, number, batch))
         began = loop.time()
         pause = _FIRST_PAUSE
         while self.broken is None:
             try:
-                await self._wire.carry(self.peer, packet)
+                self._arrived(await self._wire.carry(self.peer, packet), len(batch))
+            except Refused as error:
+                if not batch:
+                    self.fail(f"{self.peer} takes nothing: {error}")
+                    return
+                self._on_refused(self.peer, batch, str(error))
+                batch = []  # the next ones wait for this number
+                packet = _encoder.encode(_Packet(self._life, number, batch))
+                continue
             except Undelivered as error:
                 reason = str(error)
             else:
-                self.packets += 1
-                self.messages += count
                 return
             waited = loop.time() - began
             if waited + pause > self._patience:
@@ -154,24 +178,42 @@ class Link:
             await asyncio.sleep(pause)  # it failed just now: at once it would fail again
             pause = min(pause * 2, _LONGEST_PAUSE)
 
+    def _arrived(self, life: str, count: int) -> None:
+        self.packets += 1
+        self.messages += count
+        if self.their_life is None:
+            self.their_life = life
+        elif self.their_life != life:
+            self.fail(f"{self.peer} has started again, and does not know what it was told before")
+
     def _delivered(self, size: int, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
-        self.backlog -= size
-        if not task.cancelled() and task.exception() is not None:
-            self.fail(f"{type(task.exception()).__name__}: {task.exception()}")
+        if self.broken is None:
+            self.backlog -= size
+            if not task.cancelled() and task.exception() is not None:
+                self.fail(f"{type(task.exception()).__name__}: {task.exception()}")
         if self._waiting:
             self._pump()
-        elif not self._under_way and self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
+        elif not self._under_way:
+            self._tell_idle()
         if self._on_room is not None:
             self._on_room()
+
+    def _tell_idle(self) -> None:
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
 
     def fail(self, reason: str) -> None:
         """Gives up: what waits is not sent any more, and whoever relied on it is told."""
         if self.broken is None:
-            self.broken = reason
-            self._waiting.clear()
-            self._on_broken(self.peer, reason)
+            self._stop(reason)
+            self._on_broken(self, reason)
+
+    def _stop(self, reason: str) -> None:
+        self.broken = reason
+        self._waiting.clear()
+        self.backlog = 0
+        self._tell_idle()
 
     async def drained(self) -> None:
         """Waits until everything has arrived, or the link is broken."""
@@ -182,8 +224,7 @@ class Link:
     async def close(self) -> None:
         """Ends it at once; what has not arrived is lost."""
         if self.broken is None:
-            self.broken = "it was closed"
-        self._waiting.clear()
+            self._stop("it was closed")
         for task in self._under_way:
             task.cancel()
         if self._under_way:
@@ -191,7 +232,7 @@ class Link:
 
 
 def new_life() -> str:
-    """Names a process, and no other."""
+    """Names a process or a link, and no other."""
     return secrets.token_hex(8)
 
 
@@ -200,24 +241,28 @@ class Inbox:
 
     def __init__(self) -> None:
         self._life = ""
+        self._ended: deque[str] = deque(maxlen=_LIVES)
         self._next = 0
-        self._early: dict[int, list[bytes]] = {}
+        self._early: dict[int, list[memoryview]] = {}
 
-    def take(self, packet: bytes) -> list[bytes]:
+    def take(self, packet: bytes) -> list[memoryview]:
         """Takes a packet; gives the messages that are in order now.
 
         Raises:
-            ValueError: it is no packet, or too many came before it that are missing.
+            ValueError: it is no packet, or too many before it are missing.
         """
         found = _decoder.decode(packet)
         if found.life != self._life:
+            if found.life in self._ended:
+                return []  # its sender has given it up
+            self._ended.append(self._life)
             self._life, self._next = found.life, 0
             self._early.clear()
         if found.number < self._next:
             return []  # it came before
         if found.number > self._next:
-            if len(self._early) >= _EARLY:
-                raise ValueError("too many packets came before one that is missing")
+            if found.number > self._next + _EARLY:
+                raise ValueError("too many packets before it are missing")
             self._early[found.number] = found.messages
             return []
         messages = found.messages

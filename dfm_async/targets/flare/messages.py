@@ -6,7 +6,7 @@ unpickled, apart from the code of operations, and that only at sites that allow 
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -20,6 +20,8 @@ __all__ = [
     "AddRows",
     "AppHello",
     "Asked",
+    "Attach",
+    "Attached",
     "Drop",
     "Echo",
     "Echoed",
@@ -30,6 +32,7 @@ __all__ = [
     "Find",
     "Follow",
     "Found",
+    "GivenUp",
     "Halt",
     "JobState",
     "Known",
@@ -40,6 +43,7 @@ __all__ = [
     "LogLines",
     "Offer",
     "PeerLost",
+    "Pulse",
     "Relayed",
     "Seat",
     "SeatLost",
@@ -49,6 +53,7 @@ __all__ = [
     "Seated",
     "SiteHello",
     "SiteInfo",
+    "SiteLost",
     "SiteReport",
     "StopFrames",
     "StopSeat",
@@ -56,11 +61,14 @@ __all__ = [
     "Submitted",
     "Taken",
     "Traced",
+    "Undeliverable",
     "Unfollow",
     "Unseat",
     "Welcome",
     "WorkerReport",
     "decode_app",
+    "decode_attach",
+    "decode_attached",
     "decode_hub",
     "decode_node",
     "encode",
@@ -74,13 +82,17 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pass
 
 
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=366 * 86400)]
+"""A time that somebody else has chosen: finite, and not negative."""
+
 # Between the hub and the sites.
 
 
 class SiteHello(_Message, frozen=True, tag=100):
     """A site is ready.
 
-    ``operations``: what it offers, and the fingerprint of each; ``gateway``: where applications of its machine find it.
+    ``operations``: what it offers, and the fingerprint of each; ``gateway``: where applications of its machine find it;
+    ``life``: names the site from now on until it begins anew.
     """
 
     site: str
@@ -91,6 +103,7 @@ class SiteHello(_Message, frozen=True, tag=100):
     allow_code: bool
     gateway: str = ""
     problem: str = ""
+    life: str = ""
 
 
 class Offer(_Message, frozen=True, tag=101):
@@ -203,9 +216,24 @@ class Abandoned(_Message, frozen=True, tag=111):
 
 
 class PeerLost(_Message, frozen=True, tag=112):
-    """A site cannot reach another one any more."""
+    """A site cannot reach another one any more. ``life``: which life of the other one that was, if it is known."""
 
     site: str
+    reason: str
+    life: str = ""
+
+
+class SiteLost(_Message, frozen=True, tag=123):
+    """Another site was lost: what was said to it is of no use, and what is said from now on is for its next life."""
+
+    site: str
+
+
+class Undeliverable(_Message, frozen=True, tag=118):
+    """Another site does not take what a job has for it, and never will."""
+
+    job: int
+    at: int
     reason: str
 
 
@@ -267,8 +295,21 @@ class Echo(_Message, frozen=True, tag=116):
     request: int
 
 
+class Pulse(_Message, frozen=True, tag=119):
+    """Nothing is to be said: so it is found out whether the other end is still there."""
+
+
+class GivenUp(_Message, frozen=True, tag=122):
+    """The hub has taken the site for lost, and its jobs with it: it must come anew, if it has not already.
+
+    ``life``: which life of the site that was.
+    """
+
+    life: str
+
+
 class Echoed(_Message, frozen=True, tag=117):
-    """Answers :class:`Echo`, behind everything that the site has said before."""
+    """Answers :class:`Echo`."""
 
     request: int
 
@@ -282,21 +323,47 @@ class Bye(_Message, frozen=True, tag=115):
 # Between applications and the hub.
 
 
-class AppHello(_Message, frozen=True, tag=130):
-    """An application is there, or there again.
+class AppHello(msgspec.Struct, frozen=True, array_like=True):
+    """What an application tells of itself.
 
     ``lanes``, ``slots``, ``queue_limit``, ``overflow``: how many of its jobs run at the same time, and how many wait.
-    ``linger``: for how many seconds the carrier stays when nobody needs it.
+    ``linger``: for how many seconds the carrier stays when nobody needs it. ``start``: for how many seconds a job waits
+    for a site that is not there. ``keep``: for how many seconds a job waits
+    for somebody who reads it. ``patience``: for how many seconds the hub keeps what is for an application that cannot
+    be reached.
     """
 
     protocol: int
     version: str
     homesite: str
-    lanes: int
-    slots: int
-    queue_limit: int
+    lanes: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    slots: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+    queue_limit: Annotated[int, msgspec.Meta(ge=0)]
     overflow: Literal["block", "fail"]
-    linger: float
+    linger: Seconds
+    start: Seconds
+    keep: Seconds
+    patience: Seconds
+
+
+class Attach(msgspec.Struct, frozen=True, array_like=True):
+    """The first thing that an application says on a new way; answered by :class:`Attached`.
+
+    ``session``: names the application's session, and no other. ``new``: it has said nothing before. ``have``: how many
+    of the hub's messages it has.
+    """
+
+    session: str
+    new: bool
+    have: int
+    hello: AppHello
+
+
+class Attached(msgspec.Struct, frozen=True, array_like=True):
+    """The hub's answer: how many messages of the session it has; ``refused``: why it does not take it, if so."""
+
+    have: int
+    refused: str = ""
 
 
 class SiteInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -308,7 +375,7 @@ class SiteInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Welcome(_Message, frozen=True, tag=131):
-    """Answers :class:`AppHello`, and is sent again when a site comes or goes.
+    """The first message to an application, and again when a site comes or goes.
 
     ``deployed``: the sites that the carrier was sent to. ``gone``: sites that were lost, and why. ``gateway``: host and
     address of the homesite's gateway, or empty.
@@ -334,6 +401,8 @@ class Traced(msgspec.Struct, frozen=True, array_like=True):
 class Submit(_Message, frozen=True, tag=132):
     """A new job; answered by :class:`Submitted`.
 
+    The application follows it from its beginning, and has room for the events before ``until``.
+
     ``rows``: a batch of parameter sets, each a dict of values. ``nets``: the net of each location. ``offers``: which
     code each site runs, or empty. ``created``: when, by the application's clock. ``deadline``: how many seconds the job
     has, and how many of them are over. ``token``: names this submission, and no other.
@@ -345,20 +414,21 @@ class Submit(_Message, frozen=True, tag=132):
     offers: dict[str, str]
     on_error: Literal["continue", "stop"]
     reruns: int
-    window: int
-    grace: float
+    window: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+    grace: Seconds
     limits: ResultLimits
     rows: bytes
     stopped: bool
     fingerprint: str | None
     label: str | None
     priority: int
-    deadline: tuple[float, float] | None
+    deadline: tuple[Seconds, Seconds] | None
     watch: bool
     trace: Traced | None
     measured: bool
     created: float
     token: str
+    until: int
 
 
 class Submitted(_Message, frozen=True, tag=133):
@@ -370,10 +440,9 @@ class Submitted(_Message, frozen=True, tag=133):
 
 
 class AddRows(_Message, frozen=True, tag=134):
-    """Parameter sets ``first, first + 1, ...``; those that have come already are not taken again."""
+    """Further parameter sets."""
 
     job_id: str
-    first: int
     rows: bytes
 
 
@@ -390,7 +459,7 @@ class Halt(_Message, frozen=True, tag=136):
     token: str
     status: Literal["aborted", "failed", "interrupted"]
     reason: str
-    grace: float
+    grace: Seconds
 
 
 class Fail(_Message, frozen=True, tag=137):
@@ -415,8 +484,10 @@ class Unfollow(_Message, frozen=True, tag=139):
 
 
 class Taken(_Message, frozen=True, tag=140):
-    """The application has events, and room for more: those before ``have`` are not needed again, those before
-    ``until`` may be sent; ``size``: how many bytes it has taken so far.
+    """The application has events, and room for more.
+
+    Those before ``have`` are not needed again, those before ``until`` may be sent; ``size``: how many bytes it has
+    taken so far.
     """
 
     job_id: str
@@ -426,10 +497,13 @@ class Taken(_Message, frozen=True, tag=140):
 
 
 class Expired(_Message, frozen=True, tag=151):
-    """Answers :class:`Follow`: events from that offset on are gone; ``first``: the oldest that there is."""
+    """Answers :class:`Follow`: events from that offset on are gone; ``first``: the oldest that there is.
+
+    Without it, the job itself is not known any more.
+    """
 
     job_id: str
-    first: int
+    first: int | None
 
 
 class EventHead(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -556,7 +630,7 @@ class AppBytes(_Message, frozen=True, tag=120):
 
 
 class AppGone(_Message, frozen=True, tag=121):
-    """An application has left the gateway."""
+    """An application has left the gateway, or the hub wants the gateway to let it go."""
 
     app: str
 
@@ -576,19 +650,22 @@ NodeMessage: TypeAlias = (
     | StopSeat
     | Abandoned
     | PeerLost
+    | SiteLost
+    | Undeliverable
     | SiteReport
     | LogLines
     | Echo
+    | Echoed
+    | Pulse
+    | GivenUp
     | Bye
     | AppBytes
     | AppGone
-    | Echoed
 )
 
 
 AppMessage: TypeAlias = (
-    AppHello
-    | Offer
+    Offer
     | Submit
     | AddRows
     | StopFrames
@@ -612,6 +689,8 @@ HubMessage: TypeAlias = (
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _node: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(NodeMessage)
+_attach: Final = msgspec.msgpack.Decoder(Attach)
+_attached: Final = msgspec.msgpack.Decoder(Attached)
 _app: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(AppMessage)
 _hub: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(HubMessage)
 
@@ -631,6 +710,24 @@ def decode_node(data: bytes | memoryview) -> Any:
     if type(message) in msg.CARRIERS and type(message.payload) is not bytes:
         raise ValueError("a message from outside must bring its values with it")
     return message
+
+
+def decode_attach(data: bytes) -> Attach:
+    """Reads the first words of an application.
+
+    Raises:
+        ValueError: they are none.
+    """
+    return _attach.decode(data)
+
+
+def decode_attached(data: bytes) -> Attached:
+    """Reads the hub's answer to them.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return _attached.decode(data)
 
 
 def decode_app(data: bytes | memoryview) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -24,6 +23,7 @@ from dfm_async.targets.base import AlreadySubmitted
 from dfm_async.targets.coordinator import Phase, log_overflow
 from dfm_async.targets.failures import Told
 from dfm_async.targets.flare import messages as fm
+from dfm_async.targets.flare.connection import HubConnection
 from dfm_async.targets.flare.event_wire import EventReader
 from dfm_async.targets.frames import Row
 from dfm_async.targets.rules import JobRules
@@ -63,13 +63,10 @@ class RemoteJob:
         record: the application's copy.
         codec: how values travel.
         rules: how the job deals with trouble.
-        send: takes a message to the hub.
         detach: whether it goes on when the session is closed.
     """
 
-    def __init__(
-        self, record: JobRecord, codec: Codec, rules: JobRules, send: Callable[[Any], None], *, detach: bool
-    ) -> None:
+    def __init__(self, record: JobRecord, codec: Codec, rules: JobRules, *, detach: bool) -> None:
         self.record = record
         self.plan = record.plan
         self.rules = rules
@@ -79,12 +76,12 @@ class RemoteJob:
         self.frames = RemoteFrames()
         self.yielded = Traffic()
         self.phase = Phase.WAITING
-        self._send = send
+        self.connection: HubConnection | None = None
+        """The way to the hub that has the job."""
         self._codec = codec
         self._detach = detach
         self._reader = EventReader(record.plan, codec)
         self._rows: list[Row] = []
-        self._unconfirmed: deque[tuple[int, int, bytes]] = deque()
         self._submitted: asyncio.Future[fm.Submitted] | None = None
         self._known = False
         self._deadline: tuple[float, float] | None = None
@@ -105,6 +102,10 @@ class RemoteJob:
         record.blocked = self._is_blocked
         record.number = JobNumber(0)
 
+    def _send(self, message: Any) -> None:
+        if self.connection is not None:
+            self.connection.send(message)
+
     # parameter sets
 
     def add(self, rows: Sequence[Row]) -> None:
@@ -119,9 +120,7 @@ class RemoteJob:
         if not self._known:
             self._rows.extend(rows)
             return
-        data = self._codec.dumps(list(rows))
-        self._unconfirmed.append((first, len(rows), data))
-        self._send(fm.AddRows(self.record.job_id, first, data))
+        self._send(fm.AddRows(self.record.job_id, self._codec.dumps(list(rows))))
 
     def stop(self) -> None:
         """Says that no further parameter set will come."""
@@ -195,7 +194,7 @@ class RemoteJob:
         if self.trace is not None:
             launched = self.trace.launch()
             self._traced = fm.Traced(self.trace.trace_id, self.trace.span, tuple(span for _, span, _ in launched))
-        self._message = fm.Submit(
+        message = fm.Submit(
             record.job_id,
             packed,
             nets,
@@ -216,10 +215,12 @@ class RemoteJob:
             self.measured,
             record.created,
             self._token,
+            self._ahead,
         )
+        self._granted = self._ahead
         sent = len(self._rows)
         self._submitted = loop.create_future()
-        self._send(self._message)
+        self._send(message)
         answer = await self._submitted
         if answer.outcome == "full":
             raise QueueFull(int(answer.reason or 0))
@@ -231,12 +232,9 @@ class RemoteJob:
             raise JobExists(record.job_id)
         late, self._rows = self._rows[sent:], []
         self._known = True
-        self.follow()
         if late:
-            data = self._codec.dumps(late)
-            self._unconfirmed.append((sent, len(late), data))
-            self._send(fm.AddRows(record.job_id, sent, data))
-        if self.frames.stopped and not self._message.stopped:
+            self._send(fm.AddRows(record.job_id, self._codec.dumps(late)))
+        if self.frames.stopped and not message.stopped:
             self._send(fm.StopFrames(record.job_id))
 
     def answered(self, answer: fm.Submitted) -> None:
@@ -251,22 +249,6 @@ class RemoteJob:
         self._size = 0
         self._send(fm.Follow(self.record.job_id, end))
         self._grant(force=True)
-
-    def again(self) -> None:
-        """The way to the hub is another one: says again what may have been lost on the old one."""
-        if self.phase is Phase.ENDED:
-            return
-        if not self._known:
-            if self._submitted is not None and not self._submitted.done():
-                self._send(self._message)
-            return
-        self.follow()
-        for first, _, data in self._unconfirmed:
-            self._send(fm.AddRows(self.record.job_id, first, data))
-        if self.frames.stopped:
-            self._send(fm.StopFrames(self.record.job_id))
-        if self.phase is Phase.STOPPING:
-            self._send(self._halting)
 
     def halt(self, status: JobStatus, reason: str, grace: float) -> None:
         """Stops the job; it ends with this status when the federation has stopped it."""
@@ -291,7 +273,6 @@ class RemoteJob:
         if self.phase is Phase.ENDED:
             return
         if self._detach and self._known:
-            self._send(fm.Unfollow(self.record.job_id))
             self._end(JobStatus.INTERRUPTED, f"{reason}; the job goes on in the federation: session.reattach finds it")
         else:
             self.halt(JobStatus.ABORTED, reason, grace)
@@ -331,6 +312,8 @@ class RemoteJob:
         self._make_room()
         log = self.record.log
         log.on_room = log.on_full = self.record.blocked = None
+        if self._known:
+            self._send(fm.Unfollow(self.record.job_id))
         if self.trace is not None:
             failed = reason or (None if status is JobStatus.FINISHED else f"{self.record.error_count} errors")
             self.trace.end(status.value, failed)
@@ -355,20 +338,26 @@ class RemoteJob:
         self._end_there = max(self._end_there, state.end)
         if self.phase is Phase.WAITING and state.phase != "waiting":
             self.phase = Phase.RUNNING
-        while self._unconfirmed and self._unconfirmed[0][0] + self._unconfirmed[0][1] <= state.added:
-            self._unconfirmed.popleft()
         self.record.changed()
         self._check_stalled()
+        status = JobStatus(state.status)
+        if status.ended and self.record.log.end >= state.end and self.phase is not Phase.ENDED:
+            # Its last event, which would have told us, is not kept any more.
+            self._close(status, state.reason)
+            self.record.adopt(status, state.reason, state.finished or time.time())
+            self._tell_end()
 
     _finished: float | None = None
 
     def take_expired(self, message: fm.Expired) -> None:
         """Events that we do not have are gone: nothing may be missing in between, unless we have none at all."""
         log = self.record.log
-        if not log.begin_at(message.first):
+        if message.first is None:
+            self.lost(DfmError(f"the federation does not know job {self.record.job_id} any more"))
+        elif log.begin_at(message.first):
+            self.follow()
+        else:
             self.lost(ResultsExpired(self.record.job_id, log.end, message.first))
-            return
-        self.follow()
 
     def take_events(self, message: fm.Events) -> None:
         """The hub sends events; those that we have already are left out."""

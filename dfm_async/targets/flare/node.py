@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from dfm_async.targets.flare.link import Inbox, Link, Wire, new_life
-from dfm_async.targets.flare.messages import decode_node, encode
+from dfm_async.targets.flare.messages import Pulse, decode_node, encode
 
-__all__ = ["HUB", "Node"]
+__all__ = ["HUB", "Node", "TooLarge"]
+
+_log = logging.getLogger(__name__)
 
 HUB: Final = "server"
 """The name of the server's process: what FLARE calls it, and so the site that runs there."""
+
+
+_PULSES: Final = 4
+"""How many times within its patience a node looks whether its peers are there."""
+_SLOWEST_PULSE: Final = 5.0
+
+
+class TooLarge(ValueError):
+    """A packet is larger than what is taken here."""
 
 
 class Node:
@@ -21,8 +33,10 @@ class Node:
     Args:
         name: our own name. What is sent there comes back to us.
         wire: what carries packets.
-        receive: takes messages: the peer, the message. Must not raise.
-        on_broken: is told that a peer cannot be reached any more, and why.
+        receive: takes messages: the peer, the message.
+        on_broken: is told that what was said to a peer may be lost, why, and which life of the peer that was. What is
+            said from then on is not lost.
+        on_refused: is told of messages that a peer does not take, and why.
         patience: for how many seconds a packet is sent again.
         largest: how many bytes a packet from outside may have.
         on_room: is called when what waits to be sent has become less.
@@ -33,41 +47,80 @@ class Node:
         name: str,
         wire: Wire,
         receive: Callable[[str, Any], None],
-        on_broken: Callable[[str, str], None],
+        on_broken: Callable[[str, str, str], None],
+        on_refused: Callable[[str, list[Any], str], None],
         *,
         patience: float,
         largest: int,
         on_room: Callable[[], None] | None = None,
     ) -> None:
         self.name = name
+        self.life = new_life()
+        """Names this process, and no other."""
         self._wire = wire
         self._receive = receive
         self._on_broken = on_broken
+        self._on_refused = on_refused
         self._patience = patience
         self._largest = largest
         self._on_room = on_room
-        self._life = new_life()
         self._links: dict[str, Link] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         self._inboxes: dict[str, Inbox] = {}
+        self._peers: Callable[[], Iterable[str]] = tuple
+        self._pulse: asyncio.TimerHandle | None = None
+
+    def watch(self, peers: Callable[[], Iterable[str]]) -> None:
+        """Finds out that peers are gone, also while there is nothing to say to them."""
+        self._peers = peers
+        seconds = min(self._patience / _PULSES, _SLOWEST_PULSE)
+        self._pulse = asyncio.get_running_loop().call_later(seconds, self._beat, seconds)
+
+    def _beat(self, seconds: float) -> None:
+        self._pulse = asyncio.get_running_loop().call_later(seconds, self._beat, seconds)
+        for peer in list(self._peers()):
+            if peer != self.name and not self._link(peer).backlog:
+                self.send(peer, Pulse())
 
     def send(self, peer: str, message: Any) -> None:
-        """Sends a message; ignored when the peer cannot be reached any more: ``on_broken`` was told."""
+        """Sends a message."""
         if peer == self.name:
-            asyncio.get_running_loop().call_soon(self._receive, peer, message)
-            return
-        self.link(peer).send(encode(message))
+            asyncio.get_running_loop().call_soon(self._handle, peer, message)
+        else:
+            self._link(peer).send(encode(message))
 
-    def link(self, peer: str) -> Link:
-        """The link to a peer."""
+    def _link(self, peer: str) -> Link:
         link = self._links.get(peer)
         if link is None:
-            link = Link(peer, self._wire, self._life, self._patience, self._on_broken, self._on_room)
-            self._links[peer] = link
+            link = self._links[peer] = Link(
+                peer, self._wire, self._patience, self._broken, self._undeliverable, self._on_room
+            )
         return link
+
+    def _broken(self, link: Link, reason: str) -> None:
+        self._forget(link)
+        self._on_broken(link.peer, reason, link.their_life or "")
+
+    def _undeliverable(self, peer: str, messages: list[bytes], reason: str) -> None:
+        self._on_refused(peer, [decode_node(message) for message in messages], reason)
+
+    def _forget(self, link: Link) -> None:
+        """What is said to the peer from now on goes over a new link."""
+        if self._links.get(link.peer) is link:
+            del self._links[link.peer]
+        task = asyncio.get_running_loop().create_task(link.close(), name=f"end of the link to {link.peer}")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    def drop(self, peer: str) -> None:
+        """The peer is another process now: what was said to the one before is of no use to it."""
+        link = self._links.get(peer)
+        if link is not None:
+            self._forget(link)
 
     @property
     def links(self) -> list[Link]:
-        """All links so far."""
+        """All links that work."""
         return list(self._links.values())
 
     @property
@@ -75,24 +128,35 @@ class Node:
         """How many bytes wait to be sent, or are under way."""
         return sum(link.backlog for link in self._links.values())
 
+    def check_size(self, size: int) -> None:
+        """Raises TooLarge if a packet of that many bytes is not taken here."""
+        if size > self._largest:
+            raise TooLarge(f"{size:,} bytes are more than the {self._largest:,} that are taken (max_message_bytes)")
+
     def take(self, peer: str, packet: bytes) -> None:
         """Takes a packet of a peer.
 
         Raises:
             ValueError: it is not one that may come, and why.
         """
-        if len(packet) > self._largest:
-            raise ValueError(f"a packet of {len(packet):,} bytes is larger than the {self._largest:,} that are allowed")
+        self.check_size(len(packet))
         inbox = self._inboxes.get(peer)
         if inbox is None:
             inbox = self._inboxes[peer] = Inbox()
         for data in inbox.take(packet):
             try:
                 message = decode_node(data)
-            except ValueError as error:  # the packet counts as taken: again it would be no better
-                self._on_broken(peer, f"a message of {peer} cannot be read: {error}")
-                return
+            except ValueError as error:  # the packet counts as taken: a second time it would be no better
+                _log.warning("a message of %s cannot be read: %s", peer, error)
+                self._on_broken(peer, f"a message of {peer} cannot be read: {error}", "")
+                continue
+            self._handle(peer, message)
+
+    def _handle(self, peer: str, message: Any) -> None:
+        try:
             self._receive(peer, message)
+        except Exception:  # noqa: BLE001 - whoever handles it answers for its jobs; other messages must not suffer
+            _log.exception("a message of %s cannot be handled: %s", peer, type(message).__name__)
 
     async def drained(self) -> None:
         """Waits until everything has arrived, as far as it can."""
@@ -101,5 +165,9 @@ class Node:
 
     async def close(self) -> None:
         """Ends all links."""
+        if self._pulse is not None:
+            self._pulse.cancel()
         for link in self.links:
             await link.close()
+        if self._ending:
+            await asyncio.wait(set(self._ending))

@@ -23,6 +23,8 @@ class Slots:
         self._waiting: dict[HubJob, None] = {}
         self._numbers = itertools.count(1)
         self._front = itertools.count(-1, -1)
+        self.admitting = False
+        """Whether somebody gives slots to jobs just now."""
 
     @property
     def running(self) -> int:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import platform
-import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, Final
 
 import anyio
@@ -24,13 +21,9 @@ from dfm_async.planner.plan import Plan
 from dfm_async.results.record import JobRecord
 from dfm_async.results.watching import Bells
 from dfm_async.targets.flare import messages as fm
-from dfm_async.targets.flare.admin import Admin
-from dfm_async.targets.flare.gateway_memory import GatewayMemory
+from dfm_async.targets.flare.connection import HubConnection
 from dfm_async.targets.flare.installed import operations_of
-from dfm_async.targets.flare.job_folder import carrier_name, write_job
-from dfm_async.targets.flare.line import CommandLine, GatewayLine, Line
 from dfm_async.targets.flare.mirror import RemoteJob
-from dfm_async.targets.flare.node import HUB
 from dfm_async.targets.flare.site_log import replay
 from dfm_async.targets.frames import Row
 from dfm_async.targets.jobs import JobTable
@@ -44,6 +37,8 @@ __all__ = ["FlareTarget"]
 
 _log = logging.getLogger(__name__)
 
+_MORE_PATIENCE: Final = 15.0
+"""For how many seconds longer than the application tries the hub keeps what is for it."""
 _LAST_WORDS: Final = 2.0
 """For how many seconds closing waits for what the sites have to say."""
 
@@ -60,20 +55,19 @@ class FlareTarget:
         self.codec = Codec(trusted=False)
         self.jobs: JobTable[RemoteJob] = JobTable(options.local)
         self.worker_bells = Bells()
-        self._admin = Admin(options.startup_kit, options.user)
-        self._memory = GatewayMemory(Path(options.startup_kit), carrier_name(options))
         self._federation: Federation | None = None
         self._homesite = ""
-        self._carrier = ""
-        self._line: Line | None = None
-        self._welcome: fm.Welcome | None = None
-        self._changed: asyncio.Future[None] | None = None
+        self._connection: HubConnection | None = None
+        """That which new jobs take."""
+        self._older: list[HubConnection] = []
+        """Those to carriers that lack a site, and still have jobs of ours."""
+        self._connecting: asyncio.Future[HubConnection] | None = None
         self._offers: dict[str, fm.Offer] = {}
         self._reports: dict[str, fm.SiteReport] = {}
-        self._lost: DfmError | None = None
-        self._requests: dict[int, asyncio.Future[Any]] = {}
+        self._requests: dict[int, tuple[HubConnection, asyncio.Future[Any]]] = {}
         self._last_request = 0
         self._group: asyncio.TaskGroup | None = None
+        self._supervisions: list[asyncio.Task[None]] = []
 
     # life
 
@@ -90,15 +84,14 @@ class FlareTarget:
             self._offers = self._ship(federation, homesite)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(_shielded, self._close)
+            stack.enter_context(_one_error())
             self._group = await stack.enter_async_context(asyncio.TaskGroup())
-            await self._connect(federation, homesite)
-            try:
-                yield
-            finally:
-                self._group = None
+            stack.push_async_callback(self._end_supervision)
+            await self._connected()
+            yield
 
     def _ship(self, federation: Federation, homesite: str) -> dict[str, fm.Offer]:
-        lanes = self.options.local.lanes_for(site.workers for site in federation.sites.values())
+        lanes = self._lanes()
         offers = {}
         sites = dict(federation.sites)
         if homesite not in sites:  # it offers nothing, but pipelines may do something without operations there
@@ -109,201 +102,126 @@ class FlareTarget:
             offers[name] = fm.Offer(key, name, shipped, site.workers, site.threads, lanes)
         return offers
 
-    async def _connect(self, federation: Federation, homesite: str) -> None:
-        try:
-            async with asyncio.timeout(self.options.start_timeout):
-                if await self._known_gateway(federation):
-                    return
-                await self._open_admin()
-                clients = await self._admin.clients()
-                wanted = {name for name in [homesite, *federation.sites] if name in clients} | {HUB}
-                name = carrier_name(self.options)
-                running = await self._admin.carriers(name)
-                if not running or not await self._try_carrier(running[0], wanted):
-                    with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
-                        write_job(Path(folder) / "job", name, clients, self.options)
-                        carrier = await self._admin.submit(Path(folder) / "job")
-                    await self._try_carrier(carrier, wanted)
-                await self._try_gateway()
-        except TimeoutError:
-            raise FlareError(self._what_is_missing(federation, homesite), "Ask 'dfm-async flare doctor'") from None
-
-    async def _open_admin(self) -> None:
-        if not self._admin.is_open:
-            await self._admin.open(self.options.start_timeout)
-
-    async def _known_gateway(self, federation: Federation) -> bool:
-        """Goes through the gateway of an earlier session, if all sites are there; that takes no time."""
-        address = self._memory.address() if self.options.gateway == "auto" else None
-        if address is None:
-            return False
-        line = GatewayLine(self._receive, self._line_lost)
-        try:
-            await line.open(address)
-        except OSError:
-            self._memory.forget()
-            return False
-        await self._open_line(line)
-        try:
-            await self._welcomed_on(line)
-        except FlareError:
-            self._lost = None
-        welcome = self._welcome
-        if self._line is line and welcome is not None and all(name in welcome.sites for name in federation.sites):
-            self._carrier = welcome.carrier
-            return True
-        await self._leave_line()
-        return False
-
-    async def _welcomed_on(self, line: Line) -> None:
-        """Waits until the hub has answered on a line, or the line is lost."""
-        while self._welcome is None and self._line is line:
-            await self._wait_for_change()
-
-    async def _leave_line(self) -> None:
-        line, self._line, self._welcome = self._line, None, None
-        if line is not None:
-            line.send(fm.encode(fm.Leave()))
-            await line.close()
-
-    async def _try_carrier(self, carrier: str, wanted: set[str]) -> bool:
-        """Connects to a carrier by commands; False if it was not sent to all sites that are wanted, or lost some."""
-        self._carrier = carrier
-        options = self.options
-        line = CommandLine(self._admin, carrier, self._receive, self._line_lost, options.start_timeout)
-        line.open()
-        await self._open_line(line)
-        while True:
-            welcome = self._welcome
-            if welcome is not None:
-                if wanted - set(welcome.deployed) or wanted & welcome.gone.keys():
-                    await self._leave_line()
-                    return False
-                if wanted <= welcome.sites.keys():
-                    return True
-            await self._wait_for_change()
-
-    def _what_is_missing(self, federation: Federation, homesite: str) -> str:
-        seconds = self.options.start_timeout
-        if self._welcome is None:
-            return f"the federation has not answered within {seconds:g} s"
-        missing = [name for name in [homesite, *federation.sites] if name not in self._welcome.sites]
-        return f"after {seconds:g} s these sites are not ready: {', '.join(dict.fromkeys(missing))}"
-
-    async def _open_line(self, line: Line) -> None:
-        self._line = line
-        local = self.options.local
-        lanes = self._lanes()
-        slots = local.max_concurrent_jobs or lanes * local.jobs_per_lane
-        self._send(
-            fm.AppHello(
-                fm.PROTOCOL,
-                VERSION,
-                self._homesite,
-                lanes,
-                slots,
-                local.queue_limit,
-                local.queue_overflow,
-                self.options.linger,
-            )
-        )
-        for offer in self._offers.values():
-            self._send(offer)
-        line.expect(busy=True)
-
     def _lanes(self) -> int:
         assert self._federation is not None  # noqa: S101 - set while running
         return self.options.local.lanes_for(site.workers for site in self._federation.sites.values())
 
-    async def _try_gateway(self) -> None:
-        """Goes on through the homesite's gateway, if that is on this machine."""
-        assert self._welcome is not None  # noqa: S101 - the hub has said it
-        host, address = self._welcome.gateway
-        if not address or self.options.gateway == "never" or host != platform.node():
-            self._expect()
-            return
-        line = GatewayLine(self._receive, self._line_lost)
+    def _hello(self) -> fm.AppHello:
+        options, local, lanes = self.options, self.options.local, self._lanes()
+        return fm.AppHello(
+            fm.PROTOCOL,
+            VERSION,
+            self._homesite,
+            lanes,
+            local.max_concurrent_jobs or lanes * local.jobs_per_lane,
+            local.queue_limit,
+            local.queue_overflow,
+            options.linger,
+            options.start_timeout,
+            options.keep_unread,
+            2 * options.delivery_timeout + _MORE_PATIENCE,
+        )
+
+    async def _connected(self) -> HubConnection:
+        """The connection; a new one if the former was lost, for the first who needs it and all others.
+
+        Raises:
+            FlareError: the federation cannot be reached.
+            SessionClosed: it is too late.
+        """
+        connection = self._connection
+        if connection is not None and connection.lost is None:
+            return connection
+        return await self._another()
+
+    async def _another(self) -> HubConnection:
+        """Connects anew, for the first who needs it and all others."""
+        if self._group is None:
+            raise SessionClosed("the session was closed")
+        if self._connecting is None:
+            self._connecting = asyncio.get_running_loop().create_future()
+            self._group.create_task(self._connect_for(self._connecting), name="connection to the federation")
+        return await asyncio.shield(self._connecting)
+
+    async def _connect_for(self, waiting: asyncio.Future[HubConnection]) -> None:
+        """Connects for those who wait: a failure is theirs, and does not end the session."""
+        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # they may have gone
         try:
-            await line.open(address)
-        except OSError as error:
-            _log.info("the gateway of %s cannot be reached (%s): app commands are used", self._homesite, error)
-            self._expect()
-            return
-        before, self._welcome = self._line, None
-        await self._open_line(line)
-        await self._welcomed_on(line)
-        if before is not None:
-            before.send(fm.encode(fm.Leave()))
-            await before.close()
-        self._memory.keep(address)
+            waiting.set_result(await self._connect())
+        except (DfmError, OSError) as error:
+            waiting.set_exception(error)
+        finally:
+            self._connecting = None
+            waiting.cancel()
 
-    def _line_lost(self, error: FlareError) -> None:
-        line, group = self._line, self._group
-        if group is None or line is None:
-            return
-        self._line = None
-        self._change()
-        group.create_task(self._mend(line, error), name="another way to the hub")
-
-    async def _mend(self, line: Line, error: FlareError) -> None:
-        """The way to the hub is lost: takes another one, or gives up all jobs."""
+    async def _connect(self) -> HubConnection:
+        assert self._federation is not None  # noqa: S101 - set while running
+        connection = HubConnection(
+            self.options, self._hello(), list(self._offers.values()), self._receive, self._give_up
+        )
         try:
-            await line.close()
-            if line.kind == "commands":
-                raise error
-            async with asyncio.timeout(self.options.start_timeout):
-                self._memory.forget()
-                await self._open_admin()
-                other = CommandLine(
-                    self._admin, self._carrier, self._receive, self._line_lost, self.options.delivery_timeout
-                )
-                self._welcome = None
-                other.open()
-                await self._open_line(other)
-                for job in self.jobs.coordinators:
-                    job.again()
-                await self._welcomed_on(other)
-        except (FlareError, TimeoutError) as reason:
-            self._give_up(FlareError(f"the federation cannot be reached any more: {reason}", ""))
+            await connection.open(self._federation.sites, self._homesite)
+        except BaseException:
+            await _shielded(connection.close)
+            raise
+        former = self._connection
+        if former is not None and former.lost is None and former.carrier == connection.carrier:
+            await connection.close()
+            return former
+        self._connection = connection
+        if former is not None:
+            self._older.append(former)
+            self._tidy()
+        assert self._group is not None  # noqa: S101 - it is ended only when nobody connects
+        self._supervisions.append(self._group.create_task(connection.supervise(), name="ways to the hub"))
+        self._expect()
+        return connection
 
-    def _give_up(self, error: DfmError) -> None:
-        self._lost = error
+    def _tidy(self) -> None:
+        """Closes connections that no job needs any more."""
+        needed = {id(job.connection) for job in self.jobs.coordinators}
+        needed |= {id(connection) for connection, _ in self._requests.values()}
+        for connection in [older for older in self._older if id(older) not in needed]:
+            self._older.remove(connection)
+            if self._group is not None:
+                self._group.create_task(connection.close(), name="end of a connection")
+
+    async def _end_supervision(self) -> None:
+        self._group = None
+        for task in self._supervisions:
+            task.cancel()
+
+    def _give_up(self, connection: HubConnection, error: FlareError) -> None:
+        """A hub cannot be reached any more: nobody here can tell what becomes of its jobs."""
         for job in self.jobs.coordinators:
-            job.lost(error)
-        for future in self._requests.values():
-            if not future.done():
+            if job.connection is connection:
+                job.lost(error)
+        for asked, future in self._requests.values():
+            if asked is connection and not future.done():
                 future.set_exception(error)
-        self._change()
+        self._reports.clear()
+        self.worker_bells.ring()
 
     async def _close(self) -> None:
-        await self._leave_line()
+        connections = [*self._older, self._connection]
+        self._connection = None
+        for connection in connections:
+            if connection is not None:
+                await connection.close()
         self.jobs.close()
         self.worker_bells.close()
-        await self._admin.close()
-
-    def _change(self) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
-
-    async def _wait_for_change(self) -> None:
-        if self._lost is not None:
-            raise self._lost
-        self._changed = asyncio.get_running_loop().create_future()
-        await self._changed
 
     # messages
 
-    def _send(self, message: Any) -> None:
-        if self._line is not None:
-            self._line.send(fm.encode(message))
-
     def _expect(self) -> None:
-        """Tells the line whether the hub will have something to say."""
-        if self._line is not None:
-            self._line.expect(busy=bool(self.jobs.coordinators or self._requests))
+        """Tells the connections whether the hubs will have something to say."""
+        busy = {id(job.connection) for job in self.jobs.coordinators}
+        busy |= {id(connection) for connection, _ in self._requests.values()}
+        for connection in (*self._older, self._connection):
+            if connection is not None:
+                connection.expect(busy=id(connection) in busy)
 
-    def _receive(self, data: bytes) -> None:
-        message = fm.decode_hub(data)
+    def _receive(self, message: Any) -> None:
         handler = _HANDLERS.get(type(message))
         if handler is not None:
             handler(self, message)
@@ -336,16 +254,8 @@ class FlareTarget:
         if job is not None:
             job.take_relayed(msg.decoder.decode(message.message))
 
-    def _welcomed(self, message: fm.Welcome) -> None:
-        if message.protocol != fm.PROTOCOL:
-            text = f"the federation has version {message.version} of dfm_async, and this application {VERSION}"
-            self._give_up(FlareError(text, "Install one version"))
-            return
-        self._welcome = message
-        self._change()
-
     def _found(self, message: fm.Found | fm.Listed | fm.Asked) -> None:
-        future = self._requests.get(message.request)
+        _, future = self._requests.get(message.request, (None, None))
         if future is not None and not future.done():
             future.set_result(message)
 
@@ -361,16 +271,13 @@ class FlareTarget:
         if message.left_out:
             _log.warning("%d log records of site %s found no room", message.left_out, message.site)
 
-    def _bye(self, message: fm.Bye) -> None:
-        self._give_up(FlareError(f"the carrier has ended: {message.reason}", "Connect again"))
-
     async def _ask(self, make: Callable[[int], Any]) -> Any:
-        if self._lost is not None:
-            raise self._lost
+        connection = await self._connected()
         self._last_request += 1
         number = self._last_request
-        future = self._requests[number] = asyncio.get_running_loop().create_future()
-        self._send(make(number))
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._requests[number] = (connection, future)
+        connection.send(make(number))
         self._expect()
         try:
             return await future
@@ -382,13 +289,19 @@ class FlareTarget:
 
     def coordinate(self, record: JobRecord, rules: JobRules, pack_rows: Callable[[Any], list[Row]]) -> RemoteJob:
         """Makes what a session steers a new job by."""
-        return RemoteJob(record, self.codec, rules, self._send, detach=self.options.on_close == "detach")
+        return RemoteJob(record, self.codec, rules, detach=self.options.on_close == "detach")
 
-    def refusals(self, plan: Plan) -> list[Problem]:
-        """What the federation cannot give."""
-        welcome, problems = self._welcome, self._unsendable(plan)
-        if welcome is None:
-            return []
+    async def refusals(self, plan: Plan) -> list[Problem]:
+        """What the federation cannot give.
+
+        Raises:
+            FlareError: the federation cannot be reached.
+        """
+        connection, problems = await self._connected(), self._unsendable(plan)
+        if not _has(connection, plan):  # a site that was lost may have come back since: another carrier can have it
+            connection = await self._another()
+        welcome = connection.welcome
+        assert welcome is not None  # noqa: S101 - it was welcomed when it was opened
         assert self._federation is not None  # noqa: S101 - set while running
         for site in plan.sites:
             found = welcome.sites.get(site)
@@ -429,12 +342,9 @@ class FlareTarget:
         Raises:
             FlareError: the federation cannot be reached any more.
         """
-        if self._lost is not None:
-            raise self._lost
-        if self._line is None:
-            raise SessionClosed("the session was closed")
+        job.connection = await self._connected()
         self.jobs.add(job)
-        job.on_end(lambda _: self._expect())
+        job.on_end(self._job_ended)
         self._expect()
         offers = {site: offer.key for site, offer in self._offers.items()}
         try:
@@ -450,20 +360,27 @@ class FlareTarget:
             return known
         answer: fm.Found = await self._ask(lambda number: fm.Find(number, job_id))
         known = self.jobs.find(job_id)  # somebody else may have asked for it, too
-        return known if known is not None or answer.known is None else self._adopt(answer.known)
+        if known is not None or answer.known is None:
+            return known
+        return self._adopt(await self._connected(), answer.known)
 
-    def _adopt(self, found: fm.Known) -> JobRecord:
+    def _job_ended(self, _job: RemoteJob) -> None:
+        self._expect()
+        self._tidy()
+
+    def _adopt(self, connection: HubConnection, found: fm.Known) -> JobRecord:
         plan = Plan.from_json(found.plan)
         record = JobRecord(JobId(found.job_id), JobNumber(0), plan, found.limits, None, found.first)
         record.fingerprint, record.label, record.created = found.fingerprint, found.label, found.created
         rules = JobRules()
-        job = RemoteJob(record, self.codec, rules, self._send, detach=True)
+        job = RemoteJob(record, self.codec, rules, detach=True)
+        job.connection = connection
         job.frames.added = found.state.added
         record.open_frames.update(dict.fromkeys(found.open, 1))
         record.next_frame = found.state.added
         job.take_state(found.state)
         self.jobs.add(job)
-        job.on_end(lambda _: self._expect())
+        job.on_end(self._job_ended)
         job.follow()
         self._expect()
         return record
@@ -476,7 +393,8 @@ class FlareTarget:
 
     async def forget(self, job_id: str) -> None:
         """Has the federation forget a job that has ended."""
-        self._send(fm.Forget(job_id))
+        if self._connection is not None:
+            self._connection.send(fm.Forget(job_id))
 
     async def shutdown(self, reason: str, grace: float) -> None:
         """Ends all jobs that this application has started, or lets them go on; returns when they have ended."""
@@ -487,7 +405,8 @@ class FlareTarget:
             await job.record.completion_event.wait()
         try:  # what the sites have said before is told before the session ends, if they are still there
             async with asyncio.timeout(_LAST_WORDS):
-                await self._ask(fm.Asked)
+                if self._connection is not None and self._connection.lost is None:
+                    await self._ask(fm.Asked)
         except (FlareError, TimeoutError):
             _log.debug("the last log records of the sites may be missing")
 
@@ -513,8 +432,13 @@ class FlareTarget:
             )
             for location, report in self._reports.items()
         }
-        way = None if self._line is None else self._line.kind
+        way = None if self._connection is None else self._connection.way
         return TargetStats(running=len(jobs) - waiting, waiting=waiting, sites=sites, way=way)
+
+
+def _has(connection: HubConnection, plan: Plan) -> bool:
+    """Whether all sites of a plan are there."""
+    return connection.welcome is not None and set(plan.sites) <= connection.welcome.sites.keys()
 
 
 def _called(plan: Plan, site: str) -> list[str]:
@@ -529,6 +453,18 @@ def _called(plan: Plan, site: str) -> list[str]:
     return list(found)
 
 
+@contextmanager
+def _one_error() -> Iterator[None]:
+    """An error of a single task is told as it is."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        raise error from None
+
+
 async def _shielded(work: Callable[[], Any]) -> None:
     with anyio.CancelScope(shield=True):
         await work()
@@ -540,11 +476,9 @@ _HANDLERS: Final[dict[type, Callable[[FlareTarget, Any], None]]] = {
     fm.Expired: FlareTarget._expired,  # noqa: SLF001
     fm.JobState: FlareTarget._state,  # noqa: SLF001
     fm.Relayed: FlareTarget._relayed,  # noqa: SLF001
-    fm.Welcome: FlareTarget._welcomed,  # noqa: SLF001
     fm.Found: FlareTarget._found,  # noqa: SLF001
     fm.Listed: FlareTarget._found,  # noqa: SLF001
     fm.Asked: FlareTarget._found,  # noqa: SLF001
     fm.SiteReport: FlareTarget._report,  # noqa: SLF001
     fm.LogLines: FlareTarget._logged,  # noqa: SLF001
-    fm.Bye: FlareTarget._bye,  # noqa: SLF001
 }

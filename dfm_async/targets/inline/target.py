@@ -86,7 +86,7 @@ class InlineTarget:
         """Makes what a session steers a new job by."""
         return Coordinator(record, self.codec, rules, pack_rows)
 
-    def refusals(self, plan: Plan) -> list[Problem]:
+    async def refusals(self, plan: Plan) -> list[Problem]:
         """What this target cannot give."""
         return []
 

@@ -1,0 +1,134 @@
+"""Packets between the processes of a carrier, by FLARE's cells."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable
+from typing import Any, Final
+
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellReturnCode
+from nvflare.fuel.f3.message import Message
+
+from dfm_async.targets.flare.link import Refused, Undelivered
+from dfm_async.targets.flare.node import Node, TooLarge
+
+__all__ = ["CellWire"]
+
+_CHANNEL: Final = "dfm_async"
+_PACKET: Final = "packet"
+_LARGE: Final = "large"
+_LIFE: Final = "dfm_async_life"
+"""The header of an answer that names the process that gives it."""
+_ONE_FRAME: Final = 2 * 1024 * 1024
+"""Up to how many bytes a packet goes as one frame; larger ones are streamed."""
+_TRY: Final = 10.0
+"""For how many seconds one try to hand over a packet may take at most; large ones get longer."""
+_SLOWEST: Final = 1024 * 1024
+"""How many bytes per second a large packet must make at least."""
+_THREADS: Final = 128
+"""How many packets may be under way to all peers together: each has its window, and one that does not answer must not
+hold up the others."""
+
+
+class CellWire:
+    """Carries packets by FLARE's cells: authenticated and encrypted as the federation is provisioned.
+
+    Args:
+        cell: the cell of this process.
+        job_id: the FLARE job.
+        patience: for how many seconds packets are sent again; there must be time for a second try.
+    """
+
+    def __init__(self, cell: Any, job_id: str, patience: float) -> None:
+        self._try = min(_TRY, patience / 2)
+        self._cell = cell
+        self._job_id = job_id
+        self._node: Node | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="dfm-wire")
+        cell.core_cell.register_request_cb(_CHANNEL, _PACKET, self._packet)
+        cell.register_request_cb(channel=_CHANNEL, topic=_LARGE, cb=self._packet)
+
+    def open(self, node: Node) -> None:
+        """Takes packets for a node from now on."""
+        self._node = node
+        self._loop = asyncio.get_running_loop()
+
+    def close(self) -> None:
+        """Takes no further packet."""
+        self._loop = self._node = None
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def carry(self, peer: str, packet: bytes) -> str:
+        """Hands a packet to a peer; gives the peer's life.
+
+        Raises:
+            Undelivered: it may not have it.
+            Refused: it never will.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._threads, self._carry, f"{peer}.{self._job_id}", packet)
+        except RuntimeError as error:  # no further thread: this process ends
+            raise Undelivered(str(error)) from error
+
+    def _carry(self, target: str, packet: bytes) -> str:
+        large = len(packet) > _ONE_FRAME
+        send: Callable[..., Any] = self._cell.send_request if large else self._cell.core_cell.send_request
+        reply = send(
+            channel=_CHANNEL,
+            topic=_LARGE if large else _PACKET,
+            target=target,
+            request=Message({}, packet),
+            timeout=self._try + len(packet) / _SLOWEST,
+            optional=True,
+        )
+        if reply is None:
+            raise Undelivered("FLARE gives no answer")
+        code = reply.get_header(MessageHeaderKey.RETURN_CODE)
+        why = reply.get_header(MessageHeaderKey.ERROR, "")
+        if code == CellReturnCode.MSG_TOO_BIG:
+            raise Refused(why)
+        if code != CellReturnCode.OK:
+            raise Undelivered(f"FLARE says {code!r}{': ' * bool(why)}{why}")
+        return str(reply.get_header(_LIFE, ""))
+
+    def _packet(self, message: Message) -> Message:
+        """Takes a packet, in a thread of FLARE's; its sender waits until our loop has it."""
+        loop, node = self._loop, self._node
+        peer, _, job_id = str(message.get_header(MessageHeaderKey.ORIGIN, "")).rpartition(".")
+        if loop is None or node is None or job_id != self._job_id:
+            return _reply(CellReturnCode.SERVICE_UNAVAILABLE, "not ready")
+        payload = message.payload  # whoever sent it has chosen what it is
+        if not isinstance(payload, bytes | bytearray | memoryview):
+            return _reply(CellReturnCode.INVALID_REQUEST, "a packet must be bytes")
+        taken: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def take() -> None:
+            try:
+                node.take(peer, payload if isinstance(payload, bytes) else bytes(payload))
+            except BaseException as error:  # noqa: BLE001 - told to whoever has sent it
+                taken.set_exception(error)
+            else:
+                taken.set_result(None)
+
+        try:
+            node.check_size(len(payload))
+            loop.call_soon_threadsafe(take)
+            taken.result(self._try)
+        except TooLarge as error:
+            return _reply(CellReturnCode.MSG_TOO_BIG, str(error))
+        except Exception as error:  # noqa: BLE001 - told to whoever has sent it
+            return _reply(CellReturnCode.PROCESS_EXCEPTION, f"{type(error).__name__}: {error}")
+        return _reply(CellReturnCode.OK, "", node.life)
+
+
+def _reply(code: str, error: str, life: str = "") -> Message:
+    headers = {MessageHeaderKey.RETURN_CODE: code}
+    if error:
+        headers[MessageHeaderKey.ERROR] = error
+    if life:
+        headers[_LIFE] = life
+    return Message(headers, None)

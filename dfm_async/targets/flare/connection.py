@@ -1,0 +1,330 @@
+"""The application's connection to the hub: finds a carrier or has one started, and another way when one breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+import secrets
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from dfm_async.errors import FlareError
+from dfm_async.model.flare import FlareOptions
+from dfm_async.targets.flare import messages as fm
+from dfm_async.targets.flare.admin import Admin
+from dfm_async.targets.flare.duplex import Duplex
+from dfm_async.targets.flare.gateway_memory import GatewayMemory
+from dfm_async.targets.flare.job_folder import carrier_name, write_job
+from dfm_async.targets.flare.line import CommandLine, GatewayLine, Line
+from dfm_async.targets.flare.node import HUB
+
+__all__ = ["HubConnection"]
+
+_log = logging.getLogger(__name__)
+
+_FOUND: Final = 3.0
+"""For how many seconds a carrier that was found is asked; one that has just ended is listed for a while."""
+_AGAIN: Final = "Connect again"
+
+
+class HubConnection:
+    """One session at one hub.
+
+    Args:
+        options: where the federation is, and how it is reached.
+        hello: what the application tells of itself.
+        greetings: what it says first.
+        on_message: takes what the hub says.
+        on_lost: is told, once, that the hub cannot be reached any more, and why.
+    """
+
+    def __init__(
+        self,
+        options: FlareOptions,
+        hello: fm.AppHello,
+        greetings: Sequence[Any],
+        on_message: Callable[[Any], None],
+        on_lost: Callable[[HubConnection, FlareError], None],
+    ) -> None:
+        self.welcome: fm.Welcome | None = None
+        """What the hub has told of the sites."""
+        self.lost: FlareError | None = None
+        """Why the hub cannot be reached any more, if so."""
+        self._options = options
+        self._hello = hello
+        self._greetings = greetings
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._admin = Admin(options.startup_kit, options.user)
+        self._memory = GatewayMemory(Path(options.startup_kit), carrier_name(options))
+        self._carrier = ""
+        self._session = ""
+        self._duplex = Duplex(self._take)
+        self._line: Line | None = None
+        self._broken: FlareError | None = None
+        self._busy = False
+        self._better = False
+        self._closed = False
+        self._changed = asyncio.Event()
+
+    # what users of the connection see
+
+    @property
+    def way(self) -> Literal["gateway", "commands"] | None:
+        """How it goes at present: ``gateway``, ``commands``, or not at all."""
+        return None if self._line is None else self._line.kind
+
+    def send(self, message: Any) -> None:
+        """Says something to the hub; what is said while there is no way waits for one."""
+        self._duplex.send(fm.encode(message))
+
+    def expect(self, *, busy: bool) -> None:
+        """Says whether the hub will have something to say."""
+        self._busy = busy
+        if self._line is not None:
+            self._line.expect(busy=busy)
+
+    @property
+    def carrier(self) -> str:
+        """The FLARE job whose hub this is."""
+        return self._carrier
+
+    # opening
+
+    async def open(self, sites: Collection[str], homesite: str) -> None:
+        """Connects to the carrier of this user's jobs, or has one started.
+
+        Args:
+            sites: the sites that are wanted; those that are connected to the federation must be ready.
+            homesite: the application's own site.
+
+        Raises:
+            FlareError: the federation cannot be reached, or its sites do not start.
+        """
+        wanted = {homesite, *sites}
+        try:
+            async with asyncio.timeout(self._options.start_timeout):
+                await self._open(wanted)
+        except TimeoutError:
+            raise FlareError(self._what_is_missing(wanted), "Ask 'dfm-async flare doctor'") from None
+
+    async def _open(self, wanted: set[str]) -> None:
+        if await self._through_known_gateway(wanted):
+            return
+        await self._admin.open(self._options.start_timeout)
+        clients = await self._admin.clients()
+        wanted = {name for name in wanted if name in clients} | {HUB}
+        name = carrier_name(self._options)
+        tried = await self._admin.carriers(name)
+        for carrier in tried:
+            if await self._by_commands(carrier, wanted, _FOUND):
+                break
+        else:
+            await self._start(name, clients, wanted, tried)
+        if self._gateway is not None:
+            await self._switch_to_gateway()
+
+    async def _start(self, name: str, clients: list[str], wanted: set[str], tried: Collection[str]) -> None:
+        with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
+            write_job(Path(folder) / "job", name, clients, self._options)
+            ours = await self._admin.submit(Path(folder) / "job")
+        # Another application may have done the same in this moment: all take the oldest.
+        oldest = next(carrier for carrier in [*await self._admin.carriers(name), ours] if carrier not in tried)
+        if oldest != ours:
+            await self._admin.abort(ours)
+        if not await self._by_commands(oldest, wanted, self._options.start_timeout):
+            raise self._broken or FlareError("the carrier of the jobs does not start", "Look at the server's log")
+
+    def _begin(self, carrier: str) -> fm.Attach:
+        """Begins a session at a carrier."""
+        self._carrier, self._session = carrier, secrets.token_hex(16)
+        self._duplex = Duplex(self._take)
+        self.welcome = self._broken = None
+        for message in self._greetings:
+            self.send(message)
+        return self._attach(new=True)
+
+    def _attach(self, *, new: bool) -> fm.Attach:
+        return fm.Attach(self._session, new, self._duplex.have, self._hello)
+
+    async def _take_way(self, line: Line, attach: fm.Attach) -> None:
+        """Goes a way from now on.
+
+        Raises:
+            FlareError: the hub cannot be reached this way, or does not take us.
+        """
+        try:
+            attached = await line.open(attach)
+        except BaseException:
+            await line.close(at_once=True)
+            raise
+        if attached.refused:
+            await line.close(at_once=True)
+            raise FlareError(attached.refused, _AGAIN)
+        self._line, self._broken = line, None
+        line.expect(busy=self._busy or self.welcome is None)
+
+    async def _through_known_gateway(self, wanted: set[str]) -> bool:
+        """Goes through the gateway of an earlier session, if all sites are there; that takes no time."""
+        address = self._memory.address() if self._options.gateway == "auto" else None
+        if address is None:
+            return False
+        attach = self._begin("")
+        try:
+            await self._take_way(GatewayLine(address, self._duplex, self._lose), attach)
+        except FlareError:
+            self._memory.forget()
+            return False
+        if await self._welcomed(lambda welcome: wanted <= welcome.sites.keys()):
+            assert self.welcome is not None  # noqa: S101 - it was just seen
+            self._carrier = self.welcome.carrier
+            return True
+        await self._leave()
+        return False
+
+    async def _by_commands(self, carrier: str, wanted: set[str], patience: float) -> bool:
+        """Connects to a carrier; False if it does not run, was not sent to all sites that are wanted, or lost some."""
+        attach = self._begin(carrier)
+        try:
+            await self._take_way(CommandLine(self._admin, carrier, self._duplex, self._lose, patience), attach)
+        except FlareError as error:
+            self._broken = error
+            return False
+
+        def fits(welcome: fm.Welcome) -> bool | None:
+            if wanted - set(welcome.deployed) or wanted & welcome.gone.keys():
+                return False
+            return True if wanted <= welcome.sites.keys() else None
+
+        if await self._welcomed(fits):
+            return True
+        await self._leave()
+        return False
+
+    async def _welcomed(self, fits: Callable[[fm.Welcome], bool | None]) -> bool:
+        """Waits for what the hub tells of the sites, until that fits or cannot, or the way is lost."""
+        while self._broken is None:
+            found = None if self.welcome is None else fits(self.welcome)
+            if found is not None:
+                return found
+            self._changed.clear()
+            await self._changed.wait()
+        return False
+
+    @property
+    def _gateway(self) -> str | None:
+        """Where the homesite's gateway is, if we may and can take it."""
+        if self.welcome is None or self._options.gateway == "never":
+            return None
+        host, address = self.welcome.gateway
+        return address if address and host == platform.node() else None
+
+    async def _switch_to_gateway(self) -> None:
+        """Goes on through the homesite's gateway, if that can be reached; else as before."""
+        address, before = self._gateway, self._line
+        if address is None or before is None or before.kind == "gateway":
+            return
+        await before.close(at_once=True)
+        self._line = None
+        try:
+            await self._take_way(GatewayLine(address, self._duplex, self._lose), self._attach(new=False))
+        except FlareError as error:
+            _log.info("the gateway of %s is not used: %s", self._hello.homesite, error)
+            line = CommandLine(self._admin, self._carrier, self._duplex, self._lose, self._options.delivery_timeout)
+            await self._take_way(line, self._attach(new=False))
+        else:
+            self._memory.keep(address)
+            await self._admin.close()
+
+    def _what_is_missing(self, wanted: set[str]) -> str:
+        seconds = self._options.start_timeout
+        if self.welcome is None:
+            why = "" if self._broken is None else f": {self._broken.problem}"
+            return f"the federation has not answered within {seconds:g} s{why}"
+        missing = [name for name in sorted(wanted) if name not in self.welcome.sites]
+        return f"after {seconds:g} s these sites are not ready: {', '.join(missing)}"
+
+    # while it is open
+
+    def _take(self, data: bytes) -> None:
+        message = fm.decode_hub(data)
+        if isinstance(message, fm.Welcome):
+            self.welcome = message
+            self._better = self._line is not None and self._line.kind == "commands" and self._gateway is not None
+            self._changed.set()
+        if isinstance(message, fm.Bye):
+            self._give_up(FlareError(f"the carrier has ended: {message.reason}", _AGAIN))
+            return
+        try:
+            self._on_message(message)
+        except Exception:  # noqa: BLE001 - one message that cannot be handled must not cut off the others
+            _log.exception("what the hub says cannot be handled: %s", type(message).__name__)
+
+    def _lose(self, line: Line, error: FlareError) -> None:
+        """A way is lost; only that which is gone at present counts."""
+        if line is self._line:
+            self._line, self._broken = None, error
+            self._duplex.detach()
+            self._changed.set()
+
+    async def supervise(self) -> None:
+        """Finds other ways, until the hub cannot be reached any more."""
+        while self.lost is None and not self._closed:
+            self._changed.clear()
+            if self._broken is not None:
+                await self._mend(self._broken)
+            elif self._better:
+                self._better = False
+                await self._try_better()
+            else:
+                await self._changed.wait()
+
+    async def _try_better(self) -> None:
+        try:
+            await self._switch_to_gateway()
+        except FlareError as error:
+            self._broken = error
+
+    async def _mend(self, error: FlareError) -> None:
+        """The way to the hub is lost: takes another one, or gives up."""
+        _log.info("the way to the hub is lost: %s", error)
+        self._memory.forget()
+        patience = self._options.delivery_timeout
+        try:
+            async with asyncio.timeout(patience):
+                await self._admin.close()  # FLARE ends sessions of users that say nothing for a while
+                await self._admin.open(patience)
+                line = CommandLine(self._admin, self._carrier, self._duplex, self._lose, patience)
+                await self._take_way(line, self._attach(new=False))
+        except TimeoutError:
+            self._give_up(FlareError(f"the hub cannot be reached for {patience:g} s: {error.problem}", _AGAIN))
+        except FlareError as reason:
+            self._give_up(FlareError(f"the hub cannot be reached any more: {reason.problem}", _AGAIN))
+        else:
+            self._better = self._gateway is not None and self._broken is None
+
+    def _give_up(self, error: FlareError) -> None:
+        if self.lost is None:
+            self.lost = error
+            self._duplex.detach()
+            self._changed.set()
+            self._on_lost(self, error)
+
+    # closing
+
+    async def _leave(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            self.send(fm.Leave())
+            await line.close(at_once=False)
+
+    async def close(self) -> None:
+        """Says what is left to be said, and leaves."""
+        self._closed = True
+        self._changed.set()
+        await self._leave()
+        self._duplex.detach()
+        await self._admin.close()

@@ -1,0 +1,172 @@
+"""What an application and the hub say to each other: in order, each exactly once, whatever carries it.
+
+Both ends have one. What is sent is kept until the other end has it; when the way breaks, another one is taken, and both
+go on where they were. Ways are of two kinds: along a stream, packets are pushed as they come; with commands the
+application asks, and each question and answer carries all that the other end has not got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+__all__ = ["Duplex", "Packet"]
+
+_PACKET: Final = 4 * 1024 * 1024
+"""How many bytes of messages make a packet; a larger message is a packet of its own."""
+_CONFIRM: Final = 64
+"""After how many messages the other end is told that we have them, if there is nothing else to say."""
+_CONFIRM_BYTES: Final = 1024 * 1024
+
+
+class Packet(msgspec.Struct, frozen=True, array_like=True):
+    """Messages ``first, first + 1, ...``; ``have``: the sender has all of ours before this number."""
+
+    first: int
+    have: int
+    messages: list[bytes]
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(Packet)
+
+
+class Duplex:
+    """One end.
+
+    Args:
+        on_message: takes messages of the other end.
+        on_room: is called when what the other end has not got has become less.
+    """
+
+    def __init__(self, on_message: Callable[[bytes], None], on_room: Callable[[], None] | None = None) -> None:
+        self.backlog = 0
+        """How many bytes the other end has not got yet."""
+        self.have = 0
+        """How many messages of the other end we have."""
+        self._on_message = on_message
+        self._on_room = on_room
+        self._kept: deque[bytes] = deque()
+        self._first = 0
+        """The number of the first message that is kept."""
+        self._unsent: deque[bytes] = deque()
+        """Those of them that were not pushed along the stream yet."""
+        self._sent = 0
+        """The number of the first of these."""
+        self._confirmed = 0
+        self._unconfirmed_bytes = 0
+        self._push: Callable[[bytes], None] | None = None
+        self._scheduled = False
+        self._wake: Callable[[], None] | None = None
+
+    def send(self, message: bytes) -> None:
+        """Sends a message: along the stream in this turn of the loop, or with the next question or answer."""
+        self._kept.append(message)
+        self.backlog += len(message)
+        if self._push is not None:
+            self._unsent.append(message)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._push is not None and not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+        elif self._wake is not None:
+            self._wake()
+
+    def attach(self, push: Callable[[bytes], None], have: int) -> None:
+        """Packets are pushed along a stream from now on; ``have``: what the other end has got so far.
+
+        Raises:
+            ValueError: the other end cannot have that.
+        """
+        self._wake = None
+        self.release(have)
+        self._push = push
+        self._unsent, self._sent = deque(self._kept), self._first
+        self._schedule()
+
+    def answer_by(self, wake: Callable[[], None]) -> None:
+        """Packets are asked for from now on (:meth:`pull`); ``wake``: is called when there is something to say."""
+        self.detach()
+        self._wake = wake
+
+    def detach(self) -> None:
+        """There is no way at present: what is said waits."""
+        self._push = self._wake = None
+        self._unsent.clear()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something that the other end has not got."""
+        return bool(self._kept)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        push, unsent = self._push, self._unsent
+        while push is not None:
+            messages = _batch(unsent)
+            if not messages and self._confirmed == self.have:
+                return
+            for _ in messages:
+                unsent.popleft()
+            first, self._sent = self._sent, self._sent + len(messages)
+            push(self._packet(first, messages))
+
+    def pull(self) -> bytes:
+        """Everything that the other end has not got, as far as it fits into one packet."""
+        return self._packet(self._first, _batch(self._kept))
+
+    def _packet(self, first: int, messages: list[bytes]) -> bytes:
+        self._confirmed, self._unconfirmed_bytes = self.have, 0
+        return _encoder.encode(Packet(first, self.have, messages))
+
+    def take(self, data: bytes) -> None:
+        """Takes a packet of the other end.
+
+        Raises:
+            ValueError: it is none, or messages before it are missing.
+        """
+        packet = _decoder.decode(data)
+        self.release(packet.have)
+        if packet.first > self.have:
+            raise ValueError(f"messages {self.have} to {packet.first - 1} are missing")
+        for message in packet.messages[self.have - packet.first :]:
+            self.have += 1
+            self._unconfirmed_bytes += len(message)
+            self._on_message(message)
+        if self.have - self._confirmed >= _CONFIRM or self._unconfirmed_bytes >= _CONFIRM_BYTES:
+            self._schedule()
+
+    def release(self, have: int) -> None:
+        """The other end has got so many messages in all.
+
+        Raises:
+            ValueError: it cannot have them.
+        """
+        if not self._first <= have <= self._first + len(self._kept):
+            if have < self._first:
+                return  # it was said before something that we know already
+            raise ValueError(f"the other end has {have} messages of {self._first + len(self._kept)}")
+        for _ in range(have - self._first):
+            self.backlog -= len(self._kept.popleft())
+        if have > self._first:
+            self._first = have
+            if self._on_room is not None:
+                self._on_room()
+
+
+def _batch(messages: Iterable[bytes]) -> list[bytes]:
+    """The first messages, as far as they fit into one packet."""
+    batch: list[bytes] = []
+    size = 0
+    for message in messages:
+        if batch and size + len(message) > _PACKET:
+            break
+        batch.append(message)
+        size += len(message)
+    return batch
