@@ -121,6 +121,17 @@ def chaos(session: nox.Session) -> None:
 
 
 @nox.session
+def flare(session: nox.Session) -> None:
+    """Everything past one machine, longer: all tests on real federations, through the gateway and by app commands."""
+    install(session, "test")
+    install_programs(session, NETWORK)
+    paths = session.posargs or ["tests/flare", "tests/deploy", "tests/conformance", "tests/property"]
+    for way in ("auto", "never"):
+        env = {"DFM_FLARE_GATEWAY": way, "DFM_FLARE_PIPELINES": "200"}
+        session.run("pytest", *SIDE_BY_SIDE, "-k", "flare", *paths, env=env)
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """The documentation; every warning is an error."""
     install(session, "docs")
