@@ -9,11 +9,11 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import pytest_asyncio
 
 from dfm_async import (
     Federation,
@@ -67,110 +67,36 @@ with Pipeline("who") as who:
     Yield(pid())
 
 
-@pytest.fixture
-async def flare(tmp_path: Path) -> AsyncIterator[LocalFlare]:
-    environment = {"PYTHONPATH": str(ROOT)}
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_session]
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def flare(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalFlare]:
+    # One federation for all of them: it takes seconds to start. What dies in a test is started again by its end.
+    folder, environment = tmp_path_factory.mktemp("flare"), {"PYTHONPATH": str(ROOT)}
+    users = ("hasty@dfm.local", "patient@dfm.local")
     async with LocalFlare.up(
-        ["archive", "lab"], tmp_path, allow_code=True, kits=KITS, environment=environment
+        ["archive", "lab"], folder, users=users, allow_code=True, kits=KITS, environment=environment
     ) as found:
         yield found
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def door() -> AsyncIterator[Door]:
     async with Door.hung() as found:
         yield found
 
 
-def options(flare: LocalFlare, **changed: Any) -> FlareOptions:
-    given: dict[str, Any] = {"code": "travels", "delivery_timeout": BOUND, **changed}
-    return FlareOptions(startup_kit=flare.startup_kit, user=flare.user, **given)
-
-
-def connect(flare: LocalFlare, **changed: Any) -> Session:
-    return Session(fed, target="flare", options=options(flare, **changed))
+def connect(flare: LocalFlare, *, delivery_timeout: float = BOUND) -> Session:
+    user = flare.users[delivery_timeout != BOUND]  # the patience of a carrier is that of its user
+    options = FlareOptions(
+        startup_kit=flare.folder / user, user=user, code="travels", delivery_timeout=delivery_timeout
+    )
+    return Session(fed, target="flare", options=options)
 
 
 async def values(job: Job) -> list[Any]:
     return sorted([result.value async for result in job])
-
-
-async def test_a_site_that_dies_ends_its_jobs_and_serves_again_when_it_is_back(flare: LocalFlare, door: Door) -> None:
-    async with connect(flare) as session:
-        job = await session.execute(weighing, {"door": door.path, "n": 1})
-        await door.knocked("weigh 1")
-        await flare.kill_client("lab")
-        async with asyncio.timeout(2 * BOUND + SLACK):
-            with pytest.raises(JobAborted, match="'lab'"):
-                await job
-        assert await values(await session.execute(fetching, {"n": 7})) == [7]  # other sites go on
-        await flare.start_client("lab")
-        door.open()
-        again = await session.execute(weighing, {"door": door.path, "n": 2})  # the same session
-        assert await values(again) == [20]
-
-
-async def test_a_killed_process_of_a_site_harms_no_other_site(flare: LocalFlare, door: Door) -> None:
-    async with connect(flare) as session:
-        job = await session.execute(weighing, {"door": door.path, "n": 1})
-        await door.knocked("weigh 1")
-        (process,) = [
-            found for found in marked_at(flare, "lab") if "client.worker_process" in " ".join(found.cmdline())
-        ]
-        process.kill()
-        async with asyncio.timeout(2 * BOUND + SLACK):
-            with pytest.raises(JobAborted, match="'lab'"):
-                await job
-        carrier = session.stats().way
-        assert await values(await session.execute(fetching, {"n": 7})) == [7]
-        assert carrier is not None
-
-
-def marked_at(flare: LocalFlare, site: str) -> list[psutil.Process]:
-    """All processes of a site."""
-    variables = psutil.Process(flare.pids[site]).environ()
-    return marked(variables["DFM_FLARE_MARK"])
-
-
-async def test_a_job_of_a_killed_worker_runs_again(flare: LocalFlare, door: Door) -> None:
-    async with connect(flare) as session:
-        worker = (await values(await session.execute(who)))[0]
-        job = await session.execute(weighing, {"door": door.path, "n": 1}, retry=RetryPolicy(on_worker_lost=1))
-        await door.knocked("weigh 1")
-        os.kill(worker, signal.SIGKILL)
-        await door.knocked("weigh 1", times=2)
-        door.open()
-        assert await values(job) == [10]
-
-
-async def test_jobs_go_on_without_the_gateway_and_each_result_comes_once(flare: LocalFlare, door: Door) -> None:
-    async with connect(flare, delivery_timeout=15.0) as session:
-        assert session.stats().way == "gateway"
-        job = await session.execute(weighing, [{"door": door.path, "n": n} for n in range(4)])
-        for n in range(4):
-            await door.knocked(f"weigh {n}")
-        door.let_in("weigh 0")
-        results = job.results()
-        assert (await anext(results)).value == 0
-        await flare.kill_client("home")
-        door.open()
-        assert sorted([result.value async for result in results]) == [10, 20, 30]
-        assert session.stats().way == "commands"
-        assert await job is JobStatus.FINISHED
-
-
-async def test_a_server_that_starts_again_ends_jobs_and_the_session_serves_on(flare: LocalFlare, door: Door) -> None:
-    async with connect(flare) as session:
-        job = await session.execute(weighing, {"door": door.path, "n": 1})
-        await door.knocked("weigh 1")
-        await flare.kill_server()
-        async with asyncio.timeout(4 * BOUND + SLACK):
-            with pytest.raises(JobAborted, match=r"reached|ended"):
-                await job
-        await flare.start_server()
-        door.open()
-        again = await session.execute(weighing, {"door": door.path, "n": 2})
-        assert await values(again) == [20]
 
 
 _APPLICATION = """
@@ -212,7 +138,7 @@ async def test_a_job_outlives_the_application_and_another_one_reads_on(flare: Lo
         assert await values(job) == [0, 10, 30]
         again = await session.reattach("left-alone")
         assert sorted([result.value async for result in again.results(after=-1)]) == [0, 10, 20, 30]
-        assert [found.job_id for found in await session.refresh_jobs()] == ["left-alone"]
+        assert "left-alone" in [found.job_id for found in await session.refresh_jobs()]
     assert len(door.visits) == 4
 
 
@@ -221,6 +147,84 @@ async def test_the_audit_log_of_a_site_tells_who_did_what(flare: LocalFlare, doo
     async with connect(flare) as session:
         assert await values(await session.execute(weighing, {"door": door.path, "n": 1}, job_id="audited")) == [10]
     lines = [json.loads(line) for line in (flare.folder / "lab" / "audit.jsonl").read_text().splitlines()]
-    asked = next(line for line in lines if line["event"] == "asked")
-    assert (asked["user"], asked["job"], asked["operations"]) == (flare.user, "audited", ["weigh"])
+    asked = next(line for line in lines if line["event"] == "asked" and line["job"] == "audited")
+    assert (asked["user"], asked["operations"]) == (flare.user, ["weigh"])
     assert asked["brings_code"] is True
+
+
+async def test_a_job_of_a_killed_worker_runs_again(flare: LocalFlare, door: Door) -> None:
+    async with connect(flare) as session:
+        worker = (await values(await session.execute(who)))[0]
+        job = await session.execute(weighing, {"door": door.path, "n": 1}, retry=RetryPolicy(on_worker_lost=1))
+        await door.knocked("weigh 1")
+        os.kill(worker, signal.SIGKILL)
+        await door.knocked("weigh 1", times=2)
+        door.open()
+        assert await values(job) == [10]
+
+
+async def test_jobs_go_on_without_the_gateway_and_each_result_comes_once(flare: LocalFlare, door: Door) -> None:
+    async with connect(flare, delivery_timeout=15.0) as session:
+        assert session.stats().way == "gateway"
+        job = await session.execute(weighing, [{"door": door.path, "n": n} for n in range(4)])
+        for n in range(4):
+            await door.knocked(f"weigh {n}")
+        door.let_in("weigh 0")
+        results = job.results()
+        assert (await anext(results)).value == 0
+        await flare.kill_client("home")
+        door.open()
+        assert sorted([result.value async for result in results]) == [10, 20, 30]
+        assert session.stats().way == "commands"
+        assert await job is JobStatus.FINISHED
+    await flare.start_client("home")
+
+
+def marked_at(flare: LocalFlare, site: str) -> list[psutil.Process]:
+    """All processes of a site."""
+    variables = psutil.Process(flare.pids[site]).environ()
+    return marked(variables["DFM_FLARE_MARK"])
+
+
+async def test_a_killed_process_of_a_site_harms_no_other_site(flare: LocalFlare, door: Door) -> None:
+    async with connect(flare) as session:
+        job = await session.execute(weighing, {"door": door.path, "n": 1})
+        await door.knocked("weigh 1")
+        carrier = session._target._connection.carrier  # type: ignore[attr-defined] # that of FLARE
+        commands = {process: " ".join(process.cmdline()) for process in marked_at(flare, "lab")}
+        (process,) = [one for one, text in commands.items() if "client.worker_process" in text and carrier in text]
+        process.kill()
+        async with asyncio.timeout(2 * BOUND + SLACK):
+            with pytest.raises(JobAborted, match="'lab'"):
+                await job
+        assert await values(await session.execute(fetching, {"n": 7})) == [7]
+        assert session._target._connection.carrier == carrier  # type: ignore[attr-defined] # as above
+
+
+async def test_a_site_that_dies_ends_its_jobs_and_serves_again_when_it_is_back(flare: LocalFlare, door: Door) -> None:
+    async with connect(flare) as session:
+        job = await session.execute(weighing, {"door": door.path, "n": 1})
+        await door.knocked("weigh 1")
+        await flare.kill_client("lab")
+        async with asyncio.timeout(2 * BOUND + SLACK):
+            with pytest.raises(JobAborted, match="'lab'"):
+                await job
+        assert await values(await session.execute(fetching, {"n": 7})) == [7]  # other sites go on
+        await flare.start_client("lab")
+        door.open()
+        again = await session.execute(weighing, {"door": door.path, "n": 2})  # the same session
+        assert await values(again) == [20]
+
+
+async def test_a_server_that_starts_again_ends_jobs_and_the_session_serves_on(flare: LocalFlare, door: Door) -> None:
+    async with connect(flare) as session:
+        job = await session.execute(weighing, {"door": door.path, "n": 1})
+        await door.knocked("weigh 1")
+        await flare.kill_server()
+        async with asyncio.timeout(4 * BOUND + SLACK):
+            with pytest.raises(JobAborted, match=r"reached|ended"):
+                await job
+        await flare.start_server()
+        door.open()
+        again = await session.execute(weighing, {"door": door.path, "n": 2})
+        assert await values(again) == [20]
