@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
@@ -17,7 +16,7 @@ from dfm_async.model.status import JobStatus
 from dfm_async.results.error_values import unpack_error
 from dfm_async.targets.coordinator import Coordinator, Phase
 from dfm_async.targets.flare import messages as fm
-from dfm_async.targets.flare.duplex import Duplex
+from dfm_async.targets.flare.application import Application
 from dfm_async.targets.flare.hub_job import HubJob, Run, read_plan
 from dfm_async.targets.flare.node import HUB
 from dfm_async.targets.flare.sealed import SealedValues
@@ -29,7 +28,7 @@ from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 from dfm_async.workers.worker import ELSEWHERE
 
-__all__ = ["FOR_HUB", "Application", "Hub"]
+__all__ = ["FOR_HUB", "Hub"]
 
 _log = logging.getLogger(__name__)
 
@@ -78,10 +77,6 @@ FOR_HUB: Final = (
 _LONGEST_LINE: Final = 4096
 _STATE_EVERY: Final = 0.01
 """Applications are told at most so often how far a job is."""
-_AHEAD: Final = 64 * 1024 * 1024
-"""How many bytes may be under way to one application; then its jobs wait."""
-_TALK: Final = 8 * 1024 * 1024
-"""From how many bytes on that are under way log records and the like are left out, and counted."""
 
 
 class Sender(Protocol):
@@ -94,60 +89,6 @@ class Sender(Protocol):
     def drop(self, peer: str) -> None:
         """The peer is another process now."""
         ...
-
-
-class Application:
-    """One session of an application, whichever way it speaks at present.
-
-    Args:
-        attach: its first words.
-        on_message: takes its messages.
-        on_room: is called when it has taken something.
-    """
-
-    def __init__(
-        self,
-        attach: fm.Attach,
-        on_message: Callable[[Application, bytes], None],
-        on_room: Callable[[Application], None],
-    ) -> None:
-        hello = attach.hello
-        self.name = attach.session
-        self.hello = hello
-        self.offers: set[str] = set()
-        self.slots = Slots(hello.lanes, hello.slots)
-        self.pending: deque[HubJob] = deque()
-        """Jobs whose submission is answered when there is room for them in the queue."""
-        self.duplex = Duplex(lambda data: on_message(self, data), lambda: on_room(self))
-        self.connection = ""
-        """Its connection at the gateway, if it has one."""
-        self.absence: asyncio.TimerHandle | None = None
-        self._left_out = 0
-
-    def send(self, message: Any) -> None:
-        """Says something that must arrive."""
-        self.duplex.send(fm.encode(message))
-
-    def tell(self, message: Any) -> None:
-        """Says something that may be left out when the application does not listen: log records, calls, reports."""
-        if self.duplex.backlog > _TALK:
-            self._left_out += 1
-            return
-        if self._left_out and isinstance(message, fm.LogLines):
-            message = msgspec.structs.replace(message, left_out=message.left_out + self._left_out)
-            self._left_out = 0
-        self.send(message)
-
-    @property
-    def full(self) -> bool:
-        """Whether it has too much to take already."""
-        return self.duplex.backlog > _AHEAD
-
-    def here(self) -> None:
-        """It is there."""
-        if self.absence is not None:
-            self.absence.cancel()
-            self.absence = None
 
 
 class Hub:
@@ -512,7 +453,7 @@ class Hub:
             seconds, over = message.deadline
             coordinator.deadline(seconds, asyncio.get_running_loop().time() - over)
         if crowded:
-            app.pending.append(job)
+            app.pending.append(job.job_id)
         else:
             app.send(fm.Submitted(job.job_id, "new"))
         job.follow(app, 0)
@@ -541,7 +482,7 @@ class Hub:
     def _answer_pending(self, app: Application) -> None:
         """Tells the application that jobs are in the queue, as far as the queue has room."""
         while app.pending and app.slots.waiting - len(app.pending) < app.hello.queue_limit:
-            app.send(fm.Submitted(app.pending.popleft().job_id, "new"))
+            app.send(fm.Submitted(app.pending.popleft(), "new"))
 
     def _seat(self, job: HubJob, lane: int) -> None:
         """Asks all sites of a job for a seat. It is launched when all have one: no token leaves before that."""
@@ -667,8 +608,8 @@ class Hub:
         self._push(job)  # before its last events: whoever waits for the end then knows how it came
         self._dirty.pop(job, None)
         for app in self._apps.values():
-            if job in app.pending:
-                app.pending.remove(job)
+            if job.job_id in app.pending:
+                app.pending.remove(job.job_id)
                 app.send(fm.Submitted(job.job_id, "new"))
         self._admit(job.slots)
         self._forget_old()

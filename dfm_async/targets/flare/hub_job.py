@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -17,15 +17,13 @@ from dfm_async.results.log import LogReader, ResultLog
 from dfm_async.results.record import JobRecord
 from dfm_async.targets.coordinator import Coordinator
 from dfm_async.targets.flare import messages as fm
+from dfm_async.targets.flare.application import Application
 from dfm_async.targets.flare.event_wire import EventWriter
 from dfm_async.targets.flare.relay import RelayedActivity, RelayedTrace
 from dfm_async.targets.flare.sealed import SealedValues, rows_of
 from dfm_async.targets.flare.slots import Slots
 from dfm_async.targets.rules import JobRules
 from dfm_async.wire import messages as msg
-
-if TYPE_CHECKING:
-    from dfm_async.targets.flare.hub import Application
 
 __all__ = ["Follower", "HubJob", "Run", "read_plan"]
 

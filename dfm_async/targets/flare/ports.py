@@ -9,7 +9,8 @@ import logging
 from typing import Any, Final
 
 from dfm_async.targets.flare import messages as fm
-from dfm_async.targets.flare.hub import Application, Hub
+from dfm_async.targets.flare.application import Application
+from dfm_async.targets.flare.hub import Hub
 from dfm_async.targets.flare.node import Node
 
 __all__ = ["Commands", "GatewayPorts"]
