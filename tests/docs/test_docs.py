@@ -29,9 +29,9 @@ import msgspec
 import psutil
 import pytest
 
-from dfm_async import LocalOptions, ResultLimits, RetryPolicy, errors
+from dfm_async import FlareOptions, LocalOptions, ResultLimits, RetryPolicy, errors
+from dfm_async.deploy import SiteSettings
 from dfm_async.exchange import AgentOptions, ExecutorOptions
-from dfm_async.model.flare import SiteSettings
 from dfm_async.web import WebLimits
 from tests.docs.pages import FILE, ROOT, Block, blocks, examples, examples_of, pages
 
@@ -225,7 +225,16 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-OPTIONS = [AgentOptions, ExecutorOptions, LocalOptions, ResultLimits, RetryPolicy, SiteSettings, WebLimits]
+OPTIONS = [
+    AgentOptions,
+    ExecutorOptions,
+    FlareOptions,
+    LocalOptions,
+    ResultLimits,
+    RetryPolicy,
+    SiteSettings,
+    WebLimits,
+]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda found: found.__name__)
