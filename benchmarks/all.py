@@ -42,6 +42,11 @@ NAMES = (
     "program_transfer",
     "program_start",
     "program_lost",
+    "flare_first_result",
+    "flare_round_trip",
+    "flare_tokens",
+    "flare_arrays",
+    "flare_results",
 )
 LIMIT = 900
 

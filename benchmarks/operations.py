@@ -82,6 +82,15 @@ def arrays(n: int, size: int) -> Iterator[Any]:
         yield array
 
 
+async def count(values: AsyncIterator[int]) -> int:
+    found = 0
+    async for value in values:
+        if value != found:
+            raise RuntimeError("a value came out of turn")
+        found += 1
+    return found
+
+
 async def count_arrays(values: AsyncIterator[Any]) -> int:
     count = 0
     async for array in values:

@@ -39,8 +39,8 @@ FAIR: Final = 64
 """After how many elements that came without waiting others get their turn."""
 PULL: Final = 256
 """How many elements are asked for at a time."""
-_PULL_BYTES: Final = 16 * 1024 * 1024
-"""The same in bytes; a single larger element still passes."""
+_PULL_BYTES: Final = 64 * 1024 * 1024
+"""The same in bytes; a single larger element still passes. Of elements that take long to send, two are under way."""
 _MANY: Final = 1 << 30
 
 

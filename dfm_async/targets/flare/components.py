@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import platform
+import threading
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -75,6 +76,9 @@ class _Process:
         self._run_folder = Path(workspace.get_run_dir(self.job_id))
         self.loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Future[str] | None = None
+        self._too_late: str | None = None
+        """Why it has to end before it could begin, if so."""
+        self._lock = threading.Lock()
 
     def may_die(self) -> None:
         """Has FLARE take the end of this process for a good one: else it would end the carrier at all other sites.
@@ -100,18 +104,22 @@ class _Process:
             load_authorizer(settings),
         )
 
-    def begin(self, abort_signal: Signal) -> asyncio.Future[str]:
+    def begin(self) -> asyncio.Future[str]:
         """Runs on this loop; gives what tells why it has to end, when it has to."""
-        self.loop = asyncio.get_running_loop()
-        self._ended = self.loop.create_future()
-        _when_triggered(abort_signal, lambda: self.end("FLARE has ended the job"))
+        with self._lock:
+            self.loop = asyncio.get_running_loop()
+            self._ended = self.loop.create_future()
+            if self._too_late is not None:
+                self._ended.set_result(self._too_late)
         return self._ended
 
     def end(self, reason: str) -> None:
         """Ends it, from any thread."""
-        loop, ended = self.loop, self._ended
-        if loop is None or ended is None:
-            return
+        with self._lock:
+            loop, ended = self.loop, self._ended
+            if loop is None or ended is None:
+                self._too_late = reason
+                return
 
         def set_result() -> None:
             if not ended.done():
@@ -128,28 +136,37 @@ class SiteExecutor(Executor):  # type: ignore[misc] # nvflare has no type inform
         super().__init__()
         self._patience = patience
         self._process: _Process | None = None
+        self._thread: threading.Thread | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Listens for packets before any task comes, and ends when FLARE ends the job."""
+        """Begins before any task comes, and ends when FLARE ends the job."""
         if event_type == EventType.START_RUN:
-            self._process = _Process(fl_ctx, self._patience)
-            self._process.may_die()
+            process = self._process = _Process(fl_ctx, self._patience)
+            process.may_die()
+            # Not only when the task comes: clients ask for tasks every two seconds.
+            thread = self._thread = threading.Thread(target=_serve_site, args=(process,), name="dfm-site", daemon=True)
+            thread.start()
         elif event_type in _ENDS and self._process is not None:
             self._process.end("FLARE has ended the job")
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Runs the site until the carrier ends."""
-        process = self._process
-        if process is None:
+        process, thread = self._process, self._thread
+        if process is None or thread is None:
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
-        asyncio.run(_run_site(process, abort_signal))
+        _when_triggered(abort_signal, lambda: process.end("FLARE has ended the job"))
+        thread.join()
         return make_reply(ReturnCode.OK)
 
 
-async def _run_site(process: _Process, abort_signal: Signal) -> None:
+def _serve_site(process: _Process) -> None:
+    asyncio.run(_run_site(process))
+
+
+async def _run_site(process: _Process) -> None:
     """Serves the hub. When that cannot be reached any more, its jobs end here, and the site comes to it anew."""
     loop = asyncio.get_running_loop()
-    ended = process.begin(abort_signal)
+    ended = process.begin()
     reason = ""
     heard = loop.time()
     try:
@@ -297,7 +314,8 @@ class HubController(Controller):  # type: ignore[misc] # nvflare has no type inf
         asyncio.run(self._run(self._process, abort_signal))
 
     async def _run(self, process: _Process, abort_signal: Signal) -> None:
-        ended = process.begin(abort_signal)
+        ended = process.begin()
+        _when_triggered(abort_signal, lambda: process.end("FLARE has ended the job"))
         settings = process.settings(HUB)
         hub = self._hub = Hub(process.job_id, VERSION, self._deployed, LocalOptions(), self._linger)
 

@@ -513,6 +513,8 @@ class Hub:
             app.pending.append(job)
         else:
             app.send(fm.Submitted(job.job_id, "new"))
+        job.follow(app, 0)
+        job.followers[app.name].taken(fm.Taken(job.job_id, 0, message.until, 0))
         app.slots.put(job, message.priority)
         self._admit(app.slots)
         self._rest()

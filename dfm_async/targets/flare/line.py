@@ -288,7 +288,7 @@ class CommandLine:
                 kind = CarrierEnded if reason.startswith(_ENDED) else FlareError
                 raise kind(told, "Connect again")
             await asyncio.sleep(pause)  # it failed just now: at once it would fail again
-            pause = min(pause * 2, 1.0)
+            pause = min(pause * 2, 0.4)
 
     async def close(self, *, at_once: bool) -> None:
         """Ends it; unless at once, when everything is said."""

@@ -63,8 +63,16 @@ class _Packet(msgspec.Struct, frozen=True, array_like=True):
     messages: list[bytes]
 
 
+class _Received(msgspec.Struct, frozen=True, array_like=True):
+    """The same at the other end: large messages are not copied."""
+
+    life: str
+    number: int
+    messages: list[memoryview]
+
+
 _encoder: Final = msgspec.msgpack.Encoder()
-_decoder: Final = msgspec.msgpack.Decoder(_Packet)
+_decoder: Final = msgspec.msgpack.Decoder(_Received)
 
 
 class Link:
@@ -235,9 +243,9 @@ class Inbox:
         self._life = ""
         self._ended: deque[str] = deque(maxlen=_LIVES)
         self._next = 0
-        self._early: dict[int, list[bytes]] = {}
+        self._early: dict[int, list[memoryview]] = {}
 
-    def take(self, packet: bytes) -> list[bytes]:
+    def take(self, packet: bytes) -> list[memoryview]:
         """Takes a packet; gives the messages that are in order now.
 
         Raises:

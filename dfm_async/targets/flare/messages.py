@@ -401,6 +401,8 @@ class Traced(msgspec.Struct, frozen=True, array_like=True):
 class Submit(_Message, frozen=True, tag=132):
     """A new job; answered by :class:`Submitted`.
 
+    The application follows it from its beginning, and has room for the events before ``until``.
+
     ``rows``: a batch of parameter sets, each a dict of values. ``nets``: the net of each location. ``offers``: which
     code each site runs, or empty. ``created``: when, by the application's clock. ``deadline``: how many seconds the job
     has, and how many of them are over. ``token``: names this submission, and no other.
@@ -426,6 +428,7 @@ class Submit(_Message, frozen=True, tag=132):
     measured: bool
     created: float
     token: str
+    until: int
 
 
 class Submitted(_Message, frozen=True, tag=133):

@@ -215,7 +215,9 @@ class RemoteJob:
             self.measured,
             record.created,
             self._token,
+            self._ahead,
         )
+        self._granted = self._ahead
         sent = len(self._rows)
         self._submitted = loop.create_future()
         self._send(message)
@@ -230,7 +232,6 @@ class RemoteJob:
             raise JobExists(record.job_id)
         late, self._rows = self._rows[sent:], []
         self._known = True
-        self.follow()
         if late:
             self._send(fm.AddRows(record.job_id, self._codec.dumps(late)))
         if self.frames.stopped and not message.stopped:

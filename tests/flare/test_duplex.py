@@ -1,0 +1,147 @@
+"""What an application and the hub say to each other, while ways come and go."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dfm_async.targets.flare.duplex import Duplex
+
+
+class Ends:
+    """Both ends, and a stream between them that can break."""
+
+    def __init__(self) -> None:
+        self.at_app: list[bytes] = []
+        self.at_hub: list[bytes] = []
+        self.app = Duplex(self.at_app.append)
+        self.hub = Duplex(self.at_hub.append)
+        self.broken = False
+
+    def connect(self) -> None:
+        self.broken = False
+        self.app.attach(lambda packet: self._carry(self.hub, packet), self.hub.have)
+        self.hub.attach(lambda packet: self._carry(self.app, packet), self.app.have)
+
+    def _carry(self, end: Duplex, packet: bytes) -> None:
+        if not self.broken:
+            end.take(packet)
+
+    def cut(self) -> None:
+        self.broken = True
+        self.app.detach()
+        self.hub.detach()
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_what_is_said_without_a_way_waits_for_one() -> None:
+    ends = Ends()
+    ends.app.send(b"a")
+    ends.hub.send(b"b")
+    assert ends.app.waiting
+    ends.connect()
+    await settle()
+    assert (ends.at_hub, ends.at_app) == ([b"a"], [b"b"])
+
+
+async def test_what_a_broken_way_took_along_is_said_again_once() -> None:
+    ends = Ends()
+    ends.connect()
+    ends.app.send(b"1")
+    await settle()
+    ends.broken = True  # nobody knows yet
+    ends.app.send(b"2")
+    ends.hub.send(b"x")
+    await settle()
+    assert ends.at_hub == [b"1"]
+    ends.cut()
+    ends.app.send(b"3")
+    ends.connect()
+    await settle()
+    assert (ends.at_hub, ends.at_app) == ([b"1", b"2", b"3"], [b"x"])
+
+
+async def test_what_the_other_end_has_is_let_go() -> None:
+    ends = Ends()
+    ends.connect()
+    for _ in range(200):
+        ends.app.send(b"x" * 100)
+        await asyncio.sleep(0)
+    await settle()
+    assert len(ends.at_hub) == 200
+    assert ends.app.backlog < 100 * 100
+
+
+async def test_large_backlogs_go_in_several_packets() -> None:
+    ends = Ends()
+    packets: list[bytes] = []
+    for _ in range(3):
+        ends.app.send(b"x" * 3_000_000)
+    ends.app.attach(packets.append, 0)
+    await settle()
+    assert len(packets) == 3
+
+
+async def test_questions_and_answers_carry_what_the_other_end_has_not_got() -> None:
+    ends = Ends()
+    woken: list[None] = []
+    ends.hub.answer_by(lambda: woken.append(None))
+    ends.app.send(b"1")
+    ends.hub.take(ends.app.pull())
+    ends.hub.send(b"a")
+    assert woken == [None]
+    ends.hub.pull()  # this answer is lost
+    ends.hub.take(ends.app.pull())  # so the question comes again
+    ends.app.take(ends.hub.pull())
+    assert (ends.at_hub, ends.at_app) == ([b"1"], [b"a"])
+    assert not ends.app.waiting
+    ends.hub.take(ends.app.pull())
+    assert not ends.hub.waiting
+
+
+async def test_an_end_that_cannot_have_what_it_says_is_refused() -> None:
+    ends = Ends()
+    with pytest.raises(ValueError, match="messages of"):
+        ends.app.attach(lambda _: None, 5)
+    other = Duplex(lambda _: None)
+    for number in range(3):
+        other.send(b"%d" % number)
+    other.release(2)
+    with pytest.raises(ValueError, match="missing"):
+        ends.app.take(other.pull())
+
+
+@given(st.lists(st.sampled_from(["app", "hub", "cut", "connect", "lose", "turn", "ask"]), max_size=60))
+def test_whatever_happens_each_message_comes_once_and_in_order(steps: list[str]) -> None:
+    async def play() -> None:
+        ends = Ends()
+        said: dict[str, list[bytes]] = {"app": [], "hub": []}
+        for step in steps:
+            if step in said:
+                message = b"%d" % len(said[step])
+                said[step].append(message)
+                (ends.app if step == "app" else ends.hub).send(message)
+            elif step == "cut":
+                ends.cut()
+            elif step == "connect":
+                ends.connect()
+            elif step == "lose":
+                ends.broken = True
+            elif step == "ask":
+                ends.cut()
+                ends.hub.take(ends.app.pull())
+                ends.app.take(ends.hub.pull())
+            await asyncio.sleep(0)
+        ends.cut()
+        ends.connect()
+        await settle()
+        assert (ends.at_hub, ends.at_app) == (said["app"], said["hub"])
+
+    asyncio.run(play())
