@@ -84,6 +84,8 @@ def main_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[typ
     module = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", module)
     yield module
+    if Path(".dfm-flare").exists():  # nothing runs there any more, unless the page has failed in between
+        subprocess.run([sys.executable, "-m", "dfm_async", "flare", "down"], check=True, capture_output=True)
     for name, imported in list(sys.modules.items()):
         if (getattr(imported, "__file__", None) or "").startswith(str(tmp_path)):
             del sys.modules[name]
