@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 
 _FOUND: Final = 3.0
 """For how many seconds a carrier that was found is asked; one that has just ended is listed for a while."""
+_ASK_AGAIN: Final = 0.5
 _AGAIN: Final = "Connect again"
 
 
@@ -68,6 +69,8 @@ class HubConnection:
         self._busy = False
         self._better = False
         self._closed = False
+        self._ended: set[str] = set()
+        """Gateways that are not there any more."""
         self._changed = asyncio.Event()
 
     # what users of the connection see
@@ -94,12 +97,13 @@ class HubConnection:
 
     # opening
 
-    async def open(self, sites: Collection[str], homesite: str) -> None:
+    async def open(self, sites: Collection[str], homesite: str, needed: Collection[str] = ()) -> None:
         """Connects to the carrier of this user's jobs, or has one started.
 
         Args:
             sites: the sites that are wanted; those that are connected to the federation must be ready.
             homesite: the application's own site.
+            needed: those of them that are waited for, for a while, if they are not connected yet.
 
         Raises:
             FlareError: the federation cannot be reached, or its sites do not start.
@@ -107,15 +111,15 @@ class HubConnection:
         wanted = {homesite, *sites}
         try:
             async with asyncio.timeout(self._options.start_timeout):
-                await self._open(wanted)
+                await self._open(wanted, set(needed) - {HUB})
         except TimeoutError:
             raise FlareError(self._what_is_missing(wanted), "Ask 'dfm-async flare doctor'") from None
 
-    async def _open(self, wanted: set[str]) -> None:
+    async def _open(self, wanted: set[str], needed: set[str]) -> None:
         if await self._through_known_gateway(wanted):
             return
         await self._admin.open(self._options.start_timeout)
-        clients = await self._admin.clients()
+        clients = await self._clients(needed)
         wanted = {name for name in wanted if name in clients} | {HUB}
         name = carrier_name(self._options)
         tried = await self._admin.carriers(name)
@@ -126,6 +130,16 @@ class HubConnection:
             await self._start(name, clients, wanted, tried)
         if self._gateway is not None:
             await self._switch_to_gateway()
+
+    async def _clients(self, needed: set[str]) -> list[str]:
+        """The clients that are connected, when there is one, and those that are needed are there or do not come."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while True:
+            found = await self._admin.clients()
+            if found and (needed <= set(found) or loop.time() - began > self._options.delivery_timeout):
+                return found
+            await asyncio.sleep(_ASK_AGAIN)  # FLARE tells nobody that a client has come
 
     async def _start(self, name: str, clients: list[str], wanted: set[str], tried: Collection[str]) -> None:
         with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
@@ -220,7 +234,7 @@ class HubConnection:
         if self.welcome is None or self._options.gateway == "never":
             return None
         host, address = self.welcome.gateway
-        return address if address and host == platform.node() else None
+        return address if address and address not in self._ended and host == platform.node() else None
 
     async def _switch_to_gateway(self) -> None:
         """Goes on through the homesite's gateway, if that can be reached; else as before."""
@@ -233,6 +247,7 @@ class HubConnection:
             await self._take_way(GatewayLine(address, self._duplex, self._lose), self._attach(new=False))
         except FlareError as error:
             _log.info("the gateway of %s is not used: %s", self._hello.homesite, error)
+            self._ended.add(address)
             line = CommandLine(self._admin, self._carrier, self._duplex, self._lose, self._options.delivery_timeout)
             await self._take_way(line, self._attach(new=False))
         else:
@@ -265,6 +280,8 @@ class HubConnection:
 
     def _lose(self, line: Line, error: FlareError) -> None:
         """A way is lost; only that which is gone at present counts."""
+        if isinstance(line, GatewayLine):
+            self._ended.add(line.address)
         if line is self._line:
             self._line, self._broken = None, error
             self._duplex.detach()

@@ -82,6 +82,11 @@ class Frames(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection that has not ended."""
+        return self._transport is not None and not self.lost
+
     def abort(self) -> None:
         """Ends the connection at once."""
         if self._transport is not None:

@@ -128,7 +128,7 @@ class GatewayLine:
         self._answer = asyncio.get_running_loop().create_future()
         self._frames.on_frame = self._first
         self._frames.send(data)
-        if self._frames.lost:
+        if not self._frames.connected:
             raise EOFError("the connection was closed")
         return await self._answer
 
@@ -167,7 +167,7 @@ class GatewayLine:
         else:
             await asyncio.sleep(0)  # what was said in this turn of the loop
             self._frames.close()
-        if not self._frames.lost:
+        if self._frames.connected:
             await self._ended.wait()
 
 

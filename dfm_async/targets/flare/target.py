@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, Final
 
 import anyio
 
-from dfm_async.errors import DfmError, EncodingError, FlareError, Problem, SessionClosed
+from dfm_async.errors import DfmError, EncodingError, FlareError, PipelineError, Problem, SessionClosed
 from dfm_async.federation.federation import Federation
 from dfm_async.model.flare import FlareOptions
 from dfm_async.model.ids import JobId, JobNumber
@@ -134,33 +134,33 @@ class FlareTarget:
             return connection
         return await self._another()
 
-    async def _another(self) -> HubConnection:
+    async def _another(self, needed: Collection[str] = ()) -> HubConnection:
         """Connects anew, for the first who needs it and all others."""
         if self._group is None:
             raise SessionClosed("the session was closed")
         if self._connecting is None:
             self._connecting = asyncio.get_running_loop().create_future()
-            self._group.create_task(self._connect_for(self._connecting), name="connection to the federation")
+            self._group.create_task(self._connect_for(self._connecting, needed), name="connection to the federation")
         return await asyncio.shield(self._connecting)
 
-    async def _connect_for(self, waiting: asyncio.Future[HubConnection]) -> None:
+    async def _connect_for(self, waiting: asyncio.Future[HubConnection], needed: Collection[str]) -> None:
         """Connects for those who wait: a failure is theirs, and does not end the session."""
         waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # they may have gone
         try:
-            waiting.set_result(await self._connect())
+            waiting.set_result(await self._connect(needed))
         except (DfmError, OSError) as error:
             waiting.set_exception(error)
         finally:
             self._connecting = None
             waiting.cancel()
 
-    async def _connect(self) -> HubConnection:
+    async def _connect(self, needed: Collection[str]) -> HubConnection:
         assert self._federation is not None  # noqa: S101 - set while running
         connection = HubConnection(
             self.options, self._hello(), list(self._offers.values()), self._receive, self._give_up
         )
         try:
-            await connection.open(self._federation.sites, self._homesite)
+            await connection.open(self._federation.sites, self._homesite, needed)
         except BaseException:
             await _shielded(connection.close)
             raise
@@ -299,7 +299,7 @@ class FlareTarget:
         """
         connection, problems = await self._connected(), self._unsendable(plan)
         if not _has(connection, plan):  # a site that was lost may have come back since: another carrier can have it
-            connection = await self._another()
+            connection = await self._another(plan.sites)
         welcome = connection.welcome
         assert welcome is not None  # noqa: S101 - it was welcomed when it was opened
         assert self._federation is not None  # noqa: S101 - set while running
@@ -340,9 +340,16 @@ class FlareTarget:
         """Gives a job to the federation; returns when the hub has it.
 
         Raises:
+            PipelineError: the federation cannot give what the plan needs any more.
             FlareError: the federation cannot be reached any more.
         """
-        job.connection = await self._connected()
+        connection = await self._connected()
+        if not _has(connection, job.plan):  # a plan that was prepared when its sites were there
+            problems = await self.refusals(job.plan)
+            if problems:
+                raise PipelineError(job.plan.pipeline, problems)
+            connection = await self._connected()
+        job.connection = connection
         self.jobs.add(job)
         job.on_end(self._job_ended)
         self._expect()

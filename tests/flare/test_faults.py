@@ -1,0 +1,226 @@
+"""Participants of a real federation that die, end or come back, while jobs run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dfm_async import (
+    Federation,
+    Job,
+    JobAborted,
+    JobStatus,
+    Pipeline,
+    PlaceParam,
+    RetryPolicy,
+    Session,
+    Yield,
+)
+from dfm_async.deploy.local import LocalFlare
+from dfm_async.deploy.processes import marked
+from dfm_async.model.flare import FlareOptions
+from tests.flare.doors import Door, knock
+from tests.flare.shared import KITS, ROOT
+
+fed = Federation("mortal", api_version="1.0.0")
+archive, lab = fed.site("archive"), fed.site("lab")
+
+BOUND = 3.0
+"""For how many seconds messages are sent again."""
+SLACK = 10.0
+"""How much longer a busy machine may take."""
+
+
+@archive.operation
+async def fetch(n: int) -> int:
+    return n
+
+
+@lab.operation
+async def weigh(door: str, n: int) -> int:
+    await knock(door, f"weigh {n}")
+    return n * 10
+
+
+@lab.operation
+async def pid() -> int:
+    return os.getpid()
+
+
+with Pipeline("weighing") as weighing:
+    Yield(weigh(PlaceParam("door"), fetch(PlaceParam("n"))))
+
+with Pipeline("fetching") as fetching:
+    Yield(fetch(PlaceParam("n")))
+
+with Pipeline("who") as who:
+    Yield(pid())
+
+
+@pytest.fixture
+async def flare(tmp_path: Path) -> AsyncIterator[LocalFlare]:
+    environment = {"PYTHONPATH": str(ROOT)}
+    async with LocalFlare.up(
+        ["archive", "lab"], tmp_path, allow_code=True, kits=KITS, environment=environment
+    ) as found:
+        yield found
+
+
+@pytest.fixture
+async def door() -> AsyncIterator[Door]:
+    async with Door.hung() as found:
+        yield found
+
+
+def options(flare: LocalFlare, **changed: Any) -> FlareOptions:
+    given: dict[str, Any] = {"code": "travels", "delivery_timeout": BOUND, **changed}
+    return FlareOptions(startup_kit=flare.startup_kit, user=flare.user, **given)
+
+
+def connect(flare: LocalFlare, **changed: Any) -> Session:
+    return Session(fed, target="flare", options=options(flare, **changed))
+
+
+async def values(job: Job) -> list[Any]:
+    return sorted([result.value async for result in job])
+
+
+async def test_a_site_that_dies_ends_its_jobs_and_serves_again_when_it_is_back(flare: LocalFlare, door: Door) -> None:
+    async with connect(flare) as session:
+        job = await session.execute(weighing, {"door": door.path, "n": 1})
+        await door.knocked("weigh 1")
+        await flare.kill_client("lab")
+        async with asyncio.timeout(2 * BOUND + SLACK):
+            with pytest.raises(JobAborted, match="'lab'"):
+                await job
+        assert await values(await session.execute(fetching, {"n": 7})) == [7]  # other sites go on
+        await flare.start_client("lab")
+        door.open()
+        again = await session.execute(weighing, {"door": door.path, "n": 2})  # the same session
+        assert await values(again) == [20]
+
+
+async def test_a_killed_process_of_a_site_harms_no_other_site(flare: LocalFlare, door: Door) -> None:
+    async with connect(flare) as session:
+        job = await session.execute(weighing, {"door": door.path, "n": 1})
+        await door.knocked("weigh 1")
+        (process,) = [
+            found for found in marked_at(flare, "lab") if "client.worker_process" in " ".join(found.cmdline())
+        ]
+        process.kill()
+        async with asyncio.timeout(2 * BOUND + SLACK):
+            with pytest.raises(JobAborted, match="'lab'"):
+                await job
+        carrier = session.stats().way
+        assert await values(await session.execute(fetching, {"n": 7})) == [7]
+        assert carrier is not None
+
+
+def marked_at(flare: LocalFlare, site: str) -> list[psutil.Process]:
+    """All processes of a site."""
+    variables = psutil.Process(flare.pids[site]).environ()
+    return marked(variables["DFM_FLARE_MARK"])
+
+
+async def test_a_job_of_a_killed_worker_runs_again(flare: LocalFlare, door: Door) -> None:
+    async with connect(flare) as session:
+        worker = (await values(await session.execute(who)))[0]
+        job = await session.execute(weighing, {"door": door.path, "n": 1}, retry=RetryPolicy(on_worker_lost=1))
+        await door.knocked("weigh 1")
+        os.kill(worker, signal.SIGKILL)
+        await door.knocked("weigh 1", times=2)
+        door.open()
+        assert await values(job) == [10]
+
+
+async def test_jobs_go_on_without_the_gateway_and_each_result_comes_once(flare: LocalFlare, door: Door) -> None:
+    async with connect(flare, delivery_timeout=15.0) as session:
+        assert session.stats().way == "gateway"
+        job = await session.execute(weighing, [{"door": door.path, "n": n} for n in range(4)])
+        for n in range(4):
+            await door.knocked(f"weigh {n}")
+        door.let_in("weigh 0")
+        results = job.results()
+        assert (await anext(results)).value == 0
+        await flare.kill_client("home")
+        door.open()
+        assert sorted([result.value async for result in results]) == [10, 20, 30]
+        assert session.stats().way == "commands"
+        assert await job is JobStatus.FINISHED
+
+
+async def test_a_server_that_starts_again_ends_jobs_and_the_session_serves_on(flare: LocalFlare, door: Door) -> None:
+    async with connect(flare) as session:
+        job = await session.execute(weighing, {"door": door.path, "n": 1})
+        await door.knocked("weigh 1")
+        await flare.kill_server()
+        async with asyncio.timeout(4 * BOUND + SLACK):
+            with pytest.raises(JobAborted, match=r"reached|ended"):
+                await job
+        await flare.start_server()
+        door.open()
+        again = await session.execute(weighing, {"door": door.path, "n": 2})
+        assert await values(again) == [20]
+
+
+_APPLICATION = """
+import asyncio, sys
+from tests.flare.test_faults import FlareOptions, Session, fed, weighing
+
+async def main():
+    kit, user, door = sys.argv[1:]
+    session = Session(fed, target="flare", options=FlareOptions(startup_kit=kit, user=user, code="travels"))
+    await session.connect()
+    rows = [{"door": door, "n": n} for n in range(4)]
+    job = await session.execute(weighing, rows, job_id="left-alone")
+    first = await anext(job.results())
+    print(first.offset, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_job_outlives_the_application_and_another_one_reads_on(flare: LocalFlare, door: Door) -> None:
+    async with AsyncExitStack() as stack:
+        application = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _APPLICATION, str(flare.startup_kit), flare.user, door.path),
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        stack.push_async_callback(application.wait)
+        for n in range(4):
+            await door.knocked(f"weigh {n}")
+        door.let_in("weigh 2")
+        assert application.stdout is not None
+        offset = int(await application.stdout.readline())
+        application.kill()
+        await application.wait()
+    door.open()
+    async with connect(flare) as session:
+        job = await session.reattach("left-alone", after=offset)
+        assert await values(job) == [0, 10, 30]
+        again = await session.reattach("left-alone")
+        assert sorted([result.value async for result in again.results(after=-1)]) == [0, 10, 20, 30]
+        assert [found.job_id for found in await session.refresh_jobs()] == ["left-alone"]
+    assert len(door.visits) == 4
+
+
+async def test_the_audit_log_of_a_site_tells_who_did_what(flare: LocalFlare, door: Door) -> None:
+    door.open()
+    async with connect(flare) as session:
+        assert await values(await session.execute(weighing, {"door": door.path, "n": 1}, job_id="audited")) == [10]
+    lines = [json.loads(line) for line in (flare.folder / "lab" / "audit.jsonl").read_text().splitlines()]
+    asked = next(line for line in lines if line["event"] == "asked")
+    assert (asked["user"], asked["job"], asked["operations"]) == (flare.user, "audited", ["weigh"])
+    assert asked["brings_code"] is True
