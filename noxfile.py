@@ -121,6 +121,17 @@ def chaos(session: nox.Session) -> None:
 
 
 @nox.session
+def flare(session: nox.Session) -> None:
+    """Everything that runs in real federations on NVIDIA FLARE, again and again: ``-- 10`` says how many times."""
+    install(session, "test")
+    install_programs(session, NETWORK)
+    (times,) = session.posargs or ["3"]
+    for _ in range(int(times)):
+        session.run("pytest", "tests/flare", "tests/deploy", "tests/cli/test_flare.py")
+        session.run("pytest", *SIDE_BY_SIDE, "tests/conformance", "-k", "flare")
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """The documentation; every warning is an error."""
     install(session, "docs")
