@@ -248,9 +248,9 @@ def _components(kit: Kit, settings: SiteSettings) -> Iterator[Finding]:
     resources = _read(kit.resources)
     if isinstance(resources, str):
         yield Finding("components", "bad", f"local/resources.json: {resources}", _ASK)
-    elif OURS not in resources.get("class_allow_list", [OURS]):
-        told = f"local/resources.json does not allow {OURS}"
-        yield Finding("components", "bad", told, f'add "{OURS}" to its class_allow_list')
+    elif missing := [path for path in OURS if path not in resources.get("class_allow_list", OURS)]:
+        told = f"local/resources.json does not allow {' and '.join(missing)}"
+        yield Finding("components", "bad", told, f"add {', '.join(map(json.dumps, missing))} to its class_allow_list")
     else:
         yield Finding("components", "ok", "FLARE may build ours")
 

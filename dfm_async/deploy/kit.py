@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OURS", "Kit"]
 
-OURS: Final = "dfm_async.targets.flare."
+OURS: Final = tuple(f"dfm_async.targets.flare.components.{name}" for name in ("HubController", "SiteExecutor"))
 """What jobs build at a site, besides FLARE's own components."""
 _MOST_JOBS: Final = 100
 _STARTS: Final[dict[Literal["server", "client", "user"], str]] = {
@@ -117,6 +117,7 @@ class Kit:
             allow_code: whether users may bring code to it.
         """
         if files is not None:
+            files = files.for_site(site)
             files.write(self.local / FEDERATION_FOLDER)
         installed = None if files is None else f"{FEDERATION_FOLDER}/{files.root}"
         self._write_settings(SiteSettings(site=site, homesite=homesite, federation=installed, allow_code=allow_code))
@@ -139,8 +140,7 @@ class Kit:
         """Lets jobs build our components here: FLARE refuses all that its list does not name."""
         resources = self.resources()
         allowed = resources.setdefault("class_allow_list", [])
-        if OURS not in allowed:
-            allowed.append(OURS)
+        allowed.extend(path for path in OURS if path not in allowed)
         self._write_resources(resources)
 
     def _forbid_code(self) -> None:
@@ -218,7 +218,8 @@ _DEFAULTS: Final = msgspec.to_builtins(SiteSettings(site="x")) | {"site": None}
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes a file as a whole: a reader sees the old one or the new one."""
+    """Writes a file as a whole, for nobody but its owner: a reader sees the old one or the new one."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
+    new.touch(mode=0o600)
     new.write_text(text)
     os.replace(new, path)

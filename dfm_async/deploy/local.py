@@ -54,8 +54,9 @@ class LocalFlare:
 
     Attributes:
         folder: everything that it writes is in here.
-        startup_kit: the folder of the user's startup kit, for ``FlareOptions``.
+        startup_kit: the folder of the (first) user's startup kit, for ``FlareOptions``.
         user: the user's name.
+        users: the names of all users; each has a folder of that name beside the first one's.
         port: where the server listens for sites.
         admin_port: where it listens for users.
         mark: what marks all its processes, those of a site with ``/`` and its name behind it.
@@ -63,7 +64,8 @@ class LocalFlare:
 
     def __init__(self, project: Project, folder: Path, nodes: Mapping[str, Node], mark: str) -> None:
         self.folder = folder
-        self.user = project.users[0].name
+        self.users = tuple(user.name for user in project.users)
+        self.user = self.users[0]
         self.startup_kit = folder / self.user
         self.port = project.port
         self.admin_port = project.admin_port
@@ -80,6 +82,7 @@ class LocalFlare:
         *,
         homesite: str = "home",
         clients: Iterable[str] | None = None,
+        users: Iterable[str] = (_USER,),
         allow_code: bool = False,
         environment: Mapping[str, str] | None = None,
         kits: str | os.PathLike[str] | None = None,
@@ -97,6 +100,7 @@ class LocalFlare:
             folder: where it runs. What is there of an earlier one is removed.
             homesite: the site of the application; it has a client, too.
             clients: the sites whose clients are started; all by default. Others can be started later.
+            users: who may use it, each with jobs of their own: e-mail addresses.
             allow_code: whether applications may bring code, at every site.
             environment: further variables for the server, the clients and everything that they start.
             kits: where startup kits are kept for the next time; in ``folder`` by default.
@@ -112,7 +116,7 @@ class LocalFlare:
         sites = list(federation.sites) if isinstance(federation, Federation) else list(federation)
         name = project_name(federation.name) if isinstance(federation, Federation) else "federation"
         named = tuple(dict.fromkeys([homesite, *(site for site in sites if site != SERVER_SITE)]))
-        project = Project(name=name, sites=named, users=(User(_USER),), server=places.server, scheme="tcp")
+        project = Project(name=name, sites=named, users=tuple(map(User, users)), server=places.server, scheme="tcp")
         started = project.sites if clients is None else tuple(dict.fromkeys(clients))
         if unknown := [site for site in started if site not in project.sites]:
             raise DeploymentError(name, [f"there is no client for {', '.join(map(repr, unknown))}"])

@@ -69,11 +69,19 @@ async def provision(project: Project, folder: Path) -> Path:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+    _protect(folder / project.name)
     kits = newest_kits(folder / project.name)
     if process.returncode != 0 or kits is None:
         told = output.decode(errors="replace").strip() or f"it ended with exit code {process.returncode}"
         raise DeploymentError(project.name, [f"FLARE cannot provision {folder / PROJECT_FILE}: {told}"])
     return kits
+
+
+def _protect(workspace: Path) -> None:
+    """Takes all rights from others: also FLARE's own scripts are for those who have the kit."""
+    for path in (workspace, *workspace.rglob("*")):
+        if path.exists() and not path.is_symlink():
+            path.chmod(path.stat().st_mode & ~0o077)
 
 
 def state_file(folder: Path, project: Project) -> Path:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from dfm_async.net import spec
+from dfm_async.net.steps import check_step, fetch
 from dfm_async.net.tokens import StreamValue
 
 __all__ = ["Evaluate", "PlaceCode", "Program", "ScopeCode", "TransitionCode", "compile_formula"]
@@ -34,13 +35,15 @@ def compile_formula(formula: spec.Formula, literals: Sequence[Any]) -> Evaluate:
             return operator.itemgetter(index)
         case spec.Field(base, path):
             start = compile_formula(base, literals)
+            for is_attribute, key in path:
+                check_step(is_attribute, key)
 
             def field(values: Sequence[Any]) -> Any:
                 found = start(values)
                 if isinstance(found, StreamValue):
                     raise TypeError("a stream has no fields: return a list or a dict instead of a generator")
                 for is_attribute, key in path:
-                    found = getattr(found, key) if is_attribute else found[key]
+                    found = fetch(found, is_attribute, key)
                 return found
 
             return field

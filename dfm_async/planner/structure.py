@@ -199,6 +199,8 @@ def _check_steps(spot: Spot, found: Structure) -> None:
         for step in ref.path:
             if isinstance(step, Attribute) and step.name.startswith("__"):
                 found.report(spot, f"{name} uses the attribute {step.name!r}, which belongs to Python itself")
+            elif isinstance(step, Attribute) and step.name.startswith("_"):
+                found.report(spot, f"{name} uses the attribute {step.name!r}, which is private")
             elif isinstance(step, Item) and isinstance(step.key, int) and abs(step.key) >= _LARGEST:
                 found.report(spot, f"{name} uses an index that no sequence has")
     limit = spot.statement.concurrency if isinstance(spot.statement, ForEachStatement) else None

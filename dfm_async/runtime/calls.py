@@ -81,8 +81,8 @@ class _Call:
 def invoke(job: SiteJob, effect: fx.Invoke) -> None:
     """Calls an operation; the game is told of the result."""
     try:
-        callee = job.runtime.table.find(effect.action.operation, effect.action.provider)
-    except LookupError as error:
+        callee = job.find(effect.action.operation, effect.action.provider)
+    except (LookupError, PermissionError) as error:
         job.game.fail(effect.activity, job.game.error(effect.activity, error))
         return
     call = _Call(effect, callee)

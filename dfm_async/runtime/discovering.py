@@ -50,7 +50,7 @@ async def discover(
         The tree of advice as plain data; None if there are no advisors.
     """
     job = cast("SiteJob", caller_of(context))
-    callee = job.runtime.table.find(operation, provider)
+    callee = job.find(operation, provider)
     adapter = callee.adapter
     code = instance_of(job, callee) if adapter.per_job else adapter.code
     bound = code if isinstance(code, AdapterObject) else None

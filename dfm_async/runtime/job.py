@@ -26,6 +26,7 @@ from dfm_async.runtime.iterators import is_iterator
 from dfm_async.runtime.job_streams import FAIR, PULL, JobStreams, as_it_is
 from dfm_async.runtime.objects import JobObjects
 from dfm_async.runtime.observer import CallObserver
+from dfm_async.runtime.operations import Callee
 from dfm_async.runtime.outbox import Outbox, States, error_data
 from dfm_async.runtime.speech import Speech
 from dfm_async.runtime.streams import AsyncSource, Stream, StreamFailed
@@ -71,6 +72,7 @@ class SiteJob:
         "number",
         "objects",
         "observer",
+        "operations",
         "outbox",
         "program",
         "recorder",
@@ -85,6 +87,8 @@ class SiteJob:
         self.at = start.at
         self.job_id = start.job_id
         self.program = program
+        self.operations: frozenset[str] | None = None
+        """The operations that it may call here; None means all."""
         self.game = Game(program, runtime.site, f"{start.job}.{start.at}")
         self.recorder: Recorder | None = None
         """Gathers spans, if the job is traced."""
@@ -112,6 +116,17 @@ class SiteJob:
         self._speech: Speech | None = None
         self._requested = 0
         self._requests: dict[int, asyncio.Future[str]] = {}
+
+    def find(self, operation: str, provider: str | None) -> Callee:
+        """Finds an operation of the site.
+
+        Raises:
+            LookupError: the site does not offer it.
+            PermissionError: the job may not use it.
+        """
+        if self.operations is not None and operation not in self.operations:
+            raise PermissionError(f"job {self.job_id} was not allowed to use operation {operation!r} here")
+        return self.runtime.table.find(operation, provider)
 
     @property
     def streams(self) -> JobStreams:

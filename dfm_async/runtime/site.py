@@ -9,12 +9,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
+from dfm_async.errors import DfmError
 from dfm_async.model.resources import SiteConfig
 from dfm_async.net import spec
+from dfm_async.net.checking import check_net
 from dfm_async.net.program import Program
 from dfm_async.runtime.cache import SiteCache
 from dfm_async.runtime.faults import broken_record
@@ -29,6 +31,7 @@ from dfm_async.site.loading import Loader
 from dfm_async.site.secrets import Secrets
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
+from dfm_async.wire.memory import size_of
 
 __all__ = ["PROGRAMS_KEPT", "SiteRuntime", "decode_net", "encode_net"]
 
@@ -37,6 +40,10 @@ _log = logging.getLogger(__name__)
 PROGRAMS_KEPT: Final = 256
 """How many nets a site remembers; the oldest are forgotten first."""
 _REMEMBERED: Final = 4096
+_EARLY_BYTES: Final = 64 * 1024 * 1024
+"""How many bytes may come for an announced job before it begins: the other sites began a moment ago."""
+_EARLY_EACH: Final = 64
+"""What a message weighs, besides its values."""
 
 _net_decoder = msgspec.msgpack.Decoder(spec.Net)
 
@@ -48,11 +55,29 @@ def encode_net(net: spec.Net, codec: Codec) -> bytes:
 
 
 def decode_net(data: bytes, codec: Codec) -> spec.Net:
-    """Rebuilds a net."""
+    """Rebuilds a net.
+
+    Raises:
+        ValueError: it is none, or not one that can be played.
+    """
     net = _net_decoder.decode(data)
+    check_net(net)
     # Once more through the codec: extensions inside the literals are not plain MessagePack.
     literals = codec.loads(msgspec.msgpack.encode(net.literals))
     return msgspec.structs.replace(net, literals=tuple(literals))
+
+
+class _Announced:
+    """A job that will begin: its net, and what other sites have sent for it."""
+
+    __slots__ = ("early", "failed", "operations", "program", "size")
+
+    def __init__(self, program: Program | Exception, operations: frozenset[str]) -> None:
+        self.program = program
+        self.operations = operations
+        self.early: list[msg.Message] = []
+        self.size = 0
+        self.failed: Exception | None = None
 
 
 class SiteRuntime:
@@ -69,6 +94,8 @@ class SiteRuntime:
         flush: writes what was sent; called once per turn of the loop in which something was.
         on_busy: is called with True before the first of several jobs begins, and with False after the last has ended.
         config: what the code at this site can use.
+        announced: whether every job is announced before messages for it may come. Else their numbers only grow: what
+            comes for one with a larger number than all before is early, anything else is late.
     """
 
     def __init__(
@@ -84,6 +111,7 @@ class SiteRuntime:
         flush: Callable[[], None] | None = None,
         on_busy: Callable[[bool], None] | None = None,
         config: SiteConfig | None = None,
+        announced: bool = False,
     ) -> None:
         self.site = site
         self.table = table
@@ -98,7 +126,7 @@ class SiteRuntime:
         self.secrets = Secrets(site, self.config.vault, self.loader, in_thread)
         """The secrets of the site."""
         cache = self.config.cache
-        self.cache = SiteCache(codec, None if cache is None else StoredValues(cache, self.config.federation, site))
+        self.cache = SiteCache(codec.own, None if cache is None else StoredValues(cache, self.config.federation, site))
         self.stored_codec = Codec(trusted=False, stored=True)
         """How results are encoded that are written down: without pickle."""
         self.tokens = 0
@@ -113,6 +141,7 @@ class SiteRuntime:
         self._jobs: dict[tuple[int, int], SiteJob] = {}
         self._holding: dict[SiteJob, JobObjects] = {}
         self._early: dict[tuple[int, int], list[msg.Message]] = {}
+        self._announced: dict[tuple[int, int], _Announced] | None = {} if announced else None
         self._latest = -1
         self._ended: OrderedDict[tuple[int, int], None] = OrderedDict()
         self._dirty: set[SiteJob] = set()
@@ -132,7 +161,7 @@ class SiteRuntime:
             msg.SpansTaken: SiteJob.spans_taken,
         }
 
-    async def __aenter__(self) -> SiteRuntime:
+    async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         if self.config.compat:
@@ -208,6 +237,11 @@ class SiteRuntime:
             self._start(message)
         elif isinstance(message, msg.CancelJob):
             self._cancel(message)
+        elif isinstance(message, msg.Announce):
+            self._announce(message)
+        elif isinstance(message, msg.Withdraw):
+            if self._announced is not None:
+                self._announced.pop((message.job, message.at), None)
         else:
             self._to_job(message)
 
@@ -221,10 +255,25 @@ class SiteRuntime:
         while len(self._programs) > PROGRAMS_KEPT:
             self._programs.popitem(last=False)
 
+    def _announce(self, message: msg.Announce) -> None:
+        program = self._program(message.plan, message.at)  # kept with the job: others may push it out meanwhile
+        if self._announced is not None:
+            self._announced[message.job, message.at] = _Announced(program, frozenset(message.operations))
+
+    def _program(self, plan: str, at: int) -> Program | Exception:
+        return self._programs.get((plan, at)) or LookupError(f"net {at} of plan {plan} is not known here")
+
     def _start(self, message: msg.StartJob) -> None:
         key = (message.job, message.at)
         self._latest = max(self._latest, message.job)
-        program = self._programs[message.plan, message.at]
+        early = self._early.pop(key, [])
+        announced = None if self._announced is None else self._announced.pop(key, None)
+        if announced is not None:
+            early, program = announced.early, announced.failed or announced.program
+        elif self._announced is not None:
+            program = LookupError(f"job {message.job} was not announced here")
+        else:
+            program = self._program(message.plan, message.at)
         if isinstance(program, Exception):
             self.report(msg.JobBroken(message.job, message.at, broken_record(self.site, program)))
             self._remember(key)
@@ -232,12 +281,13 @@ class SiteRuntime:
         if self._on_busy is not None and not self._jobs:
             self._on_busy(True)
         job = self._jobs[key] = SiteJob(self, message, program)
+        job.operations = None if announced is None else announced.operations
         try:
             job.open(message.first, message.count, message.payload, message.last)
         except Exception as error:  # noqa: BLE001 - one job's trouble must not become the site's
             job.broken(error)
-        for early in self._early.pop(key, ()):
-            self._to_job(early)
+        for waiting in early:
+            self._to_job(waiting)
 
     def _to_job(self, message: Any) -> None:
         key = (message.job, message.at)
@@ -247,13 +297,28 @@ class SiteRuntime:
                 self._handlers[type(message)](job, message)
             except Exception as error:  # noqa: BLE001 - one job's trouble must not become the site's
                 job.broken(error)
+        elif self._announced is not None:
+            if key in self._announced:
+                self._keep_early(self._announced[key], message)
         elif message.job >= self._latest and key not in self._ended:
             # From a site that has been told of the job before us. Numbers only grow: anything else is late.
             self._early.setdefault(key, []).append(message)
 
+    def _keep_early(self, announced: _Announced, message: Any) -> None:
+        announced.size += _EARLY_EACH + (size_of(message.payload) if type(message) in msg.CARRIERS else 0)
+        if announced.size <= _EARLY_BYTES:
+            announced.early.append(message)
+        elif announced.failed is None:
+            text = f"other sites have sent more than {_EARLY_BYTES:,} bytes to site {self.site!r} before the job began"
+            announced.failed = DfmError(f"{text} there")
+            announced.early.clear()
+            self.report(msg.JobBroken(message.job, message.at, broken_record(self.site, announced.failed)))
+
     def _cancel(self, message: msg.CancelJob) -> None:
         key = (message.job, message.at)
         self._early.pop(key, None)
+        if self._announced is not None:
+            self._announced.pop(key, None)
         job = self._jobs.pop(key, None)
         self._remember(key)
         if job is None:

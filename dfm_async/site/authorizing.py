@@ -26,7 +26,7 @@ class PipelineRequest(msgspec.Struct, frozen=True, kw_only=True):
         pipeline: the name of its pipeline; the user chose it.
         operations: the operations that it would call at this site, read from what it would run.
         sites: all sites that take part.
-        bytes: how many bytes of parameters it begins with at this site.
+        bytes: how many bytes it begins with at this site: its first parameters, and what is to run there.
         brings_code: whether the code of the operations comes from the user.
     """
 
@@ -47,6 +47,9 @@ class Authorizer(Protocol):
 
     async def authorize(self, request: PipelineRequest) -> int | None:
         """Allows a pipeline; gives how many bytes it may send to the site in all, or None for what the settings say.
+
+        It is asked for every location that a job has at the site, and again when the job runs again. One that does not
+        answer within a minute refuses.
 
         Raises:
             Denied: it is refused, and why.

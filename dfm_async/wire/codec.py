@@ -34,6 +34,7 @@ import msgspec
 from msgspec.msgpack import Ext
 
 from dfm_async.errors import EncodingError
+from dfm_async.wire.classes import KnownClasses
 from dfm_async.wire.memory import LARGE, Allocator, Part, Payload, WritablePart
 
 __all__ = ["Broken", "Codec", "Packed", "type_name", "weight"]
@@ -139,6 +140,8 @@ class Codec:
         stored: for what is written to a file, and read by the same application later: nothing is pickled, and classes
             of the main script are found by their names.
         writable: arrays that it rebuilds can be written to.
+        known: the classes that what it rebuilds may be of; None means any that are found. With it, only declared fields
+            are taken.
     """
 
     def __init__(
@@ -149,13 +152,17 @@ class Codec:
         arena: Allocator | None = None,
         stored: bool = False,
         writable: bool = False,
+        known: KnownClasses | None = None,
     ) -> None:
         self.trusted = trusted
+        self.known = known
         self.canonical = canonical
         self.stored = stored
         self.writable = writable
-        self.plain: Codec = self if arena is None else Codec(trusted=trusted, canonical=canonical)
+        self.plain: Codec = self if arena is None else Codec(trusted=trusted, canonical=canonical, known=known)
         """The same without an arena: for what is kept."""
+        self.own: Codec = self.plain if known is None else Codec(trusted=trusted, canonical=canonical)
+        """The same for what was encoded here, and is of whatever class."""
         self._arena = arena
         self._notes = _Notes()
         order: Literal["deterministic"] | None = "deterministic" if canonical else None
@@ -445,6 +452,8 @@ class Codec:
             found = vars(found).get(part) if hasattr(found, "__dict__") else None
         if not isinstance(found, type):
             raise TypeError(f"{ref!r} is not a class")
+        if self.known is not None and not self.known.allows(found):
+            raise LookupError(f"class {ref!r} is not taken from others: no signature of an operation here names it")
         return found
 
 
@@ -743,6 +752,8 @@ def _unpack_dataclass(codec: Codec, data: memoryview) -> Any:
     missing = {field.name for field in dataclasses.fields(kind)} - state.keys()
     if missing:
         raise TypeError(f"{kind.__qualname__} lacks {', '.join(sorted(missing))}")
+    if codec.known is not None:
+        state = {field.name: state[field.name] for field in dataclasses.fields(kind)}
     value = object.__new__(kind)
     for name, item in state.items():
         object.__setattr__(value, name, item)
@@ -758,9 +769,23 @@ def _unpack_pydantic(codec: Codec, data: memoryview) -> Any:
         raise TypeError(f"this is not the state of a {kind.__qualname__}")
     if not all(isinstance(state[name], (dict, type(None))) for name in ("__pydantic_extra__", "__pydantic_private__")):
         raise TypeError(f"this is not the state of a {kind.__qualname__}")
+    if codec.known is not None:
+        state = _declared_state(kind, state)
     value: Any = object.__new__(kind)
     value.__setstate__(state)
     return value
+
+
+def _declared_state(kind: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """Of the state of a model, what the model declares."""
+    private, extra = state["__pydantic_private__"], state["__pydantic_extra__"]
+    fields, hidden = kind.__pydantic_fields__, getattr(kind, "__private_attributes__", {})
+    return {
+        "__dict__": {name: value for name, value in state["__dict__"].items() if name in fields},
+        "__pydantic_extra__": extra if kind.model_config.get("extra") == "allow" else None,
+        "__pydantic_fields_set__": {name for name in state["__pydantic_fields_set__"] if name in fields},
+        "__pydantic_private__": private and {name: value for name, value in private.items() if name in hidden},
+    }
 
 
 def _unpack_path(codec: Codec, data: memoryview) -> Any:

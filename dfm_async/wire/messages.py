@@ -18,6 +18,7 @@ from dfm_async.wire.memory import Block, Payload
 
 __all__ = [
     "CARRIERS",
+    "Announce",
     "CallsMade",
     "CancelJob",
     "CancelSeen",
@@ -49,6 +50,7 @@ __all__ = [
     "StreamItems",
     "StreamPull",
     "Tokens",
+    "Withdraw",
     "YieldFailed",
     "decoder",
     "encoder",
@@ -131,6 +133,25 @@ class PlaceTaken(_Message, frozen=True, tag=6):
     at: int
     request: int
     error: str
+
+
+class Announce(_Message, frozen=True, tag=7):
+    """A job will begin here with this net, which was sent before, or will not (:class:`Withdraw`).
+
+    What other sites send for it may come before it begins, and is kept. ``operations``: those that it may call.
+    """
+
+    job: int
+    at: int
+    plan: str
+    operations: list[str]
+
+
+class Withdraw(_Message, frozen=True, tag=8):
+    """A job that was announced does not begin."""
+
+    job: int
+    at: int
 
 
 class SpansTaken(_Message, frozen=True, tag=41):
@@ -384,6 +405,8 @@ Message: TypeAlias = (
     | OpenFrames
     | Credit
     | CancelJob
+    | Announce
+    | Withdraw
     | Tokens
     | LoopEnded
     | ElementDone

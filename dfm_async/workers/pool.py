@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 from aiomultiprocess import Pool
@@ -44,9 +44,13 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
         output: Literal["log", "inherit"] = "log",
         unresponsive_after: float | None = None,
         apart: bool = False,
+        environment: Mapping[str, str] | None = None,
+        known_only: bool = False,
     ) -> None:
         self.site = site
         self._apart = apart
+        self._environment = environment or {}
+        self._known_only = known_only
         self._output: Literal["log", "inherit"] = output
         self._unresponsive_after = unresponsive_after
         self._threads = threads
@@ -93,6 +97,8 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
             self._output,
             self._unresponsive_after,
             self._apart,
+            self._environment,
+            self._known_only,
         )
         self._slots[qid] = worker
         self.processes[worker] = qid

@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, Protocol
 
 from aiomultiprocess.core import Process
@@ -107,6 +107,8 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         output: Literal["log", "inherit"],
         unresponsive_after: float | None,
         apart: bool,
+        environment: Mapping[str, str],
+        known_only: bool,
     ) -> None:
         # Not the base class's constructor: that one starts a manager process.
         self.site = site
@@ -150,8 +152,20 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
             )
         self._theirs = (there, their_lifeline, pipe)
         level = site_logger(site).getEffectiveLevel()
+        variables = {**os.environ, **environment}
         setup = WorkerSetup(
-            site, threads, shipped, there, their_lifeline, pipe, level, output == "log", pulse, dict(os.environ), apart
+            site,
+            threads,
+            shipped,
+            there,
+            their_lifeline,
+            pipe,
+            level,
+            output == "log",
+            pulse,
+            variables,
+            apart,
+            known_only,
         )
         self.unit = Unit(
             target=serve,

@@ -39,6 +39,7 @@ def _pickled(process: Any, popen: Any) -> bytes:
     data = spawn.get_preparation_data(process.name)
     data.pop("init_main_from_name", None)
     data.pop("init_main_from_path", None)
+    data["sys_argv"] = data["sys_argv"][:1]  # our own arguments are not theirs, and there may be secrets among them
     buffer = io.BytesIO()
     context.set_spawning_popen(popen)
     try:

@@ -22,12 +22,16 @@ from typing import Final
 from dfm_async.errors import DfmError
 from dfm_async.model.resources import SiteConfig
 from dfm_async.runtime.faults import keep_causes_here
+from dfm_async.runtime.once import in_thread
 from dfm_async.runtime.operations import OperationTable
 from dfm_async.runtime.site import SiteRuntime
+from dfm_async.site.loading import Loader
 from dfm_async.wire import messages as msg
 from dfm_async.wire.channel import Channel
+from dfm_async.wire.classes import KnownClasses
 from dfm_async.wire.codec import Codec
 from dfm_async.wire.memory import Arena
+from dfm_async.workers.known import known_classes
 from dfm_async.workers.output import OutputPipe, capture
 from dfm_async.workers.pulse import PulseThread
 from dfm_async.workers.shipping import load_site
@@ -66,6 +70,8 @@ class WorkerSetup:
     apart: bool = False
     """Whether other sites and the application are elsewhere: what they send is not unpickled, and nothing is pickled
     for them."""
+    known_only: bool = False
+    """Whether what they send may only be of classes that the operations of this site take and return."""
 
 
 def _die_with_the_application(lifeline: socket.socket) -> None:
@@ -122,12 +128,15 @@ async def serve(setup: WorkerSetup) -> None:
     try:
         config, adapters = load_site(setup.shipped)
         table = OperationTable(setup.site, adapters)
+        known = None
+        if setup.known_only:
+            known = await in_thread(lambda: known_classes(adapters, Loader(setup.site, config)), "classes")
     except BaseException as error:  # noqa: BLE001 - whatever importing the user's code raises
         channel.send(msg.Refused(f"{type(error).__name__}: {error}", traceback.format_exc()))
         channel.close()
         await ended
         return
-    await worker.run(table, config, channel)
+    await worker.run(table, config, channel, known)
 
 
 class _Worker:
@@ -144,19 +153,22 @@ class _Worker:
         self._connecting: set[asyncio.Task[None]] = set()
         self._pulse = None if setup.pulse is None else PulseThread(setup.pulse, setup.output.send, self._tokens)
 
-    async def run(self, table: OperationTable, config: SiteConfig, channel: Channel) -> None:
+    async def run(
+        self, table: OperationTable, config: SiteConfig, channel: Channel, known: KnownClasses | None
+    ) -> None:
         loop = asyncio.get_running_loop()
         self._channel = channel
         runtime = SiteRuntime(
             self._setup.site,
             table,
-            Codec(trusted=False) if self._setup.apart else Codec(trusted=True, arena=Arena()),
+            Codec(trusted=False, known=known) if self._setup.apart else Codec(trusted=True, arena=Arena()),
             report=channel.send,
             send=self._send,
             threads=self._setup.threads,
             flush=self._flush,
             on_busy=None if self._pulse is None else self._pulse.busy,
             config=config,
+            announced=self._setup.apart,
         )
         self._address, folder = _new_address()
         server = await loop.create_unix_server(self._accept, path=self._address)

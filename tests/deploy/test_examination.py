@@ -60,7 +60,7 @@ async def test_what_is_missing_at_a_site_is_told_with_what_to_do(kit: Copied) ->
     desk = kit("desk")
     change(desk / "local" / "dfm_async.yaml", authorizer={"path": "nowhere.Policy"}, audit="startup")
     resources = json.loads((desk / "local" / "resources.json").read_text())
-    resources["class_allow_list"].remove("dfm_async.targets.flare.")
+    resources["class_allow_list"].remove("dfm_async.targets.flare.components.SiteExecutor")
     (desk / "local" / "resources.json").write_text(json.dumps(resources))
     (desk / "local" / "authorization.json").write_text(json.dumps({"permissions": {"lead": {"byoc": "none"}}}))
     (desk / "startup" / "client.key").chmod(0o644)

@@ -22,6 +22,8 @@ HOME = ROOT / ".nox" / "flare"
 KITS = HOME / "kits"
 SITES = ("archive", "lab", "desk", "server")
 """The sites of all federations that tests run there, besides ``home``."""
+USERS = tuple(f"user{number}@dfm.local" for number in range(4))
+"""Each process of a test run is another one: their jobs do not meet."""
 
 
 class Shared(NamedTuple):
@@ -53,7 +55,8 @@ def acquire(name: str) -> Shared:
             hold = _connect(name)
             assert hold is not None
     found = json.loads(state.read_text())
-    return Shared(found["startup_kit"], found["user"], found["folder"], hold)
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % len(USERS)
+    return Shared(f"{found['folder']}/{USERS[number]}", USERS[number], found["folder"], hold)
 
 
 def _address(name: str) -> str:
@@ -85,11 +88,9 @@ async def _keep(name: str, folder: Path) -> None:
 
     state = HOME / f"{name}.json"
     environment = {"PYTHONPATH": str(ROOT)}
-    async with LocalFlare.up(SITES, folder, allow_code=True, kits=KITS, environment=environment) as flare:
+    async with LocalFlare.up(SITES, folder, users=USERS, allow_code=True, kits=KITS, environment=environment) as flare:
         server = await asyncio.start_unix_server(holding, path=_address(name))
         found: dict[str, Any] = {
-            "startup_kit": str(flare.startup_kit),
-            "user": flare.user,
             "folder": str(flare.folder),
         }
         state.write_text(json.dumps(found))

@@ -117,6 +117,7 @@ BAD_BODIES: dict[str, list[dict[str, Any]]] = {
     "another site": [{**CALL, "site": "../../etc/passwd"}],
     "another provider": [{**CALL, "provider": "__class__"}],
     "Python's inside": [CALL, yielding(kind="ref", node=0, path=[{"kind": "attribute", "name": "__class__"}])],
+    "a private field": [CALL, yielding(kind="ref", node=0, path=[{"kind": "attribute", "name": "_data"}])],
     "globals": [
         CALL,
         yielding(

@@ -18,7 +18,7 @@ from dfm_async.targets.flare.admin import Admin
 from dfm_async.targets.flare.duplex import Duplex
 from dfm_async.targets.flare.gateway_memory import GatewayMemory
 from dfm_async.targets.flare.job_folder import carrier_name, write_job
-from dfm_async.targets.flare.line import CommandLine, GatewayLine, Line
+from dfm_async.targets.flare.line import CarrierEnded, CommandLine, GatewayLine, Line
 from dfm_async.targets.flare.node import HUB
 
 __all__ = ["HubConnection"]
@@ -203,7 +203,8 @@ class HubConnection:
         """Connects to a carrier; False if it does not run, was not sent to all sites that are wanted, or lost some."""
         attach = self._begin(carrier)
         try:
-            await self._take_way(CommandLine(self._admin, carrier, self._duplex, self._lose, patience), attach)
+            line = CommandLine(self._admin, carrier, self._duplex, self._lose, patience, ran=False)
+            await self._take_way(line, attach)
         except FlareError as error:
             self._broken = error
             return False
@@ -248,11 +249,15 @@ class HubConnection:
         except FlareError as error:
             _log.info("the gateway of %s is not used: %s", self._hello.homesite, error)
             self._ended.add(address)
-            line = CommandLine(self._admin, self._carrier, self._duplex, self._lose, self._options.delivery_timeout)
-            await self._take_way(line, self._attach(new=False))
+            await self._take_way(self._commands(), self._attach(new=False))
         else:
             self._memory.keep(address)
             await self._admin.close()
+
+    def _commands(self) -> CommandLine:
+        """Another way to the same hub."""
+        patience = self._options.delivery_timeout
+        return CommandLine(self._admin, self._carrier, self._duplex, self._lose, patience, ran=True)
 
     def _what_is_missing(self, wanted: set[str]) -> str:
         seconds = self._options.start_timeout
@@ -307,6 +312,9 @@ class HubConnection:
 
     async def _mend(self, error: FlareError) -> None:
         """The way to the hub is lost: takes another one, or gives up."""
+        if isinstance(error, CarrierEnded):
+            self._give_up(error)
+            return
         _log.info("the way to the hub is lost: %s", error)
         self._memory.forget()
         patience = self._options.delivery_timeout
@@ -314,8 +322,7 @@ class HubConnection:
             async with asyncio.timeout(patience):
                 await self._admin.close()  # FLARE ends sessions of users that say nothing for a while
                 await self._admin.open(patience)
-                line = CommandLine(self._admin, self._carrier, self._duplex, self._lose, patience)
-                await self._take_way(line, self._attach(new=False))
+                await self._take_way(self._commands(), self._attach(new=False))
         except TimeoutError:
             self._give_up(FlareError(f"the hub cannot be reached for {patience:g} s: {error.problem}", _AGAIN))
         except FlareError as reason:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
+from dfm_async.errors import DfmError
 from dfm_async.model.options import LocalOptions
+from dfm_async.targets.flare.admission import CACHE
 from dfm_async.workers.pool import SitePool
 from dfm_async.workers.site_worker import SiteWorker
 from dfm_async.workers.start import ForkServer
 
 __all__ = ["Crew"]
 
-_CACHE = "#cache"
+_MOST_WORKERS: Final = 256
+_MOST_THREADS: Final = 1024
+_MOST_POOLS: Final = 64
+"""How many pools there may be: one for the site, and one for each operation with a process of its own."""
 
 
 class Crew:
@@ -29,6 +34,11 @@ class Crew:
         fork_server: what starts them.
         on_message: takes what workers say.
         on_change: is told when something about a worker has changed.
+        environment: further environment variables of the workers.
+        installed: whether the site itself has installed the code. Values of others are then only of classes that its
+            operations take and return; users who bring code may use any of its classes.
+
+    Users who bring code choose how many workers and threads it has, within limits.
     """
 
     def __init__(
@@ -42,6 +52,9 @@ class Crew:
         fork_server: ForkServer | None,
         on_message: Callable[[Any], None],
         on_change: Callable[[], None],
+        environment: Mapping[str, str] | None = None,
+        *,
+        installed: bool = False,
     ) -> None:
         self.site = site
         self.pools: dict[str, SitePool] = {}
@@ -51,19 +64,27 @@ class Crew:
         self.wanted = True
         """Whether further jobs may come."""
         self._shipped = shipped
-        self._workers = min(workers or lanes, lanes)
-        self._threads = threads
+        self._workers = _within(min(workers or lanes, lanes), _MOST_WORKERS)
+        self._threads = _within(threads, _MOST_THREADS)
+        self._environment = environment
+        self._installed = installed
         self._options = options
         self._fork_server = fork_server
         self._on_message = on_message
         self._on_change = on_change
 
     def worker(self, location: str, lane: int) -> SiteWorker:
-        """The worker of a location in a lane, which may still be starting."""
-        if location.endswith(_CACHE):  # the lanes share it: it is kept by the first worker of the site
+        """The worker of a location in a lane, which may still be starting.
+
+        Raises:
+            DfmError: there are too many locations.
+        """
+        if location == f"{self.site}#{CACHE}":  # the lanes share it: it is kept by the first worker of the site
             location, lane = self.site, 0
         pool = self.pools.get(location)
         if pool is None:
+            if len(self.pools) >= _MOST_POOLS:
+                raise DfmError(f"site {self.site!r} has {_MOST_POOLS} pools of workers, and starts no further one")
             pool = self.pools[location] = SitePool(
                 self.site,
                 workers=self._workers,
@@ -76,6 +97,8 @@ class Crew:
                 output="log",
                 unresponsive_after=self._options.unresponsive_after,
                 apart=True,
+                environment=self._environment,
+                known_only=self._installed,
             )
         return pool.worker(lane)
 
@@ -90,3 +113,7 @@ class Crew:
         """Ends all workers: asks, waits the grace, kills; returns when all are reaped."""
         await asyncio.gather(*(pool.shut_down(grace) for pool in self.pools.values()))
         self.pools.clear()
+
+
+def _within(number: int, most: int) -> int:
+    return max(1, min(number, most))

@@ -62,7 +62,9 @@ def load_installed(settings: SiteSettings, folder: Path) -> Installed:
         if site is None:
             return Installed({}, None, problem=f"its federation {federation.name!r} has no site {settings.site!r}")
         shipped = ship_site(site, settings.homesite)
-        return Installed(operations_of(site.adapters.values()), shipped, site.workers, site.threads)
+        adapters = site.adapters.values()
+        apart = frozenset(adapter.operation for adapter in adapters if adapter.in_process)
+        return Installed(operations_of(adapters), shipped, site.workers, site.threads, own_process=apart)
     except (DfmError, OSError) as error:
         return Installed({}, None, problem=f"its federation cannot be read: {error}")
 

@@ -183,6 +183,7 @@ class CommandLine:
         duplex: what is said.
         on_lost: is told once that the hub does not answer any more, and why.
         patience: for how many seconds a command is sent again.
+        ran: whether the carrier has run before: then one that does not run has ended, and is not about to start.
     """
 
     kind: Final = "commands"
@@ -194,7 +195,10 @@ class CommandLine:
         duplex: Duplex,
         on_lost: Callable[[Line, FlareError], None],
         patience: float,
+        *,
+        ran: bool,
     ) -> None:
+        self._ran = ran
         self._admin = admin
         self._carrier = carrier
         self._duplex = duplex
@@ -215,6 +219,7 @@ class CommandLine:
         """
         self._session = attach.session
         answer = await self._deliver({"attach": base64.b64encode(encode(attach)).decode()})
+        self._ran = True
         attached = decode_attached(base64.b64decode(answer["attached"]))
         if not attached.refused:
             self._duplex.answer_by(self._wake.set)
@@ -283,6 +288,8 @@ class CommandLine:
                 raise CarrierEnded(f"the carrier has ended: {answer['ended']}", "")
             if isinstance(answer, dict) and not answer.get("starting"):
                 return answer
+            if self._ran and reason.startswith(_ENDED):
+                raise CarrierEnded(f"the carrier has ended: {reason}", "Connect again")
             if self._admin.lost or loop.time() - began + pause > self._patience:
                 told = f"the hub has not answered for {loop.time() - began:.1f} s: {reason}"
                 kind = CarrierEnded if reason.startswith(_ENDED) else FlareError

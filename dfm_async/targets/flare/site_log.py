@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
 from dfm_async.targets.flare.messages import LogLine, LogLines
+from dfm_async.targets.flare.text import cleaned
 from dfm_async.workers.output_reader import site_logger
 
 __all__ = ["SiteLog", "replay"]
 
 _MOST: Final = 1000
 """How many records wait to be sent; further ones are counted."""
+_MOST_BYTES: Final = 4 * 1024 * 1024
+"""How many bytes of text they may have; the same holds for what is left out."""
 _LONGEST: Final = 64 * 1024
+"""How many bytes of a text are sent."""
+_NAME: Final = 1024
+"""The same for names of files, functions and the like."""
+
+_LATEST: Final = 253402300800.0
+"""The year 10000: no clock shows it, and formatters fail for it."""
 
 
 class SiteLog(logging.Handler):
@@ -31,6 +41,7 @@ class SiteLog(logging.Handler):
         self._tell = send
         self._logger = site_logger(site)
         self._lines: list[LogLine] = []
+        self._bytes = 0
         self._left_out = 0
         self._handle: asyncio.Handle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -50,10 +61,12 @@ class SiteLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Takes a record; the logger is only used on the loop."""
-        if len(self._lines) >= _MOST:
+        if len(self._lines) >= _MOST or self._bytes >= _MOST_BYTES:
             self._left_out += 1
             return
-        self._lines.append(_line_of(record))
+        line = _line_of(record)
+        self._bytes += len(line.text) + len(line.traceback or "") + len(line.stack or "")
+        self._lines.append(line)
         if self._handle is None and self._loop is not None:
             self._handle = self._loop.call_soon(self.flush)
 
@@ -64,6 +77,7 @@ class SiteLog(logging.Handler):
             self._handle = None
         lines, self._lines = self._lines, []
         left_out, self._left_out = self._left_out, 0
+        self._bytes = 0
         if lines:
             self._tell(LogLines(self._site, lines, left_out))
 
@@ -72,42 +86,48 @@ def _line_of(record: logging.LogRecord) -> LogLine:
     found = record.__dict__
     return LogLine(
         record.levelno,
-        record.getMessage()[:_LONGEST],
-        record.pathname,
+        cleaned(record.getMessage(), _LONGEST),
+        cleaned(record.pathname, _NAME),
         record.lineno,
-        record.funcName,
+        _clean(record.funcName, _NAME),
         record.created,
-        record.threadName,
-        record.exc_text,
-        record.stack_info,
+        _clean(record.threadName, _NAME),
+        _clean(record.exc_text, _LONGEST),
+        _clean(record.stack_info, _LONGEST),
         found.get("pid"),
-        found.get("origin", ""),
-        found.get("job"),
+        cleaned(found.get("origin", ""), _NAME),
+        _clean(found.get("job"), _NAME),
         found.get("frame"),
-        found.get("node"),
-        found.get("operation"),
+        _clean(found.get("node"), _NAME),
+        _clean(found.get("operation"), _NAME),
     )
 
 
+def _clean(text: str | None, longest: int) -> str | None:
+    return None if text is None else cleaned(text, longest)
+
+
 def replay(site: str, line: LogLine) -> None:
-    """Gives a record of a site to the logger that has it on one machine, too."""
+    """Gives a record of a site to the logger that has it on one machine, too. Nothing in it is trusted."""
     logger = site_logger(site)
     if not logger.isEnabledFor(line.level):
         return
     extra: dict[str, Any] = {
         "site": site,
         "pid": line.pid,
-        "origin": line.origin,
-        "job": line.job,
+        "origin": cleaned(line.origin, _NAME),
+        "job": _clean(line.job, _NAME),
         "frame": line.frame,
-        "node": line.node,
-        "operation": line.operation,
+        "node": _clean(line.node, _NAME),
+        "operation": _clean(line.operation, _NAME),
     }
-    record = logger.makeRecord(logger.name, line.level, line.path, line.line, line.text, (), None, line.function, extra)
-    record.relativeCreated += (line.created - record.created) * 1000
-    record.created = line.created
-    record.msecs = (line.created - int(line.created)) * 1000
-    record.threadName, record.thread = line.thread, None
+    text, path, function = cleaned(line.text, _LONGEST), cleaned(line.path, _NAME), _clean(line.function, _NAME)
+    record = logger.makeRecord(logger.name, line.level, path, line.line, text, (), None, function, extra)
+    created = line.created if 0 <= line.created < _LATEST else time.time()  # also what is no number
+    record.relativeCreated += (created - record.created) * 1000
+    record.created = created
+    record.msecs = (created - int(created)) * 1000
+    record.threadName, record.thread = _clean(line.thread, _NAME), None
     record.process, record.processName = line.pid, f"dfm-{site}"
-    record.exc_text, record.stack_info = line.traceback, line.stack
+    record.exc_text, record.stack_info = _clean(line.traceback, _LONGEST), _clean(line.stack, _LONGEST)
     logger.handle(record)
