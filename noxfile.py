@@ -122,13 +122,13 @@ def chaos(session: nox.Session) -> None:
 
 @nox.session
 def flare(session: nox.Session) -> None:
-    """Everything that runs in real federations on NVIDIA FLARE, again and again: ``-- 10`` says how many times."""
+    """Everything past one machine, longer: all tests on real federations, through the gateway and by app commands."""
     install(session, "test")
     install_programs(session, NETWORK)
-    (times,) = session.posargs or ["3"]
-    for _ in range(int(times)):
-        session.run("pytest", "tests/flare", "tests/deploy", "tests/cli/test_flare.py")
-        session.run("pytest", *SIDE_BY_SIDE, "tests/conformance", "-k", "flare")
+    paths = session.posargs or ["tests/flare", "tests/deploy", "tests/conformance", "tests/property"]
+    for way in ("auto", "never"):
+        env = {"DFM_FLARE_GATEWAY": way, "DFM_FLARE_PIPELINES": "200"}
+        session.run("pytest", *SIDE_BY_SIDE, "-k", "flare", *paths, env=env)
 
 
 @nox.session
