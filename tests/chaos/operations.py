@@ -16,7 +16,7 @@ from tests.chaos.values import MEBIBYTE
 from tests.property import random_pipelines as plain
 
 fed = Federation("chaos")
-a, b, c = fed.site("a"), fed.site("b", workers=2), fed.site("c")
+a, b, c = fed.site("archive"), fed.site("lab", workers=2), fed.site("desk")
 
 for _site, _operations in {
     a: (plain.inc, plain.fussy, plain.items),

@@ -14,6 +14,9 @@ from dfm_async.model.flare import FlareOptions
 from tests.conftest import Connect, TargetName
 from tests.flare.shared import Shared, acquire
 
+WAY: Any = os.environ.get("DFM_FLARE_GATEWAY", "auto")
+"""``never`` has all that is tested on FLARE go by app commands."""
+
 NewSession = Callable[..., Session]
 
 
@@ -39,7 +42,7 @@ def new_session(target: TargetName, request: pytest.FixtureRequest) -> NewSessio
             shared: Shared = request.getfixturevalue("flare")
             local = options.pop("options", None) or LocalOptions()
             options["options"] = FlareOptions(
-                startup_kit=shared.startup_kit, user=shared.user, code="travels", linger=600, local=local
+                startup_kit=shared.startup_kit, user=shared.user, code="travels", gateway=WAY, linger=600, local=local
             )
         return Session(federation, target=target, **options)
 

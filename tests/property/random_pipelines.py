@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from dfm_async import Federation, ForEach, If, Pipeline, PlaceParam, Repeat, TryFromCache, Yield, collect
 
 fed = Federation("random")
-a = fed.site("a")
-b = fed.site("b", workers=2)
-c = fed.site("c")
+a = fed.site("archive")
+b = fed.site("lab", workers=2)
+c = fed.site("desk")
 
 
 @a.operation
@@ -157,7 +157,7 @@ class Maker:
             after = {"after": self.one(ints)} if self.one([False, False, True]) and _is_node(ints) else {}
             if self.one([True, False]):
                 return [operation(self.number(ints), **_nodes_only(after))]
-            return [add(self.number(ints), self.number(ints), **self.one([{}, {"site": "b"}, {"site": "c"}]))]
+            return [add(self.number(ints), self.number(ints), **self.one([{}, {"site": "lab"}, {"site": "desk"}]))]
         if kind == "fields":
             both = pair(self.number(ints), self.number(ints))
             return [both["l"], both["r"][self.one([0, 1])]]

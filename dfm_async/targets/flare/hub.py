@@ -22,6 +22,7 @@ from dfm_async.targets.flare.hub_job import HubJob, Run, read_plan
 from dfm_async.targets.flare.node import HUB
 from dfm_async.targets.flare.sealed import SealedValues
 from dfm_async.targets.flare.slots import Slots
+from dfm_async.targets.flare.text import cleaned
 from dfm_async.targets.jobs import JobTable
 from dfm_async.targets.post import deliver
 from dfm_async.wire import messages as msg
@@ -74,6 +75,7 @@ FOR_HUB: Final = (
     }
 )
 """What sites say to the hub."""
+_LONGEST_LINE: Final = 4096
 _STATE_EVERY: Final = 0.01
 """Applications are told at most so often how far a job is."""
 _AHEAD: Final = 64 * 1024 * 1024
@@ -620,7 +622,9 @@ class Hub:
 
     def _seat_lost(self, job: HubJob, message: fm.SeatLost) -> None:
         site = job.plan.sites_at[message.at]
-        error = WorkerLost(site, message.exit_code, message.detail, message.lines, message.out_of_memory)
+        lines = tuple(cleaned(line, _LONGEST_LINE) for line in message.lines)
+        detail = cleaned(message.detail, _LONGEST_LINE)
+        error = WorkerLost(site, message.exit_code, detail, lines, message.out_of_memory)
         if job.coordinator.phase is Phase.WAITING:
             job.coordinator.lost_before_start(error)
         else:
