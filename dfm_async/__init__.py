@@ -9,6 +9,7 @@ from dfm_async.lazy import lazy_names
 from dfm_async.rendering import provide as _provide
 
 if TYPE_CHECKING:
+    from dfm_async.deploy.local import LocalFlare
     from dfm_async.errors import (
         AgentClosed,
         BadResult,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         EncodingError,
         ExchangeError,
         FederationError,
+        FlareError,
         FobsError,
         HandshakeRefused,
         HttpCallFailed,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
         ParameterError,
         PartialError,
         PeerGone,
+        PipelineDenied,
         PipelineError,
         ProgramExited,
         ProgramFailed,
@@ -79,6 +82,7 @@ if TYPE_CHECKING:
         StatusChanged,
         WorkerNotice,
     )
+    from dfm_async.model.flare import FlareOptions
     from dfm_async.model.http import HttpOptions
     from dfm_async.model.info import JobInfo
     from dfm_async.model.limits import ResultLimits
@@ -135,6 +139,8 @@ __all__ = [
     "Federation",
     "FederationError",
     "FlareAgent",
+    "FlareError",
+    "FlareOptions",
     "FobsError",
     "ForEach",
     "FrameCompleted",
@@ -159,6 +165,7 @@ __all__ = [
     "LaunchFailed",
     "LauncherExecutor",
     "LoadingError",
+    "LocalFlare",
     "LocalOptions",
     "LoopDispatcher",
     "ManualDispatcher",
@@ -172,6 +179,7 @@ __all__ = [
     "PartialError",
     "PeerGone",
     "Pipeline",
+    "PipelineDenied",
     "PipelineError",
     "PlaceParam",
     "Plan",
@@ -216,6 +224,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "dfm_async.deploy.local": ("LocalFlare",),
     "dfm_async.errors": (
         "AgentClosed",
         "BadResult",
@@ -228,6 +237,7 @@ _HOMES = {
         "EncodingError",
         "ExchangeError",
         "FederationError",
+        "FlareError",
         "FobsError",
         "HandshakeRefused",
         "HttpCallFailed",
@@ -243,6 +253,7 @@ _HOMES = {
         "ParameterError",
         "PartialError",
         "PeerGone",
+        "PipelineDenied",
         "PipelineError",
         "ProgramExited",
         "ProgramFailed",
@@ -286,6 +297,7 @@ _HOMES = {
         "StatusChanged",
         "WorkerNotice",
     ),
+    "dfm_async.model.flare": ("FlareOptions",),
     "dfm_async.model.info": ("JobInfo",),
     "dfm_async.model.limits": ("ResultLimits",),
     "dfm_async.model.options": ("LocalOptions",),

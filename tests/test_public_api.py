@@ -15,7 +15,7 @@ import cloudpickle
 import pytest
 
 import dfm_async
-from dfm_async import discovery, drawing, errors, exchange, site, telemetry, testing, web
+from dfm_async import deploy, discovery, drawing, errors, exchange, site, telemetry, testing, web
 from dfm_async.errors import FileProblem, Problem
 from dfm_async.exchange import sync
 from dfm_async.exchange.filepipe.gate import FilePipeGate
@@ -25,11 +25,12 @@ REQUIRED = {
     "collect", "Session", "Job", "JobStatus", "Plan", "Result", "RetryPolicy", "ResultLimits", "LocalOptions",
     "DfmError", "PipelineError", "ParameterError", "JobFailed", "JobAborted", "JobNotFound", "OperationFailed",
     "WorkerLost", "EncodingError", "ResultsExpired", "SessionClosed", "FlareAgent", "LauncherExecutor", "Program",
-    "SubprocessLauncher",
+    "SubprocessLauncher", "FlareOptions", "LocalFlare", "FlareError", "PipelineDenied", "DeploymentError",
 }  # fmt: skip
-PACKAGES = [dfm_async, discovery, drawing, exchange, site, telemetry, testing, web]
+PACKAGES = [dfm_async, deploy, discovery, drawing, exchange, site, telemetry, testing, web]
 EVERYTHING = {
     **{name: getattr(dfm_async, name) for name in dfm_async.__all__},
+    **{f"deploy.{name}": getattr(deploy, name) for name in deploy.__all__},
     **{f"exchange.{name}": getattr(exchange, name) for name in exchange.__all__},
     **{f"sync.{name}": getattr(sync, name) for name in sync.__all__},
     **{f"testing.{name}": getattr(testing, name) for name in testing.__all__},
@@ -82,6 +83,18 @@ def test_a_name_in_both_packages_is_the_same_thing() -> None:
     both = set(dfm_async.__all__) & set(exchange.__all__)
     assert both == {"FlareAgent", "LauncherExecutor", "Program", "SubprocessLauncher"}
     assert all(getattr(dfm_async, name) is getattr(exchange, name) for name in both)
+    assert set(dfm_async.__all__) & set(deploy.__all__) == {"LocalFlare"}
+    assert dfm_async.LocalFlare is deploy.LocalFlare
+
+
+def test_whoever_stays_on_one_machine_loads_nothing_of_flare() -> None:
+    code = "import sys; from dfm_async import FlareOptions, Session; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert "dfm_async.session.session" in loaded
+    assert [
+        name for name in loaded if name.startswith(("nvflare", "dfm_async.targets.flare", "dfm_async.deploy"))
+    ] == []
 
 
 def test_a_program_does_not_load_what_only_a_site_needs() -> None:
@@ -165,6 +178,9 @@ ERRORS: list[errors.DfmError] = [
     ),
     errors.DeploymentError("weather", ["site 'a b' is wrong"]),
     errors.DeploymentError("weather", ["site 'a b' is wrong", "there is no user"]),
+    errors.FlareError("the federation cannot be reached", "Ask the doctor"),
+    errors.FlareError("the federation cannot be reached", ""),
+    errors.PipelineDenied("lab", "no rule of this site is for ann"),
     errors.PartialError("city", "Rome"),
     errors.ParameterError(["x is missing", "y is unknown"]),
     errors.JobExists("order-17"),

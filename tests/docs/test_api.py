@@ -16,13 +16,26 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import dfm_async
-from dfm_async import Federation, Pipeline, Yield, deploy, drawing, exchange, telemetry, testing, web
+from dfm_async import Federation, Pipeline, Yield, deploy, discovery, drawing, exchange, site, telemetry, testing, web
 from dfm_async.exchange import sync
 from dfm_async.exchange.filepipe import gate
 from dfm_async.targets import local
 from tests.docs.pages import DOCS
 
-HOMES: list[ModuleType] = [dfm_async, deploy, drawing, exchange, gate, local, sync, telemetry, testing, web]
+HOMES: list[ModuleType] = [
+    dfm_async,
+    deploy,
+    discovery,
+    drawing,
+    exchange,
+    gate,
+    local,
+    site,
+    sync,
+    telemetry,
+    testing,
+    web,
+]
 
 
 def public() -> Iterator[tuple[str, Any]]:

@@ -29,9 +29,9 @@ import msgspec
 import psutil
 import pytest
 
-from dfm_async import LocalOptions, ResultLimits, RetryPolicy, errors
+from dfm_async import FlareOptions, LocalOptions, ResultLimits, RetryPolicy, errors
+from dfm_async.deploy import SiteSettings
 from dfm_async.exchange import AgentOptions, ExecutorOptions
-from dfm_async.model.flare import SiteSettings
 from dfm_async.web import WebLimits
 from tests.docs.pages import FILE, ROOT, Block, blocks, examples, examples_of, pages
 
@@ -84,6 +84,8 @@ def main_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[typ
     module = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", module)
     yield module
+    if Path(".dfm-flare").exists():  # nothing runs there any more, unless the page has failed in between
+        subprocess.run([sys.executable, "-m", "dfm_async", "flare", "down"], check=True, capture_output=True)
     for name, imported in list(sys.modules.items()):
         if (getattr(imported, "__file__", None) or "").startswith(str(tmp_path)):
             del sys.modules[name]
@@ -225,7 +227,16 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-OPTIONS = [AgentOptions, ExecutorOptions, LocalOptions, ResultLimits, RetryPolicy, SiteSettings, WebLimits]
+OPTIONS = [
+    AgentOptions,
+    ExecutorOptions,
+    FlareOptions,
+    LocalOptions,
+    ResultLimits,
+    RetryPolicy,
+    SiteSettings,
+    WebLimits,
+]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda found: found.__name__)

@@ -30,6 +30,7 @@ NOT_RUN = {
     ("discovery.md", "units"): "is asked by discover",
     ("adapters.md", "stations.py"): "is imported at the site that names its classes",
     ("deploying-sites.md", "stations.py"): "is imported at the site that names its classes",
+    ("going-distributed.md", "stations.py"): "is imported at the site that names its classes",
     ("web.md", "one_square"): "runs by its route",
     ("web.md", "small"): "shows how it is made",
     ("README.md", "app"): "is what a server is given; docs/web.md runs the same",
