@@ -43,7 +43,7 @@ class FlareOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     on_close: Literal["abort", "detach"] = "abort"
     """What becomes of running jobs when the session is closed: they end, or go on without the application."""
     local: LocalOptions = LocalOptions()
-    """The limits of logs, queues and graces, and how workers start at the sites."""
+    """The limits of logs, queues and graces. How workers start is the affair of the sites."""
 
     def __post_init__(self) -> None:
         if self.code not in ("installed", "travels"):
