@@ -115,14 +115,15 @@ def chart(title: str, across: str, points: Points, up: str, value: Callable[[Out
     parts += [f'<text class="small mid" x="{place(x, 1)[0]:.0f}" y="268">{x:,g}</text>' for x in ticks]
     parts.append(f'<text class="small mid" x="320" y="288">{escape(across)}</text>')
     parts.append(f'<text class="small" x="10" y="20">{escape(up)}</text>')
-    ends: list[float] = []
-    for (name, line), kind in zip(points.items(), ("a", "b", "c", "here", "good", "bad"), strict=False):
-        spots = [place(x, value(outcome)) for x, outcome in line]
+    drawn = [
+        (name, kind, [place(x, value(outcome)) for x, outcome in line])
+        for (name, line), kind in zip(points.items(), ("a", "b", "c", "here", "good", "bad"), strict=False)
+    ]
+    free = 300.0
+    for name, kind, spots in sorted(drawn, key=lambda line: -line[2][-1][1]):  # names stand in the order of the lines
         path = "L".join(f"{x:.0f} {y:.0f}" for x, y in spots)
-        y = spots[-1][1] + 4
-        while any(abs(y - other) < 13 for other in ends):
-            y -= 13
-        ends.append(y)
+        y = min(spots[-1][1] + 4, free)
+        free = y - 13
         parts.append(f'<path class="{kind}" fill="none" stroke-width="2" d="M{path}"/>')
         parts.append(f'<text class="small {kind}" x="578" y="{y:.0f}">{escape(name)}</text>')
     body = "\n  ".join(parts)

@@ -68,6 +68,8 @@ class FlareTarget:
         self._last_request = 0
         self._group: asyncio.TaskGroup | None = None
         self._supervisions: list[asyncio.Task[None]] = []
+        self._seen: set[str] = set()
+        """The sites that were there: they may come back."""
 
     # life
 
@@ -254,6 +256,9 @@ class FlareTarget:
         if job is not None:
             job.take_relayed(msg.decoder.decode(message.message))
 
+    def _welcomed(self, message: fm.Welcome) -> None:
+        self._seen.update(message.sites)
+
     def _found(self, message: fm.Found | fm.Listed | fm.Asked) -> None:
         _, future = self._requests.get(message.request, (None, None))
         if future is not None and not future.done():
@@ -299,7 +304,7 @@ class FlareTarget:
         """
         connection, problems = await self._connected(), self._unsendable(plan)
         if not _has(connection, plan):  # a site that was lost may have come back since: another carrier can have it
-            connection = await self._another(plan.sites)
+            connection = await self._another(self._seen.intersection(plan.sites))
         welcome = connection.welcome
         assert welcome is not None  # noqa: S101 - it was welcomed when it was opened
         assert self._federation is not None  # noqa: S101 - set while running
@@ -483,6 +488,7 @@ _HANDLERS: Final[dict[type, Callable[[FlareTarget, Any], None]]] = {
     fm.Expired: FlareTarget._expired,  # noqa: SLF001
     fm.JobState: FlareTarget._state,  # noqa: SLF001
     fm.Relayed: FlareTarget._relayed,  # noqa: SLF001
+    fm.Welcome: FlareTarget._welcomed,  # noqa: SLF001
     fm.Found: FlareTarget._found,  # noqa: SLF001
     fm.Listed: FlareTarget._found,  # noqa: SLF001
     fm.Asked: FlareTarget._found,  # noqa: SLF001

@@ -1,0 +1,100 @@
+"""What nv_dfm_core's own FLARE target gets wrong, on a real federation."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from dfm_async import Federation, Pipeline, PipelineError, PlaceParam, Session, Yield
+from dfm_async.model.flare import FlareOptions
+from tests.flare.shared import acquire
+
+fed = Federation("corners", api_version="1.0.0")
+lab, server, home = fed.site("lab"), fed.site("server"), fed.site("home")
+elsewhere = fed.site("nowhere")
+
+
+@server.operation
+async def increase(n: int) -> int:
+    return n + 1
+
+
+@home.operation
+async def show(n: int) -> str:
+    return f"<{n}>"
+
+
+@lab.operation
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+@elsewhere.operation
+async def unreachable() -> int:
+    return 1
+
+
+class Opaque:
+    """Something that only pickle could send."""
+
+
+@lab.operation
+async def look(thing: Any) -> str:
+    return str(thing)
+
+
+with Pipeline("server only") as server_only:
+    Yield(increase(PlaceParam("n")))
+
+with Pipeline("home and server") as at_home:
+    Yield(show(increase(PlaceParam("n"))))
+
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_session]
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def session() -> AsyncIterator[Session]:
+    shared = acquire(os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid())))
+    options = FlareOptions(startup_kit=shared.startup_kit, user=shared.user, code="travels", linger=600)
+    async with Session(fed, target="flare", options=options) as session:
+        yield session
+    shared.hold.close()
+
+
+async def test_the_server_and_the_homesite_are_sites(session: Session) -> None:
+    job = await session.execute(server_only, [{"n": n} for n in range(3)])
+    assert sorted([result.value async for result in job]) == [1, 2, 3]
+    job = await session.execute(at_home, {"n": 1})
+    assert (await job.first()).value == "<2>"
+
+
+async def test_a_wait_of_the_application_ends_by_its_own_timeout_and_the_job_goes_on(session: Session) -> None:
+    with Pipeline("never") as pipeline:
+        Yield(never())
+    job = await session.execute(pipeline)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await job
+    assert not job.status.ended
+    assert await job.cancel(grace=1)
+
+
+async def test_what_the_federation_cannot_give_is_refused_when_a_pipeline_is_prepared(session: Session) -> None:
+    with Pipeline("nowhere") as nowhere:
+        Yield(unreachable())
+    with pytest.raises(PipelineError, match="no client of this name"):
+        await session.prepare(nowhere)
+    with Pipeline("opaque") as opaque:
+        Yield(look(Opaque()))
+    with pytest.raises(PipelineError, match="cannot be sent to other organisations"):
+        await session.prepare(opaque)
+
+
+async def test_stats_tell_which_way_is_taken(session: Session) -> None:
+    assert session.stats().way == "gateway"
