@@ -124,7 +124,7 @@ def chart(title: str, across: str, points: Points, up: str, value: Callable[[Out
         path = "L".join(f"{x:.0f} {y:.0f}" for x, y in spots)
         y = min(spots[-1][1] + 4, free)
         free = y - 13
-        parts.append(f'<path class="{kind}" fill="none" stroke-width="2" d="M{path}"/>')
+        parts.append(f'<path class="curve {kind}" d="M{path}"/>')
         parts.append(f'<text class="small {kind}" x="578" y="{y:.0f}">{escape(name)}</text>')
     body = "\n  ".join(parts)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 680 300" role="img" aria-labelledby="{label}">'

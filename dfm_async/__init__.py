@@ -108,10 +108,8 @@ if TYPE_CHECKING:
     )
     from dfm_async.session.job import Job
     from dfm_async.session.session import Session
+    from dfm_async.version import __version__ as __version__
 
-from dfm_async.version import VERSION as _VERSION
-
-__version__ = _VERSION
 
 __all__ = [
     "Activity",
@@ -317,6 +315,7 @@ _HOMES = {
     "dfm_async.session.callbacks": ("CallbackDispatcher", "LoopDispatcher", "ManualDispatcher", "OtherLoopDispatcher"),
     "dfm_async.session.job": ("Job",),
     "dfm_async.session.session": ("Session",),
+    "dfm_async.version": ("__version__",),
 }
 __getattr__, __dir__ = lazy_names(__name__, globals(), _HOMES)
 

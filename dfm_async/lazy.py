@@ -29,6 +29,6 @@ def lazy_names(
         return value
 
     def names() -> list[str]:
-        return [*namespace["__all__"], *(name for name in ("__version__",) if name in namespace)]
+        return [*namespace["__all__"], *(name for name in ("__version__",) if name in home_of)]
 
     return load, names

@@ -1,5 +1,5 @@
-"""Which version this is."""
+"""Which version this is: the only place that says so."""
 
-__all__ = ["VERSION"]
+__all__ = ["__version__"]
 
-VERSION = "0.1.0"
+__version__ = "0.1.0"

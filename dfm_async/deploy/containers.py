@@ -11,7 +11,7 @@ import yaml
 
 from dfm_async.deploy.kit import Kit
 from dfm_async.errors import DeploymentError
-from dfm_async.version import VERSION
+from dfm_async.version import __version__
 
 __all__ = ["PLACE", "UID", "check_kits", "compose_files", "image_files", "label"]
 
@@ -83,7 +83,7 @@ def image_files(packages: Sequence[str]) -> dict[str, str]:
     Args:
         packages: what is installed in it besides dfm_async, such as the package of the adapters.
     """
-    requirements = "\n".join([f"dfm-async[cli,flare]=={VERSION}", *packages])
+    requirements = "\n".join([f"dfm-async[cli,flare]=={__version__}", *packages])
     return {
         "Dockerfile": _DOCKERFILE,
         ".dockerignore": _IGNORED,

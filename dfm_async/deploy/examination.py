@@ -26,7 +26,7 @@ from dfm_async.model.flare import FEDERATION_FOLDER, SETTINGS_FILE, SiteSettings
 from dfm_async.targets.flare.admin import Admin
 from dfm_async.targets.flare.installed import read_settings
 from dfm_async.targets.flare.node import HUB
-from dfm_async.version import VERSION
+from dfm_async.version import __version__
 
 __all__ = ["examine"]
 
@@ -52,7 +52,7 @@ async def examine(kit: Kit, *, offline: bool = False) -> AsyncIterator[Finding]:
     kind = kit.kind
     yield Finding("kit", "ok", f"{kit.folder}, of a {kind}")
     yield _nvflare()
-    yield Finding("dfm_async", "ok", f"{VERSION}; all participants need the same")
+    yield Finding("dfm_async", "ok", f"{__version__}; all participants need the same")
     whole = True
     for finding in [*_files(kit), *_certificates(kit)]:
         whole = whole and finding.state != "bad"

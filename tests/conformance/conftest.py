@@ -20,7 +20,7 @@ WAY: Any = os.environ.get("DFM_FLARE_GATEWAY", "auto")
 NewSession = Callable[..., Session]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # it is not idle: other tests are faster without it
 def flare() -> Iterator[Shared]:
     """The federation of this test run."""
     found = acquire(os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid())))

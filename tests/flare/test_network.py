@@ -95,7 +95,7 @@ with Pipeline("bringing") as bringing:
     Yield(double(bring_more(PlaceParam("door", multiuse=True), brought)), place="more")
 
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_session]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_session, pytest.mark.long]
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,8 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dfm_async import Failure, FrameCompleted, JobFailed, JobStatus, Pipeline, PipelineError, Result, Session
-from dfm_async.model.flare import FlareOptions
-from tests.flare.shared import acquire
 from tests.property.random_pipelines import fed, functions, pipelines
 from tests.reference import interpret
 
@@ -31,15 +28,6 @@ async def inline() -> AsyncIterator[Session]:
 async def local() -> AsyncIterator[Session]:
     async with Session(fed, target="local") as session:
         yield session
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def flare() -> AsyncIterator[Session]:
-    shared = acquire(os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid())))
-    options = FlareOptions(startup_kit=shared.startup_kit, user=shared.user, code="travels", linger=600)
-    async with Session(fed, target="flare", options=options) as session:
-        yield session
-    shared.hold.close()
 
 
 async def check(session: Session, pipeline: Pipeline, params: list[dict[str, Any]]) -> None:
@@ -65,7 +53,7 @@ async def check(session: Session, pipeline: Pipeline, params: list[dict[str, Any
         assert await job is JobStatus.FINISHED
 
 
-async def _valid(pipeline: Pipeline, session: Session) -> bool:
+async def valid(pipeline: Pipeline, session: Session) -> bool:
     try:
         await session.prepare(pipeline)
     except PipelineError as error:
@@ -79,25 +67,12 @@ async def _valid(pipeline: Pipeline, session: Session) -> bool:
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much])
 @given(pipeline=pipelines(), params=sets)
 async def test_inline_does_what_plain_python_does(inline: Session, pipeline: Pipeline, params: Any) -> None:
-    if await _valid(pipeline, inline):
+    if await valid(pipeline, inline):
         await check(inline, pipeline, params)
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much])
 @given(pipeline=pipelines(), params=sets)
 async def test_worker_processes_do_what_plain_python_does(local: Session, pipeline: Pipeline, params: Any) -> None:
-    if await _valid(pipeline, local):
+    if await valid(pipeline, local):
         await check(local, pipeline, params)
-
-
-@settings(
-    max_examples=int(os.environ.get("DFM_FLARE_PIPELINES", "10")),
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-    deadline=None,
-)
-@given(pipeline=pipelines(), params=sets)
-async def test_a_federation_on_flare_does_what_plain_python_does(
-    flare: Session, pipeline: Pipeline, params: Any
-) -> None:
-    if await _valid(pipeline, flare):
-        await check(flare, pipeline, params)

@@ -47,6 +47,8 @@ class Application:
         self.connection = ""
         """Its connection at the gateway, if it has one."""
         self.absence: asyncio.TimerHandle | None = None
+        self.held_up = False
+        """Whether a job waits until it has taken something."""
         self._left_out = 0
 
     def send(self, message: Any) -> None:

@@ -33,7 +33,7 @@ from dfm_async.targets.flare.hub import FOR_HUB, Hub
 from dfm_async.targets.flare.installed import load_authorizer, load_installed, load_user, read_settings
 from dfm_async.targets.flare.node import HUB, Node
 from dfm_async.targets.flare.ports import Commands, GatewayPorts
-from dfm_async.version import VERSION
+from dfm_async.version import __version__
 
 __all__ = ["HubController", "SiteExecutor"]
 
@@ -214,7 +214,7 @@ class _Site:
                 stack.push_async_callback(self._gateway.close)
             process.wire.open(node)
             address = "" if self._gateway is None else self._gateway.address
-            hello = self._agent.hello(VERSION, platform.node(), address)
+            hello = self._agent.hello(__version__, platform.node(), address)
             node.send(HUB, msgspec.structs.replace(hello, life=node.life))
             node.watch(lambda: (HUB,))
             await asyncio.wait((self._ended, self._left), return_when=asyncio.FIRST_COMPLETED)
@@ -317,7 +317,7 @@ class HubController(Controller):  # type: ignore[misc] # nvflare has no type inf
         ended = process.begin()
         _when_triggered(abort_signal, lambda: process.end("FLARE has ended the job"))
         settings = process.settings(HUB)
-        hub = self._hub = Hub(process.job_id, VERSION, self._deployed, LocalOptions(), self._linger)
+        hub = self._hub = Hub(process.job_id, __version__, self._deployed, LocalOptions(), self._linger)
 
         def receive(peer: str, message: Any) -> None:
             kind = type(message)
@@ -355,7 +355,7 @@ class HubController(Controller):  # type: ignore[misc] # nvflare has no type inf
             hub.attach_node(node, lambda site: ports.lost() if site == settings.homesite else None)
             process.wire.open(node)
             commands = self._serve = Commands(hub)
-            node.send(HUB, agent.hello(VERSION, platform.node()))
+            node.send(HUB, agent.hello(__version__, platform.node()))
             hub.ended.add_done_callback(lambda done: process.end(done.result()))
             reason = await ended
             await hub.close(reason)

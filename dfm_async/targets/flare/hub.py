@@ -369,7 +369,8 @@ class Hub:
             _log.exception("what application %s said cannot be done", app.name)
 
     def _app_has_room(self, app: Application) -> None:
-        if not app.full:
+        if app.held_up and not app.full:
+            app.held_up = False
             for job in self._jobs.values():
                 if app.name in job.followers:
                     job.record.log.wake()
@@ -419,6 +420,8 @@ class Hub:
     def _drop_offers(self) -> None:
         """Has the sites forget code that neither an application nor a job needs any more."""
         needed = {key for app in self._apps.values() for key in app.offers}
+        if self._offers.keys() <= needed:
+            return
         for job in self._jobs.values():
             if not job.record.status.ended:
                 needed |= {f"{site}:{key}" for site, key in job.submit.offers.items()}
@@ -458,6 +461,7 @@ class Hub:
             app.send(fm.Submitted(job.job_id, "new"))
         job.follow(app, 0)
         job.followers[app.name].taken(fm.Taken(job.job_id, 0, message.until, 0))
+        coordinator.waiting_for = f"a free slot (at most {app.hello.slots} of this application's jobs run at once)"
         app.slots.put(job, message.priority)
         self._admit(app.slots)
         self._rest()
@@ -473,8 +477,6 @@ class Hub:
                 self._seat(job, lane)
         finally:
             slots.admitting = False
-        for job in slots.waiting_jobs:
-            job.coordinator.waiting_for = f"a free slot ({slots.running} job{'s' * (slots.running != 1)} running)"
         for app in self._apps.values():
             if app.slots is slots:
                 self._answer_pending(app)

@@ -296,6 +296,7 @@ class Follower:
         while True:
             room = self._until - reader.position
             if room <= 0 or self._sent - self._taken >= self._ahead or self.app.full:
+                self.app.held_up = self.app.held_up or self.app.full
                 if reader.position < log.end and self._told < reader.position:
                     self._told = reader.position
                     self.app.send(self._job.state())

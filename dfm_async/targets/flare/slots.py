@@ -37,11 +37,6 @@ class Slots:
         return len(self._waiting)
 
     @property
-    def waiting_jobs(self) -> list[HubJob]:
-        """The jobs that wait."""
-        return list(self._waiting)
-
-    @property
     def full(self) -> bool:
         """Whether a further job must wait."""
         return len(self._lane_of) >= self._most

@@ -28,7 +28,7 @@ from dfm_async.targets.flare.site_log import replay
 from dfm_async.targets.frames import Row
 from dfm_async.targets.jobs import JobTable
 from dfm_async.targets.rules import JobRules
-from dfm_async.version import VERSION
+from dfm_async.version import __version__
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 from dfm_async.workers.shipping import ship_site
@@ -112,7 +112,7 @@ class FlareTarget:
         options, local, lanes = self.options, self.options.local, self._lanes()
         return fm.AppHello(
             fm.PROTOCOL,
-            VERSION,
+            __version__,
             self._homesite,
             lanes,
             local.max_concurrent_jobs or lanes * local.jobs_per_lane,

@@ -1,9 +1,8 @@
-"""What nv_dfm_core's own FLARE target gets wrong, on a real federation."""
+"""What is special about a federation on FLARE, and what nv_dfm_core's own FLARE target gets wrong."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +11,8 @@ import pytest_asyncio
 
 from dfm_async import Federation, Pipeline, PipelineError, PlaceParam, Session, Yield
 from dfm_async.model.flare import FlareOptions
-from tests.flare.shared import acquire
+from tests.conformance.conftest import WAY
+from tests.flare.shared import Shared
 
 fed = Federation("corners", api_version="1.0.0")
 lab, server, home = fed.site("lab"), fed.site("server"), fed.site("home")
@@ -59,12 +59,10 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_sessi
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def session() -> AsyncIterator[Session]:
-    shared = acquire(os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid())))
-    options = FlareOptions(startup_kit=shared.startup_kit, user=shared.user, code="travels", linger=600)
+async def session(flare: Shared) -> AsyncIterator[Session]:
+    options = FlareOptions(startup_kit=flare.startup_kit, user=flare.user, code="travels", gateway=WAY, linger=600)
     async with Session(fed, target="flare", options=options) as session:
         yield session
-    shared.hold.close()
 
 
 async def test_the_server_and_the_homesite_are_sites(session: Session) -> None:
@@ -97,4 +95,4 @@ async def test_what_the_federation_cannot_give_is_refused_when_a_pipeline_is_pre
 
 
 async def test_stats_tell_which_way_is_taken(session: Session) -> None:
-    assert session.stats().way == "gateway"
+    assert session.stats().way == ("gateway" if WAY == "auto" else "commands")

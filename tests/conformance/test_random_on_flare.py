@@ -1,0 +1,40 @@
+"""Random pipelines on a real federation do what plain Python does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from hypothesis import HealthCheck, given, settings
+
+from dfm_async import Pipeline, Session
+from dfm_async.model.flare import FlareOptions
+from tests.conformance.conftest import WAY
+from tests.flare.shared import Shared
+from tests.property.random_pipelines import fed, pipelines
+from tests.property.test_random_pipelines import check, sets, valid
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_session]
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def session(flare: Shared) -> AsyncIterator[Session]:
+    options = FlareOptions(startup_kit=flare.startup_kit, user=flare.user, code="travels", gateway=WAY, linger=600)
+    async with Session(fed, target="flare", options=options) as session:
+        yield session
+
+
+@settings(
+    max_examples=int(os.environ.get("DFM_FLARE_PIPELINES", "10")),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+    deadline=None,
+)
+@given(pipeline=pipelines(), params=sets)
+async def test_a_federation_on_flare_does_what_plain_python_does(
+    session: Session, pipeline: Pipeline, params: Any
+) -> None:
+    if await valid(pipeline, session):
+        await check(session, pipeline, params)
