@@ -37,7 +37,8 @@ class FlareOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """For how many seconds the federation keeps results that nobody has read, and jobs that can only wait for an
     application that is not there."""
     delivery_timeout: float = 30.0
-    """For how many seconds a message that does not arrive is sent again, before its job fails."""
+    """For how many seconds a message that does not arrive is sent again, before its job fails. Between sites, what
+    holds is that of the session which had the carrier started."""
     start_timeout: float = 60.0
     """For how many seconds the sites may take until they are ready."""
     on_close: Literal["abort", "detach"] = "abort"

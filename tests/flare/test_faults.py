@@ -101,11 +101,12 @@ async def values(job: Job) -> list[Any]:
 
 _APPLICATION = """
 import asyncio, sys
-from tests.flare.test_faults import FlareOptions, Session, fed, weighing
+from tests.flare.test_faults import BOUND, FlareOptions, Session, fed, weighing
 
 async def main():
     kit, user, door = sys.argv[1:]
-    session = Session(fed, target="flare", options=FlareOptions(startup_kit=kit, user=user, code="travels"))
+    options = FlareOptions(startup_kit=kit, user=user, code="travels", delivery_timeout=BOUND)
+    session = Session(fed, target="flare", options=options)
     await session.connect()
     rows = [{"door": door, "n": n} for n in range(4)]
     job = await session.execute(weighing, rows, job_id="left-alone")
