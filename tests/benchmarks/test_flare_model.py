@@ -69,6 +69,6 @@ def test_the_stored_costs_make_a_model_that_is_near_to_what_was_measured() -> No
 def test_a_chart_has_a_line_for_each_of_its_series() -> None:
     points = {f"{sites} sites": [(1.0, simulate(ONE, COSTS)), (4.0, simulate(ONE, COSTS))] for sites in (10, 20)}
     drawn = chart("Throughput <now>", "jobs", points, "jobs/s", lambda found: found.throughput)
-    assert drawn.count('fill="none"') == 2
+    assert drawn.count('class="curve ') == 2
     assert "&lt;now&gt;" in drawn
     assert "20 sites" in drawn

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from dfm_async import Federation, Pipeline, PipelineError, PlaceParam, Session, Yield
+from dfm_async import Federation, JobStatus, Pipeline, PipelineError, PlaceParam, Session, Yield
 from dfm_async.model.flare import FlareOptions
 from tests.conformance.conftest import WAY
 from tests.flare.shared import Shared
@@ -80,7 +80,8 @@ async def test_a_wait_of_the_application_ends_by_its_own_timeout_and_the_job_goe
         async with asyncio.timeout(0.05):
             await job
     assert not job.status.ended
-    assert await job.cancel(grace=1)
+    await job.cancel(grace=1)
+    assert job.status is JobStatus.ABORTED
 
 
 async def test_what_the_federation_cannot_give_is_refused_when_a_pipeline_is_prepared(session: Session) -> None:

@@ -35,6 +35,7 @@ __all__ = ["RemoteFrames", "RemoteJob"]
 
 _AHEAD: Final = 1024
 """How many events may be under way to us, at most."""
+_ALL: Final = 1 << 40
 _TELL: Final = 256 * 1024
 """After how many bytes we tell the hub that we have taken them, at the latest."""
 _error_codec: Final = Codec(trusted=False, stored=True)
@@ -92,6 +93,8 @@ class RemoteJob:
         self._size = 0
         self._granted = 0
         self._end_there = 0
+        self._ending = False
+        """Whether the job is about to end, so that nothing holds its last events up."""
         limits = record.log.limits
         # What is under way must fit into the hub's log, too: else that would wait for us, and we for it.
         self._ahead = min(_AHEAD, 4 * limits.window, limits.max_items)
@@ -261,6 +264,7 @@ class RemoteJob:
         token = self._token if self._submitted is not None else ""
         self._halting = fm.Halt(self.record.job_id, token, _STATUS[status], reason, grace)
         self._send(self._halting)
+        self._take_the_rest()
         self._make_room()
 
     def shorten(self, grace: float) -> None:
@@ -288,6 +292,7 @@ class RemoteJob:
             return
         token = self._token if self._submitted is not None else ""
         self._send(fm.Fail(self.record.job_id, token, _error_codec.dumps(pack_error(error))))
+        self._take_the_rest()
 
     def abandon(self, at: int, how: str = "abandoned") -> None:
         """Gives up on the job: nobody can tell any more what becomes of it."""
@@ -341,6 +346,8 @@ class RemoteJob:
         self.record.changed()
         self._check_stalled()
         status = JobStatus(state.status)
+        if status.ended and not self._ending and self.phase is not Phase.ENDED and not self.record.log.readers:
+            self._take_the_rest()
         if status.ended and self.record.log.end >= state.end and self.phase is not Phase.ENDED:
             # Its last event, which would have told us, is not kept any more.
             self._close(status, state.reason)
@@ -427,15 +434,20 @@ class RemoteJob:
     def _grant(self, *, force: bool = False) -> None:
         """Tells the hub how much further it may send: as far as our log has room."""
         log = self.record.log
-        if log.full:
+        if log.full and not self._ending:
             self._check_stalled()
             return
-        until = log.end + self._ahead
+        until = log.end + (_ALL if self._ending else self._ahead)
         if force or until - self._granted > self._ahead // 2 or self._size > self._told + self._tell_after:
             self._granted, self._told = until, self._size
             self._send(fm.Taken(self.record.job_id, log.end, until, self._size))
 
     _told = 0
+
+    def _take_the_rest(self) -> None:
+        """The job ends: its last events must come, whether somebody reads them or not. The hub's log bounds them."""
+        self._ending = True
+        self._grant(force=True)
 
     def _has_room(self) -> None:
         self._grant(force=True)
