@@ -1,0 +1,100 @@
+"""A job in the federation, as the application sees it, with a hub that a test plays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dfm_async import JobStatus, ResultLimits
+from dfm_async.errors import DfmError
+from dfm_async.model.ids import JobId, JobNumber
+from dfm_async.results.record import JobRecord
+from dfm_async.targets.flare import messages as fm
+from dfm_async.targets.flare.mirror import RemoteJob
+from dfm_async.targets.rules import JobRules
+from tests.flare.test_hub import B, codec, plan
+
+LIMITS = ResultLimits(max_items=10, window=4)
+
+
+class Connection:
+    """What the hub was told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.told.append(message)
+
+    def granted(self) -> int:
+        return max((message.until for message in self.told if isinstance(message, fm.Taken)), default=0)
+
+
+@pytest.fixture
+async def connection() -> Connection:
+    return Connection()
+
+
+@pytest.fixture
+async def job(connection: Connection) -> RemoteJob:
+    record = JobRecord(JobId("job"), JobNumber(0), plan, LIMITS)
+    job = RemoteJob(record, codec, JobRules(), detach=False)
+    job.connection = connection  # type: ignore[assignment] # it only sends
+    job.follow()
+    return job
+
+
+def results(first: int, count: int) -> fm.Events:
+    heads = [fm.EventHead("r", (0, first + n), 0, B) for n in range(count)]
+    values = codec.dumps(list(range(count)))
+    return fm.Events("job", first, heads, values, b"", first + count, len(values))
+
+
+def fill(job: RemoteJob, connection: Connection) -> int:
+    """Sends results as far as there is room; gives how many."""
+    sent = 0
+    while connection.granted() > sent:
+        count = connection.granted() - sent
+        job.take_events(results(sent, count))
+        sent += count
+    return sent
+
+
+async def test_a_log_that_nobody_reads_stops_the_hub(job: RemoteJob, connection: Connection) -> None:
+    assert LIMITS.max_items < fill(job, connection) <= 2 * LIMITS.max_items + 1
+    assert job.record.log.full
+
+
+@pytest.mark.parametrize("how", ["halted", "failed", "ended there"])
+async def test_the_last_events_of_a_job_come_although_nobody_reads(
+    job: RemoteJob, connection: Connection, how: str
+) -> None:
+    sent = fill(job, connection)
+    if how == "halted":
+        job.halt(JobStatus.ABORTED, "enough", 1.0)
+    elif how == "failed":
+        job.fail(DfmError("it is full"))
+    else:
+        job.take_state(state("finished", sent + 3))
+    assert connection.granted() > sent + 1000
+    job.take_events(results(sent, 2))
+    last = fm.EventHead("s", node="aborted", text="enough")
+    job.take_events(fm.Events("job", sent + 2, [last], b"", b"", sent + 3, 0))
+    assert job.record.completion_event.is_set()
+    assert job.record.status is JobStatus.ABORTED
+
+
+async def test_a_job_whose_last_events_are_not_kept_ends_by_its_state(job: RemoteJob) -> None:
+    job.take_state(state("finished", 0))
+    assert job.record.status is JobStatus.FINISHED
+
+
+async def test_a_job_that_the_hub_does_not_know_any_more_ends(job: RemoteJob) -> None:
+    job.take_expired(fm.Expired("job", None))
+    assert job.record.status is JobStatus.ABORTED
+    assert "does not know" in str(job.record.reason)
+
+
+def state(status: str, end: int) -> fm.JobState:
+    return fm.JobState("job", status, None, status, 1, 1, 0, 0, True, False, {}, 1.0, end, "ended")
