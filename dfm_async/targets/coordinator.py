@@ -26,7 +26,7 @@ from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import weight
 from dfm_async.wire.memory import Payload
 
-__all__ = ["Coordinator", "Phase", "log_overflow"]
+__all__ = ["FOR_COORDINATOR", "Coordinator", "Phase", "log_overflow"]
 
 _LOSSES: Final = 3
 """After how many lost workers in a row, with no parameter set done in between, a job is given up."""
@@ -620,6 +620,8 @@ _HANDLERS: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
     msg.JobStopped: Coordinator._job_stopped,  # noqa: SLF001
     msg.JobBroken: Coordinator._job_broken,  # noqa: SLF001
 }
+FOR_COORDINATOR: Final = frozenset(_HANDLERS)
+"""What locations say to the one who runs their job."""
 _WHILE_RESTARTING: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
     kind: _HANDLERS[kind] for kind in (msg.CancelSeen, msg.JobStopped, msg.SpansMade)
 }

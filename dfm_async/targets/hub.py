@@ -7,31 +7,13 @@ from typing import Any, TypeAlias
 
 from dfm_async.model.ids import JobNumber
 from dfm_async.runtime.site import SiteRuntime
-from dfm_async.targets.coordinator import Coordinator
+from dfm_async.targets.coordinator import FOR_COORDINATOR, Coordinator
 from dfm_async.wire import messages as msg
 
 __all__ = ["Hub"]
 
 Post: TypeAlias = Callable[[Coordinator, msg.SendToPlace], None]
 """Takes a token from one job to another."""
-
-_FOR_COORDINATOR = frozenset(
-    {
-        msg.CallsMade,
-        msg.CancelSeen,
-        msg.FramesDone,
-        msg.JobBroken,
-        msg.JobStopped,
-        msg.MetricsMade,
-        msg.ObjectsBuilt,
-        msg.ObjectsClosed,
-        msg.OperationError,
-        msg.ProgressMade,
-        msg.Results,
-        msg.SpansMade,
-        msg.YieldFailed,
-    }
-)
 
 
 class Hub:
@@ -56,7 +38,7 @@ class Hub:
 
     def receive(self, message: Any) -> None:
         """Takes a message from a site."""
-        if type(message) in _FOR_COORDINATOR:
+        if type(message) in FOR_COORDINATOR:
             coordinator = self._coordinators.get(message.job)
             if coordinator is not None:  # else it is late: the job has ended
                 coordinator.receive(message)

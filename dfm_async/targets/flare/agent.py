@@ -19,6 +19,7 @@ from dfm_async.model.stats import SiteStats
 from dfm_async.runtime.faults import broken_record
 from dfm_async.runtime.once import in_thread
 from dfm_async.site.authorizing import Authorizer, Denied, PipelineRequest
+from dfm_async.targets.coordinator import FOR_COORDINATOR
 from dfm_async.targets.flare import messages as fm
 from dfm_async.targets.flare.admission import MOST_SEATS, Account, Accounts, Wanted, read_request
 from dfm_async.targets.flare.audit import AuditLog
@@ -42,24 +43,7 @@ BETWEEN_SITES: Final = frozenset(
 """What sites say to each other; all of it is for one location of one job."""
 FROM_HUB: Final = frozenset({msg.StartJob, msg.OpenFrames, msg.Credit, msg.CancelJob, msg.PlaceTaken, msg.SpansTaken})
 """What only the hub says to a location."""
-FROM_WORKERS: Final = frozenset(
-    {
-        msg.CallsMade,
-        msg.CancelSeen,
-        msg.FramesDone,
-        msg.JobBroken,
-        msg.JobStopped,
-        msg.MetricsMade,
-        msg.ObjectsBuilt,
-        msg.ObjectsClosed,
-        msg.OperationError,
-        msg.ProgressMade,
-        msg.Results,
-        msg.SendToPlace,
-        msg.SpansMade,
-        msg.YieldFailed,
-    }
-)
+FROM_WORKERS: Final = FOR_COORDINATOR | {msg.SendToPlace}
 """What a location says to the hub."""
 _BRING_VALUES: Final = BETWEEN_SITES | {msg.StartJob, msg.OpenFrames}
 """What is not taken when a job has sent too much. The rest only steers it, and may be needed to end it."""

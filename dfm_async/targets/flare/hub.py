@@ -14,7 +14,7 @@ from dfm_async.model.ids import JobNumber
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.status import JobStatus
 from dfm_async.results.error_values import unpack_error
-from dfm_async.targets.coordinator import Coordinator, Phase
+from dfm_async.targets.coordinator import FOR_COORDINATOR, Coordinator, Phase
 from dfm_async.targets.flare import messages as fm
 from dfm_async.targets.flare.application import Application
 from dfm_async.targets.flare.hub_job import HubJob, Run, read_plan
@@ -32,23 +32,6 @@ __all__ = ["FOR_HUB", "Hub"]
 
 _log = logging.getLogger(__name__)
 
-_FOR_COORDINATOR: Final = frozenset(
-    {
-        msg.CallsMade,
-        msg.CancelSeen,
-        msg.FramesDone,
-        msg.JobBroken,
-        msg.JobStopped,
-        msg.MetricsMade,
-        msg.ObjectsBuilt,
-        msg.ObjectsClosed,
-        msg.OperationError,
-        msg.ProgressMade,
-        msg.Results,
-        msg.SpansMade,
-        msg.YieldFailed,
-    }
-)
 _OF_SEATS: Final = frozenset(
     {
         fm.Seated,
@@ -62,7 +45,7 @@ _OF_SEATS: Final = frozenset(
     }
 )
 FOR_HUB: Final = (
-    _FOR_COORDINATOR
+    FOR_COORDINATOR
     | _OF_SEATS
     | {
         fm.SiteHello,
@@ -197,7 +180,7 @@ class Hub:
         if peer in self._gone and kind is not fm.SiteHello:
             self._tell_given_up(peer)
             return
-        if kind in _FOR_COORDINATOR:
+        if kind in FOR_COORDINATOR:
             job = self._job_of(peer, message)
             if job is not None and job.may_say(message):
                 job.coordinator.receive(_without_cause(message))
