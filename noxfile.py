@@ -12,6 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # thousands of processes start here: their code is compiled once
+
 
 def bootstrap(names: list[str]) -> int:
     """Runs the named sessions with a nox of our own."""

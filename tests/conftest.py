@@ -37,12 +37,6 @@ TargetName = Literal["inline", "local", "flare"]
 Connect = Callable[..., AbstractAsyncContextManager[Session]]
 
 
-def pytest_collection_finish() -> None:
-    """What is there before the first test is not looked at again by the collections between tests."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(scope="session", autouse=True)
 def shared_fork_server() -> Iterator[None]:
     """Keeps the fork server between tests; each would start its own otherwise."""
@@ -98,3 +92,4 @@ async def nothing_left(request: pytest.FixtureRequest) -> AsyncIterator[None]:
                 thread.join(5)
                 assert not thread.is_alive(), f"thread left behind: {thread}"
     gc.collect()
+    gc.freeze()  # whatever still lives will not be garbage soon: the next collection need not look at it
