@@ -265,10 +265,7 @@ class DecodingError(DfmError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return (
-            f"the value of {self.node} cannot be rebuilt in the application: {self.reason}. "
-            "Import the module that defines its class before reading"
-        )
+        return f"the value of {self.node} cannot be rebuilt in the application: {self.reason}"
 
 
 class FobsError(DfmError):

@@ -129,6 +129,11 @@ class Signature:
         return self.parameters.replace(parameters=[*listed, *extra, *last])
 
     @property
+    def named(self) -> tuple[Any, ...]:
+        """The types that it declares, of parameters and of the result."""
+        return (*self.types.values(), self.returns)
+
+    @property
     def whole(self) -> frozenset[str]:
         """The parameters that are declared as lists, or the like: they get one also where a stream comes."""
         return frozenset(name for name, hint in self.types.items() if _is_whole(hint))

@@ -43,6 +43,8 @@ class FlareOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """For how many seconds the sites may take until they are ready."""
     on_close: Literal["abort", "detach"] = "abort"
     """What becomes of running jobs when the session is closed: they end, or go on without the application."""
+    classes: tuple[type, ...] = ()
+    """Classes of values that sites may send, beside those that the signatures of the federation's operations name."""
     local: LocalOptions = LocalOptions()
     """The limits of logs, queues and graces. How workers start is the affair of the sites."""
 
@@ -59,6 +61,8 @@ class FlareOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("linger", "keep_unread"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)!r}")
+        if not all(isinstance(found, type) for found in self.classes):
+            raise TypeError(f"classes must be classes, not {self.classes!r}")
         if not isinstance(self.local, LocalOptions):
             raise TypeError(f"local must be LocalOptions, not {self.local!r}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -42,6 +42,7 @@ __all__ = [
     "missing_operations",
     "node_plans",
     "parameter_types",
+    "plan_from_json",
     "prepare",
     "retry_policies",
     "sketch",
@@ -219,17 +220,7 @@ class Plan(Shown, msgspec.Struct, frozen=True, dict=True):
         Raises:
             PipelineError: this is not a plan.
         """
-        try:
-            plan = msgspec.json.decode(data, type=cls)
-            nets = tuple(
-                msgspec.structs.replace(net, literals=tuple(_codec.loads(_bytes(value)) for value in net.literals))
-                for net in plan.nets
-            )
-            plan = msgspec.structs.replace(plan, nets=nets)
-            check_parts(plan.locations, plan.params, plan.nets)
-        except (msgspec.DecodeError, EncodingError, TypeError, ValueError, RecursionError) as error:
-            raise PipelineError(None, [Problem("plan", f"cannot be read: {error}")]) from error
-        return plan
+        return plan_from_json(data, _codec.loads)
 
     def explain(self) -> Explanation:
         """Tells where each node runs and why. Prints as text, draws as Mermaid, renders in notebooks."""
@@ -243,6 +234,25 @@ class Plan(Shown, msgspec.Struct, frozen=True, dict=True):
 
     def __repr__(self) -> str:
         return f"<Plan {self.pipeline!r}: {len(self.nodes)} nodes at {', '.join(self.locations)}>"
+
+
+def plan_from_json(data: bytes | str, load: Callable[[bytes], Any]) -> Plan:
+    """Reads a plan from JSON; ``load`` rebuilds its constants.
+
+    Raises:
+        PipelineError: this is not a plan.
+    """
+    try:
+        plan = msgspec.json.decode(data, type=Plan)
+        nets = tuple(
+            msgspec.structs.replace(net, literals=tuple(load(_bytes(value)) for value in net.literals))
+            for net in plan.nets
+        )
+        plan = msgspec.structs.replace(plan, nets=nets)
+        check_parts(plan.locations, plan.params, plan.nets)
+    except (msgspec.DecodeError, EncodingError, TypeError, ValueError, RecursionError) as error:
+        raise PipelineError(None, [Problem("plan", f"cannot be read: {error}")]) from error
+    return plan
 
 
 def _bytes(value: Any) -> bytes:

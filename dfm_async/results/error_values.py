@@ -6,11 +6,13 @@ from typing import Any
 
 from dfm_async import errors
 from dfm_async.errors import DfmError, EncodingError
+from dfm_async.wire.classes import KnownClasses
 from dfm_async.wire.codec import Codec
 
-__all__ = ["pack_error", "unpack_error"]
+__all__ = ["decode_error", "encode_error", "pack_error", "unpack_error"]
 
 _codec = Codec(trusted=False, stored=True)
+_plain = Codec(trusted=False, known=KnownClasses())
 
 
 def pack_error(error: DfmError) -> Any:
@@ -27,7 +29,27 @@ def unpack_error(found: Any) -> DfmError:
     kind = getattr(errors, name, None) if name in errors.__all__ else None
     if isinstance(kind, type) and issubclass(kind, DfmError):
         try:
-            return kind(*args)
-        except TypeError:
+            error = kind(*args)
+            str(error)  # it must be possible to tell it
+        except Exception:  # noqa: BLE001 - its arguments come from outside, and can be anything
             return DfmError(f"{name}: {args}")
+        return error
     return DfmError(f"{name}: {args}")
+
+
+def encode_error(error: DfmError) -> bytes:
+    """Encodes an error for another organisation: what it holds if these are plain values, else its words."""
+    data = _plain.dumps(pack_error(error))
+    try:
+        _plain.loads(data)
+    except EncodingError:
+        return _plain.encode(["DfmError", [str(error)]])
+    return data
+
+
+def decode_error(data: bytes) -> DfmError:
+    """Rebuilds an error that another organisation has encoded; what cannot be rebuilt becomes text."""
+    try:
+        return unpack_error(_plain.loads(data))
+    except (EncodingError, TypeError, ValueError) as error:
+        return DfmError(f"an error was told that cannot be read: {error}")

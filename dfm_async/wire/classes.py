@@ -35,9 +35,11 @@ class KnownClasses:
 
     Args:
         hints: types of parameters and results.
+        why_not: why a class is not known, for those who read of one.
     """
 
-    def __init__(self, hints: Iterable[Any] = ()) -> None:
+    def __init__(self, hints: Iterable[Any] = (), why_not: str = "no signature of an operation here names it") -> None:
+        self.why_not = why_not
         self._exact: set[type] = set(_ALWAYS)
         self._bases: tuple[type, ...] = ()
         for hint in hints:

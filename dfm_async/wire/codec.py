@@ -445,7 +445,7 @@ class Codec:
         module = sys.modules.get(module_name)
         if module is None:
             if not self.trusted:
-                raise LookupError(f"module {module_name!r} is not loaded here")
+                raise LookupError(f"module {module_name!r} is not loaded here: import it first")
             module = importlib.import_module(module_name)
         found: Any = module
         for part in qualname.split("."):  # not getattr: that can run code of the module
@@ -453,7 +453,7 @@ class Codec:
         if not isinstance(found, type):
             raise TypeError(f"{ref!r} is not a class")
         if self.known is not None and not self.known.allows(found):
-            raise LookupError(f"class {ref!r} is not taken from others: no signature of an operation here names it")
+            raise LookupError(f"class {ref!r} is not taken from others: {self.known.why_not}")
         return found
 
 

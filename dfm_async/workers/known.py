@@ -28,6 +28,6 @@ def known_classes(adapters: Iterable[Adapter], loader: Loader) -> KnownClasses:
                 signature = Signature.of(kind.body, bound=True)
             except (LoadingError, TypeError, ValueError):  # told to whoever calls it
                 _log.debug("the signature of operation %s cannot be read", adapter.operation, exc_info=True)
-        for hint in (*signature.types.values(), signature.returns):
+        for hint in signature.named:
             known.add(hint)
     return known

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from dfm_async import Federation, JobStatus, Pipeline, PipelineError, PlaceParam, Session, Yield
+from dfm_async import (
+    DecodingError,
+    Federation,
+    JobStatus,
+    Pipeline,
+    PipelineError,
+    PlaceParam,
+    Session,
+    Yield,
+)
 from dfm_async.model.flare import FlareOptions
 from tests.conformance.conftest import WAY
 from tests.flare.shared import Shared
@@ -47,6 +58,37 @@ class Opaque:
 async def look(thing: Any) -> str:
     return str(thing)
 
+
+class Scale(enum.Enum):
+    CELSIUS = "C"
+
+
+@dataclass(frozen=True)
+class Reading:
+    level: float
+    scale: Scale
+
+
+@dataclass(frozen=True)
+class Secret:
+    text: str
+
+
+@lab.operation
+async def measure(level: float) -> list[Reading]:
+    return [Reading(level, Scale.CELSIUS)]
+
+
+@lab.operation
+async def whatever(text: str) -> Any:
+    return Secret(text)
+
+
+with Pipeline("measuring") as measuring:
+    Yield(measure(PlaceParam("level")))
+
+with Pipeline("anything") as anything:
+    Yield(whatever(PlaceParam("text")))
 
 with Pipeline("server only") as server_only:
     Yield(increase(PlaceParam("n")))
@@ -97,3 +139,17 @@ async def test_what_the_federation_cannot_give_is_refused_when_a_pipeline_is_pre
 
 async def test_stats_tell_which_way_is_taken(session: Session) -> None:
     assert session.stats().way == ("gateway" if WAY == "auto" else "commands")
+
+
+async def test_values_of_sites_are_of_classes_that_operations_name(session: Session, flare: Shared) -> None:
+    job = await session.execute(measuring, {"level": 7.5})
+    assert (await job.first()).value == [Reading(7.5, Scale.CELSIUS)]
+    job = await session.execute(anything, {"text": "x"})
+    with pytest.raises(DecodingError, match=r"Secret.* is not taken from others: .*FlareOptions\.classes"):
+        await job.collect()
+    options = FlareOptions(
+        startup_kit=flare.startup_kit, user=flare.user, code="travels", gateway=WAY, linger=600, classes=(Secret,)
+    )
+    async with Session(fed, target="flare", options=options) as knowing:
+        job = await knowing.execute(anything, {"text": "x"})
+        assert (await job.first()).value == Secret("x")

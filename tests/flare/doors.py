@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from dfm_async import Job
+
 __all__ = ["Door", "knock"]
 
 
@@ -19,6 +21,10 @@ async def knock(door: str, who: str) -> None:
         await reader.read()
     finally:
         writer.close()
+
+
+async def _outcome(job: Job) -> None:
+    await job
 
 
 class Door:
@@ -61,10 +67,23 @@ class Door:
         async with self._knocked:
             self._knocked.notify_all()
 
-    async def knocked(self, who: str, times: int = 1) -> None:
-        """Waits until somebody has knocked so often."""
-        async with self._knocked:
-            await self._knocked.wait_for(lambda: self.visits.count(who) >= times)
+    async def knocked(self, who: str, times: int = 1, *, job: Job | None = None) -> None:
+        """Waits until somebody has knocked so often; if the job ends before, its error is raised."""
+
+        async def wait() -> None:
+            async with self._knocked:
+                await self._knocked.wait_for(lambda: self.visits.count(who) >= times)
+
+        knocking = asyncio.ensure_future(wait())
+        ending = asyncio.ensure_future(wait() if job is None else _outcome(job))
+        try:
+            await asyncio.wait({knocking, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not knocking.done():
+                ending.result()
+                raise AssertionError(f"{who} has not knocked, and the job has ended")
+        finally:
+            knocking.cancel()
+            ending.cancel()
 
     def let_in(self, who: str) -> None:
         """Lets those through who wait."""

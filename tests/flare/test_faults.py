@@ -24,6 +24,7 @@ from dfm_async import (
     PlaceParam,
     RetryPolicy,
     Session,
+    WorkerLost,
     Yield,
 )
 from dfm_async.deploy.local import LocalFlare
@@ -46,6 +47,12 @@ async def fetch(n: int) -> int:
     return n
 
 
+@archive.operation
+async def stay(door: str) -> str:
+    await knock(door, "stay")
+    return "stayed"
+
+
 @lab.operation
 async def weigh(door: str, n: int) -> int:
     await knock(door, f"weigh {n}")
@@ -62,6 +69,9 @@ with Pipeline("weighing") as weighing:
 
 with Pipeline("fetching") as fetching:
     Yield(fetch(PlaceParam("n")))
+
+with Pipeline("staying") as staying:
+    Yield(stay(PlaceParam("door")))
 
 with Pipeline("who") as who:
     Yield(pid())
@@ -87,10 +97,10 @@ async def door() -> AsyncIterator[Door]:
         yield found
 
 
-def connect(flare: LocalFlare, *, delivery_timeout: float = BOUND) -> Session:
+def connect(flare: LocalFlare, *, delivery_timeout: float = BOUND, **more: Any) -> Session:
     user = flare.users[delivery_timeout != BOUND]  # the patience of a carrier is that of its user
     options = FlareOptions(
-        startup_kit=flare.folder / user, user=user, code="travels", delivery_timeout=delivery_timeout
+        startup_kit=flare.folder / user, user=user, code="travels", delivery_timeout=delivery_timeout, **more
     )
     return Session(fed, target="flare", options=options)
 
@@ -205,18 +215,26 @@ async def test_a_killed_process_of_a_site_harms_no_other_site(flare: LocalFlare,
 
 
 async def test_a_site_that_dies_ends_its_jobs_and_serves_again_when_it_is_back(flare: LocalFlare, door: Door) -> None:
+    async with connect(flare, on_close="detach") as session:  # a job that the site has no part in
+        await session.execute(staying, {"door": door.path}, job_id="stays")
+        await door.knocked("stay")
     async with connect(flare) as session:
         job = await session.execute(weighing, {"door": door.path, "n": 1})
         await door.knocked("weigh 1")
         await flare.kill_client("lab")
         async with asyncio.timeout(2 * BOUND + SLACK):
-            with pytest.raises(JobAborted, match="'lab'"):
+            with pytest.raises(JobAborted, match="'lab'") as caught:
                 await job
+        assert isinstance(caught.value.__cause__, WorkerLost)
+        assert caught.value.__cause__.site == "lab"
         assert await values(await session.execute(fetching, {"n": 7})) == [7]  # other sites go on
         await flare.start_client("lab")
         door.open()
         again = await session.execute(weighing, {"door": door.path, "n": 2})  # the same session
         assert await values(again) == [20]
+    async with connect(flare) as session:  # what went on meanwhile is found where it is
+        assert (await session.reattach("no such job")).status is JobStatus.UNKNOWN
+        assert await values(await session.reattach("stays")) == ["stayed"]
 
 
 @pytest.mark.long

@@ -48,7 +48,7 @@ async def job(connection: Connection) -> RemoteJob:
 def results(first: int, count: int) -> fm.Events:
     heads = [fm.EventHead("r", (0, first + n), 0, B) for n in range(count)]
     values = codec.dumps(list(range(count)))
-    return fm.Events("job", first, heads, values, b"", first + count, len(values))
+    return fm.Events("job", first, heads, values, [], first + count, len(values))
 
 
 def fill(job: RemoteJob, connection: Connection) -> int:
@@ -80,7 +80,7 @@ async def test_the_last_events_of_a_job_come_although_nobody_reads(
     assert connection.granted() > sent + 1000
     job.take_events(results(sent, 2))
     last = fm.EventHead("s", node="aborted", text="enough")
-    job.take_events(fm.Events("job", sent + 2, [last], b"", b"", sent + 3, 0))
+    job.take_events(fm.Events("job", sent + 2, [last], b"", [], sent + 3, 0))
     assert job.record.completion_event.is_set()
     assert job.record.status is JobStatus.ABORTED
 

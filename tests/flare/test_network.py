@@ -150,11 +150,11 @@ async def test_what_is_under_way_during_short_cuts_comes_exactly_once(parted: Pa
             door.visits.clear()
             job = await session.execute(weighing, [{"door": door.path, "n": n} for n in range(3)])
             for n in range(3):
-                await door.knocked(f"weigh {n}")
+                await door.knocked(f"weigh {n}", job=job)
             await parted.network.cut(cut_off)
             for n in range(3):
                 door.let_in(f"weigh {n}")
-                await door.knocked(f"weigh again {n * 10}")  # so the first result is on its way
+                await door.knocked(f"weigh again {n * 10}", job=job)  # so the first result is on its way
             await parted.network.heal(cut_off)
             for n in range(3):
                 door.let_in(f"weigh again {n * 10}")
@@ -166,11 +166,11 @@ async def test_what_is_under_way_during_short_cuts_comes_exactly_once(parted: Pa
         door.visits.clear()
         job = await session.execute(bringing, [{"door": door.path, "n": n} for n in range(3)])
         for n in range(3):
-            await door.knocked(f"bring {n}")
+            await door.knocked(f"bring {n}", job=job)
         await parted.network.cut("lab")
         for n in range(3):
             door.let_in(f"bring {n}")
-            await door.knocked(f"bring more {n}")  # so the first token is on its way to the lab
+            await door.knocked(f"bring more {n}", job=job)  # so the first token is on its way to the lab
         await parted.network.heal("lab")
         door.open()
         assert await found(job) == [("first", 0), ("first", 2), ("first", 4), ("more", 2), ("more", 4), ("more", 6)]
@@ -183,15 +183,15 @@ async def test_a_site_that_is_cut_off_while_it_works_ends_its_jobs_and_those_tha
     async with connect(parted, BOUND) as session:
         patient = await session.execute(weighing, {"door": door.path, "n": 1}, retry=RetryPolicy(on_worker_lost=1))
         other = await session.execute(weighing, {"door": door.path, "n": 2})
-        await door.knocked("weigh 1")
-        await door.knocked("weigh 2")
+        await door.knocked("weigh 1", job=patient)
+        await door.knocked("weigh 2", job=other)
         await parted.network.cut("lab")  # nobody has anything to say to it, nor it to them
         async with asyncio.timeout(4 * BOUND):
             with pytest.raises(JobAborted, match="'lab'"):
                 await other
         await parted.network.heal("lab")
         async with asyncio.timeout(4 * BOUND):
-            await door.knocked("weigh 1", times=2)
+            await door.knocked("weigh 1", times=2, job=patient)
             door.open()
             assert await found(patient) == [("again", 100), ("weight", 10)]
             assert door.visits.count("weigh again 10") == 1
@@ -204,7 +204,7 @@ async def test_tokens_for_a_site_that_is_cut_off_end_their_job_with_an_error_tha
 ) -> None:
     async with connect(parted, BOUND) as session:
         job = await session.execute(bringing, {"door": door.path, "n": 1})
-        await door.knocked("bring 1")
+        await door.knocked("bring 1", job=job)
         await parted.network.cut("lab")
         door.open()
         async with asyncio.timeout(4 * BOUND):
@@ -218,7 +218,7 @@ async def test_tokens_for_a_site_that_is_cut_off_end_their_job_with_an_error_tha
 async def test_an_application_whose_server_is_cut_off_is_told(parted: Parted, door: Door) -> None:
     async with connect(parted, BOUND) as session:
         job = await session.execute(weighing, {"door": door.path, "n": 1})
-        await door.knocked("weigh 1")
+        await door.knocked("weigh 1", job=job)
         await parted.network.cut("server")
         async with asyncio.timeout(4 * BOUND):
             with pytest.raises(DfmError, match="reached"):

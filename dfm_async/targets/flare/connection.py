@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import anyio
+
 from dfm_async.errors import FlareError
 from dfm_async.model.flare import FlareOptions
 from dfm_async.targets.flare import messages as fm
@@ -114,6 +116,35 @@ class HubConnection:
                 await self._open(wanted, set(needed) - {HUB})
         except TimeoutError:
             raise FlareError(self._what_is_missing(wanted), "Ask 'dfm-async flare doctor'") from None
+
+    async def open_at(self, carrier: str) -> None:
+        """Connects to one carrier of this user's jobs, whatever sites it has.
+
+        Raises:
+            FlareError: it cannot be reached.
+        """
+        try:
+            async with asyncio.timeout(self._options.start_timeout):
+                await self._admin.open(self._options.start_timeout)
+                if not await self._by_commands(carrier, set(), _FOUND):
+                    raise self._broken or FlareError("the carrier of the job has ended", _AGAIN)
+                await self._switch_to_gateway()
+        except TimeoutError:
+            raise FlareError(self._what_is_missing(set()), "Ask 'dfm-async flare doctor'") from None
+
+    async def carriers(self) -> list[str]:
+        """The carriers of this user's jobs that run, the oldest first.
+
+        Raises:
+            FlareError: the federation cannot be reached.
+        """
+        admin = Admin(self._options.startup_kit, self._options.user)
+        try:
+            await admin.open(self._options.start_timeout)
+            return await admin.carriers(carrier_name(self._options))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await admin.close()
 
     async def _open(self, wanted: set[str], needed: set[str]) -> None:
         if await self._through_known_gateway(wanted):

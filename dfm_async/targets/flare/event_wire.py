@@ -21,14 +21,13 @@ from dfm_async.model.events import (
 )
 from dfm_async.model.status import JobStatus
 from dfm_async.planner.plan import Plan
-from dfm_async.results.error_values import pack_error, unpack_error
+from dfm_async.results.error_values import decode_error, encode_error
 from dfm_async.targets.flare.messages import EventHead, Events
 from dfm_async.wire.codec import Broken, Codec
 
 __all__ = ["EventReader", "EventWriter"]
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_errors: Final = Codec(trusted=False, stored=True)
 _REMEMBERED: Final = 1000
 
 
@@ -45,7 +44,7 @@ class EventWriter:
         """Makes a message of events that follow each other; ``end``: the offset behind the newest that there is."""
         heads: list[EventHead] = []
         values: list[Any] = []
-        errors: list[Any] = []
+        errors: list[tuple[int, bytes]] = []
         for event in events:
             if type(event) is Result:
                 values.append(event.value)
@@ -53,12 +52,11 @@ class EventWriter:
                 heads.append(EventHead("r", event.frame, point, self._sites[event.site]))
             else:
                 if isinstance(event, Failure):
-                    errors.append([self._numbers.number(event.error), pack_error(event.error)])
+                    errors.append((self._numbers.number(event.error), encode_error(event.error)))
                 heads.append(_head(event))
         packed = _encode(values) if values else b""
-        failed = _errors.dumps(errors) if errors else b""
-        size = len(packed) + len(failed)
-        return Events(self._job_id, events[0].offset, heads, packed, failed, end, size)
+        size = len(packed) + sum(len(error) for _, error in errors)
+        return Events(self._job_id, events[0].offset, heads, packed, errors, end, size)
 
 
 class _Errors:
@@ -107,11 +105,10 @@ class EventReader:
         self._codec = codec
         self._errors: OrderedDict[int, DfmError] = OrderedDict()
 
-    def _error(self, found: Any) -> DfmError:
-        number, packed = found
+    def _error(self, number: int, data: bytes) -> DfmError:
         error = self._errors.get(number)
         if error is None:
-            error = self._errors[number] = unpack_error(packed)
+            error = self._errors[number] = decode_error(data)
             if len(self._errors) > _REMEMBERED:
                 self._errors.popitem(last=False)
         return error
@@ -126,7 +123,7 @@ class EventReader:
         if message.first > end:
             raise ValueError(f"events {end} to {message.first - 1} are missing")
         values = iter(self._codec.loads_batch(message.values) if message.values else ())
-        errors = iter(_errors.loads(message.errors) if message.errors else ())
+        errors = iter(message.errors)
         found: list[Event] = []
         try:
             for offset, head in enumerate(message.heads, message.first):
@@ -140,7 +137,7 @@ class EventReader:
                     else:
                         found.append(Result(offset, place, value, head.frame, site, node))
                 elif head.kind == "f":
-                    error = self._error(next(errors))
+                    error = self._error(*next(errors))
                     found.append(Failure(offset, head.place, error, head.frame, head.site, head.node))
                 else:
                     found.append(_OTHERS[head.kind](offset, head))

@@ -13,7 +13,7 @@ from dfm_async.errors import DfmError, PipelineDenied, PipelineError, ResultsExp
 from dfm_async.model.ids import JobNumber
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.status import JobStatus
-from dfm_async.results.error_values import unpack_error
+from dfm_async.results.error_values import decode_error
 from dfm_async.targets.coordinator import FOR_COORDINATOR, Coordinator, Phase
 from dfm_async.targets.flare import messages as fm
 from dfm_async.targets.flare.application import Application
@@ -25,7 +25,6 @@ from dfm_async.targets.flare.text import cleaned
 from dfm_async.targets.jobs import JobTable
 from dfm_async.targets.post import deliver
 from dfm_async.wire import messages as msg
-from dfm_async.wire.codec import Codec
 from dfm_async.workers.worker import ELSEWHERE
 
 __all__ = ["FOR_HUB", "Hub"]
@@ -634,7 +633,7 @@ class Hub:
     def _fail(self, _app: Application, message: fm.Fail) -> None:
         job = self._steered(message)
         if job is not None:
-            job.coordinator.fail(unpack_error(Codec(trusted=False, stored=True).loads(message.error)))
+            job.coordinator.fail(decode_error(message.error))
 
     def _follow(self, app: Application, message: fm.Follow) -> None:
         job = self._jobs.get(message.job_id)

@@ -8,11 +8,12 @@ from typing import Any, Final
 
 import msgspec
 
-from dfm_async.errors import PipelineError, Problem
+from dfm_async.errors import DfmError, PipelineError, Problem
 from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.model.status import JobStatus
 from dfm_async.net import spec
 from dfm_async.planner.plan import Plan
+from dfm_async.results.error_values import encode_error
 from dfm_async.results.log import LogReader, ResultLog
 from dfm_async.results.record import JobRecord
 from dfm_async.targets.coordinator import Coordinator
@@ -136,6 +137,7 @@ class HubJob:
             record.finished,
             record.log.end,
             coordinator.phase.value,
+            encode_error(record.cause) if isinstance(record.cause, DfmError) else b"",
         )
 
     def known(self) -> fm.Known:

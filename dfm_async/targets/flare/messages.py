@@ -74,7 +74,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """Raised when an older hub or site would not understand what is said."""
 
 
@@ -507,7 +507,7 @@ class Expired(_Message, frozen=True, tag=151):
 
 
 class EventHead(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """One event. ``kind``: r(esult), b(roken), f(ailure), d(one frame), s(tatus), p(rogress), m(etrics), w(orker)."""
+    """One event. ``kind``: r(esult), f(ailure), d(one frame), s(tatus), p(rogress), m(etrics), w(orker)."""
 
     kind: Literal["r", "f", "d", "s", "p", "m", "w"]
     frame: Frame = ()
@@ -524,22 +524,25 @@ class EventHead(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True
 
 
 class Events(_Message, frozen=True, tag=141):
-    """Events of a job. ``values``: what the results hold, in order; ``errors``: what the failures hold.
+    """Events of a job. ``values``: what the results hold, in order; ``errors``: what the failures hold, numbered.
 
-    ``end``: the offset behind the newest event that there is.
+    An error that is told of several times keeps its number. ``end``: the offset behind the newest event that there is.
     """
 
     job_id: str
     first: int
     heads: list[EventHead]
     values: bytes
-    errors: bytes
+    errors: list[tuple[int, bytes]]
     end: int
     size: int
 
 
 class JobState(_Message, frozen=True, tag=142):
-    """How far a job is. ``outcomes``: how its locations stopped, if it was cancelled; ``end``: how long its log is."""
+    """How far a job is. ``outcomes``: how its locations stopped, if it was cancelled; ``end``: how long its log is.
+
+    ``cause``: the error that it was aborted for, if it was for one.
+    """
 
     job_id: str
     status: str
@@ -555,6 +558,7 @@ class JobState(_Message, frozen=True, tag=142):
     finished: float | None
     end: int
     phase: str
+    cause: bytes = b""
 
 
 class Find(_Message, frozen=True, tag=143):

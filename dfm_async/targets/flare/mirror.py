@@ -15,7 +15,7 @@ from dfm_async.model.events import Event, Failure, FrameCompleted, Result, Statu
 from dfm_async.model.ids import JobNumber
 from dfm_async.model.stats import Traffic
 from dfm_async.model.status import JobStatus
-from dfm_async.results.error_values import pack_error
+from dfm_async.results.error_values import decode_error, encode_error
 from dfm_async.results.record import JobRecord
 from dfm_async.results.seen import Seen
 from dfm_async.runtime.site import encode_net
@@ -38,7 +38,6 @@ _AHEAD: Final = 1024
 _ALL: Final = 1 << 40
 _TELL: Final = 256 * 1024
 """After how many bytes we tell the hub that we have taken them, at the latest."""
-_error_codec: Final = Codec(trusted=False, stored=True)
 _STATUS: Final[dict[JobStatus, Literal["aborted", "failed", "interrupted"]]] = {
     JobStatus.ABORTED: "aborted",
     JobStatus.FAILED: "failed",
@@ -291,7 +290,7 @@ class RemoteJob:
             self._end(JobStatus.FAILED, str(error))
             return
         token = self._token if self._submitted is not None else ""
-        self._send(fm.Fail(self.record.job_id, token, _error_codec.dumps(pack_error(error))))
+        self._send(fm.Fail(self.record.job_id, token, encode_error(error)))
         self._take_the_rest()
 
     def abandon(self, at: int, how: str = "abandoned") -> None:
@@ -340,6 +339,8 @@ class RemoteJob:
         self._state = state.state
         self.outcomes = dict(state.outcomes)
         self._finished = state.finished
+        if state.cause and self.record.cause is None:
+            self.record.cause = decode_error(state.cause)
         self._end_there = max(self._end_there, state.end)
         if self.phase is Phase.WAITING and state.phase != "waiting":
             self.phase = Phase.RUNNING

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, Final
@@ -17,7 +18,7 @@ from dfm_async.model.flare import FlareOptions
 from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.model.stats import SiteStats, TargetStats, Traffic, WorkerStats
 from dfm_async.model.status import JobStatus
-from dfm_async.planner.plan import Plan
+from dfm_async.planner.plan import Plan, plan_from_json
 from dfm_async.results.record import JobRecord
 from dfm_async.results.watching import Bells
 from dfm_async.targets.flare import messages as fm
@@ -30,6 +31,7 @@ from dfm_async.targets.jobs import JobTable
 from dfm_async.targets.rules import JobRules
 from dfm_async.version import __version__
 from dfm_async.wire import messages as msg
+from dfm_async.wire.classes import KnownClasses
 from dfm_async.wire.codec import Codec
 from dfm_async.workers.shipping import ship_site
 
@@ -41,6 +43,9 @@ _MORE_PATIENCE: Final = 15.0
 """For how many seconds longer than the application tries the hub keeps what is for it."""
 _LAST_WORDS: Final = 2.0
 """For how many seconds closing waits for what the sites have to say."""
+_LOOK_AGAIN: Final = 5.0
+"""For how many seconds it is believed that a user has the carriers that were found."""
+_UNKNOWN_CLASS: Final = "no operation of the federation names it in its signature, and FlareOptions.classes does not"
 
 
 class FlareTarget:
@@ -52,7 +57,8 @@ class FlareTarget:
 
     def __init__(self, options: FlareOptions) -> None:
         self.options = options
-        self.codec = Codec(trusted=False)
+        self._classes = KnownClasses(options.classes, _UNKNOWN_CLASS)
+        self.codec = Codec(trusted=False, known=self._classes)
         self.jobs: JobTable[RemoteJob] = JobTable(options.local)
         self.worker_bells = Bells()
         self._federation: Federation | None = None
@@ -60,12 +66,17 @@ class FlareTarget:
         self._connection: HubConnection | None = None
         """That which new jobs take."""
         self._older: list[HubConnection] = []
-        """Those to carriers that lack a site, and still have jobs of ours."""
+        """Those to other carriers, which have jobs of ours."""
+        self._asked: list[HubConnection] = []
+        """Those that are asked for jobs."""
         self._connecting: asyncio.Future[HubConnection] | None = None
         self._offers: dict[str, fm.Offer] = {}
         self._reports: dict[str, fm.SiteReport] = {}
         self._requests: dict[int, tuple[HubConnection, asyncio.Future[Any]]] = {}
         self._last_request = 0
+        self._looking = asyncio.Lock()
+        self._carriers: tuple[float, list[str]] = (-math.inf, [])
+        """Until when it is believed which carriers this user has, and which these are."""
         self._group: asyncio.TaskGroup | None = None
         self._supervisions: list[asyncio.Task[None]] = []
         self._seen: set[str] = set()
@@ -82,6 +93,10 @@ class FlareTarget:
             ShippingError: the code of an operation cannot be sent to its site.
         """
         self._federation, self._homesite = federation, homesite
+        for site in federation.sites.values():
+            for adapter in site.adapters.values():
+                for hint in adapter.signature.named:
+                    self._classes.add(hint)
         if self.options.code == "travels":
             self._offers = self._ship(federation, homesite)
         async with AsyncExitStack() as stack:
@@ -158,9 +173,7 @@ class FlareTarget:
 
     async def _connect(self, needed: Collection[str]) -> HubConnection:
         assert self._federation is not None  # noqa: S101 - set while running
-        connection = HubConnection(
-            self.options, self._hello(), list(self._offers.values()), self._receive, self._give_up
-        )
+        connection = self._new_connection()
         try:
             await connection.open(self._federation.sites, self._homesite, needed)
         except BaseException:
@@ -174,15 +187,75 @@ class FlareTarget:
         if former is not None:
             self._older.append(former)
             self._tidy()
+        self._supervise(connection)
+        return connection
+
+    def _new_connection(self) -> HubConnection:
+        greetings = list(self._offers.values())
+        return HubConnection(self.options, self._hello(), greetings, self._receive, self._give_up)
+
+    def _supervise(self, connection: HubConnection) -> None:
         assert self._group is not None  # noqa: S101 - it is ended only when nobody connects
         self._supervisions.append(self._group.create_task(connection.supervise(), name="ways to the hub"))
         self._expect()
-        return connection
+
+    @property
+    def _open_connections(self) -> list[HubConnection]:
+        """Those to all carriers that we know, that for new jobs first."""
+        return [found for found in (self._connection, *self._older) if found is not None and found.lost is None]
+
+    @asynccontextmanager
+    async def _kept(self, connections: list[HubConnection]) -> AsyncIterator[list[HubConnection]]:
+        """Connections are kept while they are asked, also if no job needs them."""
+        self._asked += connections
+        try:
+            yield connections
+        finally:
+            for connection in connections:
+                self._asked.remove(connection)
+            self._tidy()
+
+    async def _others(self) -> list[HubConnection]:
+        """Connects to the carriers of this user that we do not know yet: they can have jobs of an earlier session.
+
+        A user has several when a site was lost and is back: a carrier that runs cannot have it again.
+
+        Raises:
+            FlareError: the federation cannot be reached.
+        """
+        loop = asyncio.get_running_loop()
+        found: list[HubConnection] = []
+        async with self._looking:
+            if loop.time() > self._carriers[0]:
+                self._carriers = (loop.time() + _LOOK_AGAIN, await (await self._connected()).carriers())
+            for carrier in self._carriers[1]:
+                if carrier not in {known.carrier for known in self._open_connections}:
+                    found += await self._at(carrier)
+        return found
+
+    async def _at(self, carrier: str) -> list[HubConnection]:
+        """Connects to a carrier, if it can be reached."""
+        connection = self._new_connection()
+        try:
+            await connection.open_at(carrier)
+        except FlareError as error:
+            _log.warning("a carrier of jobs of %s cannot be reached: %s", self.options.user, error)
+            await connection.close()
+            return []
+        except BaseException:
+            await _shielded(connection.close)
+            raise
+        self._older.append(connection)
+        self._supervise(connection)
+        return [connection]
 
     def _tidy(self) -> None:
-        """Closes connections that no job needs any more."""
+        """Closes connections that no job needs any more, and nobody has just opened to ask."""
+        if self._looking.locked():
+            return
         needed = {id(job.connection) for job in self.jobs.coordinators}
         needed |= {id(connection) for connection, _ in self._requests.values()}
+        needed |= {id(connection) for connection in self._asked}
         for connection in [older for older in self._older if id(older) not in needed]:
             self._older.remove(connection)
             if self._group is not None:
@@ -276,8 +349,9 @@ class FlareTarget:
         if message.left_out:
             _log.warning("%d log records of site %s found no room", message.left_out, message.site)
 
-    async def _ask(self, make: Callable[[int], Any]) -> Any:
-        connection = await self._connected()
+    async def _ask(self, connection: HubConnection, make: Callable[[int], Any]) -> Any:
+        if connection.lost is not None:
+            raise connection.lost
         self._last_request += 1
         number = self._last_request
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -370,18 +444,29 @@ class FlareTarget:
         known = self.jobs.find(job_id)
         if known is not None:
             return known
-        answer: fm.Found = await self._ask(lambda number: fm.Find(number, job_id))
+        await self._connected()
+        return await self._find_in(self._open_connections, job_id) or await self._find_in(await self._others(), job_id)
+
+    async def _find_in(self, connections: list[HubConnection], job_id: str) -> JobRecord | None:
+        async with self._kept(connections):
+            for connection in connections:
+                if (known := await self._find_at(connection, job_id)) is not None:
+                    return known
+        return None
+
+    async def _find_at(self, connection: HubConnection, job_id: str) -> JobRecord | None:
+        answer: fm.Found = await self._ask(connection, lambda number: fm.Find(number, job_id))
         known = self.jobs.find(job_id)  # somebody else may have asked for it, too
         if known is not None or answer.known is None:
             return known
-        return self._adopt(await self._connected(), answer.known)
+        return self._adopt(connection, answer.known)
 
     def _job_ended(self, _job: RemoteJob) -> None:
         self._expect()
         self._tidy()
 
     def _adopt(self, connection: HubConnection, found: fm.Known) -> JobRecord:
-        plan = Plan.from_json(found.plan)
+        plan = plan_from_json(found.plan, self._constant)
         record = JobRecord(JobId(found.job_id), JobNumber(0), plan, found.limits, None, found.first)
         record.fingerprint, record.label, record.created = found.fingerprint, found.label, found.created
         rules = JobRules()
@@ -397,16 +482,27 @@ class FlareTarget:
         self._expect()
         return record
 
+    def _constant(self, data: bytes) -> Any:
+        """A constant of a plan that the federation has kept; one of a class that we do not know stays as it is."""
+        try:
+            return self.codec.loads(data)
+        except EncodingError:
+            return data
+
     async def refresh(self) -> None:
         """Gets to know all jobs of this user that the federation knows."""
-        answer: fm.Listed = await self._ask(fm.ListJobs)
-        for job_id in answer.job_ids:
-            await self.find(job_id)
+        await self._others()
+        async with self._kept(self._open_connections) as connections:
+            for connection in connections:
+                answer: fm.Listed = await self._ask(connection, fm.ListJobs)
+                for job_id in answer.job_ids:
+                    if self.jobs.find(job_id) is None:
+                        await self._find_at(connection, job_id)
 
     async def forget(self, job_id: str) -> None:
         """Has the federation forget a job that has ended."""
-        if self._connection is not None:
-            self._connection.send(fm.Forget(job_id))
+        for connection in self._open_connections:
+            connection.send(fm.Forget(job_id))
 
     async def shutdown(self, reason: str, grace: float) -> None:
         """Ends all jobs that this application has started, or lets them go on; returns when they have ended."""
@@ -417,8 +513,8 @@ class FlareTarget:
             await job.record.completion_event.wait()
         try:  # what the sites have said before is told before the session ends, if they are still there
             async with asyncio.timeout(_LAST_WORDS):
-                if self._connection is not None and self._connection.lost is None:
-                    await self._ask(fm.Asked)
+                for connection in self._open_connections:
+                    await self._ask(connection, fm.Asked)
         except (FlareError, TimeoutError):
             _log.debug("the last log records of the sites may be missing")
 
