@@ -16,10 +16,12 @@ from dfm_async.model.flare import SiteSettings
 from dfm_async.model.options import LocalOptions
 from dfm_async.net import spec
 from dfm_async.site.authorizing import Authorizer
-from dfm_async.targets.flare import agent as agent_module
+from dfm_async.targets.flare import crews as crews_module
 from dfm_async.targets.flare import messages as fm
-from dfm_async.targets.flare.agent import Installed, SiteAgent, User
+from dfm_async.targets.flare.admission import User
+from dfm_async.targets.flare.agent import SiteAgent
 from dfm_async.targets.flare.audit import AuditLog
+from dfm_async.targets.flare.crews import Installed
 from dfm_async.targets.flare.node import HUB
 from dfm_async.wire import messages as msg
 
@@ -138,7 +140,7 @@ class FakeNode:
 def fake_crews(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Agents have no processes."""
     FakeCrew.made, FakeCrew.hold = [], False
-    monkeypatch.setattr(agent_module, "Crew", FakeCrew)
+    monkeypatch.setattr(crews_module, "Crew", FakeCrew)
     yield
     FakeCrew.made = []
 

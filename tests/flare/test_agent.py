@@ -16,7 +16,7 @@ from dfm_async.model.options import LocalOptions
 from dfm_async.net import spec
 from dfm_async.site.authorizing import PipelineRequest, RuleAuthorizer
 from dfm_async.targets.flare import messages as fm
-from dfm_async.targets.flare.agent import Installed
+from dfm_async.targets.flare.crews import Installed
 from dfm_async.wire import messages as msg
 from dfm_async.workers.worker import ELSEWHERE
 from tests.flare.fakes import SITES, FakeCrew, Lab, calling, fake_crews, seat, settle, start
@@ -138,7 +138,7 @@ async def test_an_authorizer_that_fails_lets_nobody_in_and_tells_them_nothing(tm
 
 
 async def test_an_authorizer_that_does_not_answer_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dfm_async.targets.flare.agent._AUTHORIZER", 0.0)
+    monkeypatch.setattr("dfm_async.targets.flare.admission._AUTHORIZER", 0.0)
 
     class Thinks:
         async def authorize(self, request: PipelineRequest) -> int | None:
@@ -173,7 +173,7 @@ async def test_a_site_has_no_other_locations(tmp_path: Path, location: str) -> N
 
 
 async def test_a_job_has_a_limited_number_of_seats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dfm_async.targets.flare.agent.MOST_SEATS", 3)
+    monkeypatch.setattr("dfm_async.targets.flare.admission._MOST_SEATS", 3)
     locations = ("lab",) * 5
     async with Lab(tmp_path) as lab:
         for at in range(5):
@@ -333,7 +333,7 @@ async def test_a_worker_that_is_lost_as_it_is_seated_is_told_exactly_once(tmp_pa
             told = [type(message) for _, message in lab.node.said]
             # Before it is seated, another worker is taken; after that, the loss is told.
             assert told in ([fm.Seated], [fm.Seated, fm.SeatLost]), turns
-            seated_anew = bool(lab.agent._jobs)
+            seated_anew = any(lab.agent._seats)
             assert seated_anew == (told == [fm.Seated])
 
 
@@ -425,7 +425,7 @@ async def test_a_location_that_does_not_stop_is_ended_by_force(tmp_path: Path, s
             assert worker.killed is not None
             assert "job-1" in worker.killed
             assert [lost.job for lost in lab.node.of(fm.SeatLost)] == [2]
-        assert not lab.agent._leaving
+        assert not lab.agent._seats._leaving
 
 
 async def test_addresses_come_from_the_site_itself(tmp_path: Path) -> None:
@@ -515,7 +515,7 @@ async def test_the_settings_of_a_site_reach_its_crews(tmp_path: Path) -> None:
 
 
 async def test_there_is_a_limit_to_what_a_user_offers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dfm_async.targets.flare.agent._MOST_OFFERS", 2)
+    monkeypatch.setattr("dfm_async.targets.flare.crews._MOST_OFFERS", 2)
     async with Lab(tmp_path, brings_code=True) as lab:
         for number in range(4):
             code = f"code {number}".encode()

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from dfm_async import Federation, LocalOptions, Pipeline, PlaceParam, ResultLimits, Yield
+from dfm_async import Federation, LocalOptions, Pipeline, PlaceParam, ResultLimits, WorkerLost, Yield
 from dfm_async.planner.plan import prepare
+from dfm_async.results.error_values import decode_error
 from dfm_async.runtime.site import encode_net
 from dfm_async.targets.flare import messages as fm
 from dfm_async.targets.flare.duplex import Duplex
@@ -273,6 +274,35 @@ async def test_a_job_that_may_run_again_waits_for_its_site(hub: Hub, sites: Site
     await turn()
     assert len(sites.all(fm.Seat)) == before + 2
     assert sites.dropped[-1] == "b"
+
+
+async def test_a_job_that_has_not_begun_does_not_mind_that_a_site_starts_again(hub: Hub, sites: Sites) -> None:
+    app = App(hub)
+    app.say(submission("job"))
+    await turn()
+    (number,) = {seat.job for seat in sites.all(fm.Seat)}
+    hub.receive("a", fm.Seated(number, A, "address"))
+    hub.receive("b", hello("b", "2"))  # it has forgotten what it was asked
+    await turn()
+    (again,) = {seat.job for seat in sites.all(fm.Seat)} - {number}
+    assert fm.Unseat(number, A, False) in sites.all(fm.Unseat)
+    hub.receive("b", fm.Seated(number, B, "address"))  # from its former life
+    hub.receive("a", fm.Seated(again, A, "address"))
+    assert sites.all(msg.StartJob) == []
+    hub.receive("b", fm.Seated(again, B, "address"))
+    assert len(sites.all(msg.StartJob)) == 2
+
+
+async def test_a_job_that_runs_is_lost_with_a_site_that_starts_again(hub: Hub, sites: Sites) -> None:
+    app = App(hub)
+    number = await launched(hub, sites, app, "job")
+    hub.receive("b", hello("b", "2"))
+    hub.receive("a", msg.JobStopped(number, A))
+    await turn()
+    last = app.all(fm.JobState)[-1]
+    assert last.status == "aborted"
+    assert "it has started again" in str(last.reason)
+    assert isinstance(decode_error(last.cause), WorkerLost)
 
 
 async def test_a_site_that_was_given_up_is_told_so_until_it_comes_anew(hub: Hub, sites: Sites) -> None:

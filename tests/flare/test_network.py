@@ -217,7 +217,8 @@ async def test_tokens_for_a_site_that_is_cut_off_end_their_job_with_an_error_tha
 
 async def test_an_application_whose_server_is_cut_off_is_told(parted: Parted, door: Door) -> None:
     async with connect(parted, BOUND) as session:
-        job = await session.execute(weighing, {"door": door.path, "n": 1})
+        # A site that was cut off before may start again only now.
+        job = await session.execute(weighing, {"door": door.path, "n": 1}, retry=RetryPolicy(on_worker_lost=1))
         await door.knocked("weigh 1", job=job)
         await parted.network.cut("server")
         async with asyncio.timeout(4 * BOUND):

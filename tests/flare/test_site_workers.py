@@ -15,8 +15,8 @@ from dfm_async.errors import DfmError
 from dfm_async.model.options import LocalOptions
 from dfm_async.net import spec
 from dfm_async.targets.flare import messages as fm
-from dfm_async.targets.flare.agent import Installed
 from dfm_async.targets.flare.crew import Crew
+from dfm_async.targets.flare.crews import Installed
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 from dfm_async.workers.shipping import ship_site
@@ -58,13 +58,13 @@ class RealLab(Lab):
             self.changed.set()
 
         self.node.send = send  # type: ignore[method-assign]
-        release = self.agent._release
+        release = self.agent._seats.release
 
         def released(*args: Any, **named: Any) -> None:
             release(*args, **named)
             self.changed.set()
 
-        self.agent._release = released  # type: ignore[method-assign]
+        self.agent._seats.release = released  # type: ignore[method-assign]
 
     async def until(self, holds: Callable[[], Any]) -> Any:
         while not (found := holds()):
@@ -105,7 +105,7 @@ async def test_a_location_that_is_given_up_is_stopped_and_its_worker_stays(tmp_p
         lab.hear(fm.Unseat(2, 0, False))  # its site was given up by the hub
         await lab.run(3, "surroundings")
         assert (await lab.result(3))["pid"] == pid
-        await lab.until(lambda: not lab.agent._leaving)  # it has stopped
+        await lab.until(lambda: not lab.agent._seats._leaving)  # it has stopped
         lab.hear(fm.Unseat(3, 0, True))
 
 
@@ -124,7 +124,7 @@ async def test_what_was_not_authorized_is_not_called(tmp_path: Path) -> None:
     async with RealLab(tmp_path) as lab:
         lab.hear(seat(1, calling("surroundings"), sites=("lab",)))
         await lab.heard(fm.Seated, 1)
-        (worker,) = (worker for crew in lab.agent._crews.values() for worker in crew.pools["lab"].processes)
+        (worker,) = (worker for crew in lab.agent._crews._crews.values() for worker in crew.pools["lab"].processes)
         assert worker.channel is not None
         worker.channel.send(msg.Announce(1, 0, next(iter(worker.nets))[0], ["same"]))  # as if another net was allowed
         lab.hear(start(1))

@@ -1,162 +1,121 @@
-"""What somebody wants to run at a site, read from what they would run; and how many bytes they have sent for it."""
+"""Who may come to a site: what they want is read, the authorizer is asked, and all of it is recorded."""
 
 from __future__ import annotations
 
-import hashlib
-from collections import OrderedDict
+import asyncio
+import logging
 from collections.abc import Container
 from typing import Final
 
 import msgspec
 
-from dfm_async.discovery.advisors import DISCOVER
-from dfm_async.net import spec
-from dfm_async.net.checking import check_net
-from dfm_async.site.authorizing import Denied
+from dfm_async.errors import DfmError
+from dfm_async.model.flare import SiteSettings
+from dfm_async.site.authorizing import Authorizer, Denied, PipelineRequest
 from dfm_async.targets.flare import messages as fm
+from dfm_async.targets.flare.accounts import Account, Accounts
+from dfm_async.targets.flare.audit import AuditLog
+from dfm_async.targets.flare.wanted import Wanted, read_request
 
-__all__ = ["CACHE", "MOST_SEATS", "Account", "Accounts", "Wanted", "read_request"]
+__all__ = ["Admission", "User"]
 
-CACHE: Final = "#cache"
-"""What the location of a site's cache is called, behind the site and ``#``. No operation can have this name."""
-MOST_SEATS: Final = 256
+_log = logging.getLogger(__name__)
+
+_MOST_SEATS: Final = 256
 """How many locations one job may have at a site."""
-_MOST_LOCATIONS: Final = 10_000
-_ACCOUNTS: Final = 10_000
-"""Of how many jobs that have left the account is kept, so that one that comes again does not begin anew."""
-
-_net: Final = msgspec.msgpack.Decoder(spec.Net)
+_AUTHORIZER: Final = 60.0
+"""For how many seconds an authorizer may think."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """What one location of a job does.
+class User(msgspec.Struct, frozen=True):
+    """Whose jobs a carrier carries, as FLARE has authenticated them."""
 
-    Attributes:
-        digest: the hash of its net: what is authorized is what runs.
-        operations: the operations that it uses: those that it calls, and those whose advisors it asks.
-        providers: their providers, as far as it names them.
-        calls: what it may look for at the site's table: the operations, and ``#discover`` if it asks advisors.
-    """
-
-    digest: str
-    operations: tuple[str, ...]
-    providers: tuple[str, ...]
-    calls: tuple[str, ...]
+    name: str
+    org: str
+    role: str
+    brings_code: bool
+    """Whether FLARE has allowed them to bring code to this site."""
 
 
-def read_request(site: str, request: fm.Seat, own_process: Container[str] | None) -> Wanted:
-    """Reads what a location would do. Nothing of it is trusted.
+class Admission:
+    """Decides about the locations of one user's jobs.
 
     Args:
-        site: the site.
-        request: what the hub asks for.
-        own_process: the operations of the site that have a process of their own; None if its code is not known,
-            because the user brings it.
-
-    Raises:
-        Denied: it is no net, not one for this site, or one that cannot be judged.
+        settings: what the site decides for itself.
+        user: whose jobs come.
+        own_process: the operations of the site that have a process of their own.
+        audit: where it is recorded what others did.
+        authorizer: who decides about pipelines, beside FLARE.
     """
-    try:
-        net = _net.decode(request.net)
-        check_net(net)
-    except (ValueError, RecursionError) as error:
-        raise Denied(f"what it would run cannot be read: {error}") from error
-    _check_locations(site, request, net)
-    operations: dict[str, None] = {}
-    providers: dict[str, None] = {}
-    calls: dict[str, None] = {}
-    for transition in net.transitions:
-        action = transition.action
-        if isinstance(action, spec.Call):
-            calls[action.operation] = None
-            if action.operation == DISCOVER:
-                operation, provider = _asked_about(action, net)
-                calls[operation] = None
-            else:
-                operation, provider = action.operation, action.provider
-            operations[operation] = None
-            if provider is not None:
-                providers[provider] = None
-    _check_location(site, request.location, operations if own_process is None else own_process)
-    digest = hashlib.sha256(request.net).hexdigest()
-    return Wanted(digest, tuple(operations), tuple(providers), tuple(calls))
 
+    def __init__(
+        self,
+        settings: SiteSettings,
+        user: User,
+        own_process: Container[str],
+        audit: AuditLog,
+        authorizer: Authorizer | None,
+    ) -> None:
+        self._site = settings.site
+        self._most_bytes = settings.max_job_bytes
+        self._user = user
+        self._own_process = own_process
+        self._audit = audit
+        self._authorizer = authorizer
+        self._accounts = Accounts()
 
-def _check_locations(site: str, request: fm.Seat, net: spec.Net) -> None:
-    if not len(request.sites) == len(net.locations) <= _MOST_LOCATIONS:
-        raise Denied(f"it has {len(net.locations):,} locations at {len(request.sites):,} sites")
-    if net.location != request.at or net.locations[request.at] != request.location:
-        raise Denied("what it would run is for another location")
-    if any(location.partition("#")[0] != at for location, at in zip(net.locations, request.sites, strict=True)):
-        raise Denied("its locations are not at the sites that it names")
-    if request.sites[request.at] != site:
-        raise Denied(f"it is for another site ({request.sites[request.at]!r})")
+    async def admit(self, request: fm.Seat, here: int) -> tuple[Wanted, Account]:
+        """Lets a location in; ``here``: how many of its job are here, or about to be.
 
+        Raises:
+            Denied: it may not come, and why.
+            DfmError: the authorizer has failed.
+        """
+        if here > _MOST_SEATS:
+            raise Denied(f"a job may have {_MOST_SEATS} locations here")
+        wanted = read_request(self._site, request, None if request.offer else self._own_process)
+        pipeline = PipelineRequest(
+            user=self._user.name,
+            org=self._user.org,
+            role=self._user.role,
+            job_id=request.job_id,
+            pipeline=request.pipeline,
+            operations=wanted.operations,
+            sites=tuple(dict.fromkeys(request.sites)),
+            bytes=request.size + len(request.net),
+            brings_code=bool(request.offer),
+        )
+        self._audit.write(
+            "asked",
+            user=pipeline.user,
+            job=pipeline.job_id,
+            location=request.location,
+            pipeline=pipeline.pipeline,
+            operations=pipeline.operations,
+            providers=wanted.providers,
+            bytes=pipeline.bytes,
+            brings_code=pipeline.brings_code,
+            sha256=wanted.digest,
+        )
+        account = self._accounts.of(request.job_id)
+        account.limit(self._most_bytes)
+        account.limit(await self._ask(pipeline))
+        if not account.fits(pipeline.bytes):
+            text = f"job {request.job_id} may send {account.allowed:,} bytes to site {self._site!r}; this would be"
+            raise Denied(f"{text} {account.taken + pipeline.bytes:,}")
+        account.taken += len(request.net)  # what it begins with is counted when it comes
+        return wanted, account
 
-def _check_location(site: str, location: str, own_process: Container[str]) -> None:
-    name, mark, part = location.partition("#")
-    if name != site or (mark and part != CACHE and part not in own_process):
-        raise Denied(f"site {site!r} has no location {location!r}")
-
-
-def _asked_about(action: spec.Call, net: spec.Net) -> tuple[str, str | None]:
-    """The operation whose advisors are asked, and its provider. The planner writes both as literals.
-
-    Raises:
-        Denied: it is not known before it runs, so that nobody can decide about it.
-    """
-    found = []
-    for name in ("operation", "provider"):
-        formula = action.args.get(name)
-        found.append(net.literals[formula.literal] if isinstance(formula, spec.Const) else formula)
-    operation, provider = found
-    if not isinstance(operation, str) or not isinstance(provider, (str, type(None))):
-        raise Denied("it asks for advice about an operation that it does not name")
-    return operation, provider
-
-
-class Account:
-    """How many bytes a job has sent to this site, in all its runs."""
-
-    __slots__ = ("allowed", "seats", "taken", "told")
-
-    def __init__(self) -> None:
-        self.taken = 0
-        self.allowed: int | None = None
-        """The least that was allowed for one of its locations; None means any number."""
-        self.seats = 0
-        """How many of its locations are here."""
-        self.told = -1
-        """The last run of which it was told that it has sent too much."""
-
-    def limit(self, allowed: int | None) -> None:
-        """Lowers what is allowed."""
-        if allowed is not None:
-            self.allowed = allowed if self.allowed is None else min(self.allowed, allowed)
-
-    def fits(self, size: int) -> bool:
-        """Whether so many further bytes are allowed."""
-        return self.allowed is None or self.taken + size <= self.allowed
-
-
-class Accounts:
-    """The accounts of jobs, by their ids."""
-
-    def __init__(self) -> None:
-        self._accounts: OrderedDict[str, Account] = OrderedDict()
-
-    def of(self, job_id: str) -> Account:
-        """The account of a job; a new one if it was never here."""
-        account = self._accounts.get(job_id)
-        if account is None:
-            self._shed()
-            account = self._accounts[job_id] = Account()
-        self._accounts.move_to_end(job_id)
-        return account
-
-    def _shed(self) -> None:
-        while len(self._accounts) >= _ACCOUNTS:
-            idle = next((job_id for job_id, account in self._accounts.items() if not account.seats), None)
-            if idle is None:
-                return
-            del self._accounts[idle]
+    async def _ask(self, pipeline: PipelineRequest) -> int | None:
+        if self._authorizer is None:
+            return None
+        try:
+            async with asyncio.timeout(_AUTHORIZER):
+                return await self._authorizer.authorize(pipeline)
+        except Denied:
+            raise
+        except Exception as error:
+            # What went wrong inside is for the site, not for those whom it has not let in.
+            _log.exception("the authorizer of site %s has failed", self._site)
+            self._audit.note("authorizer failed", job=pipeline.job_id, error=f"{type(error).__name__}: {error}")
+            raise DfmError(f"the authorizer of site {self._site!r} has failed") from error

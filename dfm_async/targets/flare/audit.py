@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from pathlib import Path
@@ -12,6 +13,8 @@ import msgspec
 from dfm_async.targets.flare.text import cut
 
 __all__ = ["AuditLog"]
+
+_log = logging.getLogger(__name__)
 
 _LONGEST: Final = 1024
 """How many bytes of a text are written down."""
@@ -55,6 +58,13 @@ class AuditLog:
         if written != len(data):
             raise OSError(f"only {written} of {len(data)} bytes of a line could be written to the audit log")
         self._torn = False
+
+    def note(self, event: str, **what: Any) -> None:
+        """Adds a line about what happens in any case: that it cannot be written does not stop it."""
+        try:
+            self.write(event, **what)
+        except OSError:
+            _log.exception("the audit log cannot be written: %s", event)
 
     def close(self) -> None:
         """Ends it."""

@@ -9,43 +9,29 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from dfm_async.errors import DfmError, PipelineDenied, PipelineError, ResultsExpired, WorkerLost
-from dfm_async.model.ids import JobNumber
+from dfm_async.errors import DfmError, PipelineError, ResultsExpired
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.status import JobStatus
 from dfm_async.results.error_values import decode_error
 from dfm_async.targets.coordinator import FOR_COORDINATOR, Coordinator, Phase
 from dfm_async.targets.flare import messages as fm
 from dfm_async.targets.flare.application import Application
-from dfm_async.targets.flare.hub_job import HubJob, Run, read_plan
-from dfm_async.targets.flare.node import HUB
+from dfm_async.targets.flare.hub_job import HubJob, read_plan
+from dfm_async.targets.flare.roster import Roster
 from dfm_async.targets.flare.sealed import SealedValues
+from dfm_async.targets.flare.seating import OF_SEATS, Seating
 from dfm_async.targets.flare.slots import Slots
-from dfm_async.targets.flare.text import cleaned
 from dfm_async.targets.jobs import JobTable
 from dfm_async.targets.post import deliver
 from dfm_async.wire import messages as msg
-from dfm_async.workers.worker import ELSEWHERE
 
 __all__ = ["FOR_HUB", "Hub"]
 
 _log = logging.getLogger(__name__)
 
-_OF_SEATS: Final = frozenset(
-    {
-        fm.Seated,
-        fm.SeatRefused,
-        fm.SeatLost,
-        fm.SeatSilent,
-        fm.SeatResponds,
-        fm.Abandoned,
-        fm.Undeliverable,
-        msg.SendToPlace,
-    }
-)
 FOR_HUB: Final = (
     FOR_COORDINATOR
-    | _OF_SEATS
+    | OF_SEATS.keys()
     | {
         fm.SiteHello,
         fm.SiteReport,
@@ -53,10 +39,10 @@ FOR_HUB: Final = (
         fm.PeerLost,
         fm.Echoed,
         fm.Pulse,
+        msg.SendToPlace,
     }
 )
 """What sites say to the hub."""
-_LONGEST_LINE: Final = 4096
 _STATE_EVERY: Final = 0.01
 """Applications are told at most so often how far a job is."""
 
@@ -86,7 +72,6 @@ class Hub:
 
     def __init__(self, carrier: str, version: str, deployed: list[str], options: LocalOptions, linger: float) -> None:
         self.carrier = carrier
-        self._deployed = deployed
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Why the carrier ends, when it does."""
         self._version = version
@@ -95,14 +80,8 @@ class Hub:
         self._values = SealedValues()
         self._table: JobTable[Coordinator] = JobTable(options)
         self._jobs: dict[str, HubJob] = {}
-        self._by_number: dict[int, HubJob] = {}
-        self._last_number = 0
-        self._sites: dict[str, fm.SiteHello] = {}
-        self._gone: dict[str, str] = {}
-        self._lives: dict[str, str] = {}
-        """The last life of each site that was there."""
-        self._strangers: set[str] = set()
-        """Those of them that were told so."""
+        self._roster = Roster(deployed)
+        self._seating = Seating(self._roster, self._send)
         self._apps: dict[str, Application] = {}
         self._offers: dict[str, fm.Offer] = {}
         self._reports: dict[tuple[str, str, str], fm.SiteReport] = {}
@@ -112,14 +91,13 @@ class Hub:
         self._state_timer: asyncio.TimerHandle | None = None
         self._linger = linger
         self._keep = 3600.0
-        self._patience = 60.0
         self._idle: asyncio.TimerHandle | None = None
         self._rest()
 
     @property
     def sites(self) -> Iterable[str]:
         """The sites that are there."""
-        return self._sites
+        return self._roster.sites
 
     def attach_node(self, node: Sender, on_site_lost: Callable[[str], None]) -> None:
         """Says where messages go, and who else wants to know that a site was lost."""
@@ -168,7 +146,7 @@ class Hub:
 
     def say_bye(self, reason: str) -> None:
         """Lets the sites go; said last, because applications may be at the gateway of one."""
-        for site in self._sites:
+        for site in self._roster.sites:
             self._send(site, fm.Bye(reason))
 
     # sites
@@ -176,19 +154,26 @@ class Hub:
     def receive(self, peer: str, message: Any) -> None:
         """Takes a message of a site."""
         kind = type(message)
-        if peer in self._gone and kind is not fm.SiteHello:
-            self._tell_given_up(peer)
+        if peer in self._roster.gone and kind is not fm.SiteHello:
+            # It was taken for lost: what it says belongs to jobs that have ended.
+            told = self._roster.given_up(peer)
+            if told is not None:
+                self._send(peer, told)
             return
         if kind in FOR_COORDINATOR:
-            job = self._job_of(peer, message)
+            job = self._seating.find(peer, message)
             if job is not None and job.may_say(message):
                 job.coordinator.receive(_without_cause(message))
             elif job is not None:
                 _log.warning("site %s says something of job %s that is not its own: ignored", peer, job.job_id)
-        elif kind in _OF_SEATS:
-            job = self._job_of(peer, message)
+        elif kind in OF_SEATS:
+            job = self._seating.find(peer, message)
             if job is not None:
-                _SEATS[kind](self, job, message)
+                OF_SEATS[kind](self._seating, job, message)
+        elif kind is msg.SendToPlace:
+            job = self._seating.find(peer, message)
+            if job is not None:
+                deliver(self._table, self._values, job.coordinator, message, Coordinator.offer)
         elif kind is fm.SiteHello:
             self._site_came(peer, message)
         elif kind is fm.SiteReport:
@@ -197,19 +182,14 @@ class Hub:
             if message.site == peer:
                 self._tell_apps(message)
         elif kind is fm.PeerLost:
-            self._cut(peer, message)
+            if self._roster.has(message.site, message.life):  # else it is known already that it was lost
+                self._seating.cut(peer, message.site, message.reason)
         elif kind is fm.Echoed:
             self._echoed(peer, message.request)
 
-    def _tell_given_up(self, peer: str) -> None:
-        """A site speaks that was taken for lost: what it says belongs to jobs that have ended."""
-        if peer not in self._strangers and peer in self._deployed:
-            self._strangers.add(peer)
-            self._send(peer, fm.GivenUp(self._lives.get(peer, "")))
-
     def refused(self, peer: str, message: Any, reason: str) -> None:
         """A site does not take a message, and never will."""
-        job = self._by_number.get(getattr(message, "job", -1))
+        job = self._seating.of_run(getattr(message, "job", -1))
         if job is None:
             _log.warning("site %s does not take %s: %s", peer, type(message).__name__, reason)
         else:
@@ -228,78 +208,45 @@ class Hub:
             if not report.offer or f"{peer}:{report.offer}" in app.offers:
                 app.tell(report)
 
-    def _job_of(self, peer: str, message: Any) -> HubJob | None:
-        """The job that a message is about, if it comes from the site that it speaks for, and is not late."""
-        job = self._by_number.get(message.job)
-        if job is None:
-            return None
-        sites = job.plan.sites_at
-        if not 0 <= message.at < len(sites) or sites[message.at] != peer:
-            _log.warning("site %s speaks for a location of job %s that is not its own", peer, job.job_id)
-            return None
-        return job
-
     def _site_came(self, peer: str, hello: fm.SiteHello) -> None:
         if hello.site != peer:
             _log.warning("site %s calls itself %s, and is not taken", peer, hello.site)
             return
+        roster, seating = self._roster, self._seating
         if hello.protocol != fm.PROTOCOL:
-            self._gone[peer] = f"it speaks another protocol ({hello.protocol}, not {fm.PROTOCOL}): install one version"
+            text = f"it speaks another protocol ({hello.protocol}, not {fm.PROTOCOL}): install one version"
+            roster.unfit(peer, text)
         else:
-            if peer in self._sites:  # it has begun anew, before we saw that it was lost
+            again = seating.waiting_for(peer)
+            if peer in roster.sites:  # it has begun anew, before we saw that it was lost
+                again = seating.not_begun(peer)  # these have lost nothing
+                for job in again:
+                    seating.leave(job, well=False)
                 self.lost_site(peer, "it has started again")
             if self._node is not None:
                 self._node.drop(peer)
-            self._sites[peer] = hello
-            self._lives[peer] = hello.life
-            self._gone.pop(peer, None)
-            self._strangers.discard(peer)
+            roster.came(hello)
             for offer in self._offers.values():
                 if offer.site == peer:
                     self._send(peer, offer)
-            self._seat_those_that_wait(peer)
+            for job in again:
+                self._run_again(job)
         self._welcome_all()
 
     def lost_site(self, site: str, reason: str, life: str = "") -> None:
         """A site cannot be reached any more, or has ended; ``life``: which life of it, if that is known."""
-        self._strangers.discard(site)
-        if life and life != self._lives.get(site):
-            return  # it has begun anew since
-        if site in self._gone or (site not in self._sites and site != HUB):
+        if not self._roster.lost(site, reason, life):
             return
         _log.warning("site %s was lost: %s", site, reason)
-        self._sites.pop(site, None)
-        self._gone[site] = reason
         for key in [key for key in self._reports if key[0] == site]:
             self._site_reports(site, msgspec.structs.replace(self._reports[key], workers=()))
         for request in list(self._echoes):
             self._echoed(site, request)
-        for other in self._sites:
+        for other in self._roster.sites:
             self._send(other, fm.SiteLost(site))
-        for job in list(self._by_number.values()):
-            if site in job.plan.sites_at:
-                self._lose(job, site, f"the site was lost: {reason}")
+        self._seating.lose_site(site, reason)
         self._on_site_lost(site)
         self._welcome_all()
-
-    def _cut(self, peer: str, message: fm.PeerLost) -> None:
-        """Two sites do not reach each other any more: jobs that need both cannot go on."""
-        if message.site not in self._sites or (message.life and message.life != self._lives.get(message.site)):
-            return  # that it was lost is known already
-        for job in list(self._by_number.values()):
-            sites = job.plan.sites_at
-            if peer in sites and message.site in sites:
-                self._lose(job, peer, f"it cannot reach site {message.site!r} any more: {message.reason}")
-
-    def _lose(self, job: HubJob, site: str, reason: str) -> None:
-        error = WorkerLost(site, None, reason)
-        run = job.run
-        if job.coordinator.phase is Phase.WAITING:
-            job.coordinator.lost_before_start(error)
-            return
-        for at, name in enumerate(job.plan.sites_at):
-            if name == site and job.run is run:
-                job.coordinator.lost(at, error)
 
     # applications
 
@@ -322,7 +269,7 @@ class Hub:
         if app is None:
             app = self._apps[attach.session] = Application(attach, self._app_said, self._app_has_room)
             hello = attach.hello
-            self._linger, self._keep, self._patience = hello.linger, hello.keep, hello.start
+            self._linger, self._keep, self._seating.patience = hello.linger, hello.keep, hello.start
             app.send(self._welcome(app))
             for report in self._reports.values():
                 if not report.offer:
@@ -358,12 +305,13 @@ class Hub:
                     job.record.log.wake()
 
     def _welcome(self, app: Application) -> fm.Welcome:
-        home = self._sites.get(app.hello.homesite)
+        roster = self._roster
+        home = roster.sites.get(app.hello.homesite)
         sites = {
-            name: fm.SiteInfo(hello.operations, hello.allow_code, hello.problem) for name, hello in self._sites.items()
+            name: fm.SiteInfo(hello.operations, hello.allow_code, hello.problem) for name, hello in roster.sites.items()
         }
         gateway = ("", "") if home is None else (home.host, home.gateway)
-        return fm.Welcome(fm.PROTOCOL, self._version, self.carrier, sites, self._deployed, dict(self._gone), gateway)
+        return fm.Welcome(fm.PROTOCOL, self._version, self.carrier, sites, roster.deployed, dict(roster.gone), gateway)
 
     def _welcome_all(self) -> None:
         for app in self._apps.values():
@@ -396,7 +344,7 @@ class Hub:
         app.offers.add(key)
         if key not in self._offers:
             self._offers[key] = offer
-            if offer.site in self._sites:
+            if offer.site in self._roster.sites:
                 self._send(offer.site, offer)
 
     def _drop_offers(self) -> None:
@@ -456,7 +404,7 @@ class Hub:
         try:
             while (found := slots.take()) is not None:
                 job, lane = found
-                self._seat(job, lane)
+                self._seating.seat(job, lane)
         finally:
             slots.admitting = False
         for app in self._apps.values():
@@ -468,125 +416,15 @@ class Hub:
         while app.pending and app.slots.waiting - len(app.pending) < app.hello.queue_limit:
             app.send(fm.Submitted(app.pending.popleft(), "new"))
 
-    def _seat(self, job: HubJob, lane: int) -> None:
-        """Asks all sites of a job for a seat. It is launched when all have one: no token leaves before that."""
-        plan = job.plan
-        self._last_number += 1
-        run = job.run = Run(self._last_number, len(plan.locations), lane)
-        self._by_number[run.number] = job
-        job.coordinator.waiting_for = "its workers to start"
-        for site in plan.sites:
-            if site not in self._sites:
-                job.coordinator.waiting_for = f"site {site!r}"
-                job.wait_for_site(self._patience, lambda: self._site_missing(job))
-                return
-        for at, location in enumerate(plan.locations):
-            site = plan.sites_at[at]
-            request = fm.Seat(
-                run.number,
-                at,
-                job.job_id,
-                plan.pipeline or "",
-                location,
-                tuple(plan.sites_at),
-                job.submit.offers.get(site, ""),
-                plan.hash,
-                job.submit.nets[at],
-                lane,
-                job.first_bytes[at],
-            )
-            self._send(site, request)
-
-    def _site_missing(self, job: HubJob) -> None:
-        for site in job.plan.sites:
-            if site not in self._sites and job.coordinator.phase is Phase.WAITING:
-                why = self._gone.get(site, "it has not come")
-                job.coordinator.halt(JobStatus.ABORTED, f"site {site!r} is not there: {why}", 0)
-
-    def _seat_those_that_wait(self, site: str) -> None:
-        for job in list(self._by_number.values()):
-            if job.waits_for_site and site in job.plan.sites and job.run is not None:
-                lane = job.run.lane
-                self._by_number.pop(job.run.number, None)
-                job.stop_waiting_for_site()
-                self._seat(job, lane)
-
-    def _seated(self, job: HubJob, message: fm.Seated) -> None:
-        run = job.run
-        if run is None or run.number != message.job:
-            return
-        run.addresses[message.at] = message.address
-        run.missing.discard(message.at)
-        if not run.missing:
-            self._launch(job, run)
-
-    def _launch(self, job: HubJob, run: Run) -> None:
-        plan, coordinator = job.plan, job.coordinator
-        sites = plan.sites_at
-        routes_from: dict[str, tuple[str, ...]] = {}
-        for here in plan.sites:
-            pairs = zip(sites, run.addresses, strict=True)
-            routes_from[here] = tuple(addr if site == here else ELSEWHERE + site for site, addr in pairs)
-
-        def send(at: int, message: msg.Message) -> None:
-            if isinstance(message, msg.StartJob):
-                message = msgspec.structs.replace(message, routes=routes_from[sites[at]])
-            self._send(sites[at], message)
-
-        def kill(at: int) -> None:
-            self._send(sites[at], fm.StopSeat(run.number, at, job.job_id, coordinator.has_seen_cancel(at)))
-
-        coordinator.launch(JobNumber(run.number), (), send, kill)
-
-    def _refused(self, job: HubJob, message: fm.SeatRefused) -> None:
-        site = job.plan.sites_at[message.at]
-        if message.kind == "denied":
-            job.coordinator.fail(PipelineDenied(site, message.reason))
-        else:
-            job.coordinator.fail(DfmError(f"site {site!r} cannot run the job: {message.reason}"))
-
-    def _seat_lost(self, job: HubJob, message: fm.SeatLost) -> None:
-        site = job.plan.sites_at[message.at]
-        lines = tuple(cleaned(line, _LONGEST_LINE) for line in message.lines)
-        detail = cleaned(message.detail, _LONGEST_LINE)
-        error = WorkerLost(site, message.exit_code, detail, lines, message.out_of_memory)
-        if job.coordinator.phase is Phase.WAITING:
-            job.coordinator.lost_before_start(error)
-        else:
-            job.coordinator.lost(message.at, error)
-
-    def _silent(self, job: HubJob, message: fm.SeatSilent) -> None:
-        job.coordinator.unresponsive(message.at, job.plan.sites_at[message.at], message.seconds)
-
-    def _responds(self, job: HubJob, message: fm.SeatResponds) -> None:
-        job.coordinator.responsive(message.at, job.plan.sites_at[message.at])
-
-    def _abandoned(self, job: HubJob, message: fm.Abandoned) -> None:
-        job.coordinator.abandon(message.at, message.how)
-
-    def _undeliverable(self, job: HubJob, message: fm.Undeliverable) -> None:
-        job.coordinator.fail(DfmError(f"site {job.plan.sites_at[message.at]!r}: {message.reason}"))
-
-    def _post(self, job: HubJob, message: msg.SendToPlace) -> None:
-        deliver(self._table, self._values, job.coordinator, message, Coordinator.offer)
-
-    def _leave_seats(self, job: HubJob, *, well: bool) -> None:
-        run, job.run = job.run, None
-        if run is not None:
-            self._by_number.pop(run.number, None)
-            for at, site in enumerate(job.plan.sites_at):
-                if site in self._sites:
-                    self._send(site, fm.Unseat(run.number, at, well))
-
     def _run_again(self, job: HubJob) -> None:
-        self._leave_seats(job, well=False)
+        self._seating.leave(job, well=False)
         job.runs_again()
         job.slots.release(job)
         job.slots.put(job, job.submit.priority, front=True)
         self._admit(job.slots)
 
     def _job_ended(self, job: HubJob) -> None:
-        self._leave_seats(job, well=job.record.decided is JobStatus.FINISHED)
+        self._seating.leave(job, well=job.record.decided is JobStatus.FINISHED)
         job.slots.release(job)
         job.ended()
         self._push(job)  # before its last events: whoever waits for the end then knows how it came
@@ -670,7 +508,7 @@ class Hub:
     def _asked(self, app: Application, message: fm.Asked) -> None:
         """Answers when all sites have sent what they have to say by now."""
         self._last_echo += 1
-        sites = set(self._sites)
+        sites = set(self._roster.sites)
         if not sites:
             app.send(message)
             return
@@ -723,16 +561,6 @@ def _without_cause(message: Any) -> Any:
     return message
 
 
-_SEATS: Final[dict[type, Callable[[Hub, HubJob, Any], None]]] = {
-    fm.Seated: Hub._seated,  # noqa: SLF001 - same module
-    fm.SeatRefused: Hub._refused,  # noqa: SLF001
-    fm.SeatLost: Hub._seat_lost,  # noqa: SLF001
-    fm.SeatSilent: Hub._silent,  # noqa: SLF001
-    fm.SeatResponds: Hub._responds,  # noqa: SLF001
-    fm.Abandoned: Hub._abandoned,  # noqa: SLF001
-    fm.Undeliverable: Hub._undeliverable,  # noqa: SLF001
-    msg.SendToPlace: Hub._post,  # noqa: SLF001
-}
 _APPS: Final[dict[type, Callable[[Hub, Application, Any], None]]] = {
     fm.Offer: Hub._offer,  # noqa: SLF001 - same module
     fm.Submit: Hub._submit,  # noqa: SLF001

@@ -17,7 +17,8 @@ from dfm_async.model.flare import SETTINGS_FILE, SiteSettings
 from dfm_async.model.resources import SiteConfig
 from dfm_async.site.authorizing import Authorizer
 from dfm_async.site.loading import Loader
-from dfm_async.targets.flare.agent import Installed, User
+from dfm_async.targets.flare.admission import User
+from dfm_async.targets.flare.crews import Installed
 from dfm_async.targets.flare.node import HUB
 from dfm_async.workers.shipping import ship_site
 
