@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dfm_async.cli.flare.commands import flare as flare_commands
+from dfm_async.cli.options import CompatOption, FederationArgument, JsonOption
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -46,17 +47,6 @@ def _pipeline_names(context: typer.Context, incomplete: str) -> list[str]:
     return complete_pipelines(context, incomplete)
 
 
-FederationArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="FEDERATION",
-        help="package.module:name, file.py[:name], or a federation file (.yaml).",
-        show_default=False,
-    ),
-]
-CompatOption = Annotated[
-    bool, typer.Option("--compat", help="For a federation file: provide what adapters import of nv_dfm_core.")
-]
 PipelineArgument = Annotated[
     str | None,
     typer.Argument(
@@ -67,7 +57,6 @@ PipelineArgument = Annotated[
         autocompletion=_pipeline_names,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON lines.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Tell only errors on standard error.")]
 PlaceOption = Annotated[
     list[str] | None,

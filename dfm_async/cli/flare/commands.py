@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from dfm_async.cli.options import CompatOption, FederationArgument, JsonOption
+
 __all__ = ["flare"]
 
 flare = typer.Typer(
@@ -34,25 +36,14 @@ class DeploymentKind(StrEnum):
     KUBERNETES = "kubernetes"
 
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON lines.")]
 FolderOption = Annotated[Path, typer.Option(metavar="DIR", help="Where the federation runs, and keeps its kits.")]
 HomesiteOption = Annotated[str, typer.Option(metavar="NAME", help="The site of the applications.")]
-CompatOption = Annotated[
-    bool, typer.Option("--compat", help="For a federation file: provide what adapters import of nv_dfm_core.")
-]
 KitArgument = Annotated[Path, typer.Argument(metavar="KIT", help="The folder of a startup kit.", show_default=False)]
 
 
 @flare.command(short_help="Make the startup kits of a federation.")
 def provision(
-    federation: Annotated[
-        str,
-        typer.Argument(
-            metavar="FEDERATION",
-            help="A federation file (.yaml), package.module:name, or file.py[:name].",
-            show_default=False,
-        ),
-    ],
+    federation: FederationArgument,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Where the kits go; by default a folder with the federation's name."),
