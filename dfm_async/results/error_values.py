@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from dfm_async import errors
 from dfm_async.errors import DfmError, EncodingError
-from dfm_async.wire.classes import KnownClasses
 from dfm_async.wire.codec import Codec
 
 __all__ = ["decode_error", "encode_error", "pack_error", "unpack_error"]
 
 _codec = Codec(trusted=False, stored=True)
-_plain = Codec(trusted=False, known=KnownClasses())
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(tuple[str, list[Any]]).decode
+_PLAIN: Final = frozenset({type(None), bool, int, float, str})
 
 
 def pack_error(error: DfmError) -> Any:
@@ -39,17 +42,29 @@ def unpack_error(found: Any) -> DfmError:
 
 def encode_error(error: DfmError) -> bytes:
     """Encodes an error for another organisation: what it holds if these are plain values, else its words."""
-    data = _plain.dumps(pack_error(error))
     try:
-        _plain.loads(data)
-    except EncodingError:
-        return _plain.encode(["DfmError", [str(error)]])
-    return data
+        return _encode((type(error).__name__, _plain(error.args)))
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return _encode(("DfmError", [str(error).encode(errors="backslashreplace").decode()]))
 
 
 def decode_error(data: bytes) -> DfmError:
     """Rebuilds an error that another organisation has encoded; what cannot be rebuilt becomes text."""
     try:
-        return unpack_error(_plain.loads(data))
-    except (EncodingError, TypeError, ValueError) as error:
+        name, args = _decode(data)
+        return unpack_error((name, _plain(args)))
+    except (msgspec.DecodeError, TypeError, RecursionError) as error:
         return DfmError(f"an error was told that cannot be read: {error}")
+
+
+def _plain(value: Any) -> Any:
+    """Texts, numbers, and tuples of them.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if type(value) in _PLAIN:
+        return value
+    if type(value) in (list, tuple):
+        return tuple(map(_plain, value))
+    raise TypeError(f"a {type(value).__name__} is none of what errors hold")

@@ -56,7 +56,7 @@ class KnownClasses:
                 if found not in self._exact:
                     self._exact.add(found)
                     waiting += _fields(found)
-                    if found.__module__.partition(".")[0] not in _ROOTS:
+                    if found.__module__.partition(".")[0] not in _ROOTS and not getattr(found, "_is_protocol", False):
                         self._bases += (found,)
             elif typing.get_origin(found) is not None:
                 waiting += [typing.get_origin(found), *_arguments(found)]

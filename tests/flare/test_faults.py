@@ -203,7 +203,7 @@ async def test_a_killed_process_of_a_site_harms_no_other_site(flare: LocalFlare,
     async with connect(flare) as session:
         job = await session.execute(weighing, {"door": door.path, "n": 1})
         await door.knocked("weigh 1")
-        carrier = session._target._connection.carrier  # type: ignore[attr-defined] # that of FLARE
+        carrier = session._target._carriers.current.carrier  # type: ignore[attr-defined] # that of FLARE
         commands = {process: " ".join(process.cmdline()) for process in marked_at(flare, "lab")}
         (process,) = [one for one, text in commands.items() if "client.worker_process" in text and carrier in text]
         process.kill()
@@ -211,7 +211,7 @@ async def test_a_killed_process_of_a_site_harms_no_other_site(flare: LocalFlare,
             with pytest.raises(JobAborted, match="'lab'"):
                 await job
         assert await values(await session.execute(fetching, {"n": 7})) == [7]
-        assert session._target._connection.carrier == carrier  # type: ignore[attr-defined] # as above
+        assert session._target._carriers.current.carrier == carrier  # type: ignore[attr-defined] # as above
 
 
 async def test_a_site_that_dies_ends_its_jobs_and_serves_again_when_it_is_back(flare: LocalFlare, door: Door) -> None:

@@ -7,6 +7,7 @@ import base64
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from dfm_async import Federation, LocalOptions, Pipeline, PlaceParam, ResultLimits, WorkerLost, Yield
@@ -37,9 +38,14 @@ def second(x: int) -> int:
 with Pipeline("both") as pipeline:
     Yield(second(first(PlaceParam("x"))))
 
+with Pipeline("at b") as at_b:
+    Yield(second(PlaceParam("x")))
+
 codec = Codec(trusted=False)
 plan = prepare(pipeline, fed, "home")
 nets = tuple(encode_net(net, codec) for net in plan.nets)
+plan_b = prepare(at_b, fed, "b")
+nets_b = tuple(encode_net(net, codec) for net in plan_b.nets)
 A, B = plan.sites_at.index("a"), plan.sites_at.index("b")
 
 
@@ -290,6 +296,33 @@ async def test_a_job_that_has_not_begun_does_not_mind_that_a_site_starts_again(h
     hub.receive("a", fm.Seated(again, A, "address"))
     assert sites.all(msg.StartJob) == []
     hub.receive("b", fm.Seated(again, B, "address"))
+    assert len(sites.all(msg.StartJob)) == 2
+
+
+async def test_a_job_shares_the_fate_of_a_site_that_starts_again_and_again(hub: Hub, sites: Sites) -> None:
+    app = App(hub)
+    app.say(submission("job"))
+    await turn()
+    for life in range(2, 12):
+        hub.receive("b", hello("b", str(life)))
+    await turn()
+    assert app.all(fm.JobState)[-1].status == "aborted"
+    assert len({seat.job for seat in sites.all(fm.Seat)}) < 6
+
+
+@pytest.mark.parametrize("may_run_again", [True, False])
+async def test_who_waits_for_a_site_that_starts_again_is_seated(hub: Hub, sites: Sites, *, may_run_again: bool) -> None:
+    """The loss of the site itself makes them wait: the job that was lost with it, or the next in the queue."""
+    app = App(hub, slots=1)
+    at_b = msgspec.structs.replace(submission("first", reruns=int(may_run_again)), plan=plan_b.to_json(), nets=nets_b)
+    app.say(at_b)
+    app.say(msgspec.structs.replace(at_b, job_id="second"))
+    await turn()
+    hub.receive("b", fm.Seated(sites.all(fm.Seat)[-1].job, 0, "address"))
+    assert len(sites.all(msg.StartJob)) == 1
+    hub.receive("b", hello("b", "2"))
+    await turn()
+    hub.receive("b", fm.Seated(sites.all(fm.Seat)[-1].job, 0, "address"))
     assert len(sites.all(msg.StartJob)) == 2
 
 

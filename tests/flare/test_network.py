@@ -122,7 +122,7 @@ def connect(parted: Parted, delivery_timeout: float) -> Session:
 
 async def back(session: Session, site: str) -> None:
     """Waits until the session has heard that a site is there."""
-    connection = session._target._connection  # type: ignore[attr-defined] # that of FLARE
+    connection = session._target._carriers.current  # type: ignore[attr-defined] # that of FLARE
     assert await connection._welcomed(lambda welcome: True if site in welcome.sites else None)
 
 

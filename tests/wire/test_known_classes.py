@@ -8,7 +8,7 @@ import http
 import pathlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, Protocol, TypedDict, TypeVar
 
 import msgspec
 import pydantic
@@ -87,6 +87,12 @@ class Shape:
 
 @dataclass
 class Circle(Shape):
+    radius: float
+
+
+class Round(Protocol):
+    """What can be rolled; not for ``isinstance``."""
+
     radius: float
 
 
@@ -193,3 +199,9 @@ def test_signatures_of_classes_that_a_file_names_count() -> None:
     known = known_classes(adapters, Loader("lab", SiteConfig()))
     assert all(known.allows(kind) for kind in (Point, Colour, Struct))
     assert not known.allows(Unnamed)
+
+
+def test_a_protocol_names_no_class_and_hides_none() -> None:
+    assert through(Special(1.0), Round, Point) == Special(1.0)
+    with pytest.raises(EncodingError, match="is not taken from others"):
+        through(Circle(2.0), Round)

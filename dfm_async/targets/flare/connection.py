@@ -49,7 +49,7 @@ class HubConnection:
         options: FlareOptions,
         hello: fm.AppHello,
         greetings: Sequence[Any],
-        on_message: Callable[[Any], None],
+        on_message: Callable[[HubConnection, Any], None],
         on_lost: Callable[[HubConnection, FlareError], None],
     ) -> None:
         self.welcome: fm.Welcome | None = None
@@ -62,7 +62,7 @@ class HubConnection:
         self._on_message = on_message
         self._on_lost = on_lost
         self._admin = Admin(options.startup_kit, options.user)
-        self._memory = GatewayMemory(Path(options.startup_kit), carrier_name(options))
+        self._memory: GatewayMemory | None = GatewayMemory(Path(options.startup_kit), carrier_name(options))
         self._carrier = ""
         self._session = ""
         self._duplex = Duplex(self._take)
@@ -123,6 +123,7 @@ class HubConnection:
         Raises:
             FlareError: it cannot be reached.
         """
+        self._memory = None  # others are to take the carrier for new jobs
         try:
             async with asyncio.timeout(self._options.start_timeout):
                 await self._admin.open(self._options.start_timeout)
@@ -138,10 +139,13 @@ class HubConnection:
         Raises:
             FlareError: the federation cannot be reached.
         """
-        admin = Admin(self._options.startup_kit, self._options.user)
+        admin, seconds = Admin(self._options.startup_kit, self._options.user), self._options.start_timeout
         try:
-            await admin.open(self._options.start_timeout)
-            return await admin.carriers(carrier_name(self._options))
+            async with asyncio.timeout(seconds):
+                await admin.open(seconds)
+                return await admin.carriers(carrier_name(self._options))
+        except TimeoutError:
+            raise FlareError(f"the federation has not answered within {seconds:g} s", "Try again") from None
         finally:
             with anyio.CancelScope(shield=True):
                 await admin.close()
@@ -214,14 +218,15 @@ class HubConnection:
 
     async def _through_known_gateway(self, wanted: set[str]) -> bool:
         """Goes through the gateway of an earlier session, if all sites are there; that takes no time."""
-        address = self._memory.address() if self._options.gateway == "auto" else None
-        if address is None:
+        memory = self._memory if self._options.gateway == "auto" else None
+        address = None if memory is None else memory.address()
+        if memory is None or address is None:
             return False
         attach = self._begin("")
         try:
             await self._take_way(GatewayLine(address, self._duplex, self._lose), attach)
         except FlareError:
-            self._memory.forget()
+            memory.forget()
             return False
         if await self._welcomed(lambda welcome: wanted <= welcome.sites.keys()):
             assert self.welcome is not None  # noqa: S101 - it was just seen
@@ -282,7 +287,8 @@ class HubConnection:
             self._ended.add(address)
             await self._take_way(self._commands(), self._attach(new=False))
         else:
-            self._memory.keep(address)
+            if self._memory is not None:
+                self._memory.keep(address)
             await self._admin.close()
 
     def _commands(self) -> CommandLine:
@@ -310,7 +316,7 @@ class HubConnection:
             self._give_up(FlareError(f"the carrier has ended: {message.reason}", _AGAIN))
             return
         try:
-            self._on_message(message)
+            self._on_message(self, message)
         except Exception:  # noqa: BLE001 - one message that cannot be handled must not cut off the others
             _log.exception("what the hub says cannot be handled: %s", type(message).__name__)
 
@@ -347,7 +353,8 @@ class HubConnection:
             self._give_up(error)
             return
         _log.info("the way to the hub is lost: %s", error)
-        self._memory.forget()
+        if self._memory is not None:
+            self._memory.forget()
         patience = self._options.delivery_timeout
         try:
             async with asyncio.timeout(patience):

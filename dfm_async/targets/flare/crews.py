@@ -186,7 +186,9 @@ class Crews:
         if self._report_timer is not None:
             self._report_timer.cancel()
         crews = [crew.shut_down(self._options.shutdown_grace) for crew in self._crews.values()]
-        await asyncio.gather(*crews, *self._ending)
+        for failed in await asyncio.gather(*crews, *self._ending, return_exceptions=True):
+            if isinstance(failed, BaseException):
+                _log.error("workers of site %s did not end as they should", self._site, exc_info=failed)
         self._crews.clear()
 
     # reports

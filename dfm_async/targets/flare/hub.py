@@ -217,11 +217,9 @@ class Hub:
             text = f"it speaks another protocol ({hello.protocol}, not {fm.PROTOCOL}): install one version"
             roster.unfit(peer, text)
         else:
-            again = seating.waiting_for(peer)
-            if peer in roster.sites:  # it has begun anew, before we saw that it was lost
-                again = seating.not_begun(peer)  # these have lost nothing
-                for job in again:
-                    seating.leave(job, well=False)
+            begun_anew = peer in roster.sites  # before we saw that it was lost
+            not_begun = seating.take_not_begun(peer) if begun_anew else []  # these have lost nothing
+            if begun_anew:
                 self.lost_site(peer, "it has started again")
             if self._node is not None:
                 self._node.drop(peer)
@@ -229,8 +227,8 @@ class Hub:
             for offer in self._offers.values():
                 if offer.site == peer:
                     self._send(peer, offer)
-            for job in again:
-                self._run_again(job)
+            for job, lane in [*not_begun, *seating.take_waiting(peer)]:
+                seating.seat(job, lane)
         self._welcome_all()
 
     def lost_site(self, site: str, reason: str, life: str = "") -> None:

@@ -83,6 +83,8 @@ class HubJob:
         self.run: Run | None = None
         self.followers: dict[str, Follower] = {}
         """By the application that follows."""
+        self.seated_anew = 0
+        """How often it has asked for seats again, because a site has started again."""
         self.ever_read = 0
         """The offset behind what an application has taken."""
         self._writer = EventWriter(submit.job_id, plan)
@@ -137,7 +139,7 @@ class HubJob:
             record.finished,
             record.log.end,
             coordinator.phase.value,
-            encode_error(record.cause) if isinstance(record.cause, DfmError) else b"",
+            encode_error(record.cause) if record.status.ended and isinstance(record.cause, DfmError) else b"",
         )
 
     def known(self) -> fm.Known:

@@ -24,6 +24,9 @@ __all__ = ["OF_SEATS", "Seating"]
 _log = logging.getLogger(__name__)
 
 _LONGEST_LINE: Final = 4096
+_MOST_LINES: Final = 100
+_ANEW: Final = 3
+"""How often a job that has not begun asks for seats again because a site has started again."""
 
 
 class Seating:
@@ -94,10 +97,13 @@ class Seating:
             self._send(site, request)
 
     def _site_missing(self, job: HubJob) -> None:
-        for site in job.plan.sites:
-            if site not in self._roster.sites and job.coordinator.phase is Phase.WAITING:
-                why = self._roster.gone.get(site, "it has not come")
-                job.coordinator.halt(JobStatus.ABORTED, f"site {site!r} is not there: {why}", 0)
+        missing = [site for site in job.plan.sites if site not in self._roster.sites]
+        if missing and job.coordinator.phase is Phase.WAITING:
+            why = self._roster.gone.get(missing[0], "it has not come")
+            job.coordinator.halt(JobStatus.ABORTED, f"site {missing[0]!r} is not there: {why}", 0)
+        elif not missing:
+            for found, lane in self._taken([job]):
+                self.seat(found, lane)
 
     def leave(self, job: HubJob, *, well: bool) -> None:
         """A job has ended, or runs again: it has no seats any more."""
@@ -150,7 +156,7 @@ class Seating:
     def lost(self, job: HubJob, message: fm.SeatLost) -> None:
         """The worker of a location has ended."""
         site = job.plan.sites_at[message.at]
-        lines = tuple(cleaned(line, _LONGEST_LINE) for line in message.lines)
+        lines = tuple(cleaned(line, _LONGEST_LINE) for line in message.lines[-_MOST_LINES:])
         detail = cleaned(message.detail, _LONGEST_LINE)
         error = WorkerLost(site, message.exit_code, detail, lines, message.out_of_memory)
         if job.coordinator.phase is Phase.WAITING:
@@ -176,13 +182,26 @@ class Seating:
 
     # what becomes of sites
 
-    def waiting_for(self, site: str) -> list[HubJob]:
-        """The jobs that cannot be seated before a site is there."""
-        return [job for job in self._with(site) if job.waits_for_site]
+    def take_waiting(self, site: str) -> list[tuple[HubJob, int]]:
+        """The jobs that wait for a site, with their lanes; they have no run any more."""
+        return self._taken([job for job in self._with(site) if job.waits_for_site])
 
-    def not_begun(self, site: str) -> list[HubJob]:
-        """The jobs that have asked a site for a seat, and have not begun."""
-        return [job for job in self._with(site) if job.coordinator.phase is Phase.WAITING]
+    def take_not_begun(self, site: str) -> list[tuple[HubJob, int]]:
+        """The same for jobs that have asked a site for a seat, and have not begun.
+
+        One that this has happened to several times stays: it shares the fate of the site.
+        """
+        found = [job for job in self._with(site) if job.coordinator.phase is Phase.WAITING]
+        found = [job for job in found if job.waits_for_site or job.seated_anew < _ANEW]
+        for job in found:
+            job.seated_anew += not job.waits_for_site
+        return self._taken(found)
+
+    def _taken(self, jobs: list[HubJob]) -> list[tuple[HubJob, int]]:
+        found = [(job, job.run.lane) for job in jobs if job.run is not None]
+        for job, _ in found:
+            self.leave(job, well=False)
+        return found
 
     def lose_site(self, site: str, reason: str) -> None:
         """A site was lost: jobs that it takes part in cannot go on."""

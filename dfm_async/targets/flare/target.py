@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import math
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
-import anyio
-
-from dfm_async.errors import DfmError, EncodingError, FlareError, PipelineError, Problem, SessionClosed
+from dfm_async.errors import EncodingError, FlareError, PipelineError, Problem
 from dfm_async.federation.federation import Federation
 from dfm_async.model.flare import FlareOptions
 from dfm_async.model.ids import JobId, JobNumber
@@ -22,6 +20,7 @@ from dfm_async.planner.plan import Plan, plan_from_json
 from dfm_async.results.record import JobRecord
 from dfm_async.results.watching import Bells
 from dfm_async.targets.flare import messages as fm
+from dfm_async.targets.flare.carriers import Carriers
 from dfm_async.targets.flare.connection import HubConnection
 from dfm_async.targets.flare.installed import operations_of
 from dfm_async.targets.flare.mirror import RemoteJob
@@ -43,8 +42,7 @@ _MORE_PATIENCE: Final = 15.0
 """For how many seconds longer than the application tries the hub keeps what is for it."""
 _LAST_WORDS: Final = 2.0
 """For how many seconds closing waits for what the sites have to say."""
-_LOOK_AGAIN: Final = 5.0
-"""For how many seconds it is believed that a user has the carriers that were found."""
+_REMEMBERED: Final = 1000
 _UNKNOWN_CLASS: Final = "no operation of the federation names it in its signature, and FlareOptions.classes does not"
 
 
@@ -63,22 +61,12 @@ class FlareTarget:
         self.worker_bells = Bells()
         self._federation: Federation | None = None
         self._homesite = ""
-        self._connection: HubConnection | None = None
-        """That which new jobs take."""
-        self._older: list[HubConnection] = []
-        """Those to other carriers, which have jobs of ours."""
-        self._asked: list[HubConnection] = []
-        """Those that are asked for jobs."""
-        self._connecting: asyncio.Future[HubConnection] | None = None
+        self._carriers = Carriers(self._new_connection, self._in_use)
         self._offers: dict[str, fm.Offer] = {}
-        self._reports: dict[str, fm.SiteReport] = {}
-        self._requests: dict[int, tuple[HubConnection, asyncio.Future[Any]]] = {}
-        self._last_request = 0
-        self._looking = asyncio.Lock()
-        self._carriers: tuple[float, list[str]] = (-math.inf, [])
-        """Until when it is believed which carriers this user has, and which these are."""
-        self._group: asyncio.TaskGroup | None = None
-        self._supervisions: list[asyncio.Task[None]] = []
+        self._reports: dict[tuple[HubConnection, str], fm.SiteReport] = {}
+        """What is known of workers, by the connection that told it and by location."""
+        self._elsewhere: OrderedDict[str, str] = OrderedDict()
+        """The carriers of the last ended jobs that were not in that for new ones."""
         self._seen: set[str] = set()
         """The sites that were there: they may come back."""
 
@@ -99,13 +87,12 @@ class FlareTarget:
                     self._classes.add(hint)
         if self.options.code == "travels":
             self._offers = self._ship(federation, homesite)
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(_shielded, self._close)
-            stack.enter_context(_one_error())
-            self._group = await stack.enter_async_context(asyncio.TaskGroup())
-            stack.push_async_callback(self._end_supervision)
-            await self._connected()
-            yield
+        try:
+            async with self._carriers.running(federation.sites, homesite):
+                yield
+        finally:
+            self.jobs.close()
+            self.worker_bells.close()
 
     def _ship(self, federation: Federation, homesite: str) -> dict[str, fm.Offer]:
         lanes = self._lanes()
@@ -139,167 +126,29 @@ class FlareTarget:
             2 * options.delivery_timeout + _MORE_PATIENCE,
         )
 
-    async def _connected(self) -> HubConnection:
-        """The connection; a new one if the former was lost, for the first who needs it and all others.
-
-        Raises:
-            FlareError: the federation cannot be reached.
-            SessionClosed: it is too late.
-        """
-        connection = self._connection
-        if connection is not None and connection.lost is None:
-            return connection
-        return await self._another()
-
-    async def _another(self, needed: Collection[str] = ()) -> HubConnection:
-        """Connects anew, for the first who needs it and all others."""
-        if self._group is None:
-            raise SessionClosed("the session was closed")
-        if self._connecting is None:
-            self._connecting = asyncio.get_running_loop().create_future()
-            self._group.create_task(self._connect_for(self._connecting, needed), name="connection to the federation")
-        return await asyncio.shield(self._connecting)
-
-    async def _connect_for(self, waiting: asyncio.Future[HubConnection], needed: Collection[str]) -> None:
-        """Connects for those who wait: a failure is theirs, and does not end the session."""
-        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # they may have gone
-        try:
-            waiting.set_result(await self._connect(needed))
-        except (DfmError, OSError) as error:
-            waiting.set_exception(error)
-        finally:
-            self._connecting = None
-            waiting.cancel()
-
-    async def _connect(self, needed: Collection[str]) -> HubConnection:
-        assert self._federation is not None  # noqa: S101 - set while running
-        connection = self._new_connection()
-        try:
-            await connection.open(self._federation.sites, self._homesite, needed)
-        except BaseException:
-            await _shielded(connection.close)
-            raise
-        former = self._connection
-        if former is not None and former.lost is None and former.carrier == connection.carrier:
-            await connection.close()
-            return former
-        self._connection = connection
-        if former is not None:
-            self._older.append(former)
-            self._tidy()
-        self._supervise(connection)
-        return connection
-
     def _new_connection(self) -> HubConnection:
         greetings = list(self._offers.values())
         return HubConnection(self.options, self._hello(), greetings, self._receive, self._give_up)
 
-    def _supervise(self, connection: HubConnection) -> None:
-        assert self._group is not None  # noqa: S101 - it is ended only when nobody connects
-        self._supervisions.append(self._group.create_task(connection.supervise(), name="ways to the hub"))
-        self._expect()
-
-    @property
-    def _open_connections(self) -> list[HubConnection]:
-        """Those to all carriers that we know, that for new jobs first."""
-        return [found for found in (self._connection, *self._older) if found is not None and found.lost is None]
-
-    @asynccontextmanager
-    async def _kept(self, connections: list[HubConnection]) -> AsyncIterator[list[HubConnection]]:
-        """Connections are kept while they are asked, also if no job needs them."""
-        self._asked += connections
-        try:
-            yield connections
-        finally:
-            for connection in connections:
-                self._asked.remove(connection)
-            self._tidy()
-
-    async def _others(self) -> list[HubConnection]:
-        """Connects to the carriers of this user that we do not know yet: they can have jobs of an earlier session.
-
-        A user has several when a site was lost and is back: a carrier that runs cannot have it again.
-
-        Raises:
-            FlareError: the federation cannot be reached.
-        """
-        loop = asyncio.get_running_loop()
-        found: list[HubConnection] = []
-        async with self._looking:
-            if loop.time() > self._carriers[0]:
-                self._carriers = (loop.time() + _LOOK_AGAIN, await (await self._connected()).carriers())
-            for carrier in self._carriers[1]:
-                if carrier not in {known.carrier for known in self._open_connections}:
-                    found += await self._at(carrier)
-        return found
-
-    async def _at(self, carrier: str) -> list[HubConnection]:
-        """Connects to a carrier, if it can be reached."""
-        connection = self._new_connection()
-        try:
-            await connection.open_at(carrier)
-        except FlareError as error:
-            _log.warning("a carrier of jobs of %s cannot be reached: %s", self.options.user, error)
-            await connection.close()
-            return []
-        except BaseException:
-            await _shielded(connection.close)
-            raise
-        self._older.append(connection)
-        self._supervise(connection)
-        return [connection]
-
-    def _tidy(self) -> None:
-        """Closes connections that no job needs any more, and nobody has just opened to ask."""
-        if self._looking.locked():
-            return
-        needed = {id(job.connection) for job in self.jobs.coordinators}
-        needed |= {id(connection) for connection, _ in self._requests.values()}
-        needed |= {id(connection) for connection in self._asked}
-        for connection in [older for older in self._older if id(older) not in needed]:
-            self._older.remove(connection)
-            if self._group is not None:
-                self._group.create_task(connection.close(), name="end of a connection")
-
-    async def _end_supervision(self) -> None:
-        self._group = None
-        for task in self._supervisions:
-            task.cancel()
+    def _in_use(self) -> Iterator[HubConnection]:
+        return (job.connection for job in self.jobs.coordinators if job.connection is not None)
 
     def _give_up(self, connection: HubConnection, error: FlareError) -> None:
         """A hub cannot be reached any more: nobody here can tell what becomes of its jobs."""
         for job in self.jobs.coordinators:
             if job.connection is connection:
                 job.lost(error)
-        for asked, future in self._requests.values():
-            if asked is connection and not future.done():
-                future.set_exception(error)
-        self._reports.clear()
+        self._carriers.lost(connection, error)
         self.worker_bells.ring()
-
-    async def _close(self) -> None:
-        connections = [*self._older, self._connection]
-        self._connection = None
-        for connection in connections:
-            if connection is not None:
-                await connection.close()
-        self.jobs.close()
-        self.worker_bells.close()
 
     # messages
 
-    def _expect(self) -> None:
-        """Tells the connections whether the hubs will have something to say."""
-        busy = {id(job.connection) for job in self.jobs.coordinators}
-        busy |= {id(connection) for connection, _ in self._requests.values()}
-        for connection in (*self._older, self._connection):
-            if connection is not None:
-                connection.expect(busy=id(connection) in busy)
-
-    def _receive(self, message: Any) -> None:
+    def _receive(self, connection: HubConnection, message: Any) -> None:
         handler = _HANDLERS.get(type(message))
         if handler is not None:
             handler(self, message)
+        elif type(message) is fm.SiteReport:
+            self._report(connection, message)
 
     def _to_job(self, message: Any) -> RemoteJob | None:
         return self.jobs.coordinator(message.job_id)
@@ -332,15 +181,16 @@ class FlareTarget:
     def _welcomed(self, message: fm.Welcome) -> None:
         self._seen.update(message.sites)
 
-    def _found(self, message: fm.Found | fm.Listed | fm.Asked) -> None:
-        _, future = self._requests.get(message.request, (None, None))
-        if future is not None and not future.done():
-            future.set_result(message)
+    def _answered(self, message: fm.Found | fm.Listed | fm.Asked) -> None:
+        self._carriers.answer(message)
 
-    def _report(self, message: fm.SiteReport) -> None:
-        self._reports[message.location] = message
-        if not message.workers:
-            del self._reports[message.location]
+    def _report(self, connection: HubConnection, message: fm.SiteReport) -> None:
+        known = self._carriers.all  # what left connections have told is not true any more
+        self._reports = {key: report for key, report in self._reports.items() if key[0] in known}
+        if message.workers:
+            self._reports[connection, message.location] = message
+        else:
+            self._reports.pop((connection, message.location), None)
         self.worker_bells.ring()
 
     def _logged(self, message: fm.LogLines) -> None:
@@ -348,21 +198,6 @@ class FlareTarget:
             replay(message.site, line)
         if message.left_out:
             _log.warning("%d log records of site %s found no room", message.left_out, message.site)
-
-    async def _ask(self, connection: HubConnection, make: Callable[[int], Any]) -> Any:
-        if connection.lost is not None:
-            raise connection.lost
-        self._last_request += 1
-        number = self._last_request
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._requests[number] = (connection, future)
-        connection.send(make(number))
-        self._expect()
-        try:
-            return await future
-        finally:
-            del self._requests[number]
-            self._expect()
 
     # jobs
 
@@ -376,9 +211,9 @@ class FlareTarget:
         Raises:
             FlareError: the federation cannot be reached.
         """
-        connection, problems = await self._connected(), self._unsendable(plan)
+        connection, problems = await self._carriers.connected(), self._unsendable(plan)
         if not _has(connection, plan):  # a site that was lost may have come back since: another carrier can have it
-            connection = await self._another(self._seen.intersection(plan.sites))
+            connection = await self._carriers.another(self._seen.intersection(plan.sites))
         welcome = connection.welcome
         assert welcome is not None  # noqa: S101 - it was welcomed when it was opened
         assert self._federation is not None  # noqa: S101 - set while running
@@ -422,16 +257,16 @@ class FlareTarget:
             PipelineError: the federation cannot give what the plan needs any more.
             FlareError: the federation cannot be reached any more.
         """
-        connection = await self._connected()
+        connection = await self._carriers.connected()
         if not _has(connection, job.plan):  # a plan that was prepared when its sites were there
             problems = await self.refusals(job.plan)
             if problems:
                 raise PipelineError(job.plan.pipeline, problems)
-            connection = await self._connected()
+            connection = await self._carriers.connected()
         job.connection = connection
         self.jobs.add(job)
         job.on_end(self._job_ended)
-        self._expect()
+        self._carriers.expect()
         offers = {site: offer.key for site, offer in self._offers.items()}
         try:
             await job.submit(priority, offers)
@@ -444,26 +279,40 @@ class FlareTarget:
         known = self.jobs.find(job_id)
         if known is not None:
             return known
-        await self._connected()
-        return await self._find_in(self._open_connections, job_id) or await self._find_in(await self._others(), job_id)
+        await self._carriers.connected()
+        asked = self._carriers.reachable
+        found = await self._find_in(asked, job_id)
+        if found is None:
+            await self._carriers.look()
+            others = [other for other in self._carriers.reachable if other not in asked]
+            found = self.jobs.find(job_id) or await self._find_in(others, job_id)
+        return found
 
     async def _find_in(self, connections: list[HubConnection], job_id: str) -> JobRecord | None:
-        async with self._kept(connections):
+        with self._carriers.kept(connections):
             for connection in connections:
                 if (known := await self._find_at(connection, job_id)) is not None:
                     return known
         return None
 
     async def _find_at(self, connection: HubConnection, job_id: str) -> JobRecord | None:
-        answer: fm.Found = await self._ask(connection, lambda number: fm.Find(number, job_id))
+        answer: fm.Found | None = await self._carriers.ask_other(connection, lambda number: fm.Find(number, job_id))
         known = self.jobs.find(job_id)  # somebody else may have asked for it, too
-        if known is not None or answer.known is None:
+        if known is not None or answer is None or answer.known is None:
             return known
         return self._adopt(connection, answer.known)
 
-    def _job_ended(self, _job: RemoteJob) -> None:
-        self._expect()
-        self._tidy()
+    def _job_ended(self, job: RemoteJob) -> None:
+        self._note_carrier(job)
+        self._carriers.expect()
+        self._carriers.tidy()
+
+    def _note_carrier(self, job: RemoteJob) -> None:
+        """Remembers where a job is that has ended, if that is not where new ones go."""
+        if job.connection is not None and job.connection is not self._carriers.current:
+            self._elsewhere[job.record.job_id] = job.connection.carrier
+            if len(self._elsewhere) > _REMEMBERED:
+                self._elsewhere.popitem(last=False)
 
     def _adopt(self, connection: HubConnection, found: fm.Known) -> JobRecord:
         plan = plan_from_json(found.plan, self._constant)
@@ -477,9 +326,10 @@ class FlareTarget:
         record.next_frame = found.state.added
         job.take_state(found.state)
         self.jobs.add(job)
+        self._note_carrier(job)
         job.on_end(self._job_ended)
         job.follow()
-        self._expect()
+        self._carriers.expect()
         return record
 
     def _constant(self, data: bytes) -> Any:
@@ -491,18 +341,22 @@ class FlareTarget:
 
     async def refresh(self) -> None:
         """Gets to know all jobs of this user that the federation knows."""
-        await self._others()
-        async with self._kept(self._open_connections) as connections:
+        await self._carriers.connected()
+        await self._carriers.look()
+        with self._carriers.kept(self._carriers.reachable) as connections:
             for connection in connections:
-                answer: fm.Listed = await self._ask(connection, fm.ListJobs)
-                for job_id in answer.job_ids:
+                answer: fm.Listed | None = await self._carriers.ask_other(connection, fm.ListJobs)
+                for job_id in () if answer is None else answer.job_ids:
                     if self.jobs.find(job_id) is None:
                         await self._find_at(connection, job_id)
 
     async def forget(self, job_id: str) -> None:
         """Has the federation forget a job that has ended."""
-        for connection in self._open_connections:
+        carrier = self._elsewhere.pop(job_id, None)
+        connection = self._carriers.current if carrier is None else await self._carriers.at(carrier)
+        if connection is not None:
             connection.send(fm.Forget(job_id))
+            self._carriers.tidy()  # one that is closed for it says this first
 
     async def shutdown(self, reason: str, grace: float) -> None:
         """Ends all jobs that this application has started, or lets them go on; returns when they have ended."""
@@ -513,8 +367,8 @@ class FlareTarget:
             await job.record.completion_event.wait()
         try:  # what the sites have said before is told before the session ends, if they are still there
             async with asyncio.timeout(_LAST_WORDS):
-                for connection in self._open_connections:
-                    await self._ask(connection, fm.Asked)
+                for connection in self._carriers.reachable:
+                    await self._carriers.ask_other(connection, fm.Asked)
         except (FlareError, TimeoutError):
             _log.debug("the last log records of the sites may be missing")
 
@@ -522,26 +376,33 @@ class FlareTarget:
         """What runs, what waits, and how the workers are."""
         jobs = self.jobs.coordinators
         waiting = sum(job.record.status is JobStatus.SUBMITTED for job in jobs)
-        sites = {
-            location: SiteStats(
-                workers=tuple(
-                    WorkerStats(
-                        pid=worker.pid,
-                        jobs=worker.jobs,
-                        memory=worker.memory,
-                        lag=worker.lag,
-                        unresponsive=worker.unresponsive,
-                        retired=worker.retired,
-                    )
-                    for worker in report.workers
-                ),
-                restarts=report.restarts,
-                tokens=Traffic(*report.tokens),
-            )
-            for location, report in self._reports.items()
-        }
-        way = None if self._connection is None else self._connection.way
+        sites: dict[str, SiteStats] = {}
+        for (connection, location), report in self._reports.items():
+            if connection in self._carriers.reachable:
+                sites[location] = _stats(report, sites.get(location, SiteStats()))
+        current = self._carriers.current
+        way = None if current is None else current.way
         return TargetStats(running=len(jobs) - waiting, waiting=waiting, sites=sites, way=way)
+
+
+def _stats(report: fm.SiteReport, others: SiteStats) -> SiteStats:
+    """What is known of the workers of a location; ``others``: of those that it has for another carrier."""
+    workers = (
+        WorkerStats(
+            pid=worker.pid,
+            jobs=worker.jobs,
+            memory=worker.memory,
+            lag=worker.lag,
+            unresponsive=worker.unresponsive,
+            retired=worker.retired,
+        )
+        for worker in report.workers
+    )
+    return SiteStats(
+        workers=(*others.workers, *workers),
+        restarts=others.restarts + report.restarts,
+        tokens=others.tokens + Traffic(*report.tokens),
+    )
 
 
 def _has(connection: HubConnection, plan: Plan) -> bool:
@@ -561,23 +422,6 @@ def _called(plan: Plan, site: str) -> list[str]:
     return list(found)
 
 
-@contextmanager
-def _one_error() -> Iterator[None]:
-    """An error of a single task is told as it is."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-            error = error.exceptions[0]
-        raise error from None
-
-
-async def _shielded(work: Callable[[], Any]) -> None:
-    with anyio.CancelScope(shield=True):
-        await work()
-
-
 _HANDLERS: Final[dict[type, Callable[[FlareTarget, Any], None]]] = {
     fm.Submitted: FlareTarget._submitted,  # noqa: SLF001 - same module
     fm.Events: FlareTarget._events,  # noqa: SLF001
@@ -585,9 +429,8 @@ _HANDLERS: Final[dict[type, Callable[[FlareTarget, Any], None]]] = {
     fm.JobState: FlareTarget._state,  # noqa: SLF001
     fm.Relayed: FlareTarget._relayed,  # noqa: SLF001
     fm.Welcome: FlareTarget._welcomed,  # noqa: SLF001
-    fm.Found: FlareTarget._found,  # noqa: SLF001
-    fm.Listed: FlareTarget._found,  # noqa: SLF001
-    fm.Asked: FlareTarget._found,  # noqa: SLF001
-    fm.SiteReport: FlareTarget._report,  # noqa: SLF001
+    fm.Found: FlareTarget._answered,  # noqa: SLF001
+    fm.Listed: FlareTarget._answered,  # noqa: SLF001
+    fm.Asked: FlareTarget._answered,  # noqa: SLF001
     fm.LogLines: FlareTarget._logged,  # noqa: SLF001
 }
