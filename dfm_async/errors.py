@@ -530,10 +530,9 @@ class JobInterrupted(DfmError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return (
-            f"job {self.job_id} was interrupted: {self.reason}. "
-            "session.resume(job_id) goes on with it, job.cancel() aborts it"
-        )
+        there = "reattach" in self.reason  # it runs on without the application
+        advice = "" if there else ". session.resume(job_id) goes on with it, job.cancel() aborts it"
+        return f"job {self.job_id} was interrupted: {self.reason}{advice}"
 
 
 class JobNotFound(DfmError):

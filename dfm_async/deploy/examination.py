@@ -33,6 +33,7 @@ __all__ = ["examine"]
 _NVFLARE: Final = (2, 9)
 """The version of nvflare that the target is written for."""
 _PATIENCE: Final = 10.0
+_DEFAULT_STORE: Final = Path("/tmp/nvflare")  # noqa: S108 - what FLARE itself takes
 _IMPORTS: Final = 60.0
 _SILENT: Final = 90.0
 """After so many seconds without a word a client is not there: they say something every thirty."""
@@ -156,6 +157,8 @@ def _settings(kit: Kit) -> tuple[SiteSettings | None, list[Finding]]:
         found = read_settings(kit.local, kit.name)
     except DfmError as error:
         return None, [Finding(name, "bad", str(error), f"correct {path}")]
+    if kit.broken:  # whose kit it is cannot be told
+        return found, []
     wanted = HUB if kit.kind == "server" else kit.name
     if kit.kind != "user" and found.site != wanted:
         told = f"they are those of site {found.site!r}, and the kit is that of {wanted!r}"
@@ -327,7 +330,8 @@ def _store(kit: Kit) -> Iterator[Finding]:
     if not os.access(there, os.W_OK):
         yield Finding("job store", "bad", f"{path} cannot be written to", "change uri_root in local/resources.json")
     elif str(path).startswith("/tmp/"):  # noqa: S108 - looked at, not used
-        told = f"{path}: it may be emptied, and other federations of this machine use it"
+        shared = ", and other federations of this machine use it" if path.is_relative_to(_DEFAULT_STORE) else ""
+        told = f"{path}: it may be emptied{shared}"
         yield Finding("job store", "warn", told, "change uri_root in local/resources.json")
     else:
         yield Finding("job store", "ok", str(path))

@@ -155,7 +155,7 @@ def _files(federation: Federation, *, needed: bool) -> FederationFiles | None:
 
 def _changes(project: Project, earlier: Mapping[str, Certificate]) -> Iterator[str]:
     """What cannot change: it stands in certificates that stay valid."""
-    advice = "their certificate says so, and stays: choose another name, or another --out for a new federation"
+    advice = "their certificate says so, and stays: give the same again, or choose another name or another --out"
     named = {project.server: SERVER_SITE, **{name: name for name in project.sites}}
     orgs = {name: project.org_of(key) for name, key in named.items()}
     orgs |= {user.name: project.org_of(user.name) for user in project.users}

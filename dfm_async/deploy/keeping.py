@@ -63,13 +63,14 @@ class KeeperStatus(msgspec.Struct, frozen=True, kw_only=True):
     since: float
     startup_kit: str = ""
     user: str = ""
+    allow_code: bool = False
     port: int = 0
     admin_port: int = 0
     mark: str = ""
     run: str = ""
     nodes: tuple[NodeStatus, ...] = ()
     missing: tuple[str, ...] = ()
-    """Sites whose client has ended."""
+    """Sites whose client has ended; ``server`` if the server has."""
     carriers: tuple[Carrier, ...] = ()
 
 
@@ -168,6 +169,7 @@ class Keeper:
             told,
             startup_kit=str(flare.startup_kit),
             user=flare.user,
+            allow_code=self._allow_code,
             port=flare.port,
             admin_port=flare.admin_port,
             mark=flare.mark,

@@ -55,6 +55,15 @@ class Kit:
         return str(named or data.get("servers", [{}])[0].get("admin_server") or self.folder.name)
 
     @property
+    def broken(self) -> bool:
+        """Whether the file that FLARE starts with cannot be read."""
+        try:
+            self.start_file()
+        except DeploymentError:
+            return True
+        return False
+
+    @property
     def kind(self) -> Literal["server", "client", "user"]:
         """What it is for.
 

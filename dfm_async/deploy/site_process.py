@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 from dfm_async.deploy.guard import guarded
 from dfm_async.deploy.kit import Kit
@@ -38,11 +40,13 @@ async def run_site(kit: Kit, on_line: Callable[[str], None], on_ready: Callable[
     require_nvflare(str(kit.folder))
     mark = secrets.token_hex(8)
     org = kit.certificate().org
-    node = Node(kit, kind, org=org, mark=mark, environment={}, on_line=on_line)
-    async with kept(), guarded(mark, ()):
-        try:
-            await node.start()
-            on_ready()
-            return await node.ended()
-        finally:
-            await shielded_end(mark, {kit.name: node})
+    # Its processes end by force: what they have in a folder for temporary files goes with that.
+    with tempfile.TemporaryDirectory(prefix="dfm-", ignore_cleanup_errors=True) as temporary:
+        node = Node(kit, kind, org=org, mark=mark, environment={"TMPDIR": temporary}, on_line=on_line)
+        async with kept(), guarded(mark, (Path(temporary),)):
+            try:
+                await node.start()
+                on_ready()
+                return await node.ended()
+            finally:
+                await shielded_end(mark, {kit.name: node})

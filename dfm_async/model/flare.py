@@ -49,6 +49,10 @@ class FlareOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The limits of logs, queues and graces. How workers start is the affair of the sites."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.startup_kit, str | os.PathLike):
+            raise TypeError(f"startup_kit must be a path, not {self.startup_kit!r}")
+        if not isinstance(self.user, str) or not self.user:
+            raise ValueError(f"user must be the name of a user, not {self.user!r}")
         if self.code not in ("installed", "travels"):
             raise ValueError(f"code must be 'installed' or 'travels', not {self.code!r}")
         if self.gateway not in ("auto", "never"):

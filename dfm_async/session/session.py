@@ -580,6 +580,8 @@ class Session:
             DfmError: it has ended, or the session has no store.
         """
         self._check_open()
+        if self._durable is None and self._where == "flare":
+            raise DfmError("jobs on FLARE go on without the application: session.reattach(job_id) finds them")
         if self._durable is None:
             raise DfmError("only sessions with a store can resume jobs: Session(..., store='sqlite:///jobs.db')")
         stream = input_params if isinstance(input_params, AsyncIterable) else None

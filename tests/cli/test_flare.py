@@ -79,6 +79,20 @@ def test_a_federation_of_examples_comes_up_runs_a_pipeline_and_goes_without_a_tr
     assert invoked("flare", "status", *here).exit_code == 3
 
 
+MINE = """
+from dfm_async import Federation, Pipeline, Yield
+
+fed = Federation("mine")
+
+@fed.site("lab").operation
+def one() -> int:
+    return 1
+
+with Pipeline("ones") as ones:
+    Yield(one())
+"""
+
+
 @pytest.mark.timeout(300)
 def test_nothing_is_left_when_the_keeper_is_killed(tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text(ONE)
@@ -90,6 +104,20 @@ def test_nothing_is_left_when_the_keeper_is_killed(tmp_path: Path) -> None:
     (status,) = lines(invoked("flare", "status", *here, "--json").stdout)
     processes = running(status["mark"])
     assert len(processes) >= 2
+    (tmp_path / "mine.py").write_text(MINE)
+    kit = str(Path(status["startup_kit"]))
+    refused = dfm("run", "mine.py", "--flare", kit, "--bring-code", "--homesite", "lab", cwd=tmp_path, timeout=30)
+    assert refused.returncode != 0
+    assert "BYOC not permitted" in refused.stderr, "and that at once: not when a time is over"
+    (server,) = (node["pid"] for node in status["nodes"] if node["site"] == "server")
+    os.kill(server, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(server)] if psutil.pid_exists(server) else [], 10)
+    shown = invoked("flare", "status", *here)
+    assert (shown.exit_code, "is up, but lacks server" in shown.stdout, "it has ended" in shown.stdout) == (
+        1,
+        True,
+        True,
+    )
     os.kill(status["keeper"], signal.SIGKILL)
     _, alive = psutil.wait_procs(processes, 10)
     assert [process for process in alive if not ended(process.pid)] == []

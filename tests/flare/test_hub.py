@@ -124,7 +124,7 @@ async def sites() -> Sites:
 
 @pytest.fixture
 async def hub(sites: Sites) -> AsyncIterator[Hub]:
-    hub = Hub("carrier", "1", ["server", "a", "b"], LocalOptions(), 60.0)
+    hub = Hub("carrier", "1", ["server", "a", "b"], LocalOptions(), 60.0, 1 << 28)
     hub.attach_node(sites, lambda _site: None)
     for site in ("a", "b"):
         hub.receive(site, hello(site))

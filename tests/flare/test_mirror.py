@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from dfm_async import JobStatus, ResultLimits
+from dfm_async import JobStatus, ParameterError, ResultLimits
 from dfm_async.errors import DfmError
 from dfm_async.model.ids import JobId, JobNumber
+from dfm_async.results.error_values import decode_error
 from dfm_async.results.record import JobRecord
 from dfm_async.targets.flare import messages as fm
 from dfm_async.targets.flare.mirror import RemoteJob
+from dfm_async.targets.flare.node import TooLarge
 from dfm_async.targets.rules import JobRules
 from tests.flare.test_hub import B, codec, plan
 
@@ -23,8 +26,12 @@ class Connection:
 
     def __init__(self) -> None:
         self.told: list[Any] = []
+        self.largest = 1 << 30
 
     def send(self, message: Any) -> None:
+        size = len(fm.encode(message))
+        if size > self.largest:
+            raise TooLarge(f"{size} bytes are more than {self.largest}")
         self.told.append(message)
 
     def granted(self) -> int:
@@ -98,3 +105,50 @@ async def test_a_job_that_the_hub_does_not_know_any_more_ends(job: RemoteJob) ->
 
 def state(status: str, end: int) -> fm.JobState:
     return fm.JobState("job", status, None, status, 1, 1, 0, 0, True, False, {}, 1.0, end, "ended")
+
+
+async def test_what_is_too_large_for_the_server_is_not_sent(connection: Connection) -> None:
+    record = JobRecord(JobId("job"), JobNumber(0), plan, LIMITS)
+    job = RemoteJob(record, codec, JobRules(), detach=False)
+    job.connection = connection  # type: ignore[assignment] # it only sends
+    connection.largest = 1000
+    job.add([{"x": b"x" * 2000}])
+    with pytest.raises(ParameterError, match=r"bytes are more than .* \(max_message_bytes"):
+        await job.submit(0, {})
+    assert connection.told == []
+
+
+async def test_a_further_set_that_is_too_large_fails_its_job(job: RemoteJob, connection: Connection) -> None:
+    connection.largest = 1000
+    job.add([{"x": b"x" * 2000}])
+    (failed,) = (message for message in connection.told if isinstance(message, fm.Fail))
+    assert "a parameter set cannot be sent" in str(decode_error(failed.error))
+
+
+async def test_many_sets_go_in_parts_and_none_is_left_out(
+    job: RemoteJob, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dfm_async.targets.flare.mirror._ROWS", 100)
+    job.add([{"x": n} for n in range(500)])
+    parts = [message.rows for message in connection.told if isinstance(message, fm.AddRows)]
+    assert len(parts) > 5
+    assert [row["x"] for part in parts for row in codec.loads(part)] == list(range(500))
+
+
+async def test_the_first_sets_go_with_the_job_and_the_others_follow(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dfm_async.targets.flare.mirror._ROWS", 100)
+    job = RemoteJob(JobRecord(JobId("job"), JobNumber(0), plan, LIMITS), codec, JobRules(), detach=False)
+    job.connection = connection  # type: ignore[assignment] # it only sends
+    job.add([{"x": n} for n in range(500)])
+    job.stop()
+    submitting = asyncio.create_task(job.submit(0, {}))
+    await asyncio.sleep(0)
+    (submit,) = (message for message in connection.told if isinstance(message, fm.Submit))
+    assert not submit.stopped
+    job.answered(fm.Submitted("job", "new"))
+    await submitting
+    parts = [submit.rows, *(message.rows for message in connection.told if isinstance(message, fm.AddRows))]
+    assert [row["x"] for part in parts for row in codec.loads(part)] == list(range(500))
+    assert isinstance(connection.told[-1], fm.StopFrames)

@@ -24,6 +24,7 @@ from dfm_async.cli.streams import StandardOutput
 from dfm_async.cli.terminal import terminal
 from dfm_async.deploy.example import write_example
 from dfm_async.deploy.keeping import Keeper, KeeperStatus, ask_status, tell_to_end
+from dfm_async.deploy.project import SERVER_SITE
 from dfm_async.errors import FederationError
 from dfm_async.exchange.exits import process_exit
 
@@ -215,13 +216,12 @@ def _tell_up(status: KeeperStatus, start: Start, *, foreground: bool) -> None:
     if federation is None:
         example = Path(os.path.relpath(Path(status.folder) / _EXAMPLE))
         federation, pipeline = str(example / "year.py"), "--param month=jan"
-    code = ' code="travels",' if start.allow_code else ""
     brings = " --bring-code" if start.allow_code else ""
     told = [
         f"federation {status.federation!r} runs on this machine, on loopback only: {sites}",
         "",
         "in Python:",
-        f"  options = FlareOptions(startup_kit={kit!r},{code} user={status.user!r})",
+        f"  options = {_options(status)}",
         '  async with Session(fed, target="flare", options=options) as session: ...',
         "in a shell:",
         f"  dfm-async run {federation} {pipeline} --flare {kit}{brings}",
@@ -230,6 +230,11 @@ def _tell_up(status: KeeperStatus, start: Start, *, foreground: bool) -> None:
     ]
     for line in told:
         console.print(Text(line), soft_wrap=True)
+
+
+def _options(status: KeeperStatus) -> str:
+    code = ', code="travels"' if status.allow_code else ""
+    return f"FlareOptions(startup_kit={status.startup_kit!r}, user={status.user!r}{code})"
 
 
 # looking, and ending
@@ -246,9 +251,11 @@ async def show_status(folder: Path, *, as_json: bool) -> int:
         raise Unreachable(f"no federation runs in {folder}: dfm-async flare up starts one")
     if as_json:
         await StandardOutput().line(msgspec.json.encode(status).decode())
-        return Exit.SUCCESS
+        return Exit.FAILED if status.missing else Exit.SUCCESS
     console = terminal()
-    console.print(Text(f"federation {status.federation!r} is {status.state}, kept by process {status.keeper}"))
+    without = f", but lacks {', '.join(status.missing)}" if status.missing else ""
+    told = f"federation {status.federation!r} is {status.state}{without}; kept by process {status.keeper}"
+    console.print(Text(told), soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for name in ("site", "pid", "since", "memory", "processes"):
         table.add_column(name, justify="left" if name in ("site", "since") else "right")
@@ -258,15 +265,16 @@ async def show_status(folder: Path, *, as_json: bool) -> int:
             node.site, str(node.pid), f"{since:%H:%M:%S}", f"{node.memory / 2**20:.0f} MiB", str(node.processes)
         )
     for site in status.missing:
-        table.add_row(Text(site, "red"), "", "its client has ended", "", "")
+        ended = "it has ended" if site == SERVER_SITE else "its client has ended"
+        table.add_row(Text(site, "red"), "", ended, "", "")
     console.print(table)
     for carrier in status.carriers:
         console.print(Text(f"carrier {carrier.job_id} of {carrier.user} ({carrier.name})"))
-    if not status.carriers and status.state == "up":
+    if not status.carriers and status.state == "up" and SERVER_SITE not in status.missing:
         console.print(Text("no carrier: nobody has a session, or had one just now"))
     if status.startup_kit:
-        console.print(Text(f"FlareOptions(startup_kit={status.startup_kit!r}, user={status.user!r})"), soft_wrap=True)
-    return Exit.SUCCESS
+        console.print(Text(_options(status)), soft_wrap=True)
+    return Exit.FAILED if status.missing else Exit.SUCCESS
 
 
 async def end_federation(folder: Path, *, as_json: bool) -> int:

@@ -13,6 +13,7 @@ import msgspec
 
 from dfm_async.errors import FlareError
 from dfm_async.targets.flare.gateway import Frames
+from dfm_async.targets.flare.user_kit import UserKit
 
 __all__ = ["Admin"]
 
@@ -46,8 +47,10 @@ class Admin:
         Raises:
             FlareError: the kit is not one, or the server cannot be reached, and what to do.
         """
-        if not (self._kit / "startup").is_dir():
-            raise FlareError(f"{str(self._kit)!r} is no startup kit: it has no folder 'startup'", "Name the user's kit")
+        kit = UserKit.read(self._kit)
+        if kit.user and kit.user != self._user:
+            text = f"the startup kit {str(self._kit)!r} is that of {kit.user!r}, not of {self._user!r}"
+            raise FlareError(text, "Name that user, or another kit")
         here, there = socket.socketpair()
         command = (sys.executable, "-m", "dfm_async.targets.flare.connector")
         try:
@@ -109,6 +112,10 @@ class Admin:
         """The status of a FLARE job."""
         return str(await self._ask("status", job_id))
 
+    async def ended(self, job_id: str) -> str:
+        """How and why a FLARE job has ended; empty if it has not."""
+        return str(await self._ask("ended", job_id))
+
     async def abort(self, job_id: str) -> None:
         """Ends a FLARE job."""
         await self._ask("abort", job_id)
@@ -134,6 +141,8 @@ class Admin:
 
 
 def _advice(error: str) -> str:
+    if error.startswith("AuthorizationError"):
+        return "FLARE's policy does not let this user do that: pipelines need the role lead or project_admin"
     if "nvflare" in error and "ModuleNotFound" in error:
         return "Install it: pip install 'dfm-async[flare]'"
     return "Look whether the server runs ('dfm-async flare doctor KIT' tells), and whether the kit is this user's"

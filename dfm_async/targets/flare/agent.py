@@ -277,8 +277,11 @@ class SiteAgent(AbstractAsyncContextManager["SiteAgent"]):
             return _lost(request.job, request.at, error)
         except Exception as error:  # noqa: BLE001 - whatever starting a process or the site's own authorizer raises
             _log.debug("job %s cannot run here", request.job_id, exc_info=True)
-            self._audit.note("failed", reason=_told(error), **about)
-            return fm.SeatRefused(request.job, request.at, "failed", _told(error))
+            reason = _told(error)
+            self._audit.note("failed", reason=reason, **about)
+            if request.offer and "ModuleNotFoundError" in reason:
+                reason += ". Modules travel by name: install it at the site, or define operations in the main script"
+            return fm.SeatRefused(request.job, request.at, "failed", reason)
 
     async def _ready(self, request: fm.Seat, wanted: Wanted, account: Account, crew: Crew) -> Seat:
         """Seats a location on a worker that is ready."""

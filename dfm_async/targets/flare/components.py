@@ -252,7 +252,11 @@ class _Site:
     def _refused(self, peer: str, messages: list[Any], reason: str) -> None:
         for message in messages:
             job, at = getattr(message, "job", None), getattr(message, "at", None)
-            if job is None or at is None:  # it is about the site as a whole
+            if isinstance(message, fm.AppBytes):  # it is about one application
+                _log.warning("the hub does not take what an application says: %s", reason)
+                if self._gateway is not None:
+                    self._gateway.let_go(message.app)
+            elif job is None or at is None:  # it is about the site as a whole
                 self._broken(peer, f"{peer} does not take {type(message).__name__}: {reason}", "")
             else:
                 self._node.send(HUB, fm.Undeliverable(job, at, f"{peer} does not take what it is sent: {reason}"))
@@ -317,7 +321,9 @@ class HubController(Controller):  # type: ignore[misc] # nvflare has no type inf
         ended = process.begin()
         _when_triggered(abort_signal, lambda: process.end("FLARE has ended the job"))
         settings = process.settings(HUB)
-        hub = self._hub = Hub(process.job_id, __version__, self._deployed, LocalOptions(), self._linger)
+        hub = self._hub = Hub(
+            process.job_id, __version__, self._deployed, LocalOptions(), self._linger, settings.max_message_bytes
+        )
 
         def receive(peer: str, message: Any) -> None:
             kind = type(message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import platform
 import secrets
 import tempfile
@@ -21,7 +22,8 @@ from dfm_async.targets.flare.duplex import Duplex
 from dfm_async.targets.flare.gateway_memory import GatewayMemory
 from dfm_async.targets.flare.job_folder import carrier_name, write_job
 from dfm_async.targets.flare.line import CarrierEnded, CommandLine, GatewayLine, Line
-from dfm_async.targets.flare.node import HUB
+from dfm_async.targets.flare.node import HUB, TooLarge
+from dfm_async.targets.flare.user_kit import UserKit
 
 __all__ = ["HubConnection"]
 
@@ -31,6 +33,8 @@ _FOUND: Final = 3.0
 """For how many seconds a carrier that was found is asked; one that has just ended is listed for a while."""
 _ASK_AGAIN: Final = 0.5
 _AGAIN: Final = "Connect again"
+_WRAPPING: Final = 64 * 1024
+"""How many bytes a message can get around it on its way to the hub."""
 
 
 class HubConnection:
@@ -83,8 +87,16 @@ class HubConnection:
         return None if self._line is None else self._line.kind
 
     def send(self, message: Any) -> None:
-        """Says something to the hub; what is said while there is no way waits for one."""
-        self._duplex.send(fm.encode(message))
+        """Says something to the hub; what is said while there is no way waits for one.
+
+        Raises:
+            TooLarge: the hub does not take so much at a time.
+        """
+        data = fm.encode(message)
+        largest = math.inf if self.welcome is None else self.welcome.largest - _WRAPPING
+        if len(data) > largest:
+            raise TooLarge(f"{len(data):,} bytes are more than the {int(largest):,} that the server takes at a time")
+        self._duplex.send(data)
 
     def expect(self, *, busy: bool) -> None:
         """Says whether the hub will have something to say."""
@@ -115,7 +127,7 @@ class HubConnection:
             async with asyncio.timeout(self._options.start_timeout):
                 await self._open(wanted, set(needed) - {HUB})
         except TimeoutError:
-            raise FlareError(self._what_is_missing(wanted), "Ask 'dfm-async flare doctor'") from None
+            raise FlareError(await self._what_is_missing(wanted), "Ask 'dfm-async flare doctor'") from None
 
     async def open_at(self, carrier: str) -> None:
         """Connects to one carrier of this user's jobs, whatever sites it has.
@@ -131,7 +143,7 @@ class HubConnection:
                     raise self._broken or FlareError("the carrier of the job has ended", _AGAIN)
                 await self._switch_to_gateway()
         except TimeoutError:
-            raise FlareError(self._what_is_missing(set()), "Ask 'dfm-async flare doctor'") from None
+            raise FlareError(await self._what_is_missing(set()), "Ask 'dfm-async flare doctor'") from None
 
     async def carriers(self) -> list[str]:
         """The carriers of this user's jobs that run, the oldest first.
@@ -165,6 +177,12 @@ class HubConnection:
             await self._start(name, clients, wanted, tried)
         if self._gateway is not None:
             await self._switch_to_gateway()
+        elif self._options.gateway == "auto" and self._hello.homesite not in clients:
+            _log.warning(
+                "no client of the federation is called %r, so results come by app commands, which are slower; "
+                "gateway='never' says that this is meant",
+                self._hello.homesite,
+            )
 
     async def _clients(self, needed: set[str]) -> list[str]:
         """The clients that are connected, when there is one, and those that are needed are there or do not come."""
@@ -296,11 +314,12 @@ class HubConnection:
         patience = self._options.delivery_timeout
         return CommandLine(self._admin, self._carrier, self._duplex, self._lose, patience, ran=True)
 
-    def _what_is_missing(self, wanted: set[str]) -> str:
+    async def _what_is_missing(self, wanted: set[str]) -> str:
         seconds = self._options.start_timeout
         if self.welcome is None:
-            why = "" if self._broken is None else f": {self._broken.problem}"
-            return f"the federation has not answered within {seconds:g} s{why}"
+            told = await UserKit.read(Path(self._options.startup_kit)).why_not()
+            why = told or ("" if self._broken is None else self._broken.problem)
+            return f"the federation has not answered within {seconds:g} s{': ' * bool(why)}{why}"
         missing = [name for name in sorted(wanted) if name not in self.welcome.sites]
         return f"after {seconds:g} s these sites are not ready: {', '.join(missing)}"
 

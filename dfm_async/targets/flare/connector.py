@@ -10,10 +10,12 @@ import contextlib
 import logging
 import os
 import queue
+import shutil
 import socket
 import struct
+import tempfile
 import threading
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import msgspec
 
@@ -83,6 +85,15 @@ class _Admin:
         """The status of a job."""
         return str(self._session.get_job_status(job_id))
 
+    def ended(self, job_id: str) -> str:
+        """How and why a job has ended; empty if it has not."""
+        meta = self._session.get_job_meta(job_id)
+        status = str(meta.get("status", ""))
+        if not status.startswith("FINISHED"):
+            return ""
+        details = [str(detail) for detail in meta.get("job_deploy_detail") or ()]
+        return "; ".join([status, *(detail for detail in details if not detail.endswith(": OK"))])
+
     def abort(self, job_id: str) -> None:
         """Ends a job."""
         self._session.abort_job(job_id)
@@ -113,15 +124,16 @@ def _serve(link: _Link, requests: queue.SimpleQueue[Any]) -> None:
             link.write({"id": request["id"], "result": answer})
     if admin is not None:
         admin.close()
-    os._exit(0)  # FLARE's threads may hang in the interpreter's own end
+    _end(0)  # FLARE's threads may hang in the interpreter's own end
 
 
 def main() -> None:
     """Serves the application until it ends."""
     logging.disable(logging.CRITICAL)  # what goes wrong is told to the application
+    tempfile.tempdir = tempfile.mkdtemp(prefix="dfm-")  # FLARE leaves there what it could not submit
     connection = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1):
+    for number in (0, 1, 2):  # FLARE prints tracebacks, too
         os.dup2(null, number)
     link = _Link(connection)
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -133,10 +145,15 @@ def main() -> None:
                 break
             requests.put(request)
     except (EOFError, OSError):
-        os._exit(0)  # the application is gone
+        _end(0)  # the application is gone
     requests.put(None)
     threading.Event().wait(5)  # the other thread ends the process
-    os._exit(1)
+    _end(1)
+
+
+def _end(code: int) -> NoReturn:
+    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
+    os._exit(code)
 
 
 if __name__ == "__main__":

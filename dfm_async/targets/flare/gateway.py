@@ -12,12 +12,12 @@ import logging
 import re
 import secrets
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from dfm_async.targets.flare.messages import AppBytes, AppGone
 
-__all__ = ["Frames", "Gateway", "prove", "split_address"]
+__all__ = ["Frames", "Gateway", "prove", "split_address", "together"]
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,23 @@ _STRANGERS: Final = 32
 """How many of them may be connected."""
 _PATIENCE: Final = 5.0
 """For how many seconds."""
+_TOGETHER: Final = 1024 * 1024
+"""How many bytes of messages for, or of, one application go together."""
 _ADDRESS: Final = re.compile(r"(dfm-async-gateway-[0-9a-f]{16}):([0-9a-f]{64})")
+
+
+def together(messages: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Messages in groups that are not too large; a larger message is one of its own."""
+    group: list[bytes] = []
+    size = 0
+    for message in messages:
+        if group and size + len(message) > _TOGETHER:
+            yield group
+            group, size = [], 0
+        group.append(message)
+        size += len(message)
+    if group:
+        yield group
 
 
 def split_address(address: str) -> tuple[str, bytes]:
@@ -187,10 +203,9 @@ class Gateway:
         waiting: list[bytes] = []
 
         def flush() -> None:
-            if waiting:
-                messages = waiting[:]
-                waiting.clear()
+            for messages in together(waiting):
                 self._send(AppBytes(name, messages))
+            waiting.clear()
 
         def frame(data: bytes) -> None:
             if not waiting:  # those of one turn of the loop go together
@@ -216,6 +231,12 @@ class Gateway:
             return
         for data in message.data:
             connection.send(data)
+
+    def let_go(self, app: str) -> None:
+        """Ends the connection of an application: what it has said did not arrive."""
+        connection = self._apps.get(app)
+        if connection is not None:
+            connection.abort()
 
     def pause(self, *, paused: bool) -> None:
         """Reads nothing more of the applications, or goes on."""

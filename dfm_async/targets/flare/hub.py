@@ -21,6 +21,7 @@ from dfm_async.targets.flare.roster import Roster
 from dfm_async.targets.flare.sealed import SealedValues
 from dfm_async.targets.flare.seating import OF_SEATS, Seating
 from dfm_async.targets.flare.slots import Slots
+from dfm_async.targets.flare.text import cleaned
 from dfm_async.targets.jobs import JobTable
 from dfm_async.targets.post import deliver
 from dfm_async.wire import messages as msg
@@ -43,6 +44,8 @@ FOR_HUB: Final = (
     }
 )
 """What sites say to the hub."""
+_LONGEST_LINE: Final = 4096
+_LONGEST_ERROR: Final = 256 * 1024
 _STATE_EVERY: Final = 0.01
 """Applications are told at most so often how far a job is."""
 
@@ -68,9 +71,12 @@ class Hub:
         deployed: the sites that the FLARE job was sent to.
         options: for how long ended jobs are kept.
         linger: for how many seconds it stays when nobody needs it.
+        largest: how many bytes one message to it may have.
     """
 
-    def __init__(self, carrier: str, version: str, deployed: list[str], options: LocalOptions, linger: float) -> None:
+    def __init__(
+        self, carrier: str, version: str, deployed: list[str], options: LocalOptions, linger: float, largest: int
+    ) -> None:
         self.carrier = carrier
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Why the carrier ends, when it does."""
@@ -90,6 +96,7 @@ class Hub:
         self._dirty: dict[HubJob, None] = {}
         self._state_timer: asyncio.TimerHandle | None = None
         self._linger = linger
+        self._largest = largest
         self._keep = 3600.0
         self._idle: asyncio.TimerHandle | None = None
         self._rest()
@@ -163,7 +170,7 @@ class Hub:
         if kind in FOR_COORDINATOR:
             job = self._seating.find(peer, message)
             if job is not None and job.may_say(message):
-                job.coordinator.receive(_without_cause(message))
+                job.coordinator.receive(_as_text(message))
             elif job is not None:
                 _log.warning("site %s says something of job %s that is not its own: ignored", peer, job.job_id)
         elif kind in OF_SEATS:
@@ -309,7 +316,8 @@ class Hub:
             name: fm.SiteInfo(hello.operations, hello.allow_code, hello.problem) for name, hello in roster.sites.items()
         }
         gateway = ("", "") if home is None else (home.host, home.gateway)
-        return fm.Welcome(fm.PROTOCOL, self._version, self.carrier, sites, roster.deployed, dict(roster.gone), gateway)
+        gone, largest = dict(roster.gone), self._largest
+        return fm.Welcome(fm.PROTOCOL, self._version, self.carrier, sites, roster.deployed, gone, gateway, largest)
 
     def _welcome_all(self) -> None:
         for app in self._apps.values():
@@ -552,11 +560,21 @@ def _nothing(_site: str) -> None:
     """Nobody else wants to know."""
 
 
-def _without_cause(message: Any) -> Any:
-    """An error of another organisation is text: nothing of it is unpickled."""
-    if type(message) in (msg.OperationError, msg.JobBroken) and message.error.cause:
-        return msgspec.structs.replace(message, error=msgspec.structs.replace(message.error, cause=b""))
-    return message
+def _as_text(message: Any) -> Any:
+    """An error of another organisation is text that can be shown: nothing of it is unpickled."""
+    if type(message) not in (msg.OperationError, msg.JobBroken):
+        return message
+    error = message.error
+    error = msgspec.structs.replace(
+        error,
+        operation=cleaned(error.operation, _LONGEST_LINE),
+        node=cleaned(error.node, _LONGEST_LINE),
+        type_name=cleaned(error.type_name, _LONGEST_LINE),
+        message=cleaned(error.message, _LONGEST_ERROR),
+        traceback=cleaned(error.traceback, _LONGEST_ERROR),
+        cause=b"",
+    )
+    return msgspec.structs.replace(message, error=error)
 
 
 _APPS: Final[dict[type, Callable[[Hub, Application, Any], None]]] = {

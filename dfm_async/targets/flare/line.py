@@ -34,6 +34,12 @@ class CarrierEnded(FlareError):
     """The carrier does not run any more, or not yet."""
 
 
+def _why_ended(why: str) -> str:
+    if "BYOC" in why:
+        return "The user must have the right to bring code (byoc), and the sites must allow it; or bring none"
+    return "Look at the logs of the server and of the sites that it names"
+
+
 class Line(Protocol):
     """Carries what the duplex has to say, and what comes for it."""
 
@@ -290,6 +296,8 @@ class CommandLine:
                 return answer
             if self._ran and reason.startswith(_ENDED):
                 raise CarrierEnded(f"the carrier has ended: {reason}", "Connect again")
+            if reason.startswith(_ENDED) and (why := await self._admin.ended(self._carrier)):
+                raise CarrierEnded(f"FLARE does not run the carrier of the jobs: {why}", _why_ended(why))
             if self._admin.lost or loop.time() - began + pause > self._patience:
                 told = f"the hub has not answered for {loop.time() - began:.1f} s: {reason}"
                 kind = CarrierEnded if reason.startswith(_ENDED) else FlareError

@@ -378,7 +378,7 @@ class Welcome(_Message, frozen=True, tag=131):
     """The first message to an application, and again when a site comes or goes.
 
     ``deployed``: the sites that the carrier was sent to. ``gone``: sites that were lost, and why. ``gateway``: host and
-    address of the homesite's gateway, or empty.
+    address of the homesite's gateway, or empty. ``largest``: how many bytes one message to the hub may have.
     """
 
     protocol: int
@@ -387,7 +387,8 @@ class Welcome(_Message, frozen=True, tag=131):
     sites: dict[str, SiteInfo]
     deployed: list[str]
     gone: dict[str, str]
-    gateway: tuple[str, str] = ("", "")
+    gateway: tuple[str, str]
+    largest: int
 
 
 class Traced(msgspec.Struct, frozen=True, array_like=True):

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from dfm_async.errors import DfmError, EncodingError, JobExists, QueueFull, ResultsExpired
+from dfm_async.errors import DfmError, EncodingError, JobExists, ParameterError, QueueFull, ResultsExpired
 from dfm_async.model.events import Event, Failure, FrameCompleted, Result, StatusChanged
 from dfm_async.model.ids import JobNumber
 from dfm_async.model.stats import Traffic
@@ -25,6 +25,7 @@ from dfm_async.targets.failures import Told
 from dfm_async.targets.flare import messages as fm
 from dfm_async.targets.flare.connection import HubConnection
 from dfm_async.targets.flare.event_wire import EventReader
+from dfm_async.targets.flare.node import TooLarge
 from dfm_async.targets.frames import Row
 from dfm_async.targets.rules import JobRules
 from dfm_async.telemetry.traces import JobTrace
@@ -36,6 +37,8 @@ __all__ = ["RemoteFrames", "RemoteJob"]
 _AHEAD: Final = 1024
 """How many events may be under way to us, at most."""
 _ALL: Final = 1 << 40
+_ROWS: Final = 8 * 1024 * 1024
+"""How many bytes of parameter sets go together; a larger set goes alone."""
 _TELL: Final = 256 * 1024
 """After how many bytes we tell the hub that we have taken them, at the latest."""
 _STATUS: Final[dict[JobStatus, Literal["aborted", "failed", "interrupted"]]] = {
@@ -122,7 +125,19 @@ class RemoteJob:
         if not self._known:
             self._rows.extend(rows)
             return
-        self._send(fm.AddRows(self.record.job_id, self._codec.dumps(list(rows))))
+        self._send_rows(rows)
+
+    def _send_rows(self, rows: Sequence[Row]) -> None:
+        """Sends parameter sets that the hub does not have, in messages that are not too large."""
+        packed = self._codec.dumps(list(rows))
+        if len(packed) > _ROWS and len(rows) > 1:
+            self._send_rows(rows[: len(rows) // 2])
+            self._send_rows(rows[len(rows) // 2 :])
+            return
+        try:
+            self._send(fm.AddRows(self.record.job_id, packed))
+        except TooLarge as error:
+            self.fail(ParameterError([f"a parameter set cannot be sent: {error}"]))
 
     def stop(self) -> None:
         """Says that no further parameter set will come."""
@@ -184,6 +199,7 @@ class RemoteJob:
             JobExists: another job has its id.
             AlreadySubmitted: the same job was submitted before.
             QueueFull: too many jobs wait.
+            ParameterError: it is too large.
             DfmError: it cannot be sent.
         """
         loop = asyncio.get_running_loop()
@@ -196,6 +212,8 @@ class RemoteJob:
         if self.trace is not None:
             launched = self.trace.launch()
             self._traced = fm.Traced(self.trace.trace_id, self.trace.span, tuple(span for _, span, _ in launched))
+        first = self._first_rows()  # the others follow when the hub knows the job
+        stopped = self.frames.stopped and len(first) == len(self._rows)
         message = fm.Submit(
             record.job_id,
             packed,
@@ -206,8 +224,8 @@ class RemoteJob:
             rules.window,
             rules.grace,
             record.log.limits,
-            self._codec.dumps(self._rows) if self._rows else b"",
-            self.frames.stopped,
+            self._codec.dumps(first) if first else b"",
+            stopped,
             record.fingerprint,
             record.label,
             priority,
@@ -220,9 +238,13 @@ class RemoteJob:
             self._ahead,
         )
         self._granted = self._ahead
-        sent = len(self._rows)
         self._submitted = loop.create_future()
-        self._send(message)
+        try:
+            self._send(message)
+        except TooLarge as error:
+            self._submitted = None
+            text = f"the pipeline and its first parameter set cannot be sent: {error} (max_message_bytes of its site)"
+            raise ParameterError([text]) from None
         answer = await self._submitted
         if answer.outcome == "full":
             raise QueueFull(int(answer.reason or 0))
@@ -232,12 +254,19 @@ class RemoteJob:
             if answer.reason:
                 raise DfmError(f"the federation cannot run the job: {answer.reason}")
             raise JobExists(record.job_id)
-        late, self._rows = self._rows[sent:], []
+        late, self._rows = self._rows[len(first) :], []
         self._known = True
         if late:
-            self._send(fm.AddRows(record.job_id, self._codec.dumps(late)))
+            self._send_rows(late)
         if self.frames.stopped and not message.stopped:
             self._send(fm.StopFrames(record.job_id))
+
+    def _first_rows(self) -> list[Row]:
+        """The first parameter sets, as far as they are not too large together."""
+        first = list(self._rows)
+        while len(first) > 1 and len(self._codec.dumps(first)) > _ROWS:
+            del first[len(first) // 2 :]
+        return first
 
     def answered(self, answer: fm.Submitted) -> None:
         """The hub has said what became of the submission."""

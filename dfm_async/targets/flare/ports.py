@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from dfm_async.targets.flare import messages as fm
 from dfm_async.targets.flare.application import Application
+from dfm_async.targets.flare.gateway import together
 from dfm_async.targets.flare.hub import Hub
 from dfm_async.targets.flare.node import Node
 
@@ -152,9 +153,9 @@ class GatewayPorts:
         waiting: list[bytes] = []
 
         def flush() -> None:
-            found = waiting[:]
+            for found in together(waiting):
+                self._node.send(self._homesite, fm.AppBytes(connection, found))
             waiting.clear()
-            self._node.send(self._homesite, fm.AppBytes(connection, found))
 
         def push(packet: bytes) -> None:
             if not waiting:  # those of one turn of the loop go together

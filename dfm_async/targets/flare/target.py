@@ -228,7 +228,8 @@ class FlareTarget:
                 if not found.allow_code:
                     problems.append(Problem(f"site {site}", "it does not run code that applications bring"))
             elif found.problem:
-                problems.append(Problem(f"site {site}", found.problem))
+                hint = '; it takes code that applications bring: code="travels"' if found.allow_code else ""
+                problems.append(Problem(f"site {site}", f"{found.problem}{hint}"))
             else:
                 known = self._federation.sites[site].adapters.values() if site in self._federation.sites else ()
                 ours = operations_of(known)
@@ -325,6 +326,8 @@ class FlareTarget:
         record.open_frames.update(dict.fromkeys(found.open, 1))
         record.next_frame = found.state.added
         job.take_state(found.state)
+        if not record.status.ended and JobStatus(found.state.status) is not JobStatus.SUBMITTED:
+            record.adopt(JobStatus.RUNNING, None, None)  # what became of it is told by its last event
         self.jobs.add(job)
         self._note_carrier(job)
         job.on_end(self._job_ended)
