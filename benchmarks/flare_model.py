@@ -209,7 +209,7 @@ class Link:
         self._waiting.append((size, cost, then))
         if not self._scheduled:
             self._scheduled = True
-            self._federation.clock.after(0.0, self._pump)
+            self._start.do(0.0, self._pump)  # what is said before the process comes to it goes along
 
     def _pump(self) -> None:
         self._scheduled = False
@@ -240,7 +240,9 @@ class Link:
 
         def acknowledged() -> None:
             self._under_way -= 1
-            self._pump()
+            if self._waiting and not self._scheduled:
+                self._scheduled = True
+                self._start.do(0.0, self._pump)
 
         self._start.do(cost("send"), lambda: clock.after(way, lambda: federation.relay.do(cost("relay"), relayed)))
 
