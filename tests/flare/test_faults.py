@@ -174,7 +174,6 @@ async def test_a_job_of_a_killed_worker_runs_again(flare: LocalFlare, door: Door
         assert await values(job) == [10]
 
 
-@pytest.mark.long
 async def test_jobs_go_on_without_the_gateway_and_each_result_comes_once(flare: LocalFlare, door: Door) -> None:
     async with connect(flare, delivery_timeout=15.0) as session:
         assert session.stats().way == "gateway"
@@ -198,7 +197,6 @@ def marked_at(flare: LocalFlare, site: str) -> list[psutil.Process]:
     return marked(variables["DFM_FLARE_MARK"])
 
 
-@pytest.mark.long
 async def test_a_killed_process_of_a_site_harms_no_other_site(flare: LocalFlare, door: Door) -> None:
     async with connect(flare) as session:
         job = await session.execute(weighing, {"door": door.path, "n": 1})
@@ -237,7 +235,6 @@ async def test_a_site_that_dies_ends_its_jobs_and_serves_again_when_it_is_back(f
         assert await values(await session.reattach("stays")) == ["stayed"]
 
 
-@pytest.mark.long
 async def test_a_server_that_starts_again_ends_jobs_and_the_session_serves_on(flare: LocalFlare, door: Door) -> None:
     async with connect(flare) as session:
         job = await session.execute(weighing, {"door": door.path, "n": 1})
