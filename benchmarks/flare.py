@@ -19,7 +19,7 @@ from dfm_async.deploy import LocalFlare
 from dfm_async.model.flare import FlareOptions
 
 SITES = ("a", "b")
-KITS = ROOT / ".nox" / "flare" / "kits"
+KITS = ROOT / ".nox" / "federations" / "kits"
 """Startup kits are kept there: making them is not what is measured."""
 
 

@@ -115,7 +115,7 @@ def _certificates(kit: Kit) -> Iterator[Finding]:
             found = Certificate.read(path)
         except (ImportError, OSError, ValueError) as error:
             yield Finding(name, "bad", f"{path}: {error}", _ASK)
-            continue
+            return  # what else could be said of them would be of the same cause
         yield _valid(name, found)
     try:
         if kit.certificate_file.exists() and not signed_by(kit.certificate_file, kit.authority_file):

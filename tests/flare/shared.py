@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from dfm_async.deploy.local import LocalFlare
 
 ROOT = Path(__file__).resolve().parents[2]
-HOME = ROOT / ".nox" / "flare"
+HOME = ROOT / ".nox" / "federations"
 KITS = HOME / "kits"
 SITES = ("archive", "lab", "desk", "server")
 """The sites of all federations that tests run there, besides ``home``."""

@@ -12,12 +12,13 @@ from typing import Final
 import typer
 
 from dfm_async.cli.doctor import tell
-from dfm_async.cli.exits import Exit, Unwritable
+from dfm_async.cli.exits import BadInput, Exit, Unwritable
 from dfm_async.cli.program import complain
 from dfm_async.cli.streams import StandardOutput
 from dfm_async.deploy.examination import examine
 from dfm_async.deploy.kit import Kit
 from dfm_async.deploy.site_process import run_site
+from dfm_async.errors import DeploymentError
 
 __all__ = ["examine_kit", "start_site"]
 
@@ -28,7 +29,12 @@ _LAST_WORDS: Final = 1.0
 
 
 def _kit(folder: Path) -> Kit:
-    return Kit(Path(os.path.abspath(folder)))
+    kit = Kit(Path(os.path.abspath(folder)))
+    try:
+        _ = kit.kind
+    except DeploymentError as error:
+        raise BadInput(f"{folder}: {'; '.join(error.problems)}") from error
+    return kit
 
 
 async def start_site(folder: Path) -> int:
