@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfm_async.targets.flare import messages as fm
-from dfm_async.targets.flare.link import Inbox, Link, Refused, Undelivered, new_life
+from dfm_async.targets.flare.link import Inbox, Link, Refused, Undelivered
 from dfm_async.targets.flare.node import Node, TooLarge
 
 Plan = Callable[[str, bytes], str]
@@ -228,6 +229,24 @@ async def test_packets_of_an_ended_life_are_not_taken_again() -> None:
     assert inbox.take(new[1]) == [b"1"]
 
 
+async def test_late_packets_of_a_link_that_was_never_heard_of_do_not_end_the_present_one() -> None:
+    inbox = Inbox()  # that of a site that has begun anew, while packets for the one before were under way
+    old, new = _packets(3), _packets(3)
+    assert inbox.take(new[0]) == [b"0"]
+    assert inbox.take(old[2]) == []
+    assert [inbox.take(new[1]), inbox.take(new[2])] == [[b"1"], [b"2"]]
+
+
+async def test_a_process_that_was_there_before_is_refused_and_one_that_comes_later_is_not() -> None:
+    inbox = Inbox()
+    later, now, before = _packets(1, began=3), _packets(2, began=2), _packets(1, began=1)
+    assert inbox.take(now[0]) == [b"0"]
+    with pytest.raises(ValueError, match="there before"):
+        inbox.take(before[0])
+    assert inbox.take(now[1]) == [b"1"]
+    assert inbox.take(later[0]) == [b"0"]
+
+
 async def test_packets_far_ahead_are_refused() -> None:
     inbox = Inbox()
     packets = _packets(40)
@@ -235,11 +254,14 @@ async def test_packets_far_ahead_are_refused() -> None:
         inbox.take(packets[30])
 
 
-def _packets(count: int) -> list[bytes]:
+_links = itertools.count(1)
+
+
+def _packets(count: int, began: int = 1) -> list[bytes]:
     from dfm_async.targets.flare.link import _encoder, _Packet
 
-    life = new_life()
-    return [_encoder.encode(_Packet(life, number, [str(number).encode()])) for number in range(count)]
+    link = (began, next(_links))
+    return [_encoder.encode(_Packet(link, number, [str(number).encode()])) for number in range(count)]
 
 
 @given(st.data())

@@ -234,8 +234,7 @@ class Hub:
             for offer in self._offers.values():
                 if offer.site == peer:
                     self._send(peer, offer)
-            for job, lane in [*not_begun, *seating.take_waiting(peer)]:
-                seating.seat(job, lane)
+            seating.seat_anew([*not_begun, *seating.take_waiting(peer)])
         self._welcome_all()
 
     def lost_site(self, site: str, reason: str, life: str = "") -> None:

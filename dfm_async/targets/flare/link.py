@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -30,8 +32,6 @@ _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
 _EARLY: Final = 4 * _WINDOW
 """How far ahead of one that is missing a packet may be; no honest sender comes near."""
-_LIVES: Final = 16
-"""How many earlier lives of a peer are remembered, so that late packets of theirs are not taken for new ones."""
 
 
 class Undelivered(Exception):
@@ -56,9 +56,9 @@ class Wire(Protocol):
 
 
 class _Packet(msgspec.Struct, frozen=True, array_like=True):
-    """``life``: which link this belongs to, so that a new one is not taken for the one before."""
+    """``link``: which link this belongs to; later ones of the same sender are larger."""
 
-    life: str
+    link: tuple[int, int]
     number: int
     messages: list[bytes]
 
@@ -66,11 +66,13 @@ class _Packet(msgspec.Struct, frozen=True, array_like=True):
 class _Received(msgspec.Struct, frozen=True, array_like=True):
     """The same at the other end: large messages are not copied."""
 
-    life: str
+    link: tuple[int, int]
     number: int
     messages: list[memoryview]
 
 
+_began: Final = time.time_ns()
+_links: Final = itertools.count(1)
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(_Received)
 
@@ -108,7 +110,7 @@ class Link:
         self.resent = 0
         """How often a packet was sent again."""
         self._wire = wire
-        self._life = new_life()
+        self._link = (_began, next(_links))
         self.their_life: str | None = None
         """Which life of the peer has answered."""
         self._patience = patience
@@ -151,7 +153,7 @@ class Link:
 
     async def _deliver(self, number: int, batch: list[bytes]) -> None:
         loop = asyncio.get_running_loop()
-        packet = _encoder.encode(_Packet(self._life, number, batch))
+        packet = _encoder.encode(_Packet(self._link, number, batch))
         began = loop.time()
         pause = _FIRST_PAUSE
         while self.broken is None:
@@ -163,7 +165,7 @@ class Link:
                     return
                 self._on_refused(self.peer, batch, str(error))
                 batch = []  # the next ones wait for this number
-                packet = _encoder.encode(_Packet(self._life, number, batch))
+                packet = _encoder.encode(_Packet(self._link, number, batch))
                 continue
             except Undelivered as error:
                 reason = str(error)
@@ -232,16 +234,19 @@ class Link:
 
 
 def new_life() -> str:
-    """Names a process or a link, and no other."""
+    """Names a process, and no other."""
     return secrets.token_hex(8)
 
 
 class Inbox:
-    """The receiving end, for one peer."""
+    """The receiving end, for one peer.
+
+    Packets can come late, after the link that they belong to was given up for another one. They must not be taken for
+    those of a new link, also by an inbox that has never heard of theirs: links have an order.
+    """
 
     def __init__(self) -> None:
-        self._life = ""
-        self._ended: deque[str] = deque(maxlen=_LIVES)
+        self._link = (0, 0)
         self._next = 0
         self._early: dict[int, list[memoryview]] = {}
 
@@ -249,14 +254,16 @@ class Inbox:
         """Takes a packet; gives the messages that are in order now.
 
         Raises:
-            ValueError: it is no packet, or too many before it are missing.
+            ValueError: it is no packet, too many before it are missing, or its sender was there before the present one.
         """
         found = _decoder.decode(packet)
-        if found.life != self._life:
-            if found.life in self._ended:
+        if found.link < self._link:
+            if found.link[0] == self._link[0]:
                 return []  # its sender has given it up
-            self._ended.append(self._life)
-            self._life, self._next = found.life, 0
+            # The clock of its machine may have been set back: then its sender must hear of it.
+            raise ValueError("it comes from a process that was there before the one that speaks now")
+        if found.link > self._link:
+            self._link, self._next = found.link, 0
             self._early.clear()
         if found.number < self._next:
             return []  # it came before

@@ -102,8 +102,7 @@ class Seating:
             why = self._roster.gone.get(missing[0], "it has not come")
             job.coordinator.halt(JobStatus.ABORTED, f"site {missing[0]!r} is not there: {why}", 0)
         elif not missing:
-            for found, lane in self._taken([job]):
-                self.seat(found, lane)
+            self.seat_anew(self._taken([job]))
 
     def leave(self, job: HubJob, *, well: bool) -> None:
         """A job has ended, or runs again: it has no seats any more."""
@@ -111,9 +110,12 @@ class Seating:
         job.stop_waiting_for_site()
         if run is not None:
             self._runs.pop(run.number, None)
-            for at, site in enumerate(job.plan.sites_at):
-                if site in self._roster.sites:
-                    self._send(site, fm.Unseat(run.number, at, well))
+            self._unseat(job, run, well=well)
+
+    def _unseat(self, job: HubJob, run: Run, *, well: bool) -> None:
+        for at, site in enumerate(job.plan.sites_at):
+            if site in self._roster.sites:
+                self._send(site, fm.Unseat(run.number, at, well))
 
     def seated(self, job: HubJob, message: fm.Seated) -> None:
         """A location has a seat."""
@@ -182,11 +184,11 @@ class Seating:
 
     # what becomes of sites
 
-    def take_waiting(self, site: str) -> list[tuple[HubJob, int]]:
-        """The jobs that wait for a site, with their lanes; they have no run any more."""
+    def take_waiting(self, site: str) -> list[tuple[HubJob, Run]]:
+        """The jobs that wait for a site, with the runs that they had; they have none any more."""
         return self._taken([job for job in self._with(site) if job.waits_for_site])
 
-    def take_not_begun(self, site: str) -> list[tuple[HubJob, int]]:
+    def take_not_begun(self, site: str) -> list[tuple[HubJob, Run]]:
         """The same for jobs that have asked a site for a seat, and have not begun.
 
         One that this has happened to several times stays: it shares the fate of the site.
@@ -197,11 +199,18 @@ class Seating:
             job.seated_anew += not job.waits_for_site
         return self._taken(found)
 
-    def _taken(self, jobs: list[HubJob]) -> list[tuple[HubJob, int]]:
-        found = [(job, job.run.lane) for job in jobs if job.run is not None]
+    def _taken(self, jobs: list[HubJob]) -> list[tuple[HubJob, Run]]:
+        found = [(job, job.run) for job in jobs if job.run is not None]
         for job, _ in found:
             self.leave(job, well=False)
         return found
+
+    def seat_anew(self, taken: list[tuple[HubJob, Run]]) -> None:
+        """Has jobs ask for seats again. What they have asked for before may have reached whom it was not meant for."""
+        for job, run in taken:
+            self._unseat(job, run, well=False)
+            if job.coordinator.phase is Phase.WAITING:
+                self.seat(job, run.lane)
 
     def lose_site(self, site: str, reason: str) -> None:
         """A site was lost: jobs that it takes part in cannot go on."""
