@@ -33,10 +33,10 @@ def test_a_job_alone_takes_the_ways_of_its_messages(locations: int) -> None:
 
 def test_the_relay_limits_how_many_jobs_there_are() -> None:
     slow = {**FREE, "packet_relay": 0.001}
-    found = simulate(replace(ONE, jobs=200, network=0.0), slow)
+    found = simulate(replace(ONE, jobs=200, network=0.0, rounds=20), slow)
     assert found.busiest == "relay"
     assert found.busy == pytest.approx(1.0, abs=0.01)
-    assert found.throughput == pytest.approx(1000 / found.packets, rel=0.05)
+    assert found.throughput == pytest.approx(1000 / found.packets, rel=0.02)
 
 
 def test_what_comes_while_packets_are_under_way_goes_together() -> None:
@@ -45,10 +45,10 @@ def test_what_comes_while_packets_are_under_way_goes_together() -> None:
 
 
 def test_a_command_that_waits_at_its_hub_keeps_those_of_others_waiting() -> None:
-    crowd = replace(ONE, operation=0.3, applications=30)
+    crowd = replace(ONE, operation=0.3, applications=50)
     commands, gateway = (simulate(replace(crowd, gateway=way), COSTS) for way in (False, True))
     assert commands.busiest == "commands"
-    assert commands.median > 2 * gateway.median
+    assert commands.median > 3 * gateway.median
 
 
 def test_hubs_share_the_processors_of_the_server() -> None:

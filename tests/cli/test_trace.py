@@ -56,7 +56,11 @@ def test_the_trace_of_a_run_shows_every_process(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600, "values and errors are not for everybody"
     done = invoked("trace", str(path))
     assert (done.exit_code, done.stderr) == (0, "")
-    for row in (r"application +execute anomalies +\S", r"archive +.*application → archive", r" +anomaly#2 .* 3 "):
+    for row in (
+        r"application +execute anomalies +[▁▂▃▄▅▆▇█]",
+        r"archive +.*application → archive",
+        r" +anomaly#2 .* 3 ",
+    ):
         assert re.search(row, done.stdout)
 
 

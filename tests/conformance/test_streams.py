@@ -108,7 +108,7 @@ async def test_a_generator_that_fails_fails_its_readers_because_of_it(connect: C
     assert {failure.error.node for failure in failures if isinstance(failure, Failure)} == {"broken_stream#0"}  # type: ignore[attr-defined]
 
 
-async def test_a_reader_that_stops_reading_stops_the_producer(connect: Connect) -> None:
+async def test_a_reader_that_stops_reading_stops_the_producer(connect: Connect, target: TargetName) -> None:
     """An endless generator neither fills the memory nor keeps the job from being cancelled."""
     with Pipeline("endless") as pipeline:
         Yield(w.forever())
@@ -122,9 +122,13 @@ async def test_a_reader_that_stops_reading_stops_the_producer(connect: Connect) 
         async with asyncio.timeout(5):
             while not reader.full:  # the producer goes on until the log is full, and no further
                 await reader.wait()
+        held = reader.held
         for _ in range(20):
             await asyncio.sleep(0)
-        assert reader.held <= 100 + 4 * 16, "only what was under way may still come"
+        if target == "flare":  # what is under way from the hub may still come
+            assert reader.held <= 100 + 4 * 16
+        else:
+            assert reader.held == held <= 100 + 3 * 16
         for expected in range(500, 1500):
             assert (await anext(results)).value == expected
         await results.aclose()

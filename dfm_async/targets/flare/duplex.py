@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import msgspec
 
-__all__ = ["Duplex", "Packet"]
+__all__ = ["Duplex", "Packet", "together"]
 
 _PACKET: Final = 4 * 1024 * 1024
 """How many bytes of messages make a packet; a larger message is a packet of its own."""
@@ -109,7 +109,7 @@ class Duplex:
         self._scheduled = False
         push, unsent = self._push, self._unsent
         while push is not None:
-            messages = _batch(unsent)
+            messages: list[bytes] = next(together(unsent, _PACKET), [])
             if not messages and self._confirmed == self.have:
                 return
             for _ in messages:
@@ -119,7 +119,7 @@ class Duplex:
 
     def pull(self) -> bytes:
         """Everything that the other end has not got, as far as it fits into one packet."""
-        return self._packet(self._first, _batch(self._kept))
+        return self._packet(self._first, next(together(self._kept, _PACKET), []))
 
     def _packet(self, first: int, messages: list[bytes]) -> bytes:
         self._confirmed, self._unconfirmed_bytes = self.have, 0
@@ -160,13 +160,15 @@ class Duplex:
                 self._on_room()
 
 
-def _batch(messages: Iterable[bytes]) -> list[bytes]:
-    """The first messages, as far as they fit into one packet."""
-    batch: list[bytes] = []
+def together(messages: Iterable[bytes], most: int) -> Iterator[list[bytes]]:
+    """Messages in groups of so many bytes; a larger message is one of its own."""
+    group: list[bytes] = []
     size = 0
     for message in messages:
-        if batch and size + len(message) > _PACKET:
-            break
-        batch.append(message)
+        if group and size + len(message) > most:
+            yield group
+            group, size = [], 0
+        group.append(message)
         size += len(message)
-    return batch
+    if group:
+        yield group

@@ -12,12 +12,13 @@ import logging
 import re
 import secrets
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
+from dfm_async.targets.flare.duplex import together
 from dfm_async.targets.flare.messages import AppBytes, AppGone
 
-__all__ = ["Frames", "Gateway", "prove", "split_address", "together"]
+__all__ = ["TOGETHER", "Frames", "Gateway", "prove", "split_address"]
 
 _log = logging.getLogger(__name__)
 
@@ -30,23 +31,9 @@ _STRANGERS: Final = 32
 """How many of them may be connected."""
 _PATIENCE: Final = 5.0
 """For how many seconds."""
-_TOGETHER: Final = 1024 * 1024
+TOGETHER: Final = 1024 * 1024
 """How many bytes of messages for, or of, one application go together."""
 _ADDRESS: Final = re.compile(r"(dfm-async-gateway-[0-9a-f]{16}):([0-9a-f]{64})")
-
-
-def together(messages: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Messages in groups that are not too large; a larger message is one of its own."""
-    group: list[bytes] = []
-    size = 0
-    for message in messages:
-        if group and size + len(message) > _TOGETHER:
-            yield group
-            group, size = [], 0
-        group.append(message)
-        size += len(message)
-    if group:
-        yield group
 
 
 def split_address(address: str) -> tuple[str, bytes]:
@@ -203,7 +190,7 @@ class Gateway:
         waiting: list[bytes] = []
 
         def flush() -> None:
-            for messages in together(waiting):
+            for messages in together(waiting, TOGETHER):
                 self._send(AppBytes(name, messages))
             waiting.clear()
 

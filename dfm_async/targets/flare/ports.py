@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from dfm_async.targets.flare import messages as fm
 from dfm_async.targets.flare.application import Application
-from dfm_async.targets.flare.gateway import together
+from dfm_async.targets.flare.duplex import together
+from dfm_async.targets.flare.gateway import TOGETHER
 from dfm_async.targets.flare.hub import Hub
 from dfm_async.targets.flare.node import Node
 
@@ -153,7 +154,7 @@ class GatewayPorts:
         waiting: list[bytes] = []
 
         def flush() -> None:
-            for found in together(waiting):
+            for found in together(waiting, TOGETHER):
                 self._node.send(self._homesite, fm.AppBytes(connection, found))
             waiting.clear()
 
