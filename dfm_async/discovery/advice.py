@@ -152,10 +152,10 @@ class BranchFieldAdvice(FieldAdvice, frozen=True, tag="branch", kw_only=True):
         return self.branches
 
     def _edge(self, value: Any) -> Edge:
-        for option, edge in self.branches:
-            if same(option, value):
-                return edge
-        raise self._not_advised(value)
+        edges = [edge for option, edge in self.branches if same(option, value)]
+        if not edges:
+            raise self._not_advised(value)
+        return next(filter(_is_good, edges), edges[0])  # an advisor may name a value twice, and answer otherwise then
 
 
 Advice: TypeAlias = SingleFieldAdvice | BranchFieldAdvice

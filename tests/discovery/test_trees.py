@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dfm_async import Advise, PartialError
@@ -115,6 +115,7 @@ def test_whatever_advisors_say_the_tree_is_whole(table: dict[str, list[Any]], va
 
 
 @given(TABLES)
+@example({"a": [AdvisedOneOf([None, None], False, True)], "b": [AdvisedOneOf([1]), Raises()]})
 def test_every_good_value_can_be_selected(table: dict[str, list[Any]]) -> None:
     def follow(advice: FieldAdvice) -> None:
         for value in advice:
