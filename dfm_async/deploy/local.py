@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
 import shutil
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
+from dfm_async.base.completion import completed
 from dfm_async.deploy.guard import guarded
 from dfm_async.deploy.installation import FederationFiles
 from dfm_async.deploy.kit import Kit
@@ -247,10 +247,4 @@ async def shielded_end(mark: str, nodes: Mapping[str, Node]) -> None:
         for node in nodes.values():
             await node.kill()
 
-    ending = asyncio.ensure_future(end())
-    try:
-        await asyncio.shield(ending)
-    except asyncio.CancelledError:
-        with contextlib.suppress(Exception):
-            await ending
-        raise
+    await completed(end())

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -177,18 +178,21 @@ class SiteRuntime:
         self._jobs.clear()
         for job in jobs:
             job.cancel()
-        await self._stop_tasks(self._tasks)
-        for job in jobs:
-            await job.release()
-        if self._holding:
-            await self._close_objects()
+        async with AsyncExitStack() as stack:  # in reverse order; a step that is cancelled does not skip the others
+            stack.callback(self.threads.close)
+            stack.callback(self.cache.close)
+            stack.push_async_callback(self._close_vault)
+            stack.push_async_callback(self._close_objects)
+            for job in jobs:
+                stack.push_async_callback(job.release)
+            stack.push_async_callback(self._stop_tasks, self._tasks)
+
+    async def _close_vault(self) -> None:
         try:
             async with asyncio.timeout(self._grace):
                 await self.secrets.aclose()
         except TimeoutError:
             _log.warning("the vault of site %s does not close, and is left alone", self.site)
-        self.cache.close()
-        self.threads.close()
 
     async def _stop_tasks(self, tasks: set[asyncio.Task[None]]) -> None:
         for task in tasks:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import anyio
-
+from dfm_async.base.completion import completed
 from dfm_async.discovery.advice import ErrorFieldAdvice
 from dfm_async.discovery.discovery import Discovery, Found, found_of
 from dfm_async.errors import DfmError, OperationFailed
@@ -42,12 +41,10 @@ async def discover(session: Session, pipeline: Pipeline, restrict_to_sites: Iter
         if job.status is not JobStatus.FAILED or not all(told):  # what has failed at a node is told in its place
             await job
     except BaseException:
-        with anyio.CancelScope(shield=True):
-            await job.cancel("the discovery was cancelled")
+        await completed(job.cancel("the discovery was cancelled"))
         raise
     finally:
-        with anyio.CancelScope(shield=True):
-            await _forget(session, job.job_id)
+        await completed(_forget(session, job.job_id))
     return Discovery(pipeline.name, sites)
 
 

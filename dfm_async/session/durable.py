@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from dfm_async.base.completion import completed
 from dfm_async.errors import DfmError, JobNotFound, JobOwned, ParameterError, StoreError
 from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.model.status import JobStatus
@@ -102,7 +103,7 @@ class DurableJobs:
         try:
             yield
         finally:
-            await store.close()
+            await completed(store.close())
 
     # what the store tells
 
@@ -363,6 +364,11 @@ class DurableJobs:
         self._attach(record)
         return LeftOver(record, options, history, rows, stored.frames, stored.stopped)
 
+    async def give_back(self, left: LeftOver) -> None:
+        """Leaves a job interrupted that was taken over, and is not resumed after all."""
+        left.record.change(JobStatus.INTERRUPTED, "it was not resumed")
+        await self._store.flush()
+
     def _row(self, data: bytes) -> Row:
         row = self.codec.loads(data)
         if not isinstance(row, dict):
@@ -372,10 +378,13 @@ class DurableJobs:
     async def abort(self, job_id: str, reason: str) -> None:
         """Ends an interrupted job for good."""
         async with self.lock:
-            left = await self.take_over(job_id, more=True)
-            left.record.finished = time.time()
-            left.record.change(JobStatus.ABORTED, reason)
-            await self._store.flush()
+            await completed(self._abort(job_id, reason))
+
+    async def _abort(self, job_id: str, reason: str) -> None:
+        left = await self.take_over(job_id, more=True)
+        left.record.finished = time.time()
+        left.record.change(JobStatus.ABORTED, reason)
+        await self._store.flush()
 
 
 def _runs_elsewhere(stored: StoredJob) -> bool:

@@ -15,8 +15,7 @@ from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mappin
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import anyio
-
+from dfm_async.base.completion import completed
 from dfm_async.errors import DfmError, JobExists, JobNotFound, ParameterError, PipelineError, Problem, SessionClosed
 from dfm_async.federation.federation import Federation
 from dfm_async.model.flare import FlareOptions
@@ -168,7 +167,7 @@ class Session:
         try:
             await asyncio.shield(ready)
         except asyncio.CancelledError:
-            await self.close()
+            await completed(self.close())
             if ready.done() and not ready.cancelled():
                 ready.exception()  # nobody else will ask
             raise
@@ -183,17 +182,23 @@ class Session:
 
         Jobs that are kept in memory are aborted. Those that are written down are interrupted, and can go on in
         another session.
+
+        Cancelling it skips the grace period of what still runs: it then ends by force, before this returns.
         """
         self._closing.set()
-        if self._supervisor is not None:
-            if self._starting:  # a site may wait for something that never comes, such as its vault
-                self._starting = False
-                self._supervisor.cancel()
-            await asyncio.wait([self._supervisor])
-            if not self._supervisor.cancelled():
-                error = self._supervisor.exception()
-                if error is not None:
-                    raise error
+        supervisor = self._supervisor
+        if supervisor is None:
+            return
+        if self._starting:  # a site may wait for something that never comes, such as its vault
+            self._starting = False
+            supervisor.cancel()
+        try:
+            await asyncio.wait([supervisor])
+        except asyncio.CancelledError:
+            supervisor.cancel()
+            await completed(_settled(supervisor))
+            raise
+        await _settled(supervisor)
 
     async def __aenter__(self) -> Session:
         await self.connect()
@@ -211,6 +216,7 @@ class Session:
                 stack.enter_context(self._traces.opened())
                 if self._durable is not None:
                     await stack.enter_async_context(self._durable.opened())
+                stack.callback(self._abandon_jobs)  # while the store can still record how they ended
                 await self._start(stack)
                 group = self._group = await stack.enter_async_context(asyncio.TaskGroup())
                 if self._durable is not None:
@@ -233,10 +239,6 @@ class Session:
         finally:
             self._group = None
             self._closing.set()
-            for coordinator in self._jobs.coordinators:
-                coordinator.halt(JobStatus.ABORTED, "the session has ended", 0)
-                for at in range(len(coordinator.plan.locations)):
-                    coordinator.abandon(at)
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
         closed = SessionClosed("the session was closed while it started")
@@ -251,6 +253,13 @@ class Session:
             raise
         finally:
             self._starting = False
+
+    def _abandon_jobs(self) -> None:
+        """End jobs that the target has left running, because closing was cancelled or failed."""
+        for coordinator in self._jobs.coordinators:
+            coordinator.shut_down("the session was closed", 0)
+            for at in range(len(coordinator.plan.locations)):
+                coordinator.abandon(at)
 
     async def _end_jobs(self) -> None:
         reason, grace = "the session was closed", self.options.shutdown_grace
@@ -520,8 +529,7 @@ class Session:
             except AlreadySubmitted:
                 return self._same(await self._target.find(record.job_id), record)
             except BaseException:
-                with anyio.CancelScope(shield=True):
-                    await self._withdraw(coordinator)
+                await completed(self._withdraw(coordinator))
                 raise
         return job
 
@@ -541,16 +549,14 @@ class Session:
         # Two with one id must not meet: the second has to find the first.
         async with contextlib.AsyncExitStack() if unique else durable.lock:
             work = durable.create(coordinator.record, coordinator.rules, rows, stopped=stopped, fed=fed)
-            creating = asyncio.ensure_future(work)
-            try:
-                created = await asyncio.shield(creating)
-            except asyncio.CancelledError:
-                with anyio.CancelScope(shield=True):
-                    if await creating:
-                        self._jobs.forget(coordinator.record.job_id)
-                        await durable.forget(coordinator.record)
-                raise
-            return created
+            return await completed(work, functools.partial(self._uncreate, coordinator.record))
+
+    async def _uncreate(self, record: JobRecord, created: bool) -> None:
+        """Deletes a job from the store whose submission was cancelled."""
+        assert self._durable is not None  # noqa: S101 - the caller has seen it
+        if created:
+            self._jobs.forget(record.job_id)
+            await self._durable.forget(record)
 
     async def _withdraw(self, coordinator: JobControl) -> None:
         """Takes back a job that was not submitted after all."""
@@ -597,7 +603,8 @@ class Session:
                     self._check_offered(known.plan)
                     if stream is None and input_params is not None:
                         rows = self._params.pack(known.plan, input_params)  # type: ignore[arg-type]
-                left = await self._durable.take_over(job_id, more=input_params is not None)
+                work = self._durable.take_over(job_id, more=input_params is not None)
+                left = await completed(work, self._durable.give_back)
                 left.record.activity = JobActivity() if watch else None
                 coordinator = self._coordinate(left.record, left.rules(self.options.cancel_grace))
                 coordinator.resume(left.rows, left.frames, left.history.seen, left.history.failed)
@@ -859,6 +866,14 @@ def _check_job_id(job_id: object) -> None:
         raise TypeError(f"job_id must be a string, not {job_id!r}")
     if not job_id or job_id.encode("utf-8", "replace").decode() != job_id:
         raise ValueError(f"job_id must be a text that is not empty and can be encoded, not {job_id!r}")
+
+
+async def _settled(task: asyncio.Task[None]) -> None:
+    """Wait for the end of a task, and raise its error; that it was cancelled is none."""
+    await asyncio.wait([task])
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        raise error
 
 
 async def _guarded(work: Coroutine[Any, Any, None]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from aiomultiprocess import Pool
 
+from dfm_async.base.completion import completed
 from dfm_async.errors import WorkerLost
 from dfm_async.model.stats import SiteStats, Traffic
 from dfm_async.workers.site_worker import SiteWorker
@@ -219,15 +220,17 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
         self._closed.set()
 
     async def shut_down(self, grace: float) -> None:
-        """Ends all workers: asks, waits the grace, kills; returns when all are reaped."""
+        """End all workers: ask, wait the grace period, kill, and reap them all. Cancelling it kills them at once."""
         self.terminate()
         workers = list(self.processes)
-        if workers:
-            _, late = await asyncio.wait([worker.ended for worker in workers], timeout=grace)
-            if late:
+        try:
+            if workers:
+                await asyncio.wait([worker.ended for worker in workers], timeout=grace)
+        finally:
+            if any(not worker.ended.done() for worker in workers):
                 for worker in workers:
                     worker.kill(f"the session was closed, and the worker did not end within {grace:g} s")
-        await self.join()
+            await completed(self.join())
 
     async def join(self) -> None:
         """Waits until the pool and all its workers have ended."""

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, Final
 
-import anyio
-
+from dfm_async.base.completion import completed
 from dfm_async.errors import DfmError, FlareError, SessionClosed
 from dfm_async.targets.flare.connection import HubConnection
 
@@ -63,7 +62,7 @@ class Carriers:
         """
         self._sites, self._homesite = sites, homesite
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(_shielded, self._close)
+            stack.push_async_callback(lambda: completed(self._close()))
             stack.enter_context(_one_error())
             self._group = await stack.enter_async_context(asyncio.TaskGroup())
             stack.push_async_callback(self._end_supervision)
@@ -133,7 +132,7 @@ class Carriers:
             await connection.open(self._sites, self._homesite, needed)
         former = self.current
         if former is not None and former.lost is None and former.carrier == connection.carrier:
-            await _shielded(connection.close)
+            await completed(connection.close())
             return former
         self.current = connection
         if former is not None:
@@ -199,7 +198,7 @@ class Carriers:
                 await connection.open_at(carrier)
             except FlareError as error:
                 _log.warning("a carrier of this user cannot be reached: %s", error)
-                await _shielded(connection.close)
+                await completed(connection.close())
                 return None
             if self._group is None:
                 raise SessionClosed("the session was closed")
@@ -270,7 +269,7 @@ async def _closed_if_it_fails(connection: HubConnection) -> AsyncIterator[None]:
     try:
         yield
     except BaseException:
-        await _shielded(connection.close)
+        await completed(connection.close())
         raise
 
 
@@ -284,8 +283,3 @@ def _one_error() -> Iterator[None]:
         while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
             error = error.exceptions[0]
         raise error from None
-
-
-async def _shielded(work: Callable[[], Any]) -> None:
-    with anyio.CancelScope(shield=True):
-        await work()

@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import anyio
-
+from dfm_async.base.completion import completed
 from dfm_async.errors import FlareError
 from dfm_async.model.flare import FlareOptions
 from dfm_async.targets.flare import messages as fm
@@ -159,8 +158,7 @@ class HubConnection:
         except TimeoutError:
             raise FlareError(f"the federation has not answered within {seconds:g} s", "Try again") from None
         finally:
-            with anyio.CancelScope(shield=True):
-                await admin.close()
+            await completed(admin.close())
 
     async def _open(self, wanted: set[str], needed: set[str]) -> None:
         if await self._through_known_gateway(wanted):

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anyio
-
+from dfm_async.base.completion import completed
 from dfm_async.errors import JobNotFound, Problem, QueueFull
 from dfm_async.federation.federation import Federation
 from dfm_async.model.options import LocalOptions
@@ -103,19 +102,23 @@ class FederationRunner:
                 self._limit = self.options.max_concurrent_jobs or pools.lanes * self.options.jobs_per_lane
                 if self._fork_server is not None:
                     group.create_task(in_thread(self._fork_server.warm, "fork-server"))
+                grace = self.options.shutdown_grace
                 try:
                     yield
+                except asyncio.CancelledError:  # closing was cancelled: end at once
+                    grace = 0.0
+                    raise
                 finally:
                     self._group = None
-                    with anyio.CancelScope(shield=True):
-                        await pools.shut_down(self.options.shutdown_grace)
+                    try:
+                        await pools.shut_down(grace)
+                    finally:
                         self._arena.close()
         finally:
             self.jobs.close()
             self.worker_bells.close()
             if self._fork_server is not None:
-                with anyio.CancelScope(shield=True):
-                    await in_thread(self._fork_server.release, "fork-server")
+                await completed(in_thread(self._fork_server.release, "fork-server"))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         assert self._group is not None  # noqa: S101 - the session submits only while we run

@@ -1,0 +1,1 @@
+"""What every layer may use: small asyncio utilities that know nothing of federations."""

@@ -1,0 +1,297 @@
+"""Every call of a session, cancelled at each of its suspensions: once, and again while it cleans up.
+
+Whatever was cancelled, the session goes on to work, every job that it or its store knows ends, and nothing is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dfm_async import (
+    Advise,
+    DfmError,
+    Federation,
+    Job,
+    JobAborted,
+    JobInterrupted,
+    JobStatus,
+    LocalOptions,
+    Pipeline,
+    PlaceParam,
+    Session,
+    Yield,
+)
+from tests.cancellation.steps import LIMIT, Cuts, Outcome, cancelled_at, every_cut
+from tests.conftest import TargetName
+
+pytestmark = pytest.mark.timeout(100)
+
+MOST = 60
+"""At most so many suspensions of a call are tried; those that wait for a stream have more, which are alike."""
+OPTIONS = LocalOptions(cancel_grace=0.5, shutdown_grace=0.5)
+
+fed = Federation("cancelled calls")
+site = fed.site("site")
+
+
+@site.operation
+async def square(x: int) -> int:
+    return x * x
+
+
+@site.operation
+def cube(x: int) -> int:
+    return x * x * x
+
+
+@site.operation
+async def endless(x: int) -> int:
+    await asyncio.Event().wait()
+    return x
+
+
+with Pipeline("powers") as powers:
+    Yield(square(PlaceParam("x")), place="square")
+    Yield(cube(3), place="cube")
+
+with Pipeline("endless") as waits:
+    Yield("begun", place="begun")
+    Yield(endless(PlaceParam("x")), place="never")
+
+with Pipeline("advice", mode="discovery") as advice:
+    square(Advise())  # type: ignore[call-overload] # advice stands where a number will
+
+
+@pytest.fixture(params=[False, True], ids=["memory", "store"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
+    return f"sqlite:///{tmp_path}/jobs.db" if request.param else None
+
+
+@pytest.fixture(params=[1, 2, 3], ids=["once", "twice", "thrice"])
+def times(request: pytest.FixtureRequest) -> int:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+async def session(target: TargetName, store: str | None) -> AsyncIterator[Session]:
+    async with Session(fed, target=target, options=OPTIONS, store=store) as session:
+        await works(session)
+        yield session
+
+
+async def works(session: Session) -> None:
+    """The session runs jobs as if nothing had happened."""
+    async with asyncio.timeout(LIMIT):
+        job = await session.execute(powers, {"x": 2})
+        assert sorted(result.value for result in await job.collect()) == [4, 27]
+
+
+async def settles(session: Session) -> None:
+    """Every job that is known ends, or can be resumed."""
+    for job in session.jobs():
+        async with asyncio.timeout(LIMIT):
+            if not job.status.ended:
+                await job.cancel("the test is over")
+            with suppress(JobAborted, JobInterrupted):
+                await job
+        assert job.status.ended
+
+
+async def tries(session: Session, times: int, call: Callable[[int], Coroutine[Any, Any, Any]]) -> int:
+    """Cancels a call at every suspension, in one session. Returns how many calls were cancelled."""
+    count = 0
+    for number, cuts in enumerate(every_cut(times)):
+        outcome = await cancelled_at(call(number), cuts)
+        expected(outcome, cuts)
+        await works(session)
+        if not outcome.delivered or number == MOST:
+            break
+        count += 1
+    await settles(session)
+    return count
+
+
+def expected(outcome: Outcome, cuts: Cuts) -> None:
+    """A cancelled call was cancelled, or had just come to its end; it never swallows or replaces the cancellation."""
+    if outcome.error is not None:
+        raise AssertionError(f"cancelled at {cuts}: {outcome.error!r}") from outcome.error
+    if len(outcome.delivered) > 1:
+        assert outcome.cancelled, f"went on after it was cancelled at {cuts}"
+
+
+async def test_execute_cancelled_leaves_no_job_behind(session: Session, times: int, store: str | None) -> None:
+    async def call(number: int) -> None:
+        await session.execute(powers, {"x": 3}, job_id=f"job-{number}")
+
+    tried = await tries(session, times, call)
+    assert tried or store is None
+    for number in range(tried):  # submitting is safe to repeat
+        async with asyncio.timeout(LIMIT):
+            job = await session.execute(powers, {"x": 3}, job_id=f"job-{number}")
+            assert sorted(result.value for result in await job.collect()) == [9, 27]
+
+
+async def test_execute_with_parameter_stream_cancelled(session: Session, times: int) -> None:
+    async def numbers() -> AsyncIterator[dict[str, int]]:
+        for x in range(3):
+            await asyncio.sleep(0)
+            yield {"x": x}
+
+    async def call(number: int) -> None:
+        await (await session.execute(powers, numbers()))
+
+    assert await tries(session, times, call)
+
+
+async def test_waiting_for_a_job_cancelled_leaves_the_job_alone(session: Session, times: int) -> None:
+    job = await session.execute(waits, {"x": 1})
+    await job.first("begun")
+
+    async def first(number: int) -> None:
+        await (await session.reattach(job.job_id)).first("never")
+
+    async def wait(number: int) -> None:
+        await job
+
+    async def events(number: int) -> None:
+        async for _ in job.events():
+            pass
+
+    for call in (first, wait, events):
+        outcome = await cancelled_at(call(0), Cuts(tuple(range(times))))
+        assert outcome.cancelled
+    assert job.status is JobStatus.RUNNING
+    await works(session)
+
+
+async def test_job_cancel_cancelled_still_ends_the_job(session: Session, times: int) -> None:
+    jobs: list[Job] = []
+
+    async def call(number: int) -> None:
+        job = await session.execute(waits, {"x": 1})
+        jobs.append(job)
+        await job.first("begun")
+        await job.cancel("no longer needed")
+
+    assert await tries(session, times, call)
+    assert jobs
+    assert all(job.status.ended for job in jobs)
+
+
+async def test_parameter_sets_and_stop_cancelled(session: Session, times: int) -> None:
+    async def call(number: int) -> None:
+        job = await session.execute(powers, None, autostop=False)
+        await job.send_input_params([{"x": x} for x in range(5)])
+        await job.send_stop_frame()
+        await job
+
+    assert await tries(session, times, call)
+
+
+async def test_discover_cancelled_leaves_no_job_behind(session: Session, times: int) -> None:
+    async def call(number: int) -> None:
+        await session.discover(advice)
+
+    before = len(session.jobs())
+    tried = await tries(session, times, call)
+    assert tried
+    assert len(session.jobs()) == before + tried + 1, "only the jobs that show that the session works are known"
+
+
+async def test_lists_and_forgetting_cancelled(session: Session, times: int) -> None:
+    async def call(number: int) -> None:
+        job = await session.execute(powers, {"x": 1})
+        await job
+        await session.refresh_jobs()
+        await session.reattach(job.job_id)
+        await session.forget(job.job_id)
+
+    assert await tries(session, times, call)
+
+
+@pytest.mark.parametrize("target", ["inline"], indirect=True)
+async def test_resume_cancelled_can_be_repeated(tmp_path: Path, target: TargetName, times: int) -> None:
+    store = f"sqlite:///{tmp_path}/jobs.db"
+    gate = asyncio.Event()
+    federation = Federation("resumed")
+
+    @federation.site("site").operation
+    async def passes(x: int) -> int:
+        await gate.wait()
+        return x
+
+    with Pipeline("passes") as pipeline:
+        Yield(passes(PlaceParam("x")))
+
+    async with Session(federation, target=target, options=OPTIONS, store=store) as session:
+        for number in range(MOST):
+            await session.execute(pipeline, [{"x": 1}, {"x": 2}], job_id=f"job-{number}")
+    async with Session(federation, target=target, options=OPTIONS, store=store) as session:
+
+        async def call(job_id: str) -> Job:
+            return await session.resume(job_id)
+
+        for number, cuts in enumerate(every_cut(times)):
+            outcome = await cancelled_at(call(f"job-{number}"), cuts)
+            expected(outcome, cuts)
+            if not outcome.delivered or number == MOST - 1:
+                break
+        assert number
+        gate.set()
+        for done in range(number + 1):
+            async with asyncio.timeout(LIMIT):
+                job = await session.reattach(f"job-{done}")
+                if job.status is JobStatus.INTERRUPTED:
+                    job = await session.resume(job.job_id)
+                assert await job is JobStatus.FINISHED
+                assert sorted(result.value for result in await job.collect()) == [1, 2]
+
+
+@asynccontextmanager
+async def owned(session: Session) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        async with asyncio.timeout(LIMIT):
+            await session.close()
+
+
+async def test_connect_cancelled_leaves_nothing(target: TargetName, store: str | None, times: int) -> None:
+    for number, cuts in enumerate(every_cut(times)):
+        session = Session(fed, target=target, options=OPTIONS, store=store)
+        async with owned(session):
+            outcome = await cancelled_at(session.connect(), cuts)
+            expected(outcome, cuts)
+            if outcome.error is None and not outcome.cancelled:
+                await works(session)
+            else:
+                assert not session.connected
+        if not outcome.delivered or number == MOST:
+            break
+    assert number
+
+
+async def test_close_cancelled_leaves_nothing(target: TargetName, store: str | None, times: int) -> None:
+    for number, cuts in enumerate(every_cut(times)):
+        session = Session(fed, target=target, options=OPTIONS, store=store)
+        async with owned(session):
+            await session.connect()
+            jobs = [await session.execute(waits, {"x": 1}) for _ in range(2)]
+            await jobs[0].first("begun")
+            outcome = await cancelled_at(session.close(), cuts)
+            expected(outcome, cuts)
+            assert not session.connected
+            for job in jobs:
+                with suppress(DfmError):
+                    async with asyncio.timeout(LIMIT):
+                        await job
+                assert job.status.ended
+        if not outcome.delivered or number == MOST:
+            break
+    assert number
