@@ -76,7 +76,10 @@ class Federation(Shown):
 
         Args:
             path: the file. What it refers to is read, too.
-            packages: the packages that classes may come from; None means all but the standard library.
+            packages: the packages that classes may come from; None means all but the standard library. Name them
+                for a file that you do not trust: it is then also confined to its own folder, and can choose a
+                vault, a directory for its cache or an HTTP service only if ``"dfm_async.site.vaults"``, ``"fsspec"``
+                or ``"dfm_async.site.http"`` are among them.
             compat: provide the names of nv_dfm_core that adapters import, where it is not installed.
 
         Raises:

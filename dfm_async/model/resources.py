@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["CacheConfig", "ClassPath", "ProviderConfig", "SendCost", "SiteConfig", "VaultConfig", "refusal"]
+__all__ = ["CacheConfig", "ClassPath", "ProviderConfig", "SendCost", "SiteConfig", "VaultConfig", "allowed", "refusal"]
 
 _OURS: Final = "dfm_async"
 _OFFERED: Final = "dfm_async.site"  # the package of ours whose classes a federation may name
@@ -17,11 +17,12 @@ class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-def refusal(path: str, packages: tuple[str, ...] | None) -> str | None:
-    """Says why a class with such a path may not be used; None if it may.
+def refusal(path: str, packages: tuple[str, ...] | None, *, in_file: bool = False) -> str | None:
+    """Return why a class with such a path may not be used; None if it may.
 
-    A federation may come from a file that a stranger wrote. So a path never leads into the standard library, nor into
-    this one; ``packages`` says which others are meant.
+    A federation may come from an untrusted file. So a path never leads into the standard library, and in this package
+    only to the classes that it offers. ``packages`` limits paths to the packages that it names; in a file that
+    includes the classes of this one, which can send data away or read secrets.
     """
     module, _, name = path.rpartition(".")
     top = module.partition(".")[0]
@@ -31,11 +32,19 @@ def refusal(path: str, packages: tuple[str, ...] | None) -> str | None:
         return "is of the standard library, whose classes are never used by a path: write one of your own"
     if top == _OURS:
         ours = (module == _OFFERED or module.startswith(f"{_OFFERED}.")) and not name.startswith("_")
-        return None if ours else "is a part of dfm_async that is not offered here"
-    if packages is not None and not any(module == package or module.startswith(f"{package}.") for package in packages):
-        listed = ", ".join(packages) or "none"
+        if not ours:
+            return "is a part of dfm_async that is not offered here"
+        if not in_file:
+            return None
+    if not allowed(module, packages):
+        listed = ", ".join(packages or ()) or "none"
         return f"is of no package that the federation allows (it allows: {listed}): add it to packages="
     return None
+
+
+def allowed(module: str, packages: tuple[str, ...] | None) -> bool:
+    """Tell whether a module belongs to one of the packages; None stands for all."""
+    return packages is None or any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
 class ClassPath(_Data, frozen=True):

@@ -114,7 +114,7 @@ def class_path(value: Value, what: str, packages: tuple[str, ...] | None) -> Cla
     text = value.text(what)
     if text is None:
         return None
-    wrong = refusal(text, packages)
+    wrong = refusal(text, packages, in_file=True)
     if wrong is not None:
         value.problem(f"{text!r} {wrong}")
         return None

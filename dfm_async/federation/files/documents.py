@@ -27,6 +27,7 @@ class Documents:
     Args:
         path: the file to begin with.
         data: what stands in it, if there is no such file. Paths then begin where the program runs.
+        confined: whether references may lead only to files below the folder of the first one.
 
     Attributes:
         ledger: what is wrong with them.
@@ -34,8 +35,11 @@ class Documents:
         files: the paths of all files that were read, that one first.
     """
 
-    def __init__(self, path: str | os.PathLike[str], data: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], data: Mapping[str, Any] | None = None, *, confined: bool = False
+    ) -> None:
         self.ledger = Ledger()
+        self._folder = os.path.dirname(os.path.realpath(path)) if confined else None
         self.files: list[str] = []
         self._read: dict[str, Document | None] = {}
         self._tables: dict[int, dict[str, Value]] = {}  # what merges bring, for those who refer to it
@@ -173,6 +177,11 @@ class Documents:
     def _beside(self, ref: Value, file: str) -> Document | None:
         """Opens a file whose path begins at the one that names it; else where the program runs, as all do in DFM."""
         path = os.path.join(ref.document.folder, file)
+        if self._folder is not None:
+            if "\0" not in file and not os.path.realpath(path).startswith(os.path.join(self._folder, "")):
+                ref.problem(f"{file!r} leads out of the folder of the federation file, which packages= does not allow")
+                return None
+            return self._open(_shown(ref.document.name, file), path, ref)
         if "\0" in file or os.path.lexists(path) or not os.path.isfile(file):
             return self._open(_shown(ref.document.name, file), path, ref)
         better = Path(os.path.relpath(file, ref.document.folder)).as_posix()

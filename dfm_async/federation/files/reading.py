@@ -19,7 +19,7 @@ from dfm_async.federation.files.values import TooMuch, Value, one_of
 from dfm_async.federation.operation import Operation
 from dfm_async.federation.schemas import REF_START
 from dfm_async.federation.site import Site
-from dfm_async.model.resources import CacheConfig, SendCost, VaultConfig, refusal
+from dfm_async.model.resources import CacheConfig, SendCost, VaultConfig, allowed, refusal
 
 __all__ = ["FORMAT", "VERSION", "read_federation"]
 
@@ -39,6 +39,9 @@ _PROVIDER_KEYS: Final = ("info", "impl", "interface")
 _CACHE_KEYS: Final = ("protocol", "storage_options", "base_path", "max_bytes", "max_age")
 _FILE_VAULT: Final = "file"
 _VAULTS: Final = ("environment", _FILE_VAULT, "keyring")
+_OUR_VAULTS: Final = "dfm_async.site.vaults"
+_FILE_SYSTEMS: Final = "fsspec"
+"""What the caller of ``from_yaml(packages=...)`` names to let a file choose a vault, or a directory for the cache."""
 FORMAT: Final = "1.0.0"
 VERSION: Final = re.compile(r"\d{1,9}\.\d{1,9}\.\d{1,9}", re.ASCII)
 _OPERATION: Final = "#/operations/"
@@ -56,7 +59,7 @@ def read_federation(
     """
     found = None
     with _uncollected():
-        documents = Documents(path)
+        documents = Documents(path, confined=packages is not None)
         if documents.root is not None:
             value = Value(documents.root.root, documents.root)
             try:
@@ -307,10 +310,17 @@ class _Reader:
             else:
                 given[name] = part.text(name)
         try:
-            return CacheConfig(**{name: found for name, found in given.items() if found is not None})
+            config = CacheConfig(**{name: found for name, found in given.items() if found is not None})
         except ValueError as error:
             value.problem(str(error))
             return CacheConfig()
+        own = config.base_path is None and config.protocol in ("file", "local")
+        if not own and config.protocol != "memory" and not allowed(_FILE_SYSTEMS, self._packages):
+            value.problem(
+                f"a cache in a directory of its own is not allowed: add {_FILE_SYSTEMS!r} to packages=, or leave out "
+                "protocol and base_path"
+            )
+        return config
 
     def _vault(self, value: Value) -> VaultConfig:
         fields = value.fields("secrets_vault", ("path", "args"))
@@ -319,10 +329,13 @@ class _Reader:
         if "path" in fields and not fields["path"].missing:
             path = fields["path"].text("path")
             if path is not None and path not in _VAULTS:
-                wrong = refusal(path, self._packages)
+                wrong = refusal(path, self._packages, in_file=True)
                 if wrong is not None:
                     known = ", ".join(_VAULTS)
                     fields["path"].problem(f"{path!r} {wrong}. A vault is {known}, or a class with secret_for_key")
+        by_default = path in (None, "environment") and not args
+        if path in (None, *_VAULTS) and not by_default and not allowed(_OUR_VAULTS, self._packages):
+            value.problem(f"a vault with arguments is not allowed: add {_OUR_VAULTS!r} to packages=, or leave it out")
         if path == _FILE_VAULT and isinstance(args.get("path"), str):
             args["path"] = _beside(fields["args"], args["path"])
         return VaultConfig(path=path, args=args)
