@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import ssl
 import time
+import zlib
 from collections.abc import Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -35,6 +36,8 @@ _IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRAC
 _PASSING: Final = frozenset({429, 500, 502, 503, 504})
 """Statuses that may be others in a moment."""
 _SIGNATURE: Final = "dfm_async.signature"
+_WINDOWS: Final = {"": 0, "identity": 0, "gzip": 16 + zlib.MAX_WBITS}
+"""The content encodings that are read, and what tells zlib which it is; 0 for data that is not packed."""
 _QUOTED: Final = 200
 
 
@@ -122,7 +125,7 @@ class HttpCall:
         except httpx.TransportError as error:
             broken = self._failed(f"the connection broke: {_named(error)}")
             raise (_Passing(broken) if again else broken) from error
-        except httpx.DecodingError as error:
+        except zlib.error as error:
             raise self._failed(f"the answer cannot be unpacked: {error}") from error
         if 200 <= answer.status < 300:
             return answer
@@ -160,13 +163,27 @@ class HttpCall:
     async def _read(self, response: httpx.Response) -> bytes:
         limit = self._options.max_bytes
         stated = response.headers.get("content-length", "")
-        if stated.isdecimal() and int(stated) > limit:
-            raise self._failed(f"the answer has {stated} bytes, more than max_bytes={limit}")
+        if stated.isdecimal() and (len(stated) > 18 or int(stated) > limit):
+            raise self._failed(f"the answer has {stated[:40]} bytes, more than max_bytes={limit}")
+        encoding = response.headers.get("content-encoding", "").strip().lower()
+        # By itself httpx unpacks a whole chunk, through all encodings that are named, before its size is known.
+        if encoding not in _WINDOWS:
+            raise self._failed(f"the answer has the encoding {encoding!r}, although only gzip was offered")
+        window = _WINDOWS[encoding]
+        unpacker = zlib.decompressobj(window) if window else None
         found = bytearray()
-        async for chunk in response.aiter_bytes():
-            found += chunk
+        async for chunk in response.aiter_raw():
+            if unpacker is None:
+                found += chunk
+            while unpacker is not None and chunk and len(found) <= limit:
+                if unpacker.eof:  # what was packed in several pieces is one text
+                    unpacker = zlib.decompressobj(window)
+                found += unpacker.decompress(chunk, limit + 1 - len(found))
+                chunk = unpacker.unused_data
             if len(found) > limit:
                 raise self._failed(f"the answer has more than max_bytes={limit}")
+        if unpacker is not None and found and not unpacker.eof:
+            raise self._failed("the answer cannot be unpacked: it ends too early")
         return bytes(found)
 
     def _value(self, answer: _Answer) -> Any:
@@ -233,6 +250,7 @@ def _client(base_url: str, options: HttpOptions, verify: ssl.SSLContext | None) 
         base_url=base_url,
         transport=Signing(),
         timeout=httpx.Timeout(options.timeout, connect=min(options.timeout, options.connect_timeout)),
+        headers={"accept-encoding": "gzip"},
         follow_redirects=False,
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # no call sees what another was told
         trust_env=False,

@@ -88,6 +88,21 @@ class Service:
     async def bomb(self, _request: Request) -> Response:
         return Response(gzip.compress(bytes(10_000_000)), headers={"Content-Encoding": "gzip"})
 
+    async def packed(self, request: Request) -> Response:
+        """Answers with the encodings and the data that the request names."""
+        how, data = request.query_params["how"], b"some text " * 10
+        if how == "twice":
+            inner = gzip.compress(gzip.compress(bytes(10_000_000)))
+            return Response(inner, headers={"Content-Encoding": "gzip, gzip"})
+        content = {
+            "once": gzip.compress(data),
+            "in pieces": gzip.compress(data[:50]) + gzip.compress(data[50:]),
+            "cut": gzip.compress(data)[:-12],
+            "not at all": data,
+            "empty": b"",
+        }[how]
+        return Response(content, media_type="text/plain", headers={"Content-Encoding": "gzip"})
+
     async def text(self, _request: Request) -> Response:
         return PlainTextResponse("grüße".encode("latin-1"), media_type="text/plain; charset=latin-1")
 
@@ -123,6 +138,7 @@ class Service:
             "wrong",
             "huge",
             "bomb",
+            "packed",
             "text",
             "nothing",
             "elsewhere",

@@ -212,6 +212,26 @@ async def test_wrong_json_says_what_came_instead(service: Service) -> None:
     assert "JSON" in str(error)
 
 
+async def packed(service: Service, how: str) -> Any:
+    arguments = [{"argument": "how", "name": "how", "place": "query"}]
+    return await ask(service, "/packed", {"how": how}, arguments=arguments, options={"max_bytes": 1000})
+
+
+@pytest.mark.parametrize("how", ["once", "in pieces"])
+async def test_packed_answers_are_unpacked(service: Service, how: str) -> None:
+    assert await packed(service, how) == "some text " * 10
+    assert await packed(service, "empty") is None
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("twice", "'gzip, gzip', although only gzip was offered"), ("cut", "too early"), ("not at all", "unpacked")],
+)
+async def test_answers_that_cannot_be_unpacked_fail(service: Service, how: str, reason: str) -> None:
+    with pytest.raises(HttpCallFailed, match=reason):
+        await packed(service, how)
+
+
 @pytest.mark.parametrize("path", ["/huge", "/bomb"])
 async def test_an_answer_that_is_too_large_is_not_read_to_its_end(service: Service, path: str) -> None:
     error = await failure(service, path, options={"max_bytes": 100_000})
