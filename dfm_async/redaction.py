@@ -6,13 +6,16 @@ was handed out, that costs one look at an empty variable.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-__all__ = ["HIDDEN", "SHORTEST", "hide", "holds_secret", "note_secret"]
+__all__ = ["HIDDEN", "LONGEST", "SHORTEST", "hide", "holds_secret", "note_secret"]
+
+_log = logging.getLogger(__name__)
 
 HIDDEN: Final = "***"
 """What stands in the place of a secret."""
@@ -20,16 +23,19 @@ SHORTEST: Final = 4
 """Shorter ones are not hidden: they are part of too many words."""
 _KEPT: Final = 256
 """How many secrets are remembered; those that were not handed out for the longest time are forgotten first."""
-_LONGEST: Final = 16 * 1024
-"""How many characters of a secret are remembered; of a longer one each line counts by itself."""
+LONGEST: Final = 16 * 1024
+"""How many characters of a secret are remembered as one; a longer one counts line by line, and piece by piece."""
+_PIECES: Final = 64
 _DEEPEST: Final = 8
 
 _secrets: Final[OrderedDict[str, tuple[str, ...]]] = OrderedDict()
 """Secrets, and how each can look in a text."""
 _hidden: tuple[str, ...] = ()
 """All of these, the longest first: one may be a part of another."""
+_pickled: Final[OrderedDict[bytes, None]] = OrderedDict()
+"""Numbers and bytes among the secrets, as they are in a pickle."""
 _watching = False
-_lock: Final = threading.Lock()
+_lock: Final = threading.RLock()  # an object that is a secret may hand out another when it is looked at
 
 
 def note_secret(value: Any) -> None:
@@ -40,7 +46,13 @@ def note_secret(value: Any) -> None:
             _secrets.move_to_end(value)
             return
         new = False
-        for text in _texts(value, _DEEPEST):
+        for part in _parts(value, _DEEPEST):
+            if isinstance(part, (int, float, bytes)):
+                _pickled[_in_pickle(part)] = None
+                _pickled.move_to_end(_in_pickle(part))
+        while len(_pickled) > _KEPT:
+            _pickled.popitem(last=False)
+        for text in _texts(value):
             if text in _secrets:
                 _secrets.move_to_end(text)
             else:
@@ -69,29 +81,93 @@ def holds_secret(data: bytes) -> bool:
     if not _hidden:
         return False
     text = data.decode("utf-8", "replace")
-    return any(look in text for look in _hidden)
+    return any(look in text for look in _hidden) or any(part in data for part in list(_pickled))
 
 
-def _texts(value: Any, depth: int) -> Iterator[str]:
-    """The texts in a secret: most are one, but a vault may give a mapping of them."""
-    if isinstance(value, (bytes, bytearray)):
-        value = bytes(value).decode("utf-8", "replace")
-    elif hasattr(value, "get_secret_value"):  # pydantic's
-        value = value.get_secret_value()
-    if isinstance(value, str):
-        lines = value.splitlines() if len(value) > _LONGEST or "\n" in value else []
-        # Output comes line by line, so each line of a key is a secret, too.
-        for text in (value, *lines):
-            if len(text.strip()) >= SHORTEST and len(text) <= _LONGEST:
-                yield text.strip()
-    elif isinstance(value, Mapping) and depth:
-        for item in value.values():
-            yield from _texts(item, depth - 1)
-    elif isinstance(value, (list, tuple, set, frozenset)) and depth:
-        for item in value:
-            yield from _texts(item, depth - 1)
-    elif isinstance(value, int) and not isinstance(value, bool) and len(str(value)) >= SHORTEST:
-        yield str(value)
+def _parts(value: Any, depth: int) -> Iterator[str | bytes | int | float]:
+    """Yield the plain values in a secret: most are one text, but a vault may return a mapping or an object."""
+    if isinstance(value, (str, bytes)):
+        yield value
+    elif isinstance(value, (bytearray, memoryview)):
+        yield bytes(value)
+    elif value is None or isinstance(value, bool):
+        return
+    elif isinstance(value, (int, float)):
+        yield value
+    elif hasattr(value, "get_secret_value"):  # of pydantic
+        yield from _parts(value.get_secret_value(), depth)
+    elif depth:
+        inner = _inner(value)
+        if inner is None:
+            yield str(value)  # a scalar such as Decimal or UUID
+            if not _is_scalar(value):
+                _log.warning("a secret of type %s can be hidden only as str() writes it", type(value).__qualname__)
+        else:
+            for item in inner:
+                yield from _parts(item, depth - 1)
+
+
+def _inner(value: Any) -> Iterable[Any] | None:
+    """Return what a collection or an object consists of; None if that cannot be seen."""
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return value
+    if _is_scalar(value):
+        return None
+    names = getattr(type(value), "__struct_fields__", None)  # of msgspec
+    slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
+    found = dict(getattr(value, "__dict__", None) or {})
+    found |= {name: getattr(value, name) for name in (*(names or ()), *slots) if hasattr(value, name)}
+    return found.values() or None
+
+
+def _slots(kind: type) -> Iterable[str]:
+    slots = kind.__dict__.get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else slots
+
+
+def _is_scalar(value: Any) -> bool:
+    return type(value).__module__ in ("datetime", "decimal", "fractions", "ipaddress", "pathlib", "uuid")
+
+
+def _in_pickle(value: int | float | bytes) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    import pickle  # loaded with the first such secret; it is written here, never read
+
+    return pickle.dumps(value, protocol=3)[2:-1]  # without its header and its end
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts that a secret shows itself as."""
+    for part in _parts(value, _DEEPEST):
+        texts = [part] if isinstance(part, str) else _written(part)
+        for text in texts:
+            # Output arrives line by line, so each line of a key is a secret, too.
+            lines = text.splitlines() if len(text) > LONGEST or "\n" in text else []
+            for line in (text, *lines):
+                pieces = range(0, min(len(line), _PIECES * LONGEST), LONGEST)
+                for piece in [line[start : start + LONGEST].strip() for start in pieces]:
+                    if len(piece) >= SHORTEST:
+                        yield piece
+
+
+def _written(part: bytes | int | float) -> Iterator[str]:
+    if not isinstance(part, bytes):
+        yield repr(part)
+        return
+    import base64
+
+    with contextlib.suppress(UnicodeDecodeError):
+        yield part.decode()
+    yield repr(part)[2:-1]
+    yield part.hex()
+    yield base64.b64encode(part).decode().rstrip("=")
+
+
+_LEFT_IN_URLS: Final = ("/", "", "/:@", "!$&'()*+,;=:@/", "!$&'()*+,;=:@/?~%")
+"""Characters that libraries leave as they are in different parts of URLs."""
 
 
 def _looks(text: str) -> Iterator[str]:
@@ -100,13 +176,15 @@ def _looks(text: str) -> Iterator[str]:
     import urllib.parse
 
     yield text
-    yield repr(text)[1:-1]
-    yield json.dumps(text)[1:-1]
-    yield json.dumps(text, ensure_ascii=False)[1:-1]
+    for plain in (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]):
+        yield plain
+        shown = repr(plain)[1:-1]
+        yield shown
+        yield shown.replace("\\'", "'").replace("'", "\\'")  # beside a double quote
     yield text.encode("utf-8", "backslashreplace").decode()
     safe = text.encode("utf-8", "replace")
-    yield urllib.parse.quote(safe)
-    yield urllib.parse.quote(safe, safe="")
+    for left in _LEFT_IN_URLS:
+        yield urllib.parse.quote(safe, safe=left)
     yield urllib.parse.quote_plus(safe)
 
 
@@ -164,5 +242,6 @@ def _clean(record: logging.LogRecord) -> None:
                 record.exc_text, record.exc_info = said, None
         if record.stack_info:
             record.stack_info = hide(record.stack_info)
+        record.name, record.threadName = hide(record.name), hide(record.threadName or "")
     except Exception:  # noqa: BLE001 - a message that cannot be formatted: the handler says so in its own way
         record.msg = hide(str(record.msg))

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
+import os
 import pickle
 import secrets
 import urllib.parse
+import uuid
 from base64 import b64encode
+from decimal import Decimal
 from typing import Any
 
+import httpx
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 
 from dfm_async import redaction
 from dfm_async.redaction import hide, holds_secret, note_secret
@@ -142,3 +148,88 @@ def test_log_records_of_every_logger_are_made_without_it(caplog: pytest.LogCaptu
     assert third.exc_text.endswith("KeyError: '***'")
     assert last.args == ("nothing", 1)
     assert secret not in caplog.text
+
+
+@dataclasses.dataclass
+class Login:
+    user: str
+    password: str
+
+
+class Slotted:
+    __slots__ = ("token",)
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+
+
+class Struct(msgspec.Struct):
+    token: str
+
+
+class Settings(BaseModel):
+    token: str
+
+
+class Plain:
+    def __init__(self, token: str) -> None:
+        self.inner = {"token": [token]}
+
+
+OBJECTS = [lambda token: Login("ann", token), Slotted, Struct, lambda token: Settings(token=token), Plain]
+
+
+@pytest.mark.parametrize("make", OBJECTS)
+def test_secrets_inside_objects_are_hidden(make: Any) -> None:
+    secret = unused()
+    note_secret(make(secret))
+    assert hide(f"a {secret} b") == f"a {redaction.HIDDEN} b"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1234567890, 2**70 + 12345, -987654321, 3.14159265, 40_404, uuid.uuid4(), Decimal("1234.5678"), os.urandom(20)],
+)
+def test_numbers_and_bytes_are_hidden_and_do_not_travel_in_exceptions(value: Any) -> None:
+    note_secret(value)
+    texts = [str(value), repr(value)] if not isinstance(value, bytes) else [repr(value), value.hex()]
+    for text in texts:
+        assert str(value) not in hide(f"refused: {text}")
+        assert hide(f"refused: {text}") != f"refused: {text}"
+    if isinstance(value, (int, float, bytes)):
+        assert holds_secret(pickle.dumps(ValueError(value), protocol=5))
+    assert not holds_secret(pickle.dumps(ValueError("another"), protocol=5))
+
+
+def test_long_secret_is_hidden_in_whole() -> None:
+    secret = secrets.token_hex(30_000)
+    note_secret(secret)
+    left = hide(f"<{secret}>")
+    assert not any(secret[start : start + 20] in left for start in range(0, len(secret) - 20, 20))
+
+
+@pytest.mark.parametrize("secret", ["it's a key", 'say "key"', "both ' and \" here", "a@b:c/d e", "käse & co = 1"])
+def test_secrets_with_quotes_and_spaces_are_hidden_wherever_they_are_quoted(secret: str) -> None:
+    note_secret(secret)
+    shown = [
+        repr(f'"{secret}'),
+        repr(f"'{secret}"),
+        repr(json.dumps({"key": secret})),
+        repr(json.dumps({"key": secret}, ensure_ascii=False)),
+        str(httpx.URL("http://host/").copy_with(path=f"/{secret}")),
+        str(httpx.URL("http://host/", params={"key": secret})),
+    ]
+    for text in shown:
+        assert redaction.HIDDEN in hide(text), text
+
+
+def test_names_of_loggers_and_threads_hold_no_secret() -> None:
+    secret = unused()
+    note_secret(secret)
+    record = logging.getLogger(f"client.{secret}").makeRecord(f"client.{secret}", 20, "f", 1, "text", (), None)
+    assert secret not in record.name
+
+
+def test_secret_that_cannot_be_watched_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    note_secret(object())
+    assert "a secret of type object can be hidden only as str() writes it" in caplog.text

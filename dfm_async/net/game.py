@@ -289,7 +289,9 @@ class Game:
             node=label,
             frame=frame,
             attempt=attempt,
-            type_name=kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
+            type_name=hide(
+                kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+            ),
             message=_clean(_text(error)),
             traceback=_clean(_traceback(error)),
             cause=cause,

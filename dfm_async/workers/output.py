@@ -7,6 +7,7 @@ never waits for a worker, so that is no deadlock; but code that says more than t
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import faulthandler
 import fcntl
@@ -22,6 +23,7 @@ from multiprocessing import reduction
 from typing import Any, BinaryIO, Final, TextIO, cast
 
 from dfm_async.model.ids import Frame
+from dfm_async.redaction import LONGEST as LONGEST_SECRET
 from dfm_async.redaction import hide
 from dfm_async.runtime.context import OperationContext, current_context
 from dfm_async.wire.output import LONGEST, LogRecord, Pulse, cut, encode_output
@@ -204,7 +206,7 @@ class _Partial:
 
     def __init__(self) -> None:
         self.parts: list[str] = []
-        self.room = LONGEST + 1  # one more than is shown: then it is cut
+        self.room = LONGEST + 1 + LONGEST_SECRET  # more than is shown: a secret at its end must be seen whole
         self.missing = 0
 
     def add(self, text: str) -> None:
@@ -216,8 +218,37 @@ class _Partial:
 
     @property
     def text(self) -> str:
-        """The line, or as much of it as is shown."""
-        return cut("".join(self.parts), self.missing)
+        """The line without secrets, or as much of it as is shown."""
+        text = hide("".join(self.parts).rstrip("\r"))
+        if self.missing:  # what was left out may have begun inside a secret
+            text, self.missing = text[:-LONGEST_SECRET], self.missing + LONGEST_SECRET
+        return cut(text, self.missing)
+
+
+class _Bytes(io.RawIOBase):
+    """The ``buffer`` of a standard stream: what is written to it takes the same way."""
+
+    def __init__(self, stream: _LineStream) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+    def write(self, data: Any) -> int:
+        found = bytes(data)
+        self._stream.write(self._decoder.decode(found))
+        return len(found)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def writable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Only flushes: others still use the stream."""
+        self.flush()
 
 
 class _LineStream(io.TextIOBase):
@@ -230,7 +261,7 @@ class _LineStream(io.TextIOBase):
     def __init__(self, pipe: OutputPipe, number: int, level: int, name: str) -> None:
         self.mode = "w"
         self.name = f"<{name}>"
-        self.buffer: BinaryIO = cast("BinaryIO", io.FileIO(number, "wb", closefd=False))
+        self.buffer: BinaryIO = cast("BinaryIO", _Bytes(self))
         self._pipe = pipe
         self._number = number
         self._level = level
@@ -253,7 +284,7 @@ class _LineStream(io.TextIOBase):
             first, *others = begun.split("\n")
             partial = self._take(key) or _Partial()
             partial.add(first)
-            self._send([partial.text, *map(cut, others)], context)
+            self._send([partial.text, *(cut(hide(line.rstrip("\r"))) for line in others)], context)
         if rest:
             self._keep(key, rest)
         return len(text)
@@ -277,7 +308,7 @@ class _LineStream(io.TextIOBase):
             self._send([partial.text], key[1])
 
     def _send(self, lines: list[str], context: OperationContext | None) -> None:
-        now, thread = time.time(), threading.current_thread().name
+        now, thread = time.time(), hide(threading.current_thread().name)
         job, frame, node, operation = None, None, None, None
         if context is not None:
             job, frame, node, operation = context.job_id, context.frame, context.node, context.operation
@@ -285,7 +316,7 @@ class _LineStream(io.TextIOBase):
             *(
                 LogRecord(
                     self._level,
-                    hide(line.rstrip("\r")),
+                    line,
                     self._origin,
                     now,
                     thread,

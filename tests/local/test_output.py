@@ -7,6 +7,7 @@ import importlib
 import itertools
 import logging
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -14,14 +15,17 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
 
 from dfm_async import JobAborted, LocalOptions, Pipeline, Session, WorkerLost
+from dfm_async.redaction import LONGEST as LONGEST_SECRET
+from dfm_async.redaction import note_secret
+from dfm_async.wire.output import LONGEST, LogRecord
 from dfm_async.workers import output_reader, site_worker
-from dfm_async.workers.output import open_pipe
+from dfm_async.workers.output import OutputPipe, _LineStream, open_pipe
 from dfm_async.workers.output_reader import OutputReader
 from tests.local import talkers as t
 
@@ -460,3 +464,40 @@ async def test_one_turn_of_the_loop_reads_only_so_much(heard: Records, monkeypat
     await done.wait()
     reader.close()
     assert len(heard.found) == 10_000
+
+
+class Kept:
+    """The end of a pipe that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.records: list[LogRecord] = []
+
+    def send(self, *records: LogRecord) -> None:
+        self.records += records
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["one line", "in parts"])
+def test_secret_at_the_end_of_a_long_line_is_hidden_before_the_line_is_cut(ended: bool) -> None:
+    kept, secret = Kept(), secrets.token_hex(20)
+    note_secret(secret)
+    stream = _LineStream(cast("OutputPipe", kept), 1, logging.INFO, "stdout")
+    for before in (LONGEST - 10, LONGEST + LONGEST_SECRET - 10):
+        line = "x" * before + secret + "y" * 100
+        if not ended:
+            stream.write(line[:100])
+            line = line[100:]
+        stream.write(f"{line}\n")
+    assert len(kept.records) == 2
+    for record in kept.records:
+        assert secret[:8] not in record.message
+        assert "more characters]" in record.message
+
+
+def test_bytes_written_to_the_buffer_hold_no_secret() -> None:
+    kept, secret = Kept(), secrets.token_hex(20)
+    note_secret(secret)
+    stream = _LineStream(cast("OutputPipe", kept), 1, logging.INFO, "stdout")
+    data = f"a {secret} käse\n".encode()
+    for start in range(0, len(data), 7):  # also inside of a character
+        stream.buffer.write(data[start : start + 7])
+    assert [record.message for record in kept.records] == ["a *** käse"]
