@@ -45,6 +45,7 @@ _PYDANTIC_STATE: Final = {"__dict__", "__pydantic_extra__", "__pydantic_fields_s
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**64 - 1
 _BULK_FROM: Final = 8
+_SAME_HASH: Final = 1000
 _HEAVY: Final = 4096
 """From how many bytes on a part counts for the weight of its value."""
 _NUMBER: Final = 8
@@ -722,6 +723,24 @@ def _list_of(codec: Codec, data: memoryview) -> list[Any]:
     return found
 
 
+def _keys(codec: Codec, values: list[Any]) -> list[Any]:
+    """Refuse keys of untrusted data that share one hash: a set or dict of n of them takes n * n comparisons."""
+    if not codec.trusted and len(values) > _SAME_HASH:
+        seen: dict[int, int] = {}
+        for value in values:
+            key = hash(value)
+            count = seen[key] = seen.get(key, 0) + 1
+            if count > _SAME_HASH:
+                raise ValueError(f"more than {_SAME_HASH} keys of a set or dict have the same hash")
+    return values
+
+
+def _unpack_items(codec: Codec, data: memoryview) -> dict[Any, Any]:
+    items = _list_of(codec, data)
+    _keys(codec, [key for key, _ in items])
+    return dict(items)
+
+
 def _class_and_state(codec: Codec, data: memoryview, base: type | None = None) -> tuple[type, Any]:
     ref, state = _list_of(codec, data)
     kind = codec.resolve(ref)
@@ -864,8 +883,8 @@ def _unpack_range(codec: Codec, data: memoryview) -> range:
 
 _UNPACKERS: Final[dict[int, Callable[[Codec, memoryview], Any]]] = {
     _Code.TUPLE: lambda codec, data: tuple(_list_of(codec, data)),
-    _Code.SET: lambda codec, data: set(_list_of(codec, data)),
-    _Code.FROZENSET: lambda codec, data: frozenset(_list_of(codec, data)),
+    _Code.SET: lambda codec, data: set(_keys(codec, _list_of(codec, data))),
+    _Code.FROZENSET: lambda codec, data: frozenset(_keys(codec, _list_of(codec, data))),
     _Code.BIG_INT: lambda _codec, data: int.from_bytes(data, "little", signed=True),
     _Code.COMPLEX: lambda codec, data: complex(*_list_of(codec, data)),
     _Code.DATETIME: _unpack_datetime,
@@ -882,7 +901,7 @@ _UNPACKERS: Final[dict[int, Callable[[Codec, memoryview], Any]]] = {
     _Code.BYTEARRAY: lambda _codec, data: bytearray(data),
     _Code.PATH: _unpack_path,
     _Code.RANGE: _unpack_range,
-    _Code.ITEMS: lambda codec, data: dict(_list_of(codec, data)),
+    _Code.ITEMS: _unpack_items,
     _Code.NDARRAY: _unpack_ndarray,
     _Code.NUMPY_SCALAR: _unpack_numpy_scalar,
     _Code.PICKLE: _unpickle,

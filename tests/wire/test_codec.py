@@ -658,3 +658,28 @@ def test_flags_without_a_name_of_their_own_arrive() -> None:
     both = Rights.READ | Rights.WRITE
     assert through({both: [both]}) == {both: [both]}
     assert shapes.Rights.READ in through(both)
+
+
+COLLIDING = [number * (2**61 - 1) + 7 for number in range(3000)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        set(COLLIDING[:1500]),
+        frozenset(COLLIDING[:1500]),
+        dict.fromkeys(COLLIDING[:1500]),
+        {(number, "x") for number in COLLIDING[:1500]},
+    ],
+    ids=["set", "frozenset", "dict", "tuples"],
+)
+def test_untrusted_keys_with_one_hash_are_refused(value: Any) -> None:
+    data = trusted.dumps(trusted.pack(value))
+    assert trusted.loads(data) == value
+    with pytest.raises(EncodingError, match="have the same hash"):
+        untrusted.loads(data)
+
+
+def test_untrusted_keys_with_different_hashes_arrive() -> None:
+    value = {*range(50_000), *COLLIDING[:500], *map(str, range(1000))}
+    assert untrusted.loads(untrusted.dumps(untrusted.pack(value))) == value
