@@ -110,6 +110,52 @@ def tests(session: nox.Session) -> None:
     session.run("pytest", *(session.posargs or SIDE_BY_SIDE))
 
 
+def interpreter(version: str) -> str:
+    """Returns the Python of a version: that in the path, or one of pyenv; else the version, which nox looks for."""
+    found = shutil.which(f"python{version}")
+    kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    installed = [path for path in sorted(kept.glob(f"{version}.*/bin/python")) if path.exists()]
+    works = found and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0
+    return found if found and works else str(installed[-1]) if installed else version
+
+
+def tests_on(version: str) -> None:
+    """Makes the session that runs all tests on one version of Python."""
+
+    def run(session: nox.Session) -> None:
+        tests(session)
+
+    run.__doc__ = f"All tests on Python {version}."
+    nox.session(run, python=interpreter(version), name=f"tests-{version}")
+
+
+SUPPORTED = nox.project.python_versions(PROJECT)
+"""The versions of Python that the classifiers of the project name."""
+for each in SUPPORTED:
+    tests_on(each)
+
+
+@nox.session
+def pythons(session: nox.Session) -> None:
+    """All tests on every supported version of Python that is installed."""
+    for version in SUPPORTED:
+        if Path(interpreter(version)).exists():
+            session.notify(f"tests-{version}")
+        else:
+            session.warn(f"Python {version} is not installed: nothing is tested on it")
+
+
+@nox.session(python=interpreter("3.11"))
+def lowest(session: nox.Session) -> None:
+    """All tests with the oldest dependencies that pyproject.toml allows."""
+    session.install("-q", "uv")
+    group = nox.project.dependency_groups(PROJECT, "test")
+    place = ["--python", str(Path(session.virtualenv.location) / "bin" / "python")]
+    session.run("uv", "pip", "install", "-q", *place, "--resolution", "lowest-direct", "-e", ".[all]", *group)
+    install_programs(session, BROWSER | NETWORK)
+    session.run("pytest", *(session.posargs or SIDE_BY_SIDE))
+
+
 @nox.session
 def chaos(session: nox.Session) -> None:
     """Workers and applications killed at random moments, and other faults: ``-- 1000`` says how many rounds.

@@ -109,13 +109,13 @@ def test_a_program_does_not_load_what_only_a_site_needs() -> None:
 def test_an_extra_that_is_missing_is_named() -> None:
     code = "import sys; sys.modules['msgpack'] = None; import dfm_async.exchange.filepipe.gate"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1].endswith("need an extra here: pip install 'dfm-async[filepipe]'")
+    assert done.stderr.splitlines()[-1].endswith("need an extra here: pip install '.[filepipe]' in a checkout of dfm_async")
 
 
 def test_the_extra_for_web_services_is_named() -> None:
     code = "import sys; sys.modules['starlette'] = None; import dfm_async.web"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1].endswith("pip install 'dfm-async[web]'")
+    assert done.stderr.splitlines()[-1].endswith("pip install '.[web]' in a checkout of dfm_async")
 
 
 def test_every_error_is_public() -> None:

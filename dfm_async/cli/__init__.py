@@ -1,4 +1,4 @@
-"""The command line, ``dfm-async``. Needs the extra ``cli``: ``pip install 'dfm-async[cli]'``."""
+"""The command line, ``dfm-async``. Needs the extra ``cli``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import signal
 import sys
 from importlib.util import find_spec
 from typing import NoReturn
+
+from dfm_async.base.installation import install_hint
 
 __all__ = ["Interrupted", "main"]
 
@@ -22,7 +24,7 @@ def main() -> int:
     """Runs the command line. Says what to install if something is missing; otherwise the program ends here."""
     missing = [name for name in ("typer", "rich") if find_spec(name) is None]
     if missing:
-        sys.stderr.write(f"the command line needs an extra ({', '.join(missing)}): pip install 'dfm-async[cli]'\n")
+        sys.stderr.write(f"the command line needs an extra ({', '.join(missing)}): {install_hint('cli')}\n")
         return 2
     signal.signal(signal.SIGINT, _interrupt)
     from dfm_async.cli.app import app

@@ -12,6 +12,7 @@ from typing import Final, Literal
 import msgspec
 from rich.text import Text
 
+from dfm_async.base.installation import install_hint
 from dfm_async.cli.exits import BadInput, Exit
 from dfm_async.cli.machine import CHECKS
 from dfm_async.cli.streams import StandardOutput
@@ -64,7 +65,7 @@ def _packages() -> list[Finding]:
     try:
         from dfm_async.cli.packages import package_findings
     except ImportError as error:
-        raise BadInput("looking at packages needs packaging: pip install 'dfm-async[cli]'") from error
+        raise BadInput(f"looking at packages needs packaging: {install_hint('cli')}") from error
     return list(package_findings())
 
 

@@ -10,6 +10,7 @@ from typing import Final
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from dfm_async.base.installation import install_hint
 from dfm_async.model.findings import Finding
 
 __all__ = ["package_findings"]
@@ -22,13 +23,13 @@ def package_findings() -> Iterator[Finding]:
     try:
         ours = metadata.distribution(_NAME)
     except metadata.PackageNotFoundError:
-        yield Finding("packages", "bad", f"{_NAME} is not installed", f"pip install {_NAME}")
+        yield Finding("packages", "bad", f"{_NAME} is not installed", "pip install . in a checkout of dfm_async")
         return
     needed = [Requirement(text) for text in ours.requires or ()]
     found = _look(needed, "")
     if found.missing or found.unfit:
         detail = ", ".join(found.missing + found.unfit)
-        yield Finding("packages", "bad", detail, f"pip install --upgrade {_NAME}")
+        yield Finding("packages", "bad", detail, "pip install --upgrade . in a checkout of dfm_async")
     else:
         yield Finding("packages", "ok", ", ".join([f"{_NAME} {ours.version}", *found.fit]))
     for extra in sorted(ours.metadata.get_all("Provides-Extra") or ()):
@@ -38,7 +39,7 @@ def package_findings() -> Iterator[Finding]:
 
 def _extra(needed: list[Requirement], extra: str) -> Finding:
     found = _look(needed, extra)
-    install = f"pip install '{_NAME}[{extra}]'"
+    install = install_hint(extra)
     if found.unfit:
         return Finding(f"extra {extra}", "warn", ", ".join(found.unfit), f"{install} --upgrade")
     if found.missing:

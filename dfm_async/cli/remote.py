@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from dfm_async.base.installation import install_hint
 from dfm_async.cli.exits import BadInput, Unreachable
 from dfm_async.cli.sources import JobSource
 from dfm_async.errors import DfmError, OperationFailed
@@ -32,7 +33,7 @@ try:
     import httpx
     from httpx_sse import ServerSentEvent, SSEError, aconnect_sse
 except ImportError as error:
-    raise BadInput("looking at a service needs httpx and httpx-sse: pip install 'dfm-async[cli]'") from error
+    raise BadInput(f"looking at a service needs httpx and httpx-sse: {install_hint('cli')}") from error
 
 _log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import typer
 
+from dfm_async.base.installation import install_hint
 from dfm_async.cli.exits import BadInput, Exit
 from dfm_async.cli.references import find_pipeline, named_pipelines
 from dfm_async.cli.terminal import terminal
@@ -31,7 +32,7 @@ try:
     from dfm_async.web import Service
     from dfm_async.web.service import valid_name
 except ImportError as error:
-    raise BadInput("a service needs Starlette and uvicorn: pip install 'dfm-async[cli]'") from error
+    raise BadInput(f"a service needs Starlette and uvicorn: {install_hint('cli')}") from error
 
 __all__ = ["Serving", "chosen_pipelines", "serve_federation"]
 

@@ -14,13 +14,14 @@ import time
 from pathlib import Path
 from typing import Final
 
+from dfm_async.base.installation import install_hint
 from dfm_async.deploy.certificates import forget_ending
 from dfm_async.deploy.project import Project
 from dfm_async.errors import DeploymentError
 
 __all__ = ["INSTALL", "PROJECT_FILE", "cached_kits", "newest_kits", "provision", "require_nvflare", "state_file"]
 
-INSTALL: Final = "pip install 'dfm-async[flare]'"
+INSTALL: Final = install_hint("flare")
 PROJECT_FILE: Final = "project.yml"
 _FRESH: Final = 300 * 24 * 3600.0
 """How old kits that are kept may be, in seconds: their certificates are valid for 360 days."""

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from dfm_async.base.installation import install_hint
 from dfm_async.errors import DfmError, HttpCallFailed
 from dfm_async.model.http import HttpOptions, RequestPlan
 from dfm_async.redaction import note_secret
@@ -73,7 +74,7 @@ class HttpCall:
         except msgspec.ValidationError as error:
             raise ValueError(f"the configuration of {operation!r} is wrong: {error}") from None
         if importlib.util.find_spec("httpx") is None:
-            raise DfmError("operations of HTTP services need httpx: pip install 'dfm-async[http]'")
+            raise DfmError(f"operations of HTTP services need httpx: {install_hint('http')}")
         self._operation = operation
         self._client: httpx.AsyncClient | None = None
         self._turns = asyncio.Semaphore(self._options.connections)

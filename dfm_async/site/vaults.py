@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from dfm_async.base.installation import install_hint
 from dfm_async.errors import SecretError
 
 __all__ = ["EnvironmentVault", "FileVault", "KeyringVault", "Vault"]
@@ -141,7 +142,7 @@ class KeyringVault:
         try:
             import keyring  # noqa: F401 - that it can be used is known before the first secret is needed
         except ModuleNotFoundError:
-            raise SecretError("", "", "a keyring needs the package keyring: pip install 'dfm-async[keyring]'") from None
+            raise SecretError("", "", f"a keyring needs the package keyring: {install_hint('keyring')}") from None
         if not service:
             raise SecretError("", "", "a keyring needs the name of a service")
         self._service = service

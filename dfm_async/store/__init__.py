@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dfm_async.base.installation import install_hint
 from dfm_async.errors import StoreError
 
 if TYPE_CHECKING:
@@ -37,6 +38,6 @@ def open_store(url: str) -> Store:
     except ModuleNotFoundError as error:
         if error.name != "aiosqlite":
             raise
-        raise StoreError(url, "a store needs aiosqlite", "pip install 'dfm-async[sqlite]'") from error
+        raise StoreError(url, "a store needs aiosqlite", install_hint("sqlite")) from error
 
     return SqliteStore(path)

@@ -1,9 +1,11 @@
-"""A federation as a web service. Needs the extra ``web``: ``pip install 'dfm-async[web]'``."""
+"""A federation as a web service. Needs the extra ``web``."""
+
+from dfm_async.base.installation import install_hint
 
 try:
     import starlette as _starlette  # noqa: F401 - only to tell in plain words what is missing
 except ImportError as error:
-    raise ImportError("web services need an extra: pip install 'dfm-async[web]'") from error
+    raise ImportError(f"web services need an extra: {install_hint('web')}") from error
 
 from dfm_async.web.access import Action, Authorizer, Principal
 from dfm_async.web.limits import WebLimits

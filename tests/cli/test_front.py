@@ -22,7 +22,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 def test_without_the_extra_it_says_what_to_install() -> None:
     done = python("import sys; sys.modules['typer'] = None; from dfm_async.cli import main; sys.exit(main())")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "the command line needs an extra (typer): pip install 'dfm-async[cli]'\n"
+    assert done.stderr == "the command line needs an extra (typer): pip install '.[cli]' in a checkout of dfm_async\n"
 
 
 def test_help_tells_of_every_command_and_loads_next_to_nothing() -> None:

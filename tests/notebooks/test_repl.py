@@ -1,4 +1,7 @@
-"""In Python's own asynchronous REPL: ``python -m asyncio``."""
+"""In Python's own asynchronous REPL: ``python -m asyncio``.
+
+From 3.13 on it takes input that is not typed one line at a time, so that each statement here has one line.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,10 @@ LINES = """
 from dfm_async import Federation, ForEach, Pipeline, PlaceParam, Session, Yield
 fed = Federation("weather")
 lab = fed.site("lab")
-@lab.operation
-def square(x: int) -> int:
-    return x * x
+def square(x: int) -> int: return x * x
 
-with Pipeline("squares") as pipeline:
-    Yield(square(PlaceParam("x")))
+square = lab.operation(square)
+with Pipeline("squares") as pipeline: Yield(square(PlaceParam("x")))
 
 pipeline
 session = Session(fed, target=TARGET)
@@ -27,8 +28,7 @@ await session.connect()
 job = await session.execute(pipeline, [{"x": 1}, {"x": 2}, {"x": 3}], job_id="repl", watch=True)
 await job.show()
 job
-async for result in job:
-    print("value", result.value)
+async for result in job: print("value", result.value)
 
 await job
 await session.close()

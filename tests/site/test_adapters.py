@@ -393,7 +393,7 @@ async def test_an_adapter_can_send_to_another_job() -> None:
         ("tests.site.adapters.NoBody", "is no adapter: it has no body(...)"),
         ("subprocess.Popen", "is of the standard library"),
         ("os.path.Thing", "is of the standard library"),
-        ("tests.site.adapters.Path", "is really pathlib.Path, of the standard library"),
+        ("tests.site.adapters.Path", "Path, of the standard library"),
         ("dfm_async.session.session.Session", "is a part of dfm_async that is not offered here"),
         ("tests.site.adapters.asyncio", "is no class, but an object of module"),
     ],

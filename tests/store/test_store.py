@@ -73,7 +73,8 @@ except StoreError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "store sqlite:///jobs.db: a store needs aiosqlite. pip install 'dfm-async[sqlite]'"
+    expected = "a store needs aiosqlite. pip install '.[sqlite]' in a checkout of dfm_async"
+    assert done.stdout.strip() == f"store sqlite:///jobs.db: {expected}"
 
 
 # opening and closing

@@ -8,6 +8,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, cast
 
+from dfm_async.base.installation import install_hint
 from dfm_async.exchange import messages as msg
 from dfm_async.exchange.options import AgentOptions
 from dfm_async.exchange.pipes.base import Receiver
@@ -21,7 +22,7 @@ try:
 
     from dfm_async.exchange.cell.models import CellCodec, from_fl_model, to_fl_model
 except ImportError as error:
-    raise ImportError("a job of NVFLARE 2.9 needs it here too: pip install 'dfm-async[flare]'") from error
+    raise ImportError(f"a job of NVFLARE 2.9 needs it here too: {install_hint('flare')}") from error
 
 if TYPE_CHECKING:
     from dfm_async.exchange.agent import FlareAgent

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any, Final, cast
 
+from dfm_async.base.installation import install_hint
 from dfm_async.exchange import messages as msg
 from dfm_async.exchange.launcher import Invitation
 from dfm_async.exchange.options import ExecutorOptions
@@ -21,7 +22,7 @@ try:
     from dfm_async.exchange.cell.host import BOOTSTRAP_VARIABLE, CellHost, CellLaunch
     from dfm_async.exchange.cell.models import CellCodec, to_model, to_shareable
 except ImportError as error:
-    raise ImportError("programs of NVFLARE 2.9 need it here too: pip install 'dfm-async[flare]'") from error
+    raise ImportError(f"programs of NVFLARE 2.9 need it here too: {install_hint('flare')}") from error
 
 __all__ = ["CellGate"]
 

@@ -9,6 +9,7 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
+from dfm_async.base.installation import install_hint
 from dfm_async.errors import FobsError
 from dfm_async.exchange import messages as msg
 from dfm_async.exchange.filepipe.queue import DirectoryQueue, Received, Sent, Side
@@ -21,7 +22,7 @@ from dfm_async.runtime.once import in_thread
 try:
     from dfm_async.exchange.filepipe import fobs
 except ImportError as error:
-    raise ImportError("programs of NVFLARE 2.5 to 2.8 need an extra here: pip install 'dfm-async[filepipe]'") from error
+    raise ImportError(f"programs of NVFLARE 2.5 to 2.8 need an extra here: {install_hint('filepipe')}") from error
 
 __all__ = ["FilePipe"]
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from dfm_async.base.installation import install_hint
 from dfm_async.errors import FlareError
 from dfm_async.targets.flare.gateway import Frames
 from dfm_async.targets.flare.user_kit import UserKit
@@ -144,5 +145,5 @@ def _advice(error: str) -> str:
     if error.startswith("AuthorizationError"):
         return "FLARE's policy does not let this user do that: pipelines need the role lead or project_admin"
     if "nvflare" in error and "ModuleNotFound" in error:
-        return "Install it: pip install 'dfm-async[flare]'"
+        return f"Install it: {install_hint('flare')}"
     return "Look whether the server runs ('dfm-async flare doctor KIT' tells), and whether the kit is this user's"

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from dfm_async.base.installation import install_hint
 from dfm_async.errors import DfmError, SessionClosed
 from dfm_async.federation.federation import Federation
 from dfm_async.model.options import LocalOptions
@@ -149,5 +150,5 @@ def _uvloop() -> Callable[[], asyncio.AbstractEventLoop]:
     try:
         import uvloop
     except ImportError as error:
-        raise DfmError("LocalOptions(uvloop=True) needs uvloop: pip install 'dfm-async[uvloop]'") from error
+        raise DfmError(f"LocalOptions(uvloop=True) needs uvloop: {install_hint('uvloop')}") from error
     return uvloop.new_event_loop
