@@ -126,7 +126,7 @@ def tests_on(version: str) -> None:
         tests(session)
 
     run.__doc__ = f"All tests on Python {version}."
-    nox.session(run, python=interpreter(version), name=f"tests-{version}")
+    nox.session(python=interpreter(version), name=f"tests-{version}")(run)
 
 
 SUPPORTED = nox.project.python_versions(PROJECT)

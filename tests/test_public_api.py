@@ -16,6 +16,7 @@ import pytest
 
 import dfm_async
 from dfm_async import deploy, discovery, drawing, errors, exchange, site, telemetry, testing, web
+from dfm_async.base.installation import install_hint
 from dfm_async.errors import FileProblem, Problem
 from dfm_async.exchange import sync
 from dfm_async.exchange.filepipe.gate import FilePipeGate
@@ -109,13 +110,13 @@ def test_a_program_does_not_load_what_only_a_site_needs() -> None:
 def test_an_extra_that_is_missing_is_named() -> None:
     code = "import sys; sys.modules['msgpack'] = None; import dfm_async.exchange.filepipe.gate"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1].endswith("need an extra here: pip install '.[filepipe]' in a checkout of dfm_async")
+    assert done.stderr.splitlines()[-1].endswith(f"need an extra here: {install_hint('filepipe')}")
 
 
 def test_the_extra_for_web_services_is_named() -> None:
     code = "import sys; sys.modules['starlette'] = None; import dfm_async.web"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1].endswith("pip install '.[web]' in a checkout of dfm_async")
+    assert done.stderr.splitlines()[-1].endswith(install_hint("web"))
 
 
 def test_every_error_is_public() -> None:

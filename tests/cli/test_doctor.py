@@ -7,6 +7,7 @@ from importlib import metadata
 
 import pytest
 
+from dfm_async.base.installation import install_hint
 from dfm_async.cli.machine import CHECKS
 from dfm_async.cli.packages import package_findings
 from dfm_async.model.findings import Finding
@@ -56,4 +57,4 @@ def test_packages_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     told = {finding.name: finding for finding in package_findings()}
     assert (told["packages"].state, told["packages"].detail) == ("bad", "msgspec is missing")
     assert (told["extra cli"].state, told["extra cli"].detail) == ("warn", "typer is 0.1, needed is >=0.15")
-    assert told["extra uvloop"].detail == "not installed; if you want it: pip install '.[uvloop]' in a checkout of dfm_async"
+    assert told["extra uvloop"].detail == f"not installed; if you want it: {install_hint('uvloop')}"
