@@ -82,7 +82,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def serve(session: nox.Session) -> None:
     """The example service, with its live page."""
-    session.install("-q", "-e", ".[web,sqlite]", "fastapi>=0.115", "uvicorn>=0.35")
+    session.install("-q", "-e", ".[web,sqlite]", "fastapi>=0.115", "uvicorn>=0.53")
     session.run("python", "examples/service.py", *session.posargs)
 
 

@@ -14,7 +14,7 @@ from dfm_async import Advise, Federation, Pipeline, PlaceParam, Session, TryFrom
 from dfm_async.discovery import SingleFieldAdvice
 
 FOLDER = Path(__file__).parent / "rivers"
-fed = Federation.from_yaml(FOLDER / "federation.dfm.yaml", packages=("rivers",))
+fed = Federation.from_yaml(FOLDER / "federation.dfm.yaml", packages=("rivers", "dfm_async.site.vaults"))
 ops = fed.operations
 
 with Pipeline("which rivers", mode="discovery") as question:

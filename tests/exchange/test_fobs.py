@@ -297,7 +297,7 @@ def test_an_array_can_be_changed_and_does_not_keep_the_message() -> None:
         ([{"a": (object(),)}], "builtins.object"),
         (defaultdict(int), "collections.defaultdict"),
         (np.float16(1), "numpy.float16"),
-        (np.zeros(2).view(np.recarray), "numpy.rec.recarray"),
+        (np.zeros(2).view(np.recarray), f"{np.recarray.__module__}.recarray"),
         (frozenset(), "builtins.frozenset"),
         (np.array([object()]), "numpy.ndarray"),
         (np.zeros(2, dtype=[("a", "i4")]), "numpy.ndarray"),
