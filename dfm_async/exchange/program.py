@@ -14,6 +14,7 @@ from dfm_async.errors import ProgramFailed
 from dfm_async.exchange.executor import LauncherExecutor
 from dfm_async.exchange.gate import Gate
 from dfm_async.exchange.launcher import Invitation
+from dfm_async.exchange.nvflare import ParamsExchange, ParamsFormat, ParamsTransfer
 from dfm_async.exchange.options import ExecutorOptions
 from dfm_async.exchange.subprocess_launcher import SubprocessLauncher, check_environment, check_grace, command_line
 from dfm_async.exchange.task import Task
@@ -43,11 +44,17 @@ class Program:
         cwd: the folder to start it in.
         shutdown_timeout: how long it gets to end when it was asked to, and once more after SIGTERM, in seconds.
         task: the name of its tasks; by default the name of the operation. Results of tasks called ``validate`` must
-            have metrics, and of ``submit_model`` a model, unless ``options`` has other names for these.
+            have metrics, and of ``submit_model`` a model, unless ``options`` has other names for these. With the
+            transports for NVFLARE, operations that have none of the three names give ``train`` tasks.
         transport: how the two talk. ``nvflare-2.8`` and ``nvflare-2.9`` are for unmodified scripts that use
             ``nvflare.client`` of that version (2.5 to 2.8 by files, in the folder ``cwd``; 2.9 needs the extra
             ``flare``). Such a program takes one argument, a ``Model`` or a mapping of parameters, besides ``round`` and
-            ``total_rounds``, and its value is a ``Model``.
+            ``total_rounds``, and its value is a ``Model``. With no argument, it gets a model without parameters.
+        site_name: the name of the site as the program sees it, where that must be another one than the site's own,
+            such as ``site-1``.
+        params_exchange_format: what a script of NVFLARE works with: ``pytorch`` for PyTorch and Lightning,
+            ``keras_layer_weights`` for Keras. NVFLARE's client converts in the program; here, arrays are numpy's.
+        params_transfer_type: ``DIFF`` lets NVFLARE's client send differences, where the script sends parameters.
         options: how long to wait for what. All names of tasks are allowed.
     """
 
@@ -59,6 +66,9 @@ class Program:
     shutdown_timeout: float = 5.0
     task: str | None = None
     transport: Literal["unix", "tcp", "nvflare-2.8", "nvflare-2.9"] = "unix"
+    site_name: str | None = None
+    params_exchange_format: ParamsFormat = "numpy"
+    params_transfer_type: ParamsTransfer = "FULL"
     options: ExecutorOptions = field(default_factory=ExecutorOptions)
 
     def __post_init__(self) -> None:
@@ -76,6 +86,14 @@ class Program:
             raise TypeError(f"task must be a name that is not empty, not {self.task!r}")
         if self.transport not in _TRANSPORTS:
             raise ValueError(f"transport must be one of {', '.join(_TRANSPORTS)}, not {self.transport!r}")
+        if self.site_name is not None and (not isinstance(self.site_name, str) or not self.site_name):
+            raise TypeError(f"site_name must be a name that is not empty, not {self.site_name!r}")
+        params = ParamsExchange(self.params_exchange_format, self.params_transfer_type)
+        if params != ParamsExchange() and self.transport not in _NVFLARE:
+            raise ValueError(
+                "params_exchange_format and params_transfer_type are for scripts that use nvflare.client: "
+                f"set transport='nvflare-2.8' or 'nvflare-2.9', not {self.transport!r}"
+            )
         if not isinstance(self.options, ExecutorOptions):
             raise TypeError(f"options must be ExecutorOptions, not {self.options!r}")
         if self.transport == "nvflare-2.8" and self.cwd is not None and self.processes > 1:
@@ -86,21 +104,19 @@ class Program:
 
     @property
     def body_class(self) -> type[ProgramBody]:
-        """The class whose objects run the program, one per job."""
+        """The class whose objects run the program: one per job, for all operations of a site with this program."""
         return ProgramBody
 
 
 class ProgramBody:
-    """Runs the calls of one operation in one job.
+    """Runs the calls of one program in one job.
 
     Args:
         program: the program.
-        operation: the name of the operation.
     """
 
-    def __init__(self, program: Program, operation: str) -> None:
+    def __init__(self, program: Program) -> None:
         self._program = program
-        self._operation = operation
         self._free = asyncio.Semaphore(program.processes)
         self._idle: list[_Runner] = []
         self._all: list[_Runner] = []
@@ -108,8 +124,11 @@ class ProgramBody:
     async def body(self, context: OperationContext, **arguments: Any) -> Any:
         """One call."""
         program = self._program
-        name = program.task or self._operation
-        data = _only(arguments) if program.transport in _NVFLARE else arguments
+        nvflare = program.transport in _NVFLARE
+        name = program.task or context.operation
+        if nvflare and program.task is None and name not in program.options.task_names:
+            name = program.options.train_task_name  # else the script would take none of its branches
+        data = _only(arguments) if nvflare else arguments
         task = Task(name, data, round=_number(arguments, "round"), total_rounds=_number(arguments, "total_rounds"))
         async with self._free:
             runner = self._idle.pop() if self._idle else await self._new(context)
@@ -168,7 +187,7 @@ class _Runner:
             launcher,
             msgspec.structs.replace(program.options, other_tasks=("*",)),  # the operation's name is the task's
             transport=_transport(program),
-            site=context.site,
+            site=program.site_name or context.site,
             job=context.job_id,
             on_metrics=self._metrics,
             on_progress=self._progress,
@@ -202,22 +221,28 @@ def _transport(program: Program) -> Literal["unix", "tcp"] | Gate:
     if program.transport == "nvflare-2.8":
         from dfm_async.exchange.filepipe.gate import FilePipeGate
 
-        return FilePipeGate(folder=program.cwd)
+        return FilePipeGate(
+            folder=program.cwd,
+            params_exchange_format=program.params_exchange_format,
+            params_transfer_type=program.params_transfer_type,
+        )
     if program.transport == "nvflare-2.9":
         from dfm_async.exchange.cell.gate import CellGate
 
-        return CellGate()
+        return CellGate(
+            params_exchange_format=program.params_exchange_format, params_transfer_type=program.params_transfer_type
+        )
     return program.transport
 
 
 def _only(arguments: Mapping[str, Any]) -> Any:
     found = [value for name, value in arguments.items() if name not in _ROUNDS]
-    if len(found) != 1:
-        names = ", ".join(name for name in arguments if name not in _ROUNDS) or "none"
+    if len(found) > 1:
+        names = ", ".join(name for name in arguments if name not in _ROUNDS)
         raise TypeError(
             f"a program of NVFLARE takes one model besides round and total_rounds, but the call has {names}"
         )
-    return found[0]
+    return found[0] if found else None
 
 
 def _number(arguments: Mapping[str, Any], name: str) -> int | None:

@@ -64,9 +64,10 @@ GENERATORS = frozenset({CodeKind.GENERATOR, CodeKind.ASYNC_GENERATOR})
 class ExternalCode(Protocol):
     """A program that does the work of an operation: what ``program=`` takes.
 
-    Its ``body_class`` is built once per job at a site, as ``body_class(program=..., operation=...)`` with this object
-    and the operation's name. It has ``async def body(self, context, **arguments)``, which gets every declared argument
-    by its name, streams as lists; and ``async def aclose(self)``, called when the job has ended there.
+    Its ``body_class`` is built once per job at a site, as ``body_class(program=...)`` with this object; operations with
+    equal programs share what was built, and ``context.operation`` names the one that is called. It has
+    ``async def body(self, context, **arguments)``, which gets every declared argument by its name, streams as lists;
+    and ``async def aclose(self)``, called when the job has ended there.
     """
 
     @property

@@ -283,7 +283,7 @@ class Site:
             if in_process or args is not None:
                 what = "in_process=True, because it has a process of its own" if in_process else "args="
                 raise TypeError(f"operation {name!r} is an external program: it does not take {what}")
-            code, args = body_of(program, signature), {"program": program, "operation": name}
+            code, args = body_of(program, signature), {"program": program}
         adapter = Adapter(
             operation=name,
             code=code,

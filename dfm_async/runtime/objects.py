@@ -32,12 +32,24 @@ T = TypeVar("T")
 class JobObjects:
     """The objects of one job at one location. Those that have ``aclose`` or else ``close`` get it called, once."""
 
-    __slots__ = ("_adapters", "_built", "_closable", "_closing", "_flights", "_job", "_shared", "ending", "site_object")
+    __slots__ = (
+        "_adapters",
+        "_built",
+        "_closable",
+        "_closing",
+        "_flights",
+        "_job",
+        "_programs",
+        "_shared",
+        "ending",
+        "site_object",
+    )
 
     def __init__(self, job: SiteJob) -> None:
         self._job = job
         self._built: dict[int, Any] = {}
         self._adapters: dict[Hashable, Any] = {}
+        self._programs: list[tuple[Adapter, Any]] = []
         self._flights = Flights()
         self._closable: list[Any] = []
         self._shared: list[Any] = []
@@ -58,12 +70,25 @@ class JobObjects:
         return self._closing is not None
 
     def get(self, callee: Callee) -> Any:
-        """The object of a class; it is built when it is first asked for."""
+        """The object of a class; it is built when it is first asked for. Equal external programs share one."""
         key = id(callee)
         if key not in self._built:
-            built = self._built[key] = callee.build(self)
-            self._keep(self._closable, built)
+            shared = self._program_like(callee) if callee.external else None
+            if shared is None:
+                shared = callee.build(self)
+                self._keep(self._closable, shared)
+                if callee.external:
+                    self._programs.append((callee.adapter, shared))
+            self._built[key] = shared
         return self._built[key]
+
+    def _program_like(self, callee: Callee) -> Any:
+        """What was built for another operation with the same program; None if there is none."""
+        wanted = callee.adapter
+        for adapter, built in self._programs:
+            if adapter.code is wanted.code and adapter.args == wanted.args:
+                return built
+        return None
 
     def _keep(self, among: list[Any], built: Any) -> None:
         """Notes an object that is to be closed, if it can be."""

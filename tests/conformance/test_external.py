@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,8 @@ from tests.conftest import Connect
 class FakeBody:
     """Stands for a program: gives back what it got."""
 
-    def __init__(self, program: FakeProgram, operation: str) -> None:
+    def __init__(self, program: FakeProgram) -> None:
         self.program = program
-        self.operation = operation
         self.calls = 0
 
     async def body(self, context: OperationContext, **arguments: Any) -> Any:
@@ -36,19 +36,21 @@ class FakeBody:
         context.metrics({"calls": self.calls})
         if context.attempt <= self.program.failures:
             raise OSError("the program has crashed")
-        return {"program": self.program.path, "operation": self.operation, "node": context.node, **arguments}
+        return {"program": self.program.path, "operation": context.operation, "node": context.node, **arguments}
 
     async def aclose(self) -> None:
         with (Path(self.program.path) / "closed").open("a") as file:
-            file.write(f"{self.operation} after {self.calls}\n")
+            file.write(f"after {self.calls}\n")
 
 
+@dataclass(frozen=True)
 class FakeProgram:
-    body_class = FakeBody
+    path: str
+    failures: int = 0
 
-    def __init__(self, path: str, failures: int = 0) -> None:
-        self.path = path
-        self.failures = failures
+    @property
+    def body_class(self) -> type[FakeBody]:
+        return FakeBody
 
 
 def never() -> Any:
@@ -127,9 +129,23 @@ async def test_the_object_of_a_program_serves_its_job_and_is_closed_with_it(
     async with connect(made.federation) as session:
         job = await session.execute(pipeline)
         assert sorted(r.value["weights"]["x"] for r in await job.collect()) == [1, 2, 3]
-        assert (tmp_path / "closed").read_text() == "train after 3\n"
+        assert (tmp_path / "closed").read_text() == "after 3\n"
         calls = [event.values["calls"] async for event in job.events() if isinstance(event, Metrics)]
         assert calls == [1, 2, 3]
+
+
+async def test_operations_with_equal_programs_share_one_object_in_a_job(
+    connect: Connect, made: Federated, tmp_path: Path
+) -> None:
+    with Pipeline("p") as pipeline:
+        trained = made.train({"x": 1})
+        Yield(made.read(made.numbers(2), trained))
+        Yield(made.unreliable(7), place="another program")
+    async with connect(made.federation) as session:
+        job = await session.execute(pipeline)
+        values = {result.place: result.value for result in await job.collect()}
+    assert (values["yield"]["operation"], values["yield"]["more"]["operation"]) == ("read", "train")
+    assert sorted((tmp_path / "closed").read_text().splitlines()) == ["after 2", "after 3"]
 
 
 async def test_a_program_that_fails_is_tried_again(connect: Connect, made: Federated) -> None:

@@ -71,6 +71,11 @@ async def test_what_a_process_says_after_its_result_belongs_to_its_own_call(
         ({"task": ""}, "task must be a name"),
         ({"transport": "udp"}, "transport must be one of"),
         ({"options": {}}, "options must be ExecutorOptions"),
+        ({"site_name": ""}, "site_name must be a name"),
+        ({"params_exchange_format": "torch", "transport": "nvflare-2.9"}, "params_exchange_format must be one of"),
+        ({"params_transfer_type": "SOME", "transport": "nvflare-2.9"}, "params_transfer_type must be FULL or DIFF"),
+        ({"params_exchange_format": "pytorch"}, "are for scripts that use nvflare.client"),
+        ({"params_transfer_type": "DIFF", "transport": "tcp"}, "are for scripts that use nvflare.client"),
         ({"transport": "nvflare-2.8", "cwd": "/tmp", "processes": 2}, "only one of them at a time"),
     ],
 )

@@ -20,12 +20,11 @@ from dfm_async.workers.shipping import load_site, ship_site
 class Body:
     """Runs no program, and tells what it would pass to one."""
 
-    def __init__(self, program: Program, operation: str) -> None:
+    def __init__(self, program: Program) -> None:
         self.program = program
-        self.operation = operation
 
     async def body(self, context: Any, **arguments: Any) -> Any:
-        return [self.program.path, self.operation, arguments]
+        return [self.program.path, arguments]
 
     async def aclose(self) -> None:
         pass
@@ -71,7 +70,7 @@ def test_the_function_declares_and_the_class_of_the_program_is_the_code(site: Si
     adapter = site.adapters["train", None]
     assert adapter.code is Body
     assert adapter.per_job
-    assert adapter.args == {"program": P, "operation": "train"}
+    assert adapter.args == {"program": P}
     assert adapter.kind is CodeKind.ASYNC
     assert list(adapter.signature.parameters.parameters) == ["weights", "rate"]
     assert adapter.signature.types == {"weights": dict[str, float], "rate": float}
@@ -106,7 +105,7 @@ def test_other_options_work_as_for_others(site: Site) -> None:
     adapter = site.adapter("learn", "gpu")
     assert adapter is not None
     assert (adapter.retry, adapter.deadline, adapter.cost) == (retry, 5.0, Cost(fixed_time=2))
-    assert adapter.args["operation"] == "learn"
+    assert (adapter.operation, adapter.args) == ("learn", {"program": P})
     with pytest.raises(TypeError, match="'learn' is an external program"):
         train({})
 
@@ -134,7 +133,7 @@ def test_a_program_can_implement_an_operation_and_code_can_implement_that_of_a_p
         raise AssertionError("the body of a declaration is never run")
 
     adapter = there.adapters["fit", "gpu"]
-    assert (adapter.code, adapter.args) == (Body, {"program": P, "operation": "fit"})
+    assert (adapter.code, adapter.args) == (Body, {"program": P})
     assert adapter.signature.parameters.parameters["y"].default == 5
     assert fit(1) == 2
 
@@ -168,7 +167,7 @@ async def _flow(x: int) -> AsyncIterator[int]:
     ("code", "what"),
     [
         (Body, "a class"),
-        (Body(P, "x"), "an object of Body"),
+        (Body(P), "an object of Body"),
         (_coroutine, "an async function"),
         (_generator, "a generator"),
         (_flow, "an async generator"),
@@ -218,7 +217,7 @@ def test_a_program_travels_without_the_function_that_declares_it(site: Site) -> 
 
     _, (arrived,) = load_site(ship_site(site, "home"))
     assert (arrived.operation, arrived.provider, arrived.deadline) == ("train", "gpu", 3.0)
-    assert (arrived.code, arrived.args) == (Body, {"program": P, "operation": "train"})
+    assert (arrived.code, arrived.args) == (Body, {"program": P})
     assert arrived.declared is not None
     parameters = arrived.signature.parameters.parameters.values()
     assert [(p.name, p.default) for p in parameters] == [

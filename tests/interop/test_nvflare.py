@@ -25,7 +25,11 @@ AGENT = f"env -u PYTHONPATH {sys.executable} {PROGRAMS / 'our_agent.py'}"
 INITIAL = np.arange(1, 10, dtype=np.float32).reshape(3, 3)
 
 
-METRICS = sorted([site, "loss", 1.0 / (1 + number), number] for site in ("site-1", "site-2") for number in range(2))
+METRICS = sorted(
+    [site, f"loss of {site} in simulate_job", 1.0 / (1 + number), number]
+    for site in ("site-1", "site-2")
+    for number in range(2)
+)
 
 
 class Stock:
@@ -185,3 +189,46 @@ async def test_a_script_of_2_8_is_an_operation_of_a_pipeline(nvflare_2_8: Path) 
     assert result.value.params["w"].tolist() == [2.0, 2.0, 2.0]
     found = [event for event in events if isinstance(event, Metrics)]
     assert [(event.values, event.step) for event in found] == [({"loss": 1.0}, 0), ({"loss": 0.5}, 1)]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("transport", ["nvflare-2.8", "nvflare-2.9"])
+def test_a_program_of_nvflare_serves_cross_site_evaluation(
+    nvflare_2_8: Path, nvflare_2_9: Path, transport: str
+) -> None:
+    python = nvflare_2_8 if transport == "nvflare-2.8" else nvflare_2_9
+    done = subprocess.run(
+        [nvflare_2_9, PROGRAMS / "cross_site.py", python, transport],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    assert lines, done.stdout[-3000:] + done.stderr[-5000:]
+    found = json.loads(lines[0].removeprefix("FOUND "))
+    places = ("learn", "submit_model", "validate")
+    assert [found[place]["kind"] for place in places] == ["train", "submit", "evaluate"]
+    assert [found[place]["site"] for place in places] == ["site-1"] * 3
+    assert len({found[place]["process"] for place in places}) == 1, "one process serves the three operations"
+    assert found["learn"]["meta"]["site_name"] == "site-1"
+    assert found["submit_model"]["meta"] == {"site_name": "site-1", "submit_model_name": "best_model"}
+    assert found["submit_model"]["params"] == [1.0, 1.0]
+    assert found["validate"]["metrics"] == {"loss": 0.5}
+    assert found["logged"] == {
+        "scalar": [1.5, 3],
+        "scalars/a": [1.0, 3],
+        "scalars/b": [2.0, 3],
+        "metrics/w": [3.0, 4],
+        "rate": [0.1, None],
+        "params/layers": [2, None],
+        "params/name": ["net", None],
+        "metric": [4.0, 5],
+        "metrics/m": [5.0, 5],
+        "text": ["words", None],
+        "tag": ["blue", None],
+        "tags/t": ["red", None],
+    }
+    if transport == "nvflare-2.9":
+        assert found["tensors"] == {"params": [1.0, 1.0], "kind": "DIFF", "types": ["Tensor"]}
+        assert "Set params_exchange_format='pytorch'" in found["refused"]["reason"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import threading
 from typing import TYPE_CHECKING, Any, cast
 
 from dfm_async.base.installation import install_hint
+from dfm_async.errors import HandshakeRefused
 from dfm_async.exchange import messages as msg
 from dfm_async.exchange.options import AgentOptions
 from dfm_async.exchange.pipes.base import Receiver
@@ -19,6 +21,7 @@ from dfm_async.runtime.once import in_thread
 try:
     import nvflare.client as flare
     from nvflare.apis.analytix import AnalyticsDataType
+    from nvflare.client.cell.bootstrap import BOOTSTRAP_FILE_ENV_VAR, BootstrapKey, read_bootstrap_config
 
     from dfm_async.exchange.cell.models import CellCodec, from_fl_model, to_fl_model
 except ImportError as error:
@@ -33,7 +36,11 @@ _log = logging.getLogger(__name__)
 
 
 def agent_of_cell_api(kind: type[FlareAgent], options: AgentOptions | None, **rest: Any) -> FlareAgent:
-    """Makes an agent that talks through ``nvflare.client``, which finds its site by itself."""
+    """Makes an agent that talks through ``nvflare.client``, which finds its site by itself.
+
+    Raises:
+        HandshakeRefused: the bootstrap file cannot be read.
+    """
     # NVFLARE has signs of life of its own, and tells how they end.
     options = options or AgentOptions(heartbeat_timeout=0)
 
@@ -42,7 +49,15 @@ def agent_of_cell_api(kind: type[FlareAgent], options: AgentOptions | None, **re
         pipe.start()
         return pipe
 
-    return kind(None, options, **{"codec": CellCodec(), **rest}, pipe=connect)
+    agent = kind(None, options, **{"codec": CellCodec(), **rest}, pipe=connect)
+    path = os.environ[BOOTSTRAP_FILE_ENV_VAR]
+    try:
+        config = read_bootstrap_config(path)
+        # A program that attaches learns its job later, from its site.
+        agent.site, agent.job = str(config[BootstrapKey.SITE_NAME]), str(config.get(BootstrapKey.JOB_ID) or "")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise HandshakeRefused(f"{path} cannot be read as a bootstrap file of NVFLARE: {error!r}") from error
+    return agent
 
 
 class ClientApiPipe:

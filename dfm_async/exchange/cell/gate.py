@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 from dfm_async.base.installation import install_hint
 from dfm_async.exchange import messages as msg
 from dfm_async.exchange.launcher import Invitation
+from dfm_async.exchange.nvflare import ParamsExchange, ParamsFormat, ParamsTransfer, task_headers, unreadable
 from dfm_async.exchange.options import ExecutorOptions
 from dfm_async.exchange.pipes.base import Pipe, Receiver
 from dfm_async.exchange.task import OK, Model
@@ -36,11 +37,19 @@ class CellGate:
     Needs the extra ``flare``. NVFLARE runs threads of its own in this process. Those of the connection end when the
     executor does; a few that it has once per process stay, and do not keep the process from ending.
     Tasks and results are a ``Model``, or a mapping of parameter names and arrays.
+
+    Args:
+        params_exchange_format: what the script works with: ``pytorch`` for PyTorch and Lightning,
+            ``keras_layer_weights`` for Keras. NVFLARE's client converts in the program; here, arrays are numpy's.
+        params_transfer_type: ``DIFF`` lets NVFLARE's client send differences, where the script sends parameters.
     """
 
     codec = CellCodec()
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, params_exchange_format: ParamsFormat = "numpy", params_transfer_type: ParamsTransfer = "FULL"
+    ) -> None:
+        self._params = ParamsExchange(params_exchange_format, params_transfer_type)
         self._options = ExecutorOptions()
         self._host: CellHost | None = None
         self._folder: str | None = None
@@ -61,7 +70,7 @@ class CellGate:
         if host is None or folder is None:
             raise RuntimeError("the gate is not open")
         self.forget()
-        pipe = self._pipe = CellPipe(host, on_up)
+        pipe = self._pipe = CellPipe(host, on_up, self._options.submit_model_task_name)
         host.expect(pipe.launch)
         path = os.path.join(folder, f"{next(self._launches)}.json")
         options = self._options
@@ -69,9 +78,7 @@ class CellGate:
             pipe.launch,
             path,
             {
-                "exchange_format": "numpy",
-                "server_expected_format": "numpy",
-                "transfer_type": "FULL",
+                **self._params.config,
                 "train_with_eval": options.train_with_evaluation,
                 "train_task_name": options.train_task_name,
                 "eval_task_name": options.evaluate_task_name,
@@ -106,6 +113,7 @@ class CellPipe:
     Args:
         host: our cell.
         on_up: is called when the program is there.
+        submit_model: the name of tasks that ask for a model.
     """
 
     can_resend = False
@@ -113,8 +121,9 @@ class CellPipe:
     silence = 0.0
     has_metrics = True
 
-    def __init__(self, host: CellHost, on_up: Callable[[Pipe], None]) -> None:
+    def __init__(self, host: CellHost, on_up: Callable[[Pipe], None], submit_model: str) -> None:
         self.up = False
+        self._submit_model = submit_model
         self._host = host
         self._on_up = on_up
         self._receiver: Receiver | None = None
@@ -130,6 +139,7 @@ class CellPipe:
             on_up=self._came,
             on_alive=lambda: self._deliver(msg.Beat()),
             on_result=self._answered,
+            on_unreadable=self._unreadable,
             on_settled=self._settled.set,
             on_metric=self._measured,
         )
@@ -195,8 +205,8 @@ class CellPipe:
             if self._receiver is not None:
                 self._receiver.lost(reason)
 
-    def _measured(self, name: str, value: Any, step: int | None) -> None:
-        self._deliver(msg.Metrics(next(self._numbers), cast("bytes", {name: value}), step))
+    def _measured(self, values: dict[str, Any], step: int | None) -> None:
+        self._deliver(msg.Metrics(next(self._numbers), cast("bytes", values), step))
 
     async def _give(self, offer: msg.TaskOffer) -> None:
         model = cast("Model | None", cast("object", offer.data))
@@ -207,6 +217,10 @@ class CellPipe:
                 shareable.set_header("current_round", offer.round)
             if offer.total_rounds is not None:
                 shareable.set_header("num_rounds", offer.total_rounds)
+            asks = offer.name == self._submit_model
+            headers = task_headers(model, self._host.site, self._host.job, submit_model=asks)
+            for name, value in headers.items():
+                shareable.set_header(name, value)
             await self._host.give_task(self.launch, offer.task, offer.name, shareable)
         except ConnectionError as error:  # no answer of the program: most likely it has ended, and that is the news
             self._settled.set()
@@ -221,12 +235,20 @@ class CellPipe:
         if self._closing is None:
             self._tasks.start(self._fetch(task, result), f"fetching the result of task {task}")
 
+    def _unreadable(self, reason: str) -> None:
+        task, self.launch.task = self.launch.task, None
+        if task is not None:
+            self._settled.set()
+            self._failed(task, f"the result cannot be read: {reason}")
+
+    def _failed(self, task: str, reason: str) -> None:
+        self._deliver(msg.ResultOffer(task, task, "BAD_TASK_DATA", cast("bytes", None), [], reason))
+
     async def _fetch(self, task: str, result: Any) -> None:
         try:
             model = to_model(await self._host.fetch(self.launch, result))
         except Exception as error:  # noqa: BLE001 - as above
-            reason = f"the result could not be fetched, or is no model: {error}"
-            self._deliver(msg.ResultOffer(task, task, "BAD_TASK_DATA", cast("bytes", None), [], reason))
+            self._failed(task, f"the result could not be fetched, or is not a model: {unreadable(error)}")
         else:
             self._deliver(msg.ResultOffer(task, task, OK, cast("bytes", model), []))
 

@@ -6,6 +6,7 @@ NVFLARE calls back in its own threads; everything is handed over to the event lo
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import secrets
 import uuid
@@ -25,7 +26,7 @@ from nvflare.client.cell.bootstrap import (
     write_bootstrap_config,
 )
 from nvflare.client.cell.defs import CHANNEL, PROTOCOL_VERSION, MsgKey, Topic
-from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.cell import Adapter, Cell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
@@ -33,6 +34,7 @@ from nvflare.fuel.f3.streaming.download_service import DownloadService
 from nvflare.fuel.utils.fobs import FOBSContextKey
 
 from dfm_async.errors import TaskRejected
+from dfm_async.exchange.nvflare import named_metrics, unreadable
 from dfm_async.runtime.once import in_thread
 
 __all__ = ["BOOTSTRAP_VARIABLE", "CellHost", "CellLaunch"]
@@ -58,8 +60,9 @@ class CellLaunch:
         on_up: the program is there.
         on_alive: it gave a sign of life.
         on_result: it has answered a task, by id and shareable.
+        on_unreadable: its answer to the current task cannot be decoded, and why.
         on_settled: it has handed over everything that belongs to its answer.
-        on_metric: it measured something: name, value, step.
+        on_metric: it measured something: values by name, and the step.
     """
 
     def __init__(
@@ -69,8 +72,9 @@ class CellLaunch:
         on_up: Callable[[], None],
         on_alive: Callable[[], None],
         on_result: Callable[[str, Any], None],
+        on_unreadable: Callable[[str], None],
         on_settled: Callable[[], None],
-        on_metric: Callable[[str, Any, int | None], None],
+        on_metric: Callable[[dict[str, Any], int | None], None],
     ) -> None:
         self.name = name
         self.token = secrets.token_urlsafe(32)
@@ -80,6 +84,7 @@ class CellLaunch:
         self.on_up = on_up
         self.on_alive = on_alive
         self.on_result = on_result
+        self.on_unreadable = on_unreadable
         self.on_settled = on_settled
         self.on_metric = on_metric
 
@@ -95,12 +100,12 @@ class CellHost:
     """
 
     def __init__(self, site: str, job: str, heartbeat_interval: float, heartbeat_timeout: float) -> None:
-        self._site = site or "site"
-        self._job = job or "job"
+        self.site = site or "site"
+        self.job = job or "job"
         self._beat = (heartbeat_interval, heartbeat_timeout)
         self._loop = asyncio.get_running_loop()
         # Three parts, on the side of clients: such a cell never tries to reach a server.
-        self._name = f"{_plain(self._site)}.{_plain(self._job)}.dfm_{uuid.uuid4().hex[:8]}"
+        self._name = f"{_plain(self.site)}.{_plain(self.job)}.dfm_{uuid.uuid4().hex[:8]}"
         self._launch: CellLaunch | None = None
         self._cell: Any = None
         self._opening: asyncio.Task[None] | None = None
@@ -130,6 +135,8 @@ class CellHost:
             (Topic.LOG, self._log),
         ):
             cell.register_request_cb(channel=CHANNEL, topic=topic, cb=handler)
+        adapter = Adapter(self._result, cell.core_cell.my_info, cell)
+        cell.register_blob_cb(CHANNEL, Topic.RESULT_READY, functools.partial(self._read_result, adapter))
         cell.start()
         DownloadService.initialize(cell)
         resources = {"host": "localhost", "listen_host": "127.0.0.1", "connection_security": "clear"}
@@ -176,8 +183,8 @@ class CellHost:
                 BootstrapKey.CJ_PID: os.getpid(),  # the program ends when this process does
                 BootstrapKey.TRAINER_FQCN: launch.name,
                 BootstrapKey.LAUNCH_TOKEN: launch.token,
-                BootstrapKey.JOB_ID: self._job,
-                BootstrapKey.SITE_NAME: self._site,
+                BootstrapKey.JOB_ID: self.job,
+                BootstrapKey.SITE_NAME: self.site,
                 BootstrapKey.SECURE_MODE: False,
                 BootstrapKey.TASK_EXCHANGE: task_exchange,
                 BootstrapKey.MEMORY_GC_ROUNDS: 0,
@@ -205,8 +212,8 @@ class CellHost:
             Topic.HELLO_ACCEPTED,
             **{
                 MsgKey.SESSION_ID: launch.session,
-                MsgKey.JOB_ID: self._job,
-                MsgKey.SITE_NAME: self._site,
+                MsgKey.JOB_ID: self.job,
+                MsgKey.SITE_NAME: self.site,
                 MsgKey.HEARTBEAT_INTERVAL: self._beat[0],
                 MsgKey.HEARTBEAT_TIMEOUT: self._beat[1],
                 MsgKey.SECURE_MODE: False,
@@ -242,6 +249,20 @@ class CellHost:
         known = self._known(request)
         return _stranger() if known is None else _reply(Topic.HEARTBEAT, **{MsgKey.SESSION_ID: known[0].session})
 
+    def _read_result(self, adapter: Any, future: Any, *args: Any, **kwargs: Any) -> None:
+        """Takes a result that NVFLARE may not be able to decode: the program would learn it, and nobody here."""
+        try:
+            adapter.call(future, *args, **kwargs)
+        except Exception as error:
+            launch = self._launch
+            if (
+                launch is not None
+                and launch.session is not None
+                and future.headers.get(MessageHeaderKey.ORIGIN) == launch.name
+            ):
+                self._post(launch.on_unreadable, unreadable(error))
+            raise
+
     def _result(self, request: Any) -> Any:
         known = self._known(request)
         if known is None:
@@ -265,10 +286,9 @@ class CellHost:
         known = self._known(request)
         if known is not None:
             launch, said = known
-            step = said.get("global_step")
-            self._post(
-                launch.on_metric, str(said.get("key")), said.get("value"), step if isinstance(step, int) else None
-            )
+            step, kind = said.get("global_step"), said.get("data_type")
+            values = named_metrics(str(said.get("key")), said.get("value"), str(getattr(kind, "value", kind)))
+            self._post(launch.on_metric, values, step if isinstance(step, int) else None)
 
     # what we say
 
@@ -289,8 +309,6 @@ class CellHost:
             ConnectionError: it could not be sent: the program is gone, or about to be.
             TaskRejected: the program does not take it.
         """
-        shareable.set_header("job_id", self._job)
-        shareable.set_header("site_name", self._site)
         shareable.set_header(FOBSContextKey.RECEIVER_IDS, [self._name])  # who will fetch the arrays of the result
         launch.task = task
         said = {MsgKey.TASK_ID: task, MsgKey.TASK_NAME: name, MsgKey.MODEL: shareable}

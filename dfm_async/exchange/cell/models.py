@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
-from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
+from dfm_async.exchange.nvflare import is_empty, model_from
 from dfm_async.exchange.task import Model
 from dfm_async.exchange.values import Encoded
 
@@ -22,14 +22,9 @@ class CellCodec:
         """Takes a model, a mapping of parameters, or None.
 
         Raises:
-            TypeError: it is none of them.
+            TypeError: it is something else.
         """
-        if isinstance(value, Mapping):
-            value = Model(params=value)
-        if value is not None and not isinstance(value, Model):
-            found = type(value).__name__
-            raise TypeError(f"NVFLARE exchanges models: submit a Model, or a mapping of names and arrays, not {found}")
-        return Encoded(cast("bytes", value))
+        return Encoded(cast("bytes", model_from(value)))
 
     def decode(self, encoded: Encoded) -> Any:
         """Gives the model as it is."""
@@ -45,18 +40,16 @@ class CellCodec:
 
 
 def to_shareable(model: Model | None) -> Any:
-    """Turns a model into a task's data."""
-    if model is None:
-        return Shareable()
+    """Turns a model into a task's data. Without data, it has a model without parameters."""
+    if model is None or is_empty(model):
+        model = Model(params={}, meta={} if model is None else model.meta)
     meta = dict(model.meta)
     if model.params is not None:
         kind = DataKind.WEIGHT_DIFF if model.params_type == "DIFF" else DataKind.WEIGHTS
         if model.metrics is not None:
             meta[MetaKey.INITIAL_METRICS] = dict(model.metrics)
         return DXO(kind, data=dict(model.params), meta=meta).to_shareable()
-    if model.metrics is None:
-        raise ValueError("a model needs parameters or metrics")
-    return DXO(DataKind.METRICS, data=dict(model.metrics), meta=meta).to_shareable()
+    return DXO(DataKind.METRICS, data=dict(model.metrics or {}), meta=meta).to_shareable()
 
 
 def to_model(shareable: Any) -> Model:
@@ -81,11 +74,12 @@ def to_model(shareable: Any) -> Model:
 def from_fl_model(found: Any) -> Model:
     """Reads what ``nvflare.client`` has received."""
     diff = found.params_type is not None and str(found.params_type.value) == "DIFF"
+    start = {} if found.start_round is None else {"start_round": found.start_round}
     return Model(
         params=found.params,
         metrics=found.metrics,
         params_type="DIFF" if diff else "FULL",
-        meta=dict(found.meta or {}),
+        meta={**(found.meta or {}), **start},
     )
 
 

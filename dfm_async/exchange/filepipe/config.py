@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from dfm_async.errors import HandshakeRefused
+from dfm_async.exchange.nvflare import ParamsExchange
 
 __all__ = ["API_TYPE", "CONFIG_FILE", "ClientConfig", "client_config", "read_client_config"]
 
@@ -44,7 +45,13 @@ class ClientConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def client_config(
-    config: ClientConfig, *, train: str, evaluate: str, submit_model: str, train_with_evaluation: bool
+    config: ClientConfig,
+    params: ParamsExchange,
+    *,
+    train: str,
+    evaluate: str,
+    submit_model: str,
+    train_with_evaluation: bool,
 ) -> bytes:
     """Writes what a stock program reads."""
 
@@ -56,9 +63,7 @@ def client_config(
         "job_id": config.job or "job",
         "TASK_EXCHANGE": {
             "train_with_eval": train_with_evaluation,
-            "exchange_format": "numpy",
-            "server_expected_format": "numpy",
-            "transfer_type": "FULL",
+            **params.config,
             "train_task_name": train,
             "eval_task_name": evaluate,
             "submit_model_task_name": submit_model,

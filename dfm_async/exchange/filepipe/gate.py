@@ -15,7 +15,9 @@ from dfm_async.exchange.filepipe.config import API_TYPE, CONFIG_FILE, EX_PROCESS
 from dfm_async.exchange.filepipe.models import ModelCodec
 from dfm_async.exchange.filepipe.pipe import FilePipe
 from dfm_async.exchange.filepipe.queue import Side
+from dfm_async.exchange.filepipe.translate import SiteSide
 from dfm_async.exchange.launcher import Invitation
+from dfm_async.exchange.nvflare import ParamsExchange, ParamsFormat, ParamsTransfer
 from dfm_async.exchange.options import ExecutorOptions
 from dfm_async.exchange.pipes.base import Pipe
 
@@ -32,16 +34,22 @@ class FilePipeGate:
         metrics: whether there is a channel for metrics.
         folder: where the program is started; by default a new folder, which is removed at the end. Programs that are
             started at the same time need different ones: each reads the configuration that it finds there.
+        params_exchange_format: what the script works with: ``pytorch`` for PyTorch and Lightning,
+            ``keras_layer_weights`` for Keras. NVFLARE's client converts in the program; here, arrays are numpy's.
+        params_transfer_type: ``DIFF`` lets NVFLARE's client send differences, where the script sends parameters.
     """
 
-    codec = ModelCodec()
+    codec = ModelCodec(site=True)
 
     def __init__(
         self,
         *,
         metrics: bool = True,
         folder: str | os.PathLike[str] | None = None,
+        params_exchange_format: ParamsFormat = "numpy",
+        params_transfer_type: ParamsTransfer = "FULL",
     ) -> None:
+        self._params = ParamsExchange(params_exchange_format, params_transfer_type)
         self._options = ExecutorOptions()
         self._site = ""
         self._job = ""
@@ -79,6 +87,7 @@ class FilePipeGate:
         )
         text = client_config(
             config,
+            self._params,
             train=options.train_task_name,
             evaluate=options.evaluate_task_name,
             submit_model=options.submit_model_task_name,
@@ -86,7 +95,13 @@ class FilePipeGate:
         )
         _write(self._folder / CONFIG_FILE, text)
         self._config = text
-        pipe = self._pipe = FilePipe(root, Side.PASSIVE, metrics=self._metrics, metrics_matter=options.end_with_metrics)
+        pipe = self._pipe = FilePipe(
+            root,
+            Side.PASSIVE,
+            metrics=self._metrics,
+            metrics_matter=options.end_with_metrics,
+            translator=SiteSide(self._site, self._job, options.submit_model_task_name),
+        )
         pipe.open(_Knocking(pipe, on_up, self))
         pipe.start()
         return Invitation({API_TYPE: EX_PROCESS, "RANK": "0"}, str(self._folder))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from dfm_async.exchange.filepipe.values import AnalyticsDataType, DataKind, Dxo, LogWriterName, Shareable
+from dfm_async.exchange.nvflare import SUBMIT_MODEL_NAME, is_empty, model_from, named_metrics, task_meta
 from dfm_async.exchange.task import Model
 from dfm_async.exchange.values import Encoded
 
-__all__ = ["ModelCodec", "metrics_from_dxo", "metrics_to_dxos", "model_of", "shareable_of"]
+__all__ = ["ModelCodec", "metrics_from_dxo", "metrics_to_dxos", "model_of", "shareable_of", "task_of"]
 
 CONTENT_TYPE: Final = "__content_type__"
 DXO: Final = "DXO"
@@ -21,31 +23,32 @@ class ModelCodec:
     """Values of a connection by files: NVFLARE exchanges models, so everything must be one, or the parameters of one.
 
     It makes no bytes: the connection does, when it knows the headers that belong to the value.
+
+    Args:
+        site: whether this is the site's end, which sends tasks and reads results, and not the program's.
     """
 
+    def __init__(self, *, site: bool = False) -> None:
+        self._site = site
+
     def encode(self, value: Any) -> Encoded:
-        """Turns a model, a mapping of parameters, or None into what the connection writes.
+        """Takes a model, a mapping of parameters, or None.
 
         Raises:
-            TypeError: it is none of them.
+            TypeError: it is something else.
+            ValueError: a result has neither parameters nor metrics.
         """
-        if isinstance(value, Shareable):
-            body = value
-        elif value is None:
-            body = Shareable()
-        elif isinstance(value, Model):
-            body = shareable_of(value)
-        elif isinstance(value, Mapping):
-            body = shareable_of(Model(params=value))
-        else:
-            found = type(value).__name__
-            raise TypeError(f"NVFLARE exchanges models: submit a Model, or a mapping of names and arrays, not {found}")
-        return Encoded(cast("bytes", body))
+        found = value if isinstance(value, Shareable) else model_from(value)
+        if not self._site and isinstance(found, Model) and is_empty(found):
+            raise ValueError("a model needs parameters or metrics")
+        return Encoded(cast("bytes", found))
 
     def decode(self, encoded: Encoded) -> Any:
         """Gives the model, or None if there is none."""
         found: Any = encoded.data
-        return model_of(found) if isinstance(found, Shareable) else found
+        if not isinstance(found, Shareable):
+            return found
+        return model_of(found) if self._site else task_model_of(found)
 
     def encode_metrics(self, record: Mapping[str, Any]) -> bytes:
         """Gives the metrics as they are."""
@@ -56,12 +59,17 @@ class ModelCodec:
         return cast("Mapping[str, Any]", data)
 
 
-def shareable_of(model: Model) -> Shareable:
-    """Turns a model into a shareable.
+def shareable_of(value: Model | Shareable | None) -> Shareable:
+    """Turns the data of a result into a shareable, which is empty if there is no data."""
+    return Shareable() if value is None else value if isinstance(value, Shareable) else _with_dxo(value)
 
-    Raises:
-        ValueError: it has neither parameters nor metrics.
-    """
+
+def task_of(value: Model | Shareable | None) -> Shareable:
+    """Turns the data of a task into a shareable. Without data, it has a model without parameters."""
+    return value if isinstance(value, Shareable) else _with_dxo(Model(params={}) if value is None else value)
+
+
+def _with_dxo(model: Model) -> Shareable:
     meta = dict(model.meta)
     if model.params is not None:
         kind = _KINDS[model.params_type]
@@ -71,7 +79,7 @@ def shareable_of(model: Model) -> Shareable:
     elif model.metrics is not None:
         kind, data = DataKind.METRICS, dict(model.metrics)
     else:
-        raise ValueError("a model needs parameters or metrics")
+        kind, data = DataKind.WEIGHTS, {}
     found = Shareable({DXO: {"kind": kind, "data": data, "meta": meta}})
     found.headers[CONTENT_TYPE] = DXO
     return found
@@ -95,6 +103,19 @@ def model_of(shareable: Shareable) -> Model | None:
     return Model(
         params=data, metrics=metrics, params_type="DIFF" if kind == DataKind.WEIGHT_DIFF else "FULL", meta=meta
     )
+
+
+def task_model_of(shareable: Shareable) -> Model | None:
+    """Reads the model in a task. Headers that NVFLARE's client puts into its meta are there, too.
+
+    Raises:
+        ValueError: what is there is not a model.
+    """
+    meta = task_meta(shareable.headers)
+    if SUBMIT_MODEL_NAME in meta:  # then NVFLARE's client reads nothing else
+        return Model(meta=meta)
+    found = model_of(shareable)
+    return None if found is None else dataclasses.replace(found, meta={**found.meta, **meta})
 
 
 def metrics_to_dxos(record: Mapping[str, Any], step: int | None) -> list[Dxo]:
@@ -132,6 +153,5 @@ def metrics_from_dxo(dxo: Any) -> tuple[dict[str, Any], int | None]:
         raise ValueError("the message has no metrics where they belong")
     value = data.get("track_value")
     step = data.get("global_step")
-    name = str(data["track_key"])
-    values = {f"{name}/{key}": item for key, item in value.items()} if isinstance(value, Mapping) else {name: value}
-    return values, step if isinstance(step, int) else None
+    kind = str(dxo.meta.get("analytics_data_type", ""))
+    return named_metrics(str(data["track_key"]), value, kind), step if isinstance(step, int) else None

@@ -15,6 +15,7 @@ from dfm_async.exchange import messages as msg
 from dfm_async.exchange.filepipe.queue import DirectoryQueue, Received, Sent, Side
 from dfm_async.exchange.filepipe.sections import Dialect
 from dfm_async.exchange.filepipe.translate import BEAT, Channel, Outgoing, ProgramSide, SiteSide, Translator
+from dfm_async.exchange.nvflare import unreadable
 from dfm_async.exchange.pipes.base import Receiver
 from dfm_async.exchange.tasks import OwnedTasks
 from dfm_async.runtime.once import in_thread
@@ -43,6 +44,7 @@ class FilePipe:
         metrics: whether there is a channel for metrics.
         metrics_matter: whether the loss of that channel ends the connection.
         silence: how long the other side accepts that nothing is said, in seconds; 0 means for ever.
+        translator: what messages are in files; by default without names of the site and the job.
     """
 
     can_resend = False
@@ -56,11 +58,12 @@ class FilePipe:
         metrics: bool = True,
         metrics_matter: bool = False,
         silence: float = 0.0,
+        translator: Translator | None = None,
     ) -> None:
         self.silence = silence
         self.has_metrics = metrics
         self._metrics_matter = metrics_matter
-        self._translator: Translator = SiteSide() if side is Side.PASSIVE else ProgramSide()
+        self._translator = translator or (SiteSide() if side is Side.PASSIVE else ProgramSide())
         self._side = side
         self._root = Path(root)
         self._queues: dict[Channel, DirectoryQueue] = {"task": DirectoryQueue(self._root, "task", side)}
@@ -183,7 +186,7 @@ class FilePipe:
             message = self._translator.incoming(channel, received.name, value)
         except (FobsError, ValueError) as error:
             # It cannot be answered: the protocol has no word for it. The other side must not wait for ever.
-            reason = f"a message about {received.name.topic} cannot be read: {error}"
+            reason = f"a message about {received.name.topic} cannot be read: {unreadable(error)}"
             _log.warning("%s", reason)
             if channel == "task":
                 self.deliver(msg.Abort(reason))

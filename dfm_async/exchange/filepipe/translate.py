@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, TypeAlias, cast
 
 from dfm_async.exchange import messages as msg
-from dfm_async.exchange.filepipe.models import metrics_from_dxo, metrics_to_dxos
+from dfm_async.exchange.filepipe.models import metrics_from_dxo, metrics_to_dxos, shareable_of, task_of
 from dfm_async.exchange.filepipe.names import MessageName
 from dfm_async.exchange.filepipe.values import Shareable
-from dfm_async.exchange.task import OK
+from dfm_async.exchange.nvflare import task_headers
+from dfm_async.exchange.task import OK, Model
 
 __all__ = ["BEAT", "Outgoing", "ProgramSide", "SiteSide", "Translator"]
 
@@ -86,9 +87,18 @@ def _read_signal(name: MessageName, value: Any) -> msg.Message | None:
 
 
 class SiteSide:
-    """The passive end: the site gives tasks, and takes results."""
+    """The passive end: the site gives tasks, and takes results.
 
-    def __init__(self) -> None:
+    Args:
+        site: the name of the site.
+        job: the job.
+        submit_model: the name of tasks that ask for a model.
+    """
+
+    def __init__(self, site: str = "", job: str = "", submit_model: str = "") -> None:
+        self._site = site or "site"
+        self._job = job or "job"
+        self._submit_model = submit_model
         self._numbers = itertools.count(1)
 
     def outgoing(self, message: msg.Message) -> list[Outgoing]:
@@ -98,8 +108,12 @@ class SiteSide:
             return found
         if not isinstance(message, msg.TaskOffer):
             return []  # answers: what is gone was taken
-        task = cast("Shareable", message.data)
+        value = cast("Model | Shareable | None", cast("object", message.data))
+        task = task_of(value)
         task.headers.update({"__task_id__": message.task, "__task_name__": message.name})
+        model = None if isinstance(value, Shareable) else value
+        asks = value is model and message.name == self._submit_model
+        task.headers.update(task_headers(model, self._site, self._job, submit_model=asks))
         if message.round is not None:
             task.headers["current_round"] = message.round
         if message.total_rounds is not None:
@@ -149,8 +163,7 @@ class ProgramSide:
             return files
         if not isinstance(message, msg.ResultOffer):
             return []
-        data: Any = message.data
-        result = data if isinstance(data, Shareable) else Shareable()
+        result = shareable_of(cast("Model | Shareable | None", cast("object", message.data or None)))
         result.headers["__rc__"] = message.rc
         topic = self._names.pop(message.task, message.task)
         return [

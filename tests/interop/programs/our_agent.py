@@ -9,7 +9,8 @@ async def main() -> None:
     """Adds one to every parameter, round after round."""
     async with FlareAgent.from_environment() as agent:
         async for task in agent:
-            await agent.log({"loss": 1.0 / (1 + (task.round or 0))}, step=task.round)
+            name = f"loss of {agent.site} in {agent.job}"
+            await agent.log({name: 1.0 / (1 + (task.round or 0))}, step=task.round)
             params = {name: value + 1 for name, value in task.data.params.items()}
             await agent.submit_result(Model(params=params, meta={"NUM_STEPS_CURRENT_ROUND": 1}))
             print(f"round {task.round} of {task.total_rounds} done", flush=True)
