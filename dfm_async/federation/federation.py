@@ -223,7 +223,7 @@ class Federation(Shown):
         return found
 
     def load_pipeline(self, path: str | os.PathLike[str]) -> Pipeline:
-        """Reads a pipeline from a JSON file: DFM's, in both variants, or our own.
+        """Reads a pipeline from a JSON file, or from a URL of fsspec: DFM's, in both variants, or our own.
 
         Class names in it are looked up among the operations of this federation; nothing is imported.
 
@@ -236,7 +236,11 @@ class Federation(Shown):
         return load_pipeline(path, self)
 
     def save_pipeline(self, pipeline: Pipeline, path: str | os.PathLike[str]) -> None:
-        """Writes a pipeline to a file as DFM's JSON; :meth:`~dfm_async.Pipeline.save_to_file` writes our own.
+        """Writes a pipeline as DFM's JSON; :meth:`~dfm_async.Pipeline.save_to_file` writes our own.
+
+        Args:
+            pipeline: the pipeline.
+            path: a file, whose folders are made, or a URL of fsspec such as ``s3://bucket/pipeline.json``.
 
         Raises:
             PipelineError: with everything that DFM has no words for.

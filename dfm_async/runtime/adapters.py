@@ -161,7 +161,7 @@ class AdapterObject:
         secrets = {
             name: await objects.secret(binding.key)
             for name, binding in self._bindings.items()
-            if isinstance(binding, FromSecrets) and _exposed(binding) not in kwargs
+            if isinstance(binding, FromSecrets) and _given(binding, kwargs) is None
         }
         return self._with_arguments(built, args, kwargs, site, secrets)
 
@@ -182,9 +182,9 @@ class AdapterObject:
         """The value of one argument of the adapter."""
         if isinstance(binding, FromParam):
             return given.get(binding.param)
-        exposed = _exposed(binding)
-        if exposed in given:  # also a falsy value: it was given
-            return given[exposed]
+        found = _given(binding, given)
+        if found is not None:  # also a falsy value: it was given
+            return found
         if isinstance(binding, Const):
             return fresh(binding.value)
         if isinstance(binding, FromSecrets):
@@ -206,9 +206,9 @@ class AdapterObject:
         return f"argument {argument!r} of {_path(self._adapter)} is bound to attribute {path!r}"
 
 
-def _exposed(binding: Const | FromSecrets | FromSite | FromProvider) -> str | None:
-    """The name of the parameter whose value takes the place of what is bound."""
-    return None if binding.expose_as is None else binding.expose_as.param
+def _given(binding: Const | FromSecrets | FromSite | FromProvider, given: Mapping[str, Any]) -> Any:
+    """The value that takes the place of what is bound; None if there is none, or if None was passed, as in DFM."""
+    return None if binding.expose_as is None else given.get(binding.expose_as.param)
 
 
 def _parameters(code: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

@@ -549,7 +549,8 @@ class SiteJob:
     def cache_storage(self, subpath: str | None) -> UPath:
         """Gives a directory for files that outlive the job."""
         config = self.runtime.config
-        return cache_storage(config.cache or CacheConfig(), config.federation, self.runtime.site, subpath)
+        cache, site = config.cache or CacheConfig(), self.runtime.site
+        return cache_storage(cache, config.federation, site, subpath, compat=config.compat)
 
     # cancellation
 

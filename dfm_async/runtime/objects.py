@@ -148,6 +148,7 @@ class JobObjects:
             homesite=config.homesite,
             job_id=job.job_id,
             services=JobServices(job),
+            compat=config.compat,
         )
         return build_site(config, context, classes, lambda built: self._keep(self._shared, built))
 

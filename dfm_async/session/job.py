@@ -318,8 +318,6 @@ class Job(Shown):
         if default is None and not places:
             return
         record = self._known()
-        if places:
-            check_places(places, record.plan)
         stream = ResultStream(record, None, self._after, False, "raise")
         stream.attach()
         self._callbacks = spawn(self._run_callbacks(stream, dispatcher, default, dict(places or {})))

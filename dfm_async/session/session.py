@@ -486,8 +486,7 @@ class Session:
             raise TypeError(f"label must be a string, not {label!r}")
         if job_id is not None:
             _check_job_id(job_id)
-        if place_callbacks:
-            check_places(place_callbacks, plan)
+        place_callbacks = self._placed(place_callbacks, plan)
         limits = options or self.options.results
         if limits.overflow == "spill" and self._durable is None:
             raise ValueError("overflow='spill' needs a store: Session(..., store='sqlite:///jobs.db')")
@@ -725,8 +724,17 @@ class Session:
         record = await (self._target if self._durable is None else self._durable).find(job_id)
         job = Job(self, job_id, record, after)
         if record is not None:
-            job.start_callbacks(self._spawn, self._dispatcher, default_callback, place_callbacks)
+            placed = self._placed(place_callbacks, record.plan)
+            job.start_callbacks(self._spawn, self._dispatcher, default_callback, placed)
         return job
+
+    def _placed(self, callbacks: Mapping[str, Callback] | None, plan: Plan) -> Mapping[str, Callback] | None:
+        """Checks the places of callbacks. With ``compat``, those that the plan lacks are never called, as in DFM."""
+        if callbacks and self.federation.compat:
+            return {place: callback for place, callback in callbacks.items() if place in plan.places}
+        if callbacks:
+            check_places(callbacks, plan)
+        return callbacks
 
     def jobs(self) -> list[Job]:
         """Gives the jobs that the session knows, in the order of their submission."""

@@ -20,7 +20,9 @@ VALUES: Final = ".values"
 """The directory of what ``TryFromCache`` keeps."""
 
 
-def cache_storage(config: CacheConfig, federation: str, site: str, subpath: str | None = None) -> UPath:
+def cache_storage(
+    config: CacheConfig, federation: str, site: str, subpath: str | None = None, *, compat: bool = False
+) -> UPath:
     """Gives the directory in which the code of a site may keep files, or one inside it. It exists afterwards.
 
     Args:
@@ -28,12 +30,13 @@ def cache_storage(config: CacheConfig, federation: str, site: str, subpath: str 
         federation: the name of the federation.
         site: the name of the site.
         subpath: a path inside the directory.
+        compat: give the directory that DFM would, as the same kind of path: one for all sites, as a ``file:`` URL.
 
     Raises:
         ValueError: the subpath leads out of the directory, or the file system is unknown.
         OSError: it cannot be made.
     """
-    return _directory(config, federation, site, _checked(subpath))
+    return _directory(config, federation, site, _checked(subpath), compat)
 
 
 def value_storage(config: CacheConfig, federation: str, site: str) -> UPath:
@@ -41,11 +44,11 @@ def value_storage(config: CacheConfig, federation: str, site: str) -> UPath:
     return _directory(config, federation, site, [VALUES, _file_name(federation), _file_name(site)])
 
 
-def _directory(config: CacheConfig, federation: str, site: str, parts: list[str]) -> UPath:
+def _directory(config: CacheConfig, federation: str, site: str, parts: list[str], compat: bool = False) -> UPath:
     from upath import UPath
 
-    base = _base(config, federation, site)
-    if config.protocol in LOCAL and not config.storage_options:
+    base = _base(config, federation, site, compat)
+    if config.protocol in LOCAL and not config.storage_options and not compat:
         path = UPath(base, *parts)
     else:
         path = UPath(base, *parts, protocol=config.protocol, **config.storage_options)
@@ -53,9 +56,11 @@ def _directory(config: CacheConfig, federation: str, site: str, parts: list[str]
     return path
 
 
-def _base(config: CacheConfig, federation: str, site: str) -> str:
+def _base(config: CacheConfig, federation: str, site: str, compat: bool) -> str:
     if config.base_path is not None:
         return os.path.expanduser(config.base_path) if config.protocol in LOCAL else config.base_path
+    if compat:
+        return str(_user_cache() / _file_name(federation))
     own = pathlib.PurePosixPath("dfm_async", _file_name(federation), _file_name(site))
     return str(_user_cache() / own) if config.protocol in LOCAL else f"/{own}"
 

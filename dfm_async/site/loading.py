@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from dfm_async.errors import LoadingError
 from dfm_async.model.resources import SiteConfig, refusal
+from dfm_async.site.shim import stands_in
 
 __all__ = ["Loader"]
 
@@ -71,7 +72,7 @@ class Loader:
             else:
                 reason = f"cannot be imported: its module needs {missing!r}, which is not installed"
             if missing.partition(".")[0] == _THEIRS:
-                reason += ". Install nv-dfm-core, or set compat=True for the federation (--compat)"
+                reason += f". {_advice(missing)}"
             _begin_at_the_module(error)
             raise LoadingError(self._site, role, path, reason) from error
         except (Exception, SystemExit) as error:  # a script that was not meant to be imported ends its process
@@ -95,6 +96,15 @@ class Loader:
                 "standard library, whose classes are never used by a path",
             )
         return found
+
+
+def _advice(missing: str) -> str:
+    """What to do about a module of nv_dfm_core that is not there."""
+    if stands_in():
+        return f"dfm_async stands in for {_THEIRS} (compat=True), but not for {missing}: install nv-dfm-core"
+    if missing == _THEIRS:
+        return "Install nv-dfm-core, or set compat=True for the federation (--compat)"
+    return f"The nv-dfm-core that is installed does not have {missing}: install another version"
 
 
 def _absent(package: str, module: str) -> str:

@@ -66,10 +66,19 @@ class DfmContext:
         homesite: the application's own site.
         job_id: the job.
         logger: a logger that adds the job and the site to every record.
+        compat: whether adapters of DFM run as they do there.
     """
 
     def __init__(
-        self, *, api_version: str, federation_name: str, this_site: str, homesite: str, job_id: str, services: Services
+        self,
+        *,
+        api_version: str,
+        federation_name: str,
+        this_site: str,
+        homesite: str,
+        job_id: str,
+        services: Services,
+        compat: bool = False,
     ) -> None:
         self.api_version = api_version
         self.federation_name = federation_name
@@ -78,6 +87,7 @@ class DfmContext:
         self.job_id = job_id
         self.logger: logging.Logger = JobLogger(f"dfm_async.site.{this_site}", {"job": job_id, "site": this_site})
         self.services = services
+        self.compat = compat
 
     async def send_to_place(
         self,
@@ -182,7 +192,8 @@ class Site:
 
         context = self._dfm_context
         where = None if subpath is None else os.fspath(subpath)
-        return cache_storage(self._cache_config or CacheConfig(), context.federation_name, context.this_site, where)
+        config = self._cache_config or CacheConfig()
+        return cache_storage(config, context.federation_name, context.this_site, where, compat=context.compat)
 
     def secret_for_key(self, key: str) -> Any:
         """Gives a secret of the site's vault. Blocks: in asynchronous code prefer a binding, or ``context.secret``.

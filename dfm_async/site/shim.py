@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Final
 
-__all__ = ["install"]
+__all__ = ["install", "stands_in"]
 
 _ROOT: Final = "nv_dfm_core"
 
@@ -22,7 +22,21 @@ _COMPAT: Final = "dfm_async.site.compat"
 _DISCOVERY: Final = "dfm_async.discovery"
 _ROOT_OF_OURS: Final = "dfm_async"
 
+_VERSION: Final = "3.1.31"
+"""The version of nv_dfm_core whose names these are."""
 _LANGUAGE: Final = ("Advise", "BestOf", "ForEach", "If", "Operation", "Pipeline", "PlaceParam", "TryFromCache", "Yield")
+_CONDITIONS: Final = (
+    "And",
+    "Equal",
+    "GreaterThan",
+    "GreaterThanOrEqual",
+    "LessThan",
+    "LessThanOrEqual",
+    "Not",
+    "NotEqual",
+    "Or",
+)
+_TOKENS: Final = ("DISCOVERY_PLACE_NAME", "STATUS_PLACE_NAME", "ErrorToken", "NodeId", "StopToken", "well_known_id")
 _ADVISED: Final = (
     "AdvisedDateRange",
     "AdvisedDict",
@@ -40,8 +54,10 @@ _MODULES: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "": {},
     "exec": {
         "DfmContext": (_SITE, "DfmContext"),
+        "FlowInfo": (_COMPAT, "FlowInfo"),
         "Frame": (_COMPAT, "Frame"),
         "FsspecConfig": (_RESOURCES, "CacheConfig"),
+        "PanicError": (_COMPAT, "PanicError"),
         "Provider": (_SITE, "Provider"),
         "SecretsVault": (_COMPAT, "SecretsVault"),
         "SecretsVaultConfig": (_RESOURCES, "VaultConfig"),
@@ -51,13 +67,24 @@ _MODULES: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "AdviceBuilder": (_COMPAT, "AdviceBuilder"),
         **{name: (_DISCOVERY, name) for name in _ADVISED},
     },
-    "api": {name: (_ROOT_OF_OURS, name) for name in _LANGUAGE},
+    "api": {
+        "NodeParam": ("dfm_async.pipeline.expressions", "Ref"),
+        "NodeRef": ("dfm_async.pipeline.expressions", "Ref"),
+        "PreparedPipeline": (_ROOT_OF_OURS, "Plan"),
+        **{name: (_ROOT_OF_OURS, name) for name in _LANGUAGE},
+        **{name: (_COMPAT, name) for name in (*_CONDITIONS, *_TOKENS)},
+    },
     "api.discovery": {
         "PartialError": (_ROOT_OF_OURS, "PartialError"),
         **{name: (_DISCOVERY, name) for name in _ADVICE},
     },
     "api.pydantic": {"PolymorphicBaseModel": ("dfm_async.site.models", "PolymorphicBaseModel")},
-    "telemetry": {"SpanBuilder": (_SITE, "Span"), "telemetry_enabled": (_COMPAT, "telemetry_enabled")},
+    "session": {"JobStatus": (_ROOT_OF_OURS, "JobStatus")},
+    "telemetry": {
+        "SpanBuilder": (_SITE, "Span"),
+        "adapter_span": (_COMPAT, "adapter_span"),
+        "telemetry_enabled": (_COMPAT, "telemetry_enabled"),
+    },
 }
 """The modules, and where each of their names is found."""
 
@@ -102,4 +129,10 @@ def install() -> bool:
         parent, _, last = name.rpartition(".")
         if parent:
             setattr(sys.modules[parent], last, module)
+    sys.modules[_ROOT].__version__ = _VERSION  # type: ignore[attr-defined] # a name of the module
     return True
+
+
+def stands_in() -> bool:
+    """Whether the names in this process are these, and not those of an installed nv_dfm_core."""
+    return isinstance(sys.modules.get(_ROOT), _Shim)

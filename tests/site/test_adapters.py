@@ -97,7 +97,7 @@ def exposing(x: int, y: Any = 3) -> Any: ...
 
 
 @pytest.mark.parametrize("param", ["extra", "y"], ids=["a parameter of the site", "one that the operation has, too"])
-async def test_an_exposed_parameter_takes_the_place_of_what_is_bound_also_with_a_falsy_value(
+async def test_an_exposed_parameter_takes_the_place_of_what_is_bound_unless_it_is_none(
     connect: Connect, param: str
 ) -> None:
     fed = federation()
@@ -106,14 +106,17 @@ async def test_an_exposed_parameter_takes_the_place_of_what_is_bound_also_with_a
     fed.site("lab").adapt("echo", path("Echo"), bind={"a": FromParam("x"), "b": bound})
     with Pipeline() as pipeline:
         Yield(fed.operations.echo(1), place="left out")
-        for value in (0, False, None, "", "given"):
+        Yield(fed.operations.echo(1, **{param: None}), place="none")
+        Yield(fed.operations.echo(1, **{param: PlaceParam("value")}), place="none by a parameter")
+        for value in (0, False, "", "given"):
             Yield(fed.operations.echo(1, **{param: value}), place="given", multiuse=True)
     async with connect(fed) as session:
-        job = await session.execute(pipeline)
+        job = await session.execute(pipeline, {"value": None})
         results = await job.collect()
-    assert [r.value["b"] for r in results if r.place == "left out"] == ["bound"]
+    for place in ("left out", "none", "none by a parameter"):
+        assert [r.value["b"] for r in results if r.place == place] == ["bound"], place
     given = [r.value["b"] for r in results if r.place == "given"]
-    assert sorted(map(repr, given)) == sorted(map(repr, (0, False, None, "", "given")))
+    assert sorted(map(repr, given)) == sorted(map(repr, (0, False, "", "given")))
 
 
 async def test_an_adapter_that_changes_a_constant_changes_only_its_own() -> None:

@@ -196,6 +196,96 @@ async def test_a_name_that_is_missing_says_so(tmp_path: Path) -> None:
         sys.modules["nv_dfm_core.exec"].NetRunner  # noqa: B018 - the access is the test
 
 
+async def test_a_module_that_is_missing_says_so(tmp_path: Path) -> None:
+    (tmp_path / "stations_lib.py").write_text("import nv_dfm_core.targets.local\n")
+    fed = stations()
+    fed.sites["lab"].vault = VaultConfig()
+    async with Session(fed, target="inline") as session:
+        with pytest.raises(JobFailed) as caught:
+            await (await session.execute(measuring(fed)))
+    said = str(caught.value.errors[0])
+    assert "stands in for nv_dfm_core (compat=True), but not for nv_dfm_core.targets: install nv-dfm-core" in said
+    assert "set compat=True" not in said
+
+
+async def test_a_module_that_an_installed_dfm_lacks_needs_another_version(tmp_path: Path) -> None:
+    (tmp_path / "nv_dfm_core").mkdir()
+    (tmp_path / "nv_dfm_core" / "__init__.py").touch()
+    (tmp_path / "stations_lib.py").write_text("import nv_dfm_core.targets\n")
+    fed = stations()
+    fed.sites["lab"].vault = VaultConfig()
+    async with Session(fed, target="inline") as session:
+        with pytest.raises(JobFailed, match=r"does not have nv_dfm_core\.targets: install another version"):
+            await (await session.execute(measuring(fed)))
+
+
+CACHES = """
+from nv_dfm_core.exec import Site
+
+
+class Measure:
+    def __init__(self, site: Site):
+        self._site = site
+
+    async def body(self, x: int) -> list:
+        path = self._site.cache_storage("maps")
+        (path / "one.txt").write_text(str(x))
+        return [path.protocol, path.as_posix(), (path / "one.txt").as_posix()]
+"""
+
+
+async def test_cached_files_are_where_dfm_has_them(
+    connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stations_lib.py").write_text(CACHES)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fed = Federation("stations", compat=True)
+    fed.declare("measure", measured)
+    for site in ("lab", "yard"):
+        fed.site(site).adapt("measure", ClassPath("stations_lib.Measure"), bind={"x": FromParam("x")})
+    with Pipeline() as pipeline:
+        for site in ("lab", "yard"):
+            Yield(fed.operations.measure(3, site=site), place=site)
+    async with connect(fed) as session:
+        found = {result.place: result.value for result in await (await session.execute(pipeline)).collect()}
+    maps = tmp_path / "cache" / "stations" / "maps"
+    assert found["lab"] == found["yard"] == ["file", f"file://{maps}", f"file://{maps}/one.txt"]
+    assert (maps / "one.txt").read_text() == "3"
+
+
+async def test_callbacks_may_name_places_that_the_pipeline_lacks(connect: Connect) -> None:
+    assert shim.install()
+    from nv_dfm_core.api import DISCOVERY_PLACE_NAME, STATUS_PLACE_NAME
+
+    fed, got = stations(), []
+    callbacks = {name: lambda *args: got.append(args[3]) for name in (STATUS_PLACE_NAME, DISCOVERY_PLACE_NAME, "yield")}
+    async with connect(fed) as session:
+        job = await session.execute(measuring(fed), place_callbacks=callbacks)
+        await job
+        assert got == ["yield"]
+        await (await session.reattach(job.job_id, place_callbacks=callbacks)).wait_until_finished()
+
+
+def test_conditions_and_tokens_have_the_names_and_arguments_of_dfm() -> None:
+    assert shim.install()
+    from nv_dfm_core import __version__
+    from nv_dfm_core.api import And, Equal, ErrorToken, GreaterThan, Not, Or, StopToken, well_known_id
+    from nv_dfm_core.exec import Frame, PanicError
+
+    with Pipeline():
+        a = PlaceParam("a")
+        ours = ((a == 3) & ~(a > 5)) | (a == 7)
+        both = And(exp=[Equal(left=a, right=3), Not(exp=GreaterThan(left=a, right=5))])
+        assert repr(Or(exp=[both, Equal(left=a, right=7)])) == repr(ours)
+    assert __version__.startswith("3.")
+    assert (well_known_id("x").ident, well_known_id(1).ident) == ("x", "wkid1")
+    assert [error.message for error in ErrorToken.from_exception(ValueError("bad")).errors] == ["bad"]
+    assert str(PanicError(ValueError("bad"))) == "bad"
+    assert Frame.stop_frame().is_stop_frame()
+    assert not Frame.start_frame(1).is_stop_frame()
+    assert StopToken() == StopToken()
+
+
 def test_what_is_installed_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "nv_dfm_core").mkdir()
     (tmp_path / "nv_dfm_core" / "__init__.py").write_text("real = True\n")
@@ -214,6 +304,12 @@ def test_all_names_can_be_loaded() -> None:
         for name, module in list(sys.modules.items())
         if name.partition(".")[0] == "nv_dfm_core"
     }
-    assert len(loaded["nv_dfm_core.exec"]) == 7
+    assert len(loaded["nv_dfm_core.exec"]) == 9
     assert len(loaded["nv_dfm_core.exec.discovery"]) == 10
-    assert all(found.__module__.startswith("dfm_async") for names in loaded.values() for found in names)
+    plain = {"_dfm_status_", "_dfm_discovery_"}
+    assert all(
+        found.__module__.startswith("dfm_async")
+        for names in loaded.values()
+        for found in names
+        if not (isinstance(found, str) and found in plain)
+    )

@@ -15,6 +15,8 @@ from dfm_async.federation.dfm_json.writing import write_pipeline
 from dfm_async.pipeline.pipeline import Pipeline, is_dfm
 
 if TYPE_CHECKING:
+    from upath import UPath
+
     from dfm_async.federation.federation import Federation
 
 __all__ = ["load_pipeline", "parse_pipeline", "save_pipeline"]
@@ -26,12 +28,12 @@ def load_pipeline(path: str | os.PathLike[str], federation: Federation) -> Pipel
     Raises:
         PipelineError: the file does not hold a pipeline for this federation; tells where and why.
     """
-    with Path(path).open("rb") as file:
+    with _located(path).open("rb") as file:
         content = file.read(MAX_BYTES + 1)
     try:
         return parse_pipeline(content, federation)
     except PipelineError as error:
-        raise PipelineError(os.fspath(path), error.problems) from error
+        raise PipelineError(str(path), error.problems) from error
 
 
 def parse_pipeline(content: str | bytes, federation: Federation) -> Pipeline:
@@ -50,10 +52,21 @@ def parse_pipeline(content: str | bytes, federation: Federation) -> Pipeline:
 
 
 def save_pipeline(pipeline: Pipeline, path: str | os.PathLike[str], federation: Federation) -> None:
-    """Writes a pipeline to a file as DFM's JSON.
+    """Writes a pipeline to a file as DFM's JSON, and makes the folders that lead to it.
 
     Raises:
         PipelineError: with everything that DFM has no words for; the file is left as it was.
     """
     data = msgspec.json.encode(write_pipeline(pipeline, federation))
-    Path(path).write_bytes(msgspec.json.format(data, indent=2) + b"\n")
+    file = _located(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(msgspec.json.format(data, indent=2) + b"\n")
+
+
+def _located(path: str | os.PathLike[str]) -> Path | UPath:
+    """A path of this machine, or of any file system that fsspec knows if it is a URL."""
+    if isinstance(path, Path) or (isinstance(path, str) and "://" not in path):
+        return Path(path)
+    from upath import UPath  # loads fsspec
+
+    return UPath(path)

@@ -43,6 +43,7 @@ class Documents:
         self.files: list[str] = []
         self._read: dict[str, Document | None] = {}
         self._tables: dict[int, dict[str, Value]] = {}  # what merges bring, for those who refer to it
+        self._strays: dict[str, dict[str, tuple[Value, str]]] = {}
         name = os.fspath(path)
         self.root = self._open(name, name, None) if data is None else self._take(name, data)
 
@@ -185,8 +186,19 @@ class Documents:
         if "\0" in file or os.path.lexists(path) or not os.path.isfile(file):
             return self._open(_shown(ref.document.name, file), path, ref)
         better = Path(os.path.relpath(file, ref.document.folder)).as_posix()
-        ref.doubt(f"{file} is found only because the program runs beside it; write {better!r}, which is found always")
+        self._strays.setdefault(ref.document.name, {}).setdefault(file, (ref, better))
         return self._open(file, file, ref)
+
+    def report_strays(self) -> None:
+        """Logs references that are found only where the program runs: one warning for each file that has some."""
+        strays, self._strays = self._strays, {}
+        for found in strays.values():
+            file, (ref, better) = next(iter(found.items()))
+            others = f" Further files that this one names in the same way: {len(found) - 1}." if len(found) > 1 else ""
+            ref.doubt(
+                f"{file} is found only because the program runs beside it; write {better!r}, which is found "
+                f"always.{others}"
+            )
 
     def _step(self, at: Value, key: str, active: tuple[int, ...]) -> Value | None:
         found = at.get(key)

@@ -66,6 +66,7 @@ def read_federation(
                 found = _Reader(documents, packages, compat).read(value)
             except TooMuch as error:
                 error.at.problem("what the files refer to is, taken together, larger than allowed")
+    documents.report_strays()
     problems = documents.ledger.problems
     if problems or found is None:
         raise FederationError(os.fspath(path), sorted(problems, key=lambda p: (p.file, p.line, p.column)))

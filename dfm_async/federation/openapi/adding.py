@@ -62,6 +62,7 @@ def add_document(
         )
     except TooMuch as error:
         error.at.problem("what the document refers to is, taken together, larger than allowed")
+    documents.report_strays()
     problems = documents.ledger.problems
     if problems or service is None:
         raise FederationError(file, sorted(problems, key=lambda p: (p.file, p.line, p.column)))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from upath import UPath
 
 from dfm_async import (
     BestOf,
@@ -263,6 +264,18 @@ def test_an_operation_that_is_not_of_the_federation_is_told() -> None:
     pipeline = Pipeline(body=(CallStatement(id=0, operation="nothing"),))
     with pytest.raises(PipelineError, match="has no such operation"):
         FED.pipeline_to_dfm(pipeline)
+
+
+def test_pipelines_are_written_into_new_folders_and_to_urls(tmp_path: Path) -> None:
+    pipeline = FED.load_pipeline(DATA / "nv_dfm_core.json")
+    url = f"memory://pipelines-{tmp_path.name}/p.json"
+    for path in (tmp_path / "new" / "folders" / "p.json", str(tmp_path / "other" / "p.json"), url, UPath(url)):
+        FED.save_pipeline(pipeline, path)
+        assert FED.load_pipeline(path) == pipeline
+    assert UPath(url).exists()
+    UPath(url).write_bytes(b"[]")
+    with pytest.raises(PipelineError, match="memory://pipelines"):
+        FED.load_pipeline(url)
 
 
 def test_files_are_written_and_read_again(tmp_path: Path) -> None:

@@ -36,12 +36,17 @@ def test_a_path_that_begins_where_the_program_runs_as_in_dfm_is_found_and_warned
 ) -> None:
     (tmp_path / "configs").mkdir()
     (tmp_path / "parts.yaml").write_text(f"op: {OPERATION}")
-    text = "operations: {a.One: {$ref: 'parts.yaml#/op'}, a.Two: {$ref: 'parts.yaml#/op'}}"
-    (found,) = problems(tmp_path / "configs", text)
-    assert found.endswith("there is no such file. Paths begin at the folder of the file that holds them")
+    (tmp_path / "more.yaml").write_text(f"op: {OPERATION}")
+    refs = {"a.One": "parts", "a.Two": "more", "a.Three": "more"}
+    text = f"operations: {{{', '.join(f'{name}: {{$ref: {file}.yaml#/op}}' for name, file in refs.items())}}}"
+    found = problems(tmp_path / "configs", text)
+    assert len(found) == 2, "the same file counts once"
+    assert found[0].endswith("there is no such file. Paths begin at the folder of the file that holds them")
     monkeypatch.chdir(tmp_path)
-    assert list(loaded(tmp_path / "configs", text).operations) == ["a.One", "a.Two"]
-    assert ["write '../parts.yaml'" in record.getMessage() for record in caplog.records] == [True, True]
+    assert list(loaded(tmp_path / "configs", text).operations) == ["a.One", "a.Two", "a.Three"]
+    (record,) = caplog.records
+    assert "write '../parts.yaml'" in record.getMessage()
+    assert "names in the same way: 1." in record.getMessage()
 
 
 def test_a_file_beside_the_one_that_names_it_is_preferred_to_one_where_the_program_runs(
