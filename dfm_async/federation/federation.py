@@ -22,6 +22,8 @@ from dfm_async.model.resources import CacheConfig, ClassPath, SendCost, VaultCon
 from dfm_async.rendering import Shown
 
 if TYPE_CHECKING:
+    from upath import UPath
+
     from dfm_async.pipeline.pipeline import Pipeline
 
 __all__ = ["Federation"]
@@ -222,7 +224,7 @@ class Federation(Shown):
         found.info = dict(info or {})
         return found
 
-    def load_pipeline(self, path: str | os.PathLike[str]) -> Pipeline:
+    def load_pipeline(self, path: str | os.PathLike[str] | UPath) -> Pipeline:
         """Reads a pipeline from a JSON file, or from a URL of fsspec: DFM's, in both variants, or our own.
 
         Class names in it are looked up among the operations of this federation; nothing is imported.
@@ -235,7 +237,7 @@ class Federation(Shown):
 
         return load_pipeline(path, self)
 
-    def save_pipeline(self, pipeline: Pipeline, path: str | os.PathLike[str]) -> None:
+    def save_pipeline(self, pipeline: Pipeline, path: str | os.PathLike[str] | UPath) -> None:
         """Writes a pipeline as DFM's JSON; :meth:`~dfm_async.Pipeline.save_to_file` writes our own.
 
         Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -161,14 +162,13 @@ async def test_operations_of_one_program_share_its_process(script: Path) -> None
 async def test_operations_with_other_names_give_train_tasks_as_the_options_name_them(script: Path) -> None:
     federation = Federation("training")
     options = ExecutorOptions(train_task_name="learn", evaluate_task_name="score")
-    argv, transport = [sys.executable, script], "nvflare-2.8"
     site = federation.site("north")
 
     def declared(model: Model) -> Model:
         raise NotImplementedError
 
-    plain = Program(argv=argv, transport=transport, options=options)
-    named = Program(argv=argv, transport=transport, options=options, task="other")
+    plain = Program(argv=[sys.executable, script], transport="nvflare-2.8", options=options)
+    named = dataclasses.replace(plain, task="other")
     anything = site.operation(declared, name="anything", program=plain)
     score = site.operation(declared, name="score", program=plain)
     other = site.operation(declared, name="validate", program=named)

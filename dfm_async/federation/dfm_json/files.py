@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["load_pipeline", "parse_pipeline", "save_pipeline"]
 
 
-def load_pipeline(path: str | os.PathLike[str], federation: Federation) -> Pipeline:
+def load_pipeline(path: str | os.PathLike[str] | UPath, federation: Federation) -> Pipeline:
     """Reads a pipeline from a file.
 
     Raises:
@@ -51,7 +51,7 @@ def parse_pipeline(content: str | bytes, federation: Federation) -> Pipeline:
     return read_pipeline(data, federation) if is_dfm(data) else Pipeline.model_validate(data)
 
 
-def save_pipeline(pipeline: Pipeline, path: str | os.PathLike[str], federation: Federation) -> None:
+def save_pipeline(pipeline: Pipeline, path: str | os.PathLike[str] | UPath, federation: Federation) -> None:
     """Writes a pipeline to a file as DFM's JSON, and makes the folders that lead to it.
 
     Raises:
@@ -63,7 +63,7 @@ def save_pipeline(pipeline: Pipeline, path: str | os.PathLike[str], federation: 
     file.write_bytes(msgspec.json.format(data, indent=2) + b"\n")
 
 
-def _located(path: str | os.PathLike[str]) -> Path | UPath:
+def _located(path: str | os.PathLike[str] | UPath) -> Path | UPath:
     """A path of this machine, or of any file system that fsspec knows if it is a URL."""
     if isinstance(path, Path) or (isinstance(path, str) and "://" not in path):
         return Path(path)

@@ -1,5 +1,6 @@
 """A script of NVFLARE that trains, evaluates and submits its model, and writes records of all kinds."""
 
+import importlib
 import os
 import sys
 
@@ -31,8 +32,7 @@ def main() -> None:
             write()
             best = {name: value + 1 for name, value in model.params.items()}
             if "--tensors" in sys.argv:
-                import torch
-
+                torch = importlib.import_module("torch")
                 best = {name: torch.as_tensor(value) for name, value in best.items()}
             flare.send(flare.FLModel(params=dict(best), meta=seen))
 
