@@ -35,7 +35,8 @@ class FilePipeGate:
         folder: where the program is started; by default a new folder, which is removed at the end. Programs that are
             started at the same time need different ones: each reads the configuration that it finds there.
         params_exchange_format: what the script works with: ``pytorch`` for PyTorch and Lightning,
-            ``keras_layer_weights`` for Keras. NVFLARE's client converts in the program; here, arrays are numpy's.
+            ``keras_layer_weights`` for Keras. NVFLARE's client (since 2.7.3) converts in the program; here, arrays are
+            numpy's.
         params_transfer_type: ``DIFF`` lets NVFLARE's client send differences, where the script sends parameters.
     """
 
