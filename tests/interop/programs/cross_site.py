@@ -1,4 +1,4 @@
-"""A pipeline over a script of NVFLARE, in the process of a site: tells what its operations and metrics are."""
+"""A pipeline over a script of NVFLARE, in the process of a site: prints its results and metrics."""
 
 import asyncio
 import json
