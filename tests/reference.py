@@ -33,7 +33,6 @@ from dfm_async.pipeline.statements import (
     walk_statements,
 )
 from dfm_async.pipeline.text import statement_label
-from dfm_async.planner.structure import expressions_of
 
 Frame = tuple[int, ...]
 
@@ -42,13 +41,50 @@ class Fail:
     """A value that will not come."""
 
 
-class Sequence:
-    """What a generator yields, and whether it raises in the end."""
+class StreamFails(Exception):
+    """Raised where a stream is read whose generator raises, or reads one that does."""
 
-    def __init__(self, items: list[Any], fails: bool) -> None:
-        self.items = items
-        self.fails = fails
-        self.reported = False
+    def __init__(self, sequence: Sequence) -> None:
+        super().__init__()
+        self.sequence = sequence
+
+
+class Sequence:
+    """What a generator yields, as far as somebody reads it."""
+
+    def __init__(self, source: Iterator[Any], label: str, frame: Frame) -> None:
+        self.origin = (label, frame)
+        self.source = source
+        self.items: list[Any] = []
+        self.begun = False
+        """Whether a reader had it."""
+        self.ended = False
+        self.failure: StreamFails | None = None
+
+    def read(self) -> Iterator[Any]:
+        """Begins to read it; any number of readers see every element."""
+        self.begun = True
+        return self.elements()
+
+    def elements(self) -> Iterator[Any]:
+        position = 0
+        while self.has(position):
+            yield self.items[position]
+            position += 1
+        if self.failure is not None:
+            raise self.failure
+
+    def has(self, position: int) -> bool:
+        if position == len(self.items) and not self.ended:
+            try:
+                self.items.append(next(self.source))
+            except StopIteration:
+                self.ended = True
+            except StreamFails as failure:
+                self.ended, self.failure = True, failure
+            except Exception:
+                self.ended, self.failure = True, StreamFails(self)
+        return position < len(self.items)
 
 
 @dataclass
@@ -68,13 +104,12 @@ class Reference:
         self,
         functions: Mapping[str, Callable[..., Any]],
         params: Mapping[str, Any],
-        read: set[int] | None = None,
     ) -> None:
         self.functions = functions
-        self.read = read or set()
         self.params = params
         self.cache: dict[Any, Any] = {}
         self.outcome = Outcome()
+        self.sequences: list[Sequence] = []
 
     # expressions
 
@@ -148,46 +183,47 @@ class Reference:
         for value in args.values():
             if isinstance(value, Fail):
                 return value
-        for name, value in args.items():
-            if isinstance(value, Sequence):
-                if value.fails:
-                    self.report(value, frame)
-                    return Fail()
-                args[name] = value.items
+        readers = {name: value.read() if isinstance(value, Sequence) else value for name, value in args.items()}
         try:
-            found = self.functions[statement.operation](**args)
+            found = self.functions[statement.operation](**readers)
+        except StreamFails as failure:
+            self.report(failure)
+            return Fail()
         except Exception:
             self.outcome.errors.append((label, frame))
             return Fail()
         if isinstance(found, Iterator):
-            items: list[Any] = []
-            fails = False
-            try:
-                items.extend(found)
-            except Exception:
-                fails = True
-            found = Sequence(items, fails)
-            found.origin = (label, frame)  # type: ignore[attr-defined]
-            if fails and statement.id not in self.read:  # nobody reads it: it is run to its end all the same
-                self.report(found, frame)
+            found = Sequence(found, label, frame)
+            self.sequences.append(found)
         return found
 
-    def report(self, sequence: Sequence, frame: Frame) -> None:
-        if not sequence.reported:
-            sequence.reported = True
-            self.outcome.errors.append(sequence.origin)  # type: ignore[attr-defined]
+    def report(self, failure: StreamFails) -> None:
+        if failure.sequence.origin not in self.outcome.errors:
+            self.outcome.errors.append(failure.sequence.origin)
 
     def emit(self, statement: YieldStatement, env: dict[int, Any], label: str, frame: Frame) -> None:
         value = self.evaluate(statement.value, env, label, frame)
         if isinstance(value, Fail):
             self.outcome.lost.append((statement.place, frame))
         elif isinstance(value, Sequence):
-            self.outcome.results += [(statement.place, (*frame, i), item) for i, item in enumerate(value.items)]
-            if value.fails:
-                self.report(value, frame)
+            try:
+                for index, item in enumerate(value.read()):
+                    self.outcome.results.append((statement.place, (*frame, index), item))
+            except StreamFails as failure:
+                self.report(failure)
                 self.outcome.lost.append((statement.place, frame))
         else:
             self.outcome.results.append((statement.place, frame, value))
+
+    def run_the_unread(self) -> None:
+        """A generator that had no reader runs to its end, as any other operation."""
+        for sequence in self.sequences:
+            if not sequence.begun:
+                try:
+                    for _ in sequence.read():
+                        pass
+                except StreamFails as failure:
+                    self.report(failure)
 
     def lose(self, body: tuple[Statement, ...], frame: Frame) -> None:
         """Nothing of a block runs, because of an error: its yields are lost."""
@@ -206,14 +242,14 @@ class Reference:
             self.lose(statement.body, frame)
             self.mark(statement.body, statement.id, env, seq)
             return
-        items = seq.items if isinstance(seq, Sequence) else list(seq)
-        elements = []
-        for index, item in enumerate(items):
-            inner = {**env, statement.id: item}
-            self.run(statement.body, inner, (*frame, index))
-            elements.append(inner)
-        if isinstance(seq, Sequence) and seq.fails:
-            self.report(seq, frame)
+        elements: list[dict[int, Any]] = []
+        try:
+            for index, item in enumerate(seq.read() if isinstance(seq, Sequence) else seq):
+                inner = {**env, statement.id: item}
+                self.run(statement.body, inner, (*frame, index))
+                elements.append(inner)
+        except StreamFails as failure:
+            self.report(failure)
             self.lose(statement.body, frame)
             self.mark(statement.body, statement.id, env, Fail())
         else:
@@ -277,17 +313,11 @@ def interpret(pipeline: Pipeline, functions: Mapping[str, Callable[..., Any]], s
     """Runs a pipeline for all parameter sets."""
     whole = Outcome()
     cache: dict[Any, Any] = {}
-    read = {
-        ref.node
-        for statement in walk_statements(pipeline.body)
-        for _, expression, _ in expressions_of(statement)
-        for ref in references(expression)
-        if isinstance(ref, Ref)
-    }
     for index, params in enumerate(sets):
-        reference = Reference(functions, params, read)
+        reference = Reference(functions, params)
         reference.cache = cache
         reference.run(pipeline.body, {}, (index,))
+        reference.run_the_unread()
         whole.results += reference.outcome.results
         whole.lost += reference.outcome.lost
         whole.errors += reference.outcome.errors

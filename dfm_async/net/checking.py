@@ -17,7 +17,7 @@ __all__ = ["check_net"]
 
 _DEEPEST: Final = 200
 """How deep formulas and loops may be nested; the planner allows less."""
-_OUTPUTS: Final = ("output", "then", "otherwise", "found", "miss")
+_OUTPUTS: Final = ("output", "ended", "then", "otherwise", "found", "miss")
 _FORMULAS: Final = ("value", "cond", "seq", "carry", "times", "next", "until", "key")
 
 

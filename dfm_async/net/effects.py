@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
@@ -12,25 +12,30 @@ from dfm_async.net import spec
 from dfm_async.net.tokens import StreamValue
 
 if TYPE_CHECKING:
-    from dfm_async.net.game import Activity, Control, Instance
+    from dfm_async.net.game import Activity, Control
 
 __all__ = [
+    "MANY",
     "Abandon",
     "CloseStream",
     "Effect",
     "EmitFailed",
     "EmitValue",
+    "ExpectReaders",
     "FrameDone",
     "Invoke",
     "Keep",
     "LookUp",
     "Pull",
     "Report",
+    "RunStream",
     "Send",
     "SendElementDone",
     "SendLoopEnd",
-    "SkipStream",
 ]
+
+MANY: Final = 1 << 30
+"""A number of readers that is not known beforehand."""
 
 
 class _Effect(msgspec.Struct, frozen=True, gc=False):
@@ -71,13 +76,12 @@ class Report(_Effect, frozen=True):
 
 
 class Send(_Effect, frozen=True):
-    """Send a token to other locations. ``instance`` is where its place lives, if it lives here."""
+    """Send a token to other locations. Each tells with ``stream_released`` when it is done with a stream."""
 
     place: int
     frame: Frame
     value: Any
     routes: tuple[int, ...]
-    instance: Instance | None
 
 
 class SendLoopEnd(_Effect, frozen=True):
@@ -134,15 +138,24 @@ class Abandon(_Effect, frozen=True):
 
 
 class CloseStream(_Effect, frozen=True):
-    """Nobody here reads this stream any more."""
+    """Release a stream: no reader is left here. ``read``: one of them had begun to read."""
 
     stream: StreamValue
+    read: bool
 
 
-class SkipStream(_Effect, frozen=True):
-    """One of the readers of this stream will not read it."""
+class RunStream(_Effect, frozen=True):
+    """Run a generator to its end without a reader; answer with ``stream_ended``. ``unread``: none will come."""
 
     stream: StreamValue
+    unread: bool = False
+
+
+class ExpectReaders(_Effect, frozen=True):
+    """More or fewer readers of a stream will come than were expected."""
+
+    stream: StreamValue
+    change: int
 
 
 Effect: TypeAlias = (
@@ -159,5 +172,6 @@ Effect: TypeAlias = (
     | Keep
     | Abandon
     | CloseStream
-    | SkipStream
+    | RunStream
+    | ExpectReaders
 )

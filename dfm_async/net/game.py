@@ -6,6 +6,11 @@ memory does not grow with the number of parameter sets or elements. Every transi
 once per instance: it fired, failed, or was skipped. That is what makes the end of a frame, a loop and a job a matter of
 counting.
 
+Streams are counted in the same way, each by a :class:`StreamRecord`: a location releases a stream as soon as none of
+its readers there can read it any more, whatever else their instances still do. A call that made a stream is resolved
+when that stream is released, and only then are the streams released that the call itself reads. So releases follow the
+flow of data backwards, and locations that read from each other cannot wait for each other.
+
 Nothing here waits or does I/O: events come in by method calls, :meth:`Game.take` gives the effects.
 """
 
@@ -14,7 +19,7 @@ from __future__ import annotations
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from dfm_async.errors import DfmError
 from dfm_async.model.error_record import ErrorRecord
@@ -22,18 +27,20 @@ from dfm_async.model.ids import Frame
 from dfm_async.net import effects as fx
 from dfm_async.net import spec
 from dfm_async.net.program import PlaceCode, Program, ScopeCode, TransitionCode
-from dfm_async.net.tokens import ABSENT, OPEN, SKIPPED, Failed, Foreign, Found, Miss, StreamValue
+from dfm_async.net.tokens import ABSENT, OPEN, RELEASED, SKIPPED, Failed, Foreign, Found, Miss, StreamValue
 from dfm_async.redaction import hide
 
 __all__ = ["Activity", "Control", "Game", "Instance"]
 
 _TRACEBACK_LINES: Final = 60
 
+_Streams: TypeAlias = Sequence[StreamValue]
+
 
 class Instance:
     """One execution of a scope."""
 
-    __slots__ = ("frame", "loops", "missing", "parent", "remaining", "scope", "slots", "streams", "waiters")
+    __slots__ = ("early", "frame", "loops", "missing", "parent", "remaining", "scope", "slots", "waiters")
 
     def __init__(self, scope: ScopeCode, frame: Frame, parent: Instance | None) -> None:
         self.scope = scope
@@ -44,7 +51,8 @@ class Instance:
         self.remaining = len(scope.transitions) + len(scope.members) + scope.awaited + (parent is None)
         self.waiters: dict[int, list[tuple[Instance, TransitionCode]]] | None = None
         self.loops: dict[int, LoopRecord] | None = None
-        self.streams: list[StreamValue] | None = None
+        self.early: dict[int, int] | None = None
+        """For slots without a token: how many of the loops that read them are done already."""
 
 
 class LoopRecord:
@@ -66,11 +74,13 @@ class LoopRecord:
 class Activity:
     """A transition that has fired and is not resolved yet."""
 
-    __slots__ = ("instance", "transition")
+    __slots__ = ("instance", "streams", "transition")
 
-    def __init__(self, instance: Instance, transition: TransitionCode) -> None:
+    def __init__(self, instance: Instance, transition: TransitionCode, streams: Sequence[StreamValue] = ()) -> None:
         self.instance = instance
         self.transition = transition
+        self.streams = streams
+        """The streams that it reads."""
 
     @property
     def frame(self) -> Frame:
@@ -81,6 +91,27 @@ class Activity:
     def label(self) -> str:
         """The node it stands for."""
         return self.transition.label
+
+
+class StreamRecord:
+    """What a game knows of one stream: who may still read it here, and what made it."""
+
+    __slots__ = ("activity", "driven", "ended", "error", "instance", "left", "place", "read")
+
+    def __init__(self, instance: Instance, place: PlaceCode | None, left: int, activity: Activity | None) -> None:
+        self.instance = instance
+        self.place = place
+        self.left = left
+        """How many transitions, loops and other locations may still read it."""
+        self.activity = activity
+        """The call that made it; None if it comes from another location."""
+        self.read = False
+        """Whether one of its readers, here or elsewhere, has begun."""
+        self.driven = False
+        """Whether it runs to its end without a reader."""
+        self.ended = False
+        """Whether its generator has ended; known only where it runs."""
+        self.error: ErrorRecord | None = None
 
 
 class Control:
@@ -137,6 +168,7 @@ class Game:
         self._prefix = prefix
         self._errors = 0
         self._roots: dict[int, Instance] = {}
+        self._streams: dict[StreamValue, StreamRecord] = {}
         self._ready: deque[tuple[Instance, TransitionCode]] = deque()
         self._effects: list[fx.Effect] = []
 
@@ -144,6 +176,11 @@ class Game:
     def live(self) -> int:
         """How many parameter sets are under way here."""
         return len(self._roots)
+
+    @property
+    def streams(self) -> int:
+        """How many streams are not released yet."""
+        return len(self._streams)
 
     @property
     def ready(self) -> bool:
@@ -181,7 +218,13 @@ class Game:
         """A token has come from another location."""
         place = self.program.places[index]
         assert place.scope is not None  # noqa: S101 - only readers are sent tokens
-        self._put(self._instance(place.scope, frame), place, value)
+        instance = self._instance(place.scope, frame)
+        if not isinstance(value, StreamValue):
+            self._put(instance, place, value)
+        elif instance.slots[place.slot] is ABSENT:
+            self._add_stream(instance, place, value, None)
+        else:  # a second token for the same frame changes nothing
+            self._effects.append(fx.CloseStream(value, False))
 
     def loop_ended(self, index: int, frame: Frame, total: int, outcome: Any) -> None:
         """A loop that is driven elsewhere has had all its elements."""
@@ -204,12 +247,21 @@ class Game:
         instance, transition = activity.instance, activity.transition
         action = transition.action
         if isinstance(action, spec.Call):
+            if isinstance(value, StreamValue):
+                self._add_stream(instance, self.program.places.get(action.output), value, activity)
+                return
             self._produce(instance, action.output, value)
+            if action.ended is not None:
+                self._produce(instance, action.ended, OPEN)
+        if activity.streams:
+            self._release(activity.streams, True)
         self._resolve(instance)
 
     def fail(self, activity: Activity, error: ErrorRecord) -> None:
         """An activity has failed."""
         self._effects.append(fx.Report(error))
+        if activity.streams:
+            self._release(activity.streams, True)
         self._pass(activity.instance, activity.transition, Failed(error))
 
     def feed(self, control: Control, values: Iterable[Any]) -> None:
@@ -260,9 +312,23 @@ class Game:
         """The cache did not have the key."""
         self._answer(activity, Miss(ticket), OPEN)
 
-    def release(self, instance: Instance) -> None:
-        """Another location is done with a stream that was sent to it."""
-        self._resolve(instance)
+    def stream_ended(self, stream: StreamValue, error: ErrorRecord | None) -> None:
+        """The generator of a stream that was made here has no more elements, or has raised."""
+        record = self._streams.get(stream)
+        if record is None or record.activity is None or record.ended:
+            return
+        record.ended = True
+        record.error = error
+        action = record.activity.transition.action
+        assert isinstance(action, spec.Call)  # noqa: S101 - only calls make streams
+        if action.ended is not None:
+            self._produce(record.instance, action.ended, OPEN)
+        if not record.left:
+            self._settle([(stream, record)])
+
+    def stream_released(self, stream: StreamValue, read: bool) -> None:
+        """Another location is done with a stream that was sent to it; ``read``: a reader there had begun."""
+        self._release((stream,), read)
 
     def error(self, activity: Activity, error: BaseException, attempt: int = 1, cause: bytes = b"") -> ErrorRecord:
         """Describes an exception of an activity."""
@@ -355,8 +421,6 @@ class Game:
         if not place.local or instance.slots[slot] is not ABSENT:
             return
         instance.slots[slot] = value
-        if isinstance(value, StreamValue):
-            self._own(instance, value)
         missing = instance.missing
         for transition in place.consumers:
             missing[transition.index] -= 1
@@ -370,31 +434,89 @@ class Game:
         if place.awaited:
             self._resolve(instance)
 
-    def _own(self, instance: Instance, stream: StreamValue) -> None:
-        """Has a stream closed when an instance is done."""
-        if instance.streams is None:
-            instance.streams = []
-        instance.streams.append(stream)
-
     def _produce(self, instance: Instance, index: int, value: Any) -> None:
         place = self.program.places.get(index)
         if place is None:
             return  # nobody reads it
         if place.routes:
-            self._effects.append(fx.Send(index, instance.frame, value, place.routes, instance))
-            if isinstance(value, StreamValue):
-                instance.remaining += len(place.routes)  # until each of them has released it
-                if not place.local:
-                    self._own(instance, value)
+            self._effects.append(fx.Send(index, instance.frame, value, place.routes))
         if place.local:
             self._put(instance, place, value)
+
+    # streams
+
+    def _add_stream(
+        self, instance: Instance, place: PlaceCode | None, stream: StreamValue, activity: Activity | None
+    ) -> None:
+        """Puts a stream into its place, and counts who may read it: known beforehand, so that it can be released."""
+        left = 0
+        if place is not None:
+            left = place.holders + len(place.routes)
+            if instance.early is not None:
+                left -= instance.early.pop(place.slot, 0)
+        record = self._streams[stream] = StreamRecord(instance, place, left, activity)
+        if place is not None:
+            self._produce(instance, place.index, stream)
+        if activity is not None and activity.transition.action.runs_ahead:  # type: ignore[union-attr] # made by a call
+            record.driven = True
+            self._effects.append(fx.RunStream(stream))
+        if not left:
+            self._settle([(stream, record)])
+
+    def _hold(self, instance: Instance, streams: Sequence[StreamValue]) -> None:
+        """Counts further readers of streams: those that could not be counted when the streams came."""
+        for stream in streams:
+            record = self._streams.get(stream)
+            if record is not None and record.instance is not instance:
+                record.left += 1
+
+    def _release(self, streams: Iterable[StreamValue], read: bool) -> None:
+        """Counts readers that are done with streams; ``read``: they had begun to read."""
+        unused: list[tuple[StreamValue, StreamRecord]] = []
+        self._count_down(streams, read, unused)
+        self._settle(unused)
+
+    def _count_down(
+        self, streams: Iterable[StreamValue], read: bool, unused: list[tuple[StreamValue, StreamRecord]]
+    ) -> None:
+        for stream in streams:
+            record = self._streams.get(stream)
+            if record is not None:
+                record.left -= 1
+                record.read = record.read or read
+                if not record.left:
+                    unused.append((stream, record))
+
+    def _settle(self, unused: list[tuple[StreamValue, StreamRecord]]) -> None:
+        """Closes streams that nobody reads any more, and those that only they were read for."""
+        while unused:  # not by recursion: chains of generators can be long
+            self._count_down(self._close(*unused.pop()), True, unused)
+
+    def _close(self, stream: StreamValue, record: StreamRecord) -> Sequence[StreamValue]:
+        """Closes a stream without readers, or runs it to its end if it had none; gives what its generator has read."""
+        activity, instance, place = record.activity, record.instance, record.place
+        if activity is not None and not record.read and not record.ended:
+            self._effects.append(fx.RunStream(stream, unread=True))
+            return ()
+        del self._streams[stream]
+        self._effects.append(fx.CloseStream(stream, record.read))
+        if place is not None and place.local:
+            instance.slots[place.slot] = RELEASED
+        if activity is None:
+            return ()
+        action = activity.transition.action
+        assert isinstance(action, spec.Call)  # noqa: S101 - only calls make streams
+        if record.error is not None and not record.read:
+            self._effects.append(fx.Report(record.error))
+        if action.ended is not None and not record.ended:
+            self._produce(instance, action.ended, OPEN)
+        self._resolve(instance)
+        return activity.streams
 
     def _resolve(self, instance: Instance) -> None:
         instance.remaining -= 1
         if instance.remaining:
             return
-        if instance.streams:
-            self._effects.extend(fx.CloseStream(stream) for stream in instance.streams)
         parent = instance.parent
         if parent is None:
             index = instance.frame[0]
@@ -430,7 +552,9 @@ class Game:
                 continue
             place = self.program.places[place_index]
             if place.routes:
-                self._effects.append(fx.Send(place_index, frame, token, place.routes, None))
+                if isinstance(token, StreamValue):
+                    self._streams[token].left += len(place.routes)
+                self._effects.append(fx.Send(place_index, frame, token, place.routes))
             if place.local:
                 assert place.scope is not None  # noqa: S101 - local readers have the scope
                 self._put(self._instance(place.scope, frame), place, token)
@@ -448,9 +572,18 @@ class Game:
 
     def _exhaust(self, control: Control, outcome: Any) -> None:
         control.exhausted = True
-        control.source = None
+        activity, source, control.source = control.activity, control.source, None
+        if activity.streams:
+            read = isinstance(source, StreamValue)
+            if read or self.program.here not in control.loop.members:
+                self._release_elements(activity, read)
         self._end_loop(control.record, control.next_index, outcome)
-        self._resolve(control.activity.instance)
+        self._resolve(activity.instance)
+
+    def _release_elements(self, activity: Activity, read: bool) -> None:
+        """A loop is done with its source; or, if its elements were streams, with all of them."""
+        streams, activity.streams = activity.streams, ()
+        self._release(streams, read)
 
     def _end_loop(self, record: LoopRecord, total: int, outcome: Any) -> None:
         loop = record.loop
@@ -478,7 +611,21 @@ class Game:
         assert owner.loops is not None  # noqa: S101 - it holds the record
         if record.control is None or record.control.exhausted:
             del owner.loops[record.loop.index]
+        for slot in owner.scope.read_by[record.loop.index]:
+            self._loop_released(owner, slot)
+        if record.control is not None and record.control.activity.streams:
+            self._release_elements(record.control.activity, False)
         self._resolve(owner)
+
+    def _loop_released(self, owner: Instance, slot: int) -> None:
+        """A loop is done with a place around it, whose token may not have come."""
+        value = owner.slots[slot]
+        if isinstance(value, StreamValue):
+            self._release((value,), False)
+        elif value is ABSENT:
+            if owner.early is None:
+                owner.early = {}
+            owner.early[slot] = owner.early.get(slot, 0) + 1
 
     def _advance(self, control: Control) -> None:
         """Goes on after an iteration of a repeat, of which every location is done."""
@@ -509,35 +656,48 @@ class Game:
             values.append(owner.slots[slot])
         action = transition.action
         kind = type(action)
-        if kind is not spec.Store:
-            failed: Failed | None = None
-            for i in transition.strict:
-                value = values[i]
-                if value is SKIPPED:
-                    self._turn_away(values)
-                    self._pass(instance, transition, SKIPPED)
-                    return
-                if failed is None and type(value) is Failed:
-                    failed = value
-            if failed is not None:
-                self._turn_away(values)
-                self._pass(instance, transition, failed)
-                return
+        streams: list[StreamValue] | None = None
+        failed: Failed | None = None
+        skipped = False
+        for i in transition.strict:
+            value = values[i]
+            if value is SKIPPED:
+                skipped = True
+            elif type(value) is Failed:
+                failed = failed or value
+            elif isinstance(value, StreamValue):
+                if streams is None:
+                    streams = []
+                streams.append(value)
+        if streams is not None and (skipped or failed is not None or kind not in _READERS):
+            self._turn_away(instance, streams)
+            streams = None
+        if kind is not spec.Store and (skipped or failed is not None):
+            self._pass(instance, transition, SKIPPED if skipped else failed)
+            return
         try:
-            _HANDLERS[kind](self, instance, transition, values)
+            _HANDLERS[kind](self, instance, transition, values, streams or ())
         except Exception as error:  # noqa: BLE001 - whatever an expression over user values raises
-            self._turn_away(values)
-            self.fail(Activity(instance, transition), self.error(Activity(instance, transition), error))
+            if streams is not None:
+                self._turn_away(instance, streams)
+            activity = Activity(instance, transition)
+            self.fail(activity, self.error(activity, error))
 
-    def _turn_away(self, values: list[Any]) -> None:
-        """Tells the streams among the inputs of a transition that it will not read them."""
-        self._effects.extend(fx.SkipStream(value) for value in values if isinstance(value, StreamValue))
+    def _turn_away(self, instance: Instance, streams: Sequence[StreamValue]) -> None:
+        """Counts a transition that does not read the streams among its inputs."""
+        self._effects.extend(fx.ExpectReaders(stream, -1) for stream in streams)
+        self._hold(instance, streams)
+        self._release(streams, False)
 
     def _pass(self, instance: Instance, transition: TransitionCode, outcome: Any) -> None:
         """Resolves a transition that cannot fire: its readers get what kept it from firing."""
         action = transition.action
         match action:
-            case spec.Call() | spec.Store():
+            case spec.Call():
+                self._produce(instance, action.output, outcome)
+                if action.ended is not None:
+                    self._produce(instance, action.ended, OPEN)
+            case spec.Store():
                 self._produce(instance, action.output, outcome)
             case spec.Emit():
                 if isinstance(outcome, Failed):
@@ -559,20 +719,24 @@ class Game:
                 self._gather_value(instance, action, outcome)
         self._resolve(instance)
 
-    def _call(self, instance: Instance, transition: TransitionCode, values: list[Any]) -> None:
+    def _call(self, instance: Instance, transition: TransitionCode, values: list[Any], streams: _Streams) -> None:
         args = {name: formula(values) for name, formula in transition.formulas.items()}
         action = transition.action
         assert isinstance(action, spec.Call)  # noqa: S101 - dispatched by type
-        streams = any(isinstance(value, StreamValue) for value in values)
-        self._effects.append(fx.Invoke(Activity(instance, transition), action, args, streams))
+        if streams:
+            self._hold(instance, streams)
+        self._effects.append(fx.Invoke(Activity(instance, transition, streams), action, args, bool(streams)))
 
-    def _emit(self, instance: Instance, transition: TransitionCode, values: list[Any]) -> None:
+    def _emit(self, instance: Instance, transition: TransitionCode, values: list[Any], streams: _Streams) -> None:
         value = transition.formulas["value"](values)
         action = transition.action
         assert isinstance(action, spec.Emit)  # noqa: S101 - dispatched by type
-        self._effects.append(fx.EmitValue(Activity(instance, transition), action.point, instance.frame, value))
+        if streams:
+            self._hold(instance, streams)
+        activity = Activity(instance, transition, streams)
+        self._effects.append(fx.EmitValue(activity, action.point, instance.frame, value))
 
-    def _branch(self, instance: Instance, transition: TransitionCode, values: list[Any]) -> None:
+    def _branch(self, instance: Instance, transition: TransitionCode, values: list[Any], _streams: _Streams) -> None:
         holds = bool(_whole(transition.formulas["cond"](values), "a condition"))
         action = transition.action
         assert isinstance(action, spec.Branch)  # noqa: S101 - dispatched by type
@@ -580,7 +744,7 @@ class Game:
         self._produce(instance, action.otherwise, SKIPPED if holds else OPEN)
         self._resolve(instance)
 
-    def _iterate(self, instance: Instance, transition: TransitionCode, values: list[Any]) -> None:
+    def _iterate(self, instance: Instance, transition: TransitionCode, values: list[Any], streams: _Streams) -> None:
         source = transition.formulas["seq"](values)
         action = transition.action
         assert isinstance(action, spec.Iterate)  # noqa: S101 - dispatched by type
@@ -589,19 +753,34 @@ class Game:
         elif not isinstance(source, StreamValue):
             if isinstance(source, (str, bytes)) or not isinstance(source, Iterable):
                 raise TypeError(f"ForEach needs a list or an iterator, not {type(source).__name__}")
+            if streams:
+                self._expect_elements(action.loop, source, streams)
             source = iter(source)
-        self._start(instance, transition, action.loop, source)
+        if streams:
+            self._hold(instance, streams)
+        self._start(Activity(instance, transition, streams), action.loop, source)
 
-    def _start(self, instance: Instance, transition: TransitionCode, index: int, source: Any) -> Control:
+    def _expect_elements(self, index: int, source: Iterable[Any], streams: Sequence[StreamValue]) -> None:
+        """The elements of a loop are streams: the readers in its body read them, rather than the loop."""
+        elements = [value for value in source if isinstance(value, StreamValue)]
+        if set(elements) != set(streams):
+            raise TypeError("an element of a ForEach cannot have a generator inside: return a list instead")
+        element = self.program.loops[index].element
+        readers = 0 if element is None else self.program.places[element].readers
+        for stream in streams:
+            change = fx.MANY if readers is None else elements.count(stream) * readers
+            self._effects.append(fx.ExpectReaders(stream, change - 1))
+
+    def _start(self, activity: Activity, index: int, source: Any) -> Control:
         loop = self.program.loops[index]
-        record = self._record(instance, loop)
-        control = Control(Activity(instance, transition), loop, record, source, loop.limit)
+        record = self._record(activity.instance, loop)
+        control = Control(activity, loop, record, source, loop.limit)
         record.control = control
         if not isinstance(source, _Repeating):
             self.pump(control)
         return control
 
-    def _repeat(self, instance: Instance, transition: TransitionCode, values: list[Any]) -> None:
+    def _repeat(self, instance: Instance, transition: TransitionCode, values: list[Any], _streams: _Streams) -> None:
         carry = _whole(transition.formulas["carry"](values), "the value of a Repeat")
         times = None
         if "times" in transition.formulas:
@@ -610,7 +789,7 @@ class Game:
                 raise TypeError(f"times of a Repeat must be a number of iterations, not {times!r}")
         action = transition.action
         assert isinstance(action, spec.Repeat)  # noqa: S101 - dispatched by type
-        control = self._start(instance, transition, action.loop, _Repeating(times))
+        control = self._start(Activity(instance, transition), action.loop, _Repeating(times))
         if times == 0:
             self._end_repeat(control, carry)
         else:
@@ -623,14 +802,14 @@ class Game:
         assert control is not None  # noqa: S101 - a step stands where its repeat is driven
         return control
 
-    def _step(self, instance: Instance, transition: TransitionCode, values: list[Any]) -> None:
+    def _step(self, instance: Instance, transition: TransitionCode, values: list[Any], _streams: _Streams) -> None:
         following = _whole(transition.formulas["next"](values), "the value of a Repeat")
         until = transition.formulas.get("until")
         last = until is not None and bool(until(values))
         self._control_of(instance).last = (following, last)
         self._resolve(instance)
 
-    def _lookup(self, instance: Instance, transition: TransitionCode, values: list[Any]) -> None:
+    def _lookup(self, instance: Instance, transition: TransitionCode, values: list[Any], _streams: _Streams) -> None:
         key = _whole(transition.formulas["key"](values), "a cache key")
         action = transition.action
         assert isinstance(action, spec.Lookup)  # noqa: S101 - dispatched by type
@@ -643,7 +822,7 @@ class Game:
         self._produce(activity.instance, action.miss, gate)
         self._resolve(activity.instance)
 
-    def _store(self, instance: Instance, transition: TransitionCode, values: list[Any]) -> None:
+    def _store(self, instance: Instance, transition: TransitionCode, values: list[Any], _streams: _Streams) -> None:
         action = transition.action
         assert isinstance(action, spec.Store)  # noqa: S101 - dispatched by type
         answer = values[0]
@@ -665,7 +844,7 @@ class Game:
             self._produce(instance, action.output, answer)  # skipped or failed
         self._resolve(instance)
 
-    def _gather(self, instance: Instance, transition: TransitionCode, values: list[Any]) -> None:
+    def _gather(self, instance: Instance, transition: TransitionCode, values: list[Any], _streams: _Streams) -> None:
         value = _whole(transition.formulas["value"](values), "what collect gathers")
         action = transition.action
         assert isinstance(action, spec.Gather)  # noqa: S101 - dispatched by type
@@ -678,7 +857,10 @@ class Game:
         parent.loops[action.loop].gathered[action.collect][instance.frame[-1]] = value
 
 
-_HANDLERS: Final[dict[type, Callable[[Game, Instance, TransitionCode, list[Any]], None]]] = {
+_READERS: Final = frozenset({spec.Call, spec.Emit, spec.Iterate})
+"""What can read a stream. All others want a whole value, and refuse one."""
+
+_HANDLERS: Final[dict[type, Callable[[Game, Instance, TransitionCode, list[Any], _Streams], None]]] = {
     spec.Call: Game._call,  # noqa: SLF001 - same module
     spec.Emit: Game._emit,  # noqa: SLF001
     spec.Branch: Game._branch,  # noqa: SLF001

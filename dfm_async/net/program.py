@@ -94,7 +94,19 @@ class TransitionCode:
 class PlaceCode:
     """A place as this location sees it: its slot, and who reads it here and elsewhere."""
 
-    __slots__ = ("awaited", "consumers", "index", "label", "local", "repeated", "routes", "scope", "slot", "uses")
+    __slots__ = (
+        "awaited",
+        "consumers",
+        "holders",
+        "index",
+        "label",
+        "local",
+        "repeated",
+        "routes",
+        "scope",
+        "slot",
+        "uses",
+    )
 
     def __init__(self, found: spec.Place, scope: ScopeCode | None) -> None:
         self.index = found.index
@@ -108,6 +120,8 @@ class PlaceCode:
         """Whether a loop reads it, once per element."""
         self.uses = 0
         """How many transitions here read its value, rather than only wait for it."""
+        self.holders = 0
+        """How many transitions of its own scope read its value here, and how many loops in that scope do."""
         self.awaited = False
         """Whether its instance must wait for its token: it comes from elsewhere, and only loops read it."""
 
@@ -131,6 +145,7 @@ class ScopeCode:
         "outer",
         "parent",
         "path",
+        "read_by",
         "slots",
         "transitions",
     )
@@ -148,6 +163,8 @@ class ScopeCode:
         self.missing: list[int] = []
         self.outer: list[tuple[TransitionCode, int, int]] = []
         self.emits: list[int] = []
+        self.read_by: dict[int, dict[int, None]] = {}
+        """For each loop inside, the slots of this scope whose values are read in its body."""
 
 
 class Program:
@@ -165,6 +182,7 @@ class Program:
             self.scopes[scope.index] = ScopeCode(scope.index, parent, loop)
             if parent is not None and loop is not None:
                 parent.members.append(loop)
+                parent.read_by[loop.index] = {}
         self.root = self.scopes[0]
         self.places: dict[int, PlaceCode] = {}
         for place in net.places:
@@ -193,14 +211,19 @@ class Program:
                 home.slots += 1
             up = scope.depth - home.depth
             inputs.append((up, place.slot))
-            if given.role != "after":
-                place.uses += 1
+            read = given.role != "after"
+            place.uses += read
             if up == 0:
                 missing += 1
                 place.consumers.append(code)
+                place.holders += read
             else:
-                place.repeated = place.repeated or given.role != "after"
                 scope.outer.append((code, up, place.slot))
+                place.repeated = place.repeated or read
+                inside = home.read_by[scope.path[home.depth].index]
+                if read and place.slot not in inside:
+                    inside[place.slot] = None
+                    place.holders += 1
         if scope.parent is None and not inputs:
             missing = 1  # the opening of the frame
         scope.missing.append(missing)
@@ -218,7 +241,7 @@ class Program:
         """Finds the places whose token an instance must wait for although no transition of its own scope does."""
         made = {index for _, index in self.net.params}
         for transition in self.net.transitions:
-            for name in ("output", "then", "otherwise", "found", "miss"):
+            for name in ("output", "ended", "then", "otherwise", "found", "miss"):
                 made.add(getattr(transition.action, name, -1))
         for loop in self.net.loops:
             made.update(loop.collects)

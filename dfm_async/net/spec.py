@@ -110,7 +110,14 @@ Formula: TypeAlias = Const | Slot | Field | Build | MakeDict | Compare | Combine
 
 
 class Call(_Data, frozen=True, tag="call"):
-    """Calls an operation; its result goes to ``output``."""
+    """Calls an operation; its result goes to ``output``.
+
+    Attributes:
+        ended: a place that gets a token without a value when the call has ended, for what is ordered after it. A call
+            that makes a stream has ended when the stream has no more elements, or no readers that want more.
+        runs_ahead: whether a stream runs to its end without waiting for its readers, because one of them needs what is
+            ordered after it.
+    """
 
     operation: str
     provider: str | None
@@ -118,6 +125,8 @@ class Call(_Data, frozen=True, tag="call"):
     output: int
     retry: RetryPolicy | None = None
     deadline: float | None = None
+    ended: int | None = None
+    runs_ahead: bool = False
 
 
 class Emit(_Data, frozen=True, tag="emit"):

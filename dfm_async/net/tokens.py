@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from dfm_async.model.error_record import ErrorRecord
 
-__all__ = ["ABSENT", "OPEN", "SKIPPED", "Failed", "Foreign", "Found", "Miss", "StreamValue"]
+__all__ = ["ABSENT", "OPEN", "RELEASED", "SKIPPED", "Failed", "Foreign", "Found", "Miss", "StreamValue"]
 
 
 class _Mark:
@@ -27,6 +27,10 @@ SKIPPED: Final = _Mark("SKIPPED")
 
 OPEN: Final = _Mark("OPEN")
 """The token of an open gate, and of a loop's ``enter`` place."""
+
+
+RELEASED: Final = _Mark("RELEASED")
+"""Where a stream was that has no readers left."""
 
 
 class Failed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -16,9 +17,11 @@ from dfm_async.planner.graph import Option
 from dfm_async.planner.structure import Spot, Structure
 from dfm_async.planner.types import fits, type_text, validate
 
-__all__ = ["Candidates", "adapters_of", "kinds_of"]
+__all__ = ["Candidates", "adapters_of", "kinds_of", "may_stream"]
 
 _KINDS: Final = {"literal": "a constant", "node": "the value of a node", "place": "a parameter of the pipeline"}
+_WHOLE: Final = (None, type(None), bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+"""Types of results that are no generators."""
 
 
 class Candidates:
@@ -196,6 +199,16 @@ def adapters_of(site: Site, operation: str, provider: str | None) -> Iterator[Ad
         for (name, _), adapter in site.adapters.items():
             if name == operation:
                 yield adapter
+
+
+def may_stream(federation: Federation, operation: str) -> bool:
+    """Whether an operation may return a generator: the code at one of its sites is one, or its type does not say."""
+    returns = federation.operations[operation].signature.returns
+    return (typing.get_origin(returns) or returns) not in _WHOLE or any(
+        adapter.kind in GENERATORS
+        for site in federation.sites.values()
+        for adapter in adapters_of(site, operation, None)
+    )
 
 
 def kinds_of(expression: Expression) -> list[str]:

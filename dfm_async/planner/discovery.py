@@ -67,7 +67,7 @@ def _plan(asked: list[_Asked], name: str | None, federation: Federation, homesit
     for index, (site, label, _) in enumerate(asked):
         found.spots[2 * index].label = label
         placed[2 * index] = placed[2 * index + 1] = Placement(site, "it can run there")
-    locations, nets, _ = build_nets(tuple(body), found, placed)
+    locations, nets, _ = build_nets(tuple(body), found, placed, lambda _: False)
     return Plan(
         pipeline=name,
         federation=federation.name,

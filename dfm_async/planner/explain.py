@@ -120,6 +120,7 @@ def net_text(net: spec.Net) -> str:
         )
         kind = type(transition.action).__name__.lower()
         output = getattr(transition.action, "output", None)
-        target = f" => {names.get(output, 'nobody')}" if output is not None else ""
+        outputs = [names[place] for place in (output, getattr(transition.action, "ended", None)) if place in names]
+        target = f" => {', '.join(outputs) or 'nobody'}" if output is not None else ""
         lines.append(f"  {transition.label} [scope {transition.scope}]: {kind}({inputs}){target}")
     return "\n".join(lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ from dfm_async.pipeline.statements import (
     Statement,
     YieldStatement,
 )
+from dfm_async.planner.ordering import followed_calls
 from dfm_async.planner.placement import Placement
 from dfm_async.planner.structure import Spot, Structure, outer_nodes
 
@@ -85,11 +86,13 @@ class _Inputs:
 
 
 class _NetBuilder:
-    def __init__(self, found: Structure, placed: Mapping[int, Placement]) -> None:
+    def __init__(self, found: Structure, placed: Mapping[int, Placement], streams: Callable[[str], bool]) -> None:
         self.found = found
         self.placed = placed
+        self.followed = followed_calls(found, streams)
         self.places: list[_Place] = []
         self.values: dict[int, int] = {}
+        self.ends: dict[int, int] = {}
         self.params: dict[str, int] = {}
         self.loops: dict[int, _Loop] = {}
         self.points: list[spec.YieldPoint] = []
@@ -202,12 +205,17 @@ class _NetBuilder:
 
     def _after(self, nodes: tuple[int, ...], inputs: _Inputs, spot: Spot) -> None:
         for node in nodes:
-            inputs.use(self._reference(Ref(node=node), spot, False), "after")
+            value = self._reference(Ref(node=node), spot, False)
+            if value not in inputs.order:  # what needs the value, or the elements of a stream, waits for those
+                inputs.use(self.ends.get(node, value), "after")
 
     def _call(self, statement: CallStatement, spot: Spot, inputs: _Inputs, gate: int | None) -> None:
         args = {name: self._formula(value, inputs, spot) for name, value in statement.args.items()}
         self._after(statement.after, inputs, spot)
         output = self.values[statement.id] = self._place(spot.scope, spot.label, inputs.location, gate)
+        ended = None
+        if statement.id in self.followed:
+            ended = self.ends[statement.id] = self._place(spot.scope, f"{spot.label} ended", inputs.location, gate)
         action = spec.Call(
             statement.operation,
             self.placed[statement.id].provider,
@@ -215,6 +223,8 @@ class _NetBuilder:
             output,
             retry=statement.retry,
             deadline=statement.deadline,
+            ended=ended,
+            runs_ahead=self.followed.get(statement.id, False),
         )
         self._add(spot.label, spot.scope, inputs, action, gate)
 
@@ -252,9 +262,11 @@ class _NetBuilder:
         miss = self._place(spot.scope, f"{spot.label} miss", location, gate)
         key = self._formula(statement.key, inputs, spot)
         # It asks only when everything is there that the body needs from outside: whoever has the right to compute a
-        # value then depends on nobody who waits for such a right.
-        for node in outer_nodes(statement):
-            inputs.use(self._reference(Ref(node=node), spot, False), "after")
+        # value then depends on nobody who waits for such a right. Streams it reads need only have begun.
+        for node, read in outer_nodes(statement).items():
+            if read:
+                inputs.use(self._reference(Ref(node=node), spot, False), "after")
+        self._after(tuple(node for node, read in outer_nodes(statement).items() if not read), inputs, spot)
         nested = any(isinstance(self.found.spots[outer].statement, CacheStatement) for outer, _ in spot.path)
         self._add(spot.label, spot.scope, inputs, spec.Lookup(key, found, miss, nested), gate)
         self.statements(statement.body, miss)
@@ -285,9 +297,13 @@ def build_nets(
     body: tuple[Statement, ...],
     found: Structure,
     placed: Mapping[int, Placement],
+    streams: Callable[[str], bool],
 ) -> tuple[tuple[str, ...], tuple[spec.Net, ...], tuple[str, ...]]:
-    """Makes the nets of a checked and placed pipeline: locations, nets, and the names of its parameters."""
-    builder = _NetBuilder(found, placed)
+    """Makes the nets of a checked and placed pipeline: locations, nets, and the names of its parameters.
+
+    ``streams`` tells whether an operation may return a stream.
+    """
+    builder = _NetBuilder(found, placed, streams)
     builder.statements(body, None)
     locations = tuple(builder.transitions)
     number = {location: index for index, location in enumerate(locations)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
@@ -19,6 +19,7 @@ from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.pipeline.statements import CallStatement, CollectStatement, IfStatement, Statement, YieldStatement
 from dfm_async.pipeline.text import expression_text
 from dfm_async.planner.account import Alternative, NodeCost, PlanCost
+from dfm_async.planner.candidates import may_stream
 from dfm_async.planner.costs import Costs
 from dfm_async.planner.integrity import check_parts
 from dfm_async.planner.nets import build_nets
@@ -290,7 +291,8 @@ def prepare(
     uses = _check_types(found, federation)
     if found.problems:
         raise PipelineError(pipeline.name, found.problems)
-    locations, nets, params = build_nets(pipeline.body, found, placed)
+    streams = cache(partial(may_stream, federation))
+    locations, nets, params = build_nets(pipeline.body, found, placed, streams)
     return Plan(
         pipeline=pipeline.name,
         federation=federation.name,

@@ -119,17 +119,18 @@ def expressions_of(statement: Statement) -> Iterator[tuple[str, Expression, bool
             return
 
 
-def outer_nodes(statement: CacheStatement) -> dict[int, None]:
-    """The nodes outside a cache block that its body uses."""
+def outer_nodes(statement: CacheStatement) -> dict[int, bool]:
+    """The nodes outside a cache block that its body uses, and whether it reads them, rather than only wait for them."""
     inside = {inner.id for inner in walk_statements(statement.body)} | {statement.id}
-    nodes: dict[int, None] = {}
+    nodes: dict[int, bool] = {}
     for inner in walk_statements(statement.body):
         for _, expression, _ in expressions_of(inner):
-            nodes.update((ref.node, None) for ref in references(expression) if isinstance(ref, Ref))
-        nodes.update(dict.fromkeys(getattr(inner, "after", ())))
+            nodes.update((ref.node, True) for ref in references(expression) if isinstance(ref, Ref))
+        for node in getattr(inner, "after", ()):
+            nodes.setdefault(node, False)
     if statement.store is not None:
-        nodes.update((ref.node, None) for ref in references(statement.store) if isinstance(ref, Ref))
-    return {node: None for node in nodes if node not in inside}
+        nodes.update((ref.node, True) for ref in references(statement.store) if isinstance(ref, Ref))
+    return {node: read for node, read in nodes.items() if node not in inside}
 
 
 def analyse(pipeline: Pipeline) -> Structure:

@@ -222,7 +222,7 @@ def _returned(job: SiteJob, call: _Call, value: Any) -> None:
     if inspect.iscoroutine(value):  # a plain function that returns a coroutine
         job.spawn(_await(job, call, lambda: value))
     elif is_iterator(value):
-        job.streams.returned(call.activity, value, call.seen)
+        job.streams.returned(call.activity, value, call.seen, call.close)
     else:
         if job.observer is not None and call.seen is not None:
             job.observer.returned(call.seen, value)

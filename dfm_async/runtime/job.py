@@ -267,6 +267,11 @@ class SiteJob:
         else:
             self.runtime.touch(self)
 
+    def advance_soon(self) -> None:
+        """Carries out what the game asks for in the next turn of the loop: for events that come in the midst of one."""
+        if self.game.ready:
+            asyncio.get_running_loop().call_soon(self._advance_later)
+
     def _advance_later(self) -> None:
         try:
             self._unblock()
@@ -615,6 +620,7 @@ _HANDLERS: Final[dict[type, Callable[[SiteJob, Any], None]]] = {
     fx.LookUp: SiteJob._look_up,  # noqa: SLF001
     fx.Keep: SiteJob._keep,  # noqa: SLF001
     fx.Abandon: lambda job, effect: job._give_back(effect.ticket),  # noqa: SLF001
-    fx.CloseStream: lambda job, effect: job.streams.close(effect.stream),
-    fx.SkipStream: lambda _job, effect: effect.stream.skip(),
+    fx.CloseStream: lambda job, effect: job.streams.close(effect.stream, effect.read),
+    fx.RunStream: lambda job, effect: job.streams.run(effect.stream, effect.unread),
+    fx.ExpectReaders: lambda _job, effect: effect.stream.expect(effect.change),
 }

@@ -15,7 +15,7 @@ from dfm_async.model.error_record import ErrorRecord
 from dfm_async.model.ids import Frame
 from dfm_async.net import effects as fx
 from dfm_async.net import spec
-from dfm_async.net.game import Activity, Control, Instance
+from dfm_async.net.game import Activity, Control
 from dfm_async.net.tokens import Foreign, StreamValue
 from dfm_async.runtime import context as _context
 from dfm_async.runtime.calls import context_of
@@ -41,18 +41,18 @@ PULL: Final = 256
 """How many elements are asked for at a time."""
 _PULL_BYTES: Final = 64 * 1024 * 1024
 """The same in bytes; a single larger element still passes. Of elements that take long to send, two are under way."""
-_MANY: Final = 1 << 30
 
 
 class JobStreams:
     """Makes, feeds, sends and closes the streams of one job."""
 
-    __slots__ = ("_job", "_next_id", "_pullers", "closing", "exports", "imports", "live")
+    __slots__ = ("_job", "_next_id", "_pullers", "_running", "closing", "exports", "imports", "live")
 
     def __init__(self, job: SiteJob) -> None:
         self._job = job
         self._next_id = 0
         self._pullers: dict[Control, _Puller] = {}
+        self._running: set[Stream] = set()
         self.live: set[Stream] = set()
         self.closing: set[Stream] = set()
         self.exports: dict[int, _Export] = {}
@@ -86,31 +86,47 @@ class JobStreams:
                 return game.error(activity, error, 1, cause_of(error))
             return game.describe(error, label, label, frame, 1, cause_of(error))
 
-        stream = Stream(label, source, _MANY if readers is None else readers, describe)
+        stream = Stream(label, source, fx.MANY if readers is None else readers, describe)
         self.live.add(stream)
         return stream
 
-    def returned(self, activity: Activity, iterator: Any, seen: Observation | None) -> None:
-        """An operation has returned an iterator: its readers get a stream, and the call ends with it."""
+    def returned(
+        self, activity: Activity, iterator: Any, seen: Observation | None, release: Callable[[], None]
+    ) -> None:
+        """An operation has returned an iterator: its readers get a stream, and the call ends with it.
+
+        ``release`` closes what the call itself reads.
+        """
         job = self._job
         action = activity.transition.action
         assert isinstance(action, spec.Call)  # noqa: S101 - only calls return
         place = job.program.places.get(action.output)
-        stream = self.of_iterator(iterator, activity, 1 if place is None else place.readers, seen)
-        if seen is not None:
-            stream.on_end = functools.partial(self._observe_end, stream, seen)
-        if place is None:
-            job.spawn(self._drain(activity, stream))
-        else:
-            job.game.complete(activity, stream)
+        readers = 0 if place is None else place.readers
+        if readers is not None and action.runs_ahead:
+            readers += 1
+        stream = self.of_iterator(iterator, activity, readers, seen)
+        stream.on_end = functools.partial(self._ended, stream, seen, release)
+        job.game.complete(activity, stream)
 
-    def _observe_end(self, stream: Stream, seen: Observation) -> None:
-        if self._job.observer is not None:
-            self._job.observer.ended(seen, stream.error)
-
-    async def _drain(self, activity: Activity, stream: Stream) -> None:
-        """Runs a generator whose elements nobody reads to its end."""
+    def _ended(self, stream: Stream, seen: Observation | None, release: Callable[[], None]) -> None:
+        release()
         job = self._job
+        if seen is not None and job.observer is not None:
+            job.observer.ended(seen, stream.error)
+        if not job.stopping:
+            job.game.stream_ended(stream, stream.error)
+            job.advance_soon()
+
+    def run(self, stream: StreamValue, unread: bool) -> None:
+        """Runs a generator to its end; ``unread``: it has no readers that its elements would have to be kept for."""
+        assert isinstance(stream, Stream)  # noqa: S101 - the runtime has made it
+        if unread:
+            stream.expect(-stream.consumers)
+        if stream not in self._running:
+            self._running.add(stream)
+            self._job.spawn(self._run(stream))
+
+    async def _run(self, stream: Stream) -> None:
         subscription = stream.subscribe()
         try:
             count = 0
@@ -118,18 +134,19 @@ class JobStreams:
                 count += 1
                 if not count % FAIR:
                     await asyncio.sleep(0)
-        except StreamFailed as failed:
-            job.game.fail(activity, failed.error)
-        else:
-            job.game.complete(activity)
-        self.close(stream)
-        job.advance()
+        except StreamFailed:
+            pass  # the game knows, from the end of the stream
+        finally:
+            subscription.close()
+            self._running.discard(stream)
 
     # closing
 
-    def close(self, stream: StreamValue) -> None:
-        """Nobody here reads a stream any more."""
+    def close(self, stream: StreamValue, read: bool = True) -> None:
+        """Nobody here reads a stream any more; ``read``: somebody did."""
         if isinstance(stream, Stream) and stream in self.live:
+            if isinstance(stream.source, _RemoteSource):
+                stream.source.release(read)  # at once: the producer keeps nothing for readers that have left
             self.live.discard(stream)
             self.closing.add(stream)
             self._job.spawn(self._finish(stream))
@@ -206,8 +223,7 @@ class JobStreams:
         for route in effect.routes:
             stream_id = self._next_id
             self._next_id += 1
-            assert effect.instance is not None  # noqa: S101 - only results of calls are streams
-            self.exports[stream_id] = _Export(stream, stream.subscribe(), route, effect.instance)
+            self.exports[stream_id] = _Export(stream, stream.subscribe(), route, effect.frame)
             head = [self._job.at, stream_id]
             self._job.outbox.add_token(route, effect.place, effect.frame, States.STREAM, head)
 
@@ -244,7 +260,9 @@ class JobStreams:
                 error = failed.error
             except EncodingError as problem:
                 label = export.stream.label
-                packed, error = [], job.game.describe(problem, label, label, export.instance.frame)
+                packed, error = [], job.game.describe(problem, label, label, export.frame)
+            if export.subscription.closed:
+                break  # the reader has left meanwhile
             payload = codec.payload(packed)
             export.wanted -= len(packed)
             export.wanted_bytes -= size_of(payload)
@@ -263,7 +281,7 @@ class JobStreams:
         export = self.exports.pop(message.stream, None)
         if export is not None:
             export.subscription.close()
-            self._job.game.release(export.instance)
+            self._job.game.stream_released(export.stream, message.read)
             self._job.advance()
 
     # from elsewhere
@@ -271,10 +289,7 @@ class JobStreams:
     def arrive(self, label: str, readers: int | None, frame: Frame, source: int, stream_id: int) -> Stream:
         """A stream has come from another location."""
         remote = self.imports[source, stream_id] = _RemoteSource(self._job, source, stream_id)
-        stream = self._add(label, remote, readers, None, frame)
-        if not stream.consumers:  # it is only waited for
-            self.close(stream)
-        return stream
+        return self._add(label, remote, readers, None, frame)
 
     def items(self, message: msg.StreamItems) -> None:
         """Elements of a stream from elsewhere have come."""
@@ -300,13 +315,13 @@ async def _close(stream: Stream) -> None:
 class _Export:
     """A stream that another location reads."""
 
-    __slots__ = ("active", "fetched", "instance", "route", "stream", "subscription", "wanted", "wanted_bytes")
+    __slots__ = ("active", "fetched", "frame", "route", "stream", "subscription", "wanted", "wanted_bytes")
 
-    def __init__(self, stream: Stream, subscription: Subscription, route: int, instance: Instance) -> None:
+    def __init__(self, stream: Stream, subscription: Subscription, route: int, frame: Frame) -> None:
         self.stream = stream
         self.subscription = subscription
         self.route = route
-        self.instance = instance
+        self.frame = frame
         self.wanted = 0
         self.wanted_bytes = 0
         self.fetched: deque[Any] = deque()
@@ -406,13 +421,17 @@ class _RemoteSource:
             job = self._job
             job.outbox.send(self._source, msg.StreamPull(job.number, self._source, self._id, job.at, count, size))
 
-    async def aclose(self) -> None:
-        """Tells the producer that no more is wanted, and lets whoever still waits go."""
-        job = self._job
+    def release(self, read: bool) -> None:
+        """Notifies the producer, once, that no more is wanted, and lets readers that still wait go."""
         self._ended = True
         self._notify()
-        job.streams.imports.pop((self._source, self._id), None)
-        job.outbox.send(self._source, msg.StreamClose(job.number, self._source, self._id))
+        job = self._job
+        if job.streams.imports.pop((self._source, self._id), None) is not None:
+            job.outbox.send(self._source, msg.StreamClose(job.number, self._source, self._id, read))
+
+    async def aclose(self) -> None:
+        """Releases it, if the job was cancelled before its readers had ended."""
+        self.release(True)
 
     async def wait_ended(self) -> None:
         """Returns at once: nothing of the source runs here."""

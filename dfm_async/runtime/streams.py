@@ -147,9 +147,9 @@ class Stream(StreamValue):
         """What the source has raised, if it has."""
         return self._error
 
-    def skip(self) -> None:
-        """One of the expected consumers will not come."""
-        self.consumers -= 1
+    def expect(self, change: int) -> None:
+        """More consumers will come than were expected, or fewer."""
+        self.consumers += change
         self.drop()
 
     @property
@@ -165,10 +165,6 @@ class Stream(StreamValue):
             return []
         try:
             found = await self.source.get(limit)
-        except StreamFailed as failed:
-            self._error = failed.error
-            self.end()
-            raise
         except asyncio.CancelledError:
             raise
         except BaseException as error:
@@ -185,14 +181,14 @@ class Stream(StreamValue):
             call()
 
     def failed(self, error: BaseException) -> StreamFailed:
-        """Describes what the source raised, for all readers."""
-        self._error = self._describe(error)
+        """Describes what the source raised, for all readers. If it read a stream that failed, it is that failure."""
+        self._error = error.error if isinstance(error, StreamFailed) else self._describe(error)
         self.end()
         return StreamFailed(self._error)
 
     async def read(self, subscription: Subscription, limit: int) -> list[Any]:
         """Gives the next elements for one of several readers."""
-        while True:
+        while not subscription.closed:  # as it may be after each wait: then its elements are not kept any more
             start = subscription.position - self._base
             if start < len(self._buffer):
                 found = [self._buffer[i] for i in range(start, min(len(self._buffer), start + limit))]
@@ -212,8 +208,9 @@ class Stream(StreamValue):
                 self._fetching.set_result(None)
                 self._fetching = None
             if not more:
-                return []
+                break
             self._buffer.extend(more)
+        return []
 
     def drop(self) -> None:
         """Forgets the elements that every consumer has had."""

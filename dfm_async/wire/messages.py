@@ -221,11 +221,12 @@ class StreamItems(_Message, frozen=True, tag=14):
 
 
 class StreamClose(_Message, frozen=True, tag=15):
-    """The reader wants no more of a stream."""
+    """A location is done with a stream; ``read``: a reader there had begun."""
 
     job: int
     at: int
     stream: int
+    read: bool = True
 
 
 # From a site to the application.

@@ -20,10 +20,10 @@ a, b, c = fed.site("archive"), fed.site("lab", workers=2), fed.site("desk")
 
 for _site, _operations in {
     a: (plain.inc, plain.fussy, plain.items),
-    b: (plain.double, plain.add, plain.stream, plain.total),
-    c: (plain.add, plain.pair, plain.flow, plain.leaky),
+    b: (plain.double, plain.add),
+    c: (plain.add, plain.pair),
 }.items():
-    for _operation in _operations:
+    for _operation in (*_operations, *plain.SOURCES, *plain.MAPPERS, plain.merged, *plain.READERS):
         _site.operation(_operation)
 a.operation(plain.heavy, in_process=True)
 
@@ -104,13 +104,13 @@ class SlowMaker(plain.Maker):
 
     def one(self, choices: list[Any]) -> Any:
         if self.reliable:
-            choices = [choice for choice in choices if choice is not plain.fussy and choice is not plain.leaky]
+            choices = [choice for choice in choices if choice not in (plain.fussy, plain.leaky, plain.fragile)]
         return self.rng.choice(choices)
 
     def count(self, least: int, most: int) -> int:
         return self.rng.randint(least, most)
 
-    def statement(self, kind: str, ints: list[Any], depth: int) -> list[Any]:
+    def statement(self, kind: str, ints: list[Any], streams: list[Any], depth: int) -> list[Any]:
         dice = self.rng.random()
         if kind == "op" and dice < 0.6:
             return [self.one([linger, nap])(self.number(ints))]
@@ -121,7 +121,7 @@ class SlowMaker(plain.Maker):
             return []
         if kind == "total" and dice < 0.5:
             return [plain.total(self.one([drip, pour])(self.number(ints)))]
-        return super().statement(kind, ints, depth)
+        return super().statement(kind, ints, streams, depth)
 
 
 def random_pipeline(rng: random.Random, *, reliable: bool) -> Pipeline:

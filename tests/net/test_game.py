@@ -34,8 +34,8 @@ def at_b(x: Any = None, y: Any = None) -> Any:
     return x
 
 
-def games(pipeline: Pipeline) -> tuple[Plan, dict[str, Game]]:
-    plan = prepare(pipeline, fed, "a")
+def games(pipeline: Pipeline, federation: Federation = fed) -> tuple[Plan, dict[str, Game]]:
+    plan = prepare(pipeline, federation, next(iter(federation.sites)))
     return plan, {plan.locations[net.location]: Game(Program(net), f"{i}", f"{i}") for i, net in enumerate(plan.nets)}
 
 
@@ -63,8 +63,10 @@ def settle(game: Game, effects: list[fx.Effect]) -> list[tuple[int, Any]]:
 class Table:
     """All games of a plan, with the messages between them; what happens next is the caller's choice."""
 
-    def __init__(self, pipeline: Pipeline, run: Callable[[str, dict[str, Any]], Any]) -> None:
-        self.plan, self.games = games(pipeline)
+    def __init__(
+        self, pipeline: Pipeline, run: Callable[[str, dict[str, Any]], Any], federation: Federation = fed
+    ) -> None:
+        self.plan, self.games = games(pipeline, federation)
         self.run = run
         self.pending: list[Callable[[], None]] = []
         self.results: list[tuple[str, tuple[int, ...], Any]] = []
@@ -112,7 +114,7 @@ class Table:
                 self.lost.append((game.program.points[point].place, frame))
             case fx.Report(error):
                 self.errors.append((error.node, error.frame))
-            case fx.Send(place, frame, value, routes, _):
+            case fx.Send(place, frame, value, routes):
                 for there in routes:
                     self.later(locations[there], self.games[locations[there]].token, place, frame, value)
             case fx.SendLoopEnd(loop, frame, total, outcome, routes):

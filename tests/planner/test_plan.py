@@ -375,6 +375,8 @@ def _outputs(net: spec.Net) -> set[int]:
         match transition.action:
             case spec.Call(output=output) | spec.Store(output=output) | spec.Repeat(output=output):
                 found.add(output)
+                if isinstance(transition.action, spec.Call) and transition.action.ended is not None:
+                    found.add(transition.action.ended)
             case spec.Branch(then=first, otherwise=second) | spec.Lookup(found=first, miss=second):
                 found |= {first, second}
         if isinstance(transition.action, (spec.Iterate, spec.Repeat)):

@@ -15,6 +15,13 @@ a = fed.site("archive")
 b = fed.site("lab", workers=2)
 c = fed.site("desk")
 
+SITES = ["archive", "lab", "desk"]
+
+
+def everywhere(code: Any) -> Any:
+    """Offers an operation at every site, so that streams go in all directions."""
+    return c.operation(b.operation(a.operation(code)))
+
 
 @a.operation
 async def inc(x: int) -> int:
@@ -51,18 +58,24 @@ async def items(n: int) -> list[int]:
     return list(range(n % 4))
 
 
-@b.operation
+@everywhere
 def stream(n: int) -> Iterator[int]:
     yield from range(n % 4)
 
 
-@c.operation
+@everywhere
 async def flow(n: int) -> AsyncIterator[int]:
     for i in range(n % 4):
         yield i
 
 
-@c.operation
+@everywhere
+def lazy(n: int) -> Any:
+    """A plain function whose result happens to be an iterator."""
+    return iter(range(n % 3))
+
+
+@everywhere
 async def leaky(n: int) -> AsyncIterator[int]:
     for i in range(n % 3):
         yield i
@@ -70,7 +83,68 @@ async def leaky(n: int) -> AsyncIterator[int]:
         raise OSError("it leaks")
 
 
-@b.operation
+@everywhere
+def tripled(values: Iterator[int]) -> Iterator[int]:
+    for value in values:
+        yield value * 3
+
+
+@everywhere
+async def shifted(values: AsyncIterator[int]) -> AsyncIterator[int]:
+    async for value in values:
+        yield value + 1
+
+
+@everywhere
+def merged(first: Iterator[int], second: Iterator[int]) -> Iterator[int]:
+    yield from first
+    yield from second
+
+
+@everywhere
+def begun(values: Iterator[int]) -> Iterator[int]:
+    yield from itertools.islice(values, 2)
+
+
+@everywhere
+def fragile(values: Iterator[int]) -> Iterator[int]:
+    for value in values:
+        if value == 2:
+            raise ValueError("two is too many")
+        yield value
+
+
+@everywhere
+def counted(values: Iterator[int]) -> int:
+    return sum(1 for _ in values)
+
+
+@everywhere
+async def summed(values: AsyncIterator[int]) -> int:
+    found = 0
+    async for value in values:
+        found += value
+    return found % 1000
+
+
+@everywhere
+def first(values: Iterator[int]) -> int:
+    return next(values, -1)
+
+
+@everywhere
+async def early(values: AsyncIterator[int]) -> int:
+    async for value in values:
+        return value
+    return -2
+
+
+@everywhere
+async def unread(values: Any) -> int:
+    return 4
+
+
+@everywhere
 def total(values: list[int]) -> int:
     return sum(values) % 1000
 
@@ -86,6 +160,15 @@ def _leaky(n: int) -> Iterator[int]:
         raise OSError("it leaks")
 
 
+SOURCES = [stream, flow, lazy, leaky]
+MAPPERS = [tripled, shifted, begun, fragile]
+READERS = [total, counted, summed, first, early, unread]
+
+
+def _shifted(values: Iterator[int]) -> Iterator[int]:
+    return (value + 1 for value in values)
+
+
 functions: dict[str, Callable[..., Any]] = {
     "inc": lambda x: x + 1,
     "double": lambda x: (x * 2) % 1000,
@@ -96,6 +179,17 @@ functions: dict[str, Callable[..., Any]] = {
     "stream": lambda n: iter(range(n % 4)),
     "flow": lambda n: iter(range(n % 4)),
     "leaky": _leaky,
+    "lazy": lambda n: iter(range(n % 3)),
+    "tripled": tripled.code,
+    "shifted": _shifted,
+    "merged": merged.code,
+    "begun": begun.code,
+    "fragile": fragile.code,
+    "counted": counted,
+    "summed": lambda values: sum(values) % 1000,
+    "first": first.code,
+    "early": lambda values: next(values, -2),
+    "unread": lambda values: 4,
     "total": lambda values: sum(values) % 1000,
     "heavy": lambda x: x - 1,
 }
@@ -135,26 +229,54 @@ class Maker:
         self.places += 1
         return f"p{self.places}"
 
-    def body(self, ints: list[Any], depth: int) -> tuple[list[Any], list[Any]]:
+    def body(self, ints: list[Any], streams: list[Any], depth: int) -> tuple[list[Any], list[Any]]:
         """Writes statements; gives the numbers that the block's own scope ends up with, and those made in it."""
-        ints = list(ints)
+        ints, streams = list(ints), list(streams)
         made: list[Any] = []
         for _ in range(self.count(1, 4)):
             if self.left <= 0:
                 break
             self.left -= 1
-            kinds = ["op", "op", "op", "yield", "fields", "yield"]
+            kinds = ["op", "op", "op", "yield", "fields", "yield", "source", "map", "read", "read"]
             if depth < 3:
                 kinds += ["foreach", "foreach", "if", "repeat", "cache", "total"]
-            new = self.statement(self.one(kinds), ints, depth)
+            new = self.statement(self.one(kinds), ints, streams, depth)
             ints += new
             made += new
         return ints, made
 
-    def statement(self, kind: str, ints: list[Any], depth: int) -> list[Any]:
+    def anywhere(self) -> dict[str, Any]:
+        return {"site": self.one(SITES)}
+
+    def source(self, ints: list[Any]) -> Any:
+        return self.one(SOURCES)(self.number(ints), **self.anywhere())
+
+    def some(self, streams: list[Any], ints: list[Any]) -> Any:
+        """A stream: one that others read, too, or a new one."""
+        if streams and self.one([True, True, False]):
+            return self.one(streams)
+        streams.append(self.source(ints))
+        return streams[-1]
+
+    def statement(self, kind: str, ints: list[Any], streams: list[Any], depth: int) -> list[Any]:
+        if kind == "source":
+            streams.append(self.source(ints))
+            return []
+        if kind == "map":
+            if self.one([True, True, False]):
+                streams.append(self.one(MAPPERS)(self.some(streams, ints), **self.anywhere()))
+            else:
+                streams.append(merged(self.some(streams, ints), self.some(streams, ints), **self.anywhere()))
+            return []
+        if kind == "read":
+            after = {"after": self.one(streams)} if streams and self.one([False, False, True]) else {}
+            if self.one([True, True, False]):
+                return [self.one(READERS)(self.some(streams, ints), **self.anywhere(), **after)]
+            Yield(self.some(streams, ints), place=self.place(), **after)
+            return []
         if kind == "op":
             operation = self.one([inc, double, fussy, heavy])
-            after = {"after": self.one(ints)} if self.one([False, False, True]) and _is_node(ints) else {}
+            after = {"after": self.one([*ints, *streams])} if self.one([False, False, True]) and _is_node(ints) else {}
             if self.one([True, False]):
                 return [operation(self.number(ints), **_nodes_only(after))]
             return [add(self.number(ints), self.number(ints), **self.one([{}, {"site": "lab"}, {"site": "desk"}]))]
@@ -162,33 +284,41 @@ class Maker:
             both = pair(self.number(ints), self.number(ints))
             return [both["l"], both["r"][self.one([0, 1])]]
         if kind == "yield":
-            Yield(self.one([*ints, 7, stream(self.number(ints))]), place=self.place())
+            Yield(self.one([*ints, 7, stream(self.number(ints), **self.anywhere())]), place=self.place())
             return []
         if kind == "total":
-            return [total(self.one([stream, flow, items, leaky])(self.number(ints)))]
+            return [total(self.one([self.source(ints), items(self.number(ints))]), **self.anywhere())]
         if kind == "if":
             with If(self.condition(ints)) as branch:
-                self.body(ints, depth + 1)
+                self.body(ints, streams, depth + 1)
             if self.one([True, False]):
                 with branch.otherwise():
-                    self.body(ints, depth + 1)
+                    self.body(ints, streams, depth + 1)
             return []
         if kind == "cache":
             value = self.number(ints)
+            if depth == 0 and self.one([True, False]):  # whoever has the same key reads the same elements
+                values = self.some(streams, ints)
+                key = ("salt", self.salt, self.left, *(PlaceParam(name, multiuse=True) for name in ("x", "y")))
+                with TryFromCache(key=key) as found:
+                    found.store(self.one([total, counted, summed])(values, **self.anywhere()))
+                return [found]
             with TryFromCache(key=("salt", self.salt, self.left, value)) as found:
                 found.store(self.one([inc, double, fussy])(value))
             return [found]
         if kind == "repeat":
             with Repeat(self.number(ints), times=self.count(0, 3)) as current:
-                inner, _ = self.body([*ints, current], depth + 1)
+                inner, _ = self.body([*ints, current], streams, depth + 1)
                 if self.one([True, False]):
                     current.until(self.condition(inner))
                 current.next(self.one(inner))
             return [current]
-        source = self.one([items, stream, flow, leaky])
-        sequence = self.one([source(self.number(ints)), [1, 2]])
+        kind = self.one(["items", "stream", "literal"])
+        sequence = items(self.number(ints)) if kind == "items" else [1, 2]
+        if kind == "stream":
+            sequence = self.some(streams, ints)
         with ForEach(sequence, concurrency=self.one([None, 1, 2])) as element:
-            inner, made = self.body([*ints, element], depth + 1)
+            inner, made = self.body([*ints, element], streams, depth + 1)
         gathered = [value for value in [element, *made] if type(value).__name__ != "str"]
         if self.one([True, False]):
             try:
@@ -219,7 +349,7 @@ def write(maker: Maker) -> Pipeline:
     """Has a maker write a pipeline."""
     with Pipeline("random") as pipeline:
         x, y = PlaceParam("x", multiuse=True), PlaceParam("y", multiuse=True)
-        ints, _ = maker.body([inc(x), y], 0)
+        ints, _ = maker.body([inc(x), y], [], 0)
         Yield(maker.one(ints), place="last")
         Yield(y, place="second")
     return pipeline
