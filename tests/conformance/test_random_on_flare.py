@@ -16,6 +16,7 @@ from tests.conformance.conftest import WAY
 from tests.flare.shared import Shared
 from tests.property.random_pipelines import fed, pipelines
 from tests.property.test_random_pipelines import check, sets, valid
+from tests.property.test_stream_matrix import matrix
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_session]
 
@@ -38,3 +39,8 @@ async def test_a_federation_on_flare_does_what_plain_python_does(
 ) -> None:
     if await valid(pipeline, session):
         await check(session, pipeline, params)
+
+
+async def test_streams_of_all_kinds_in_all_directions_on_flare(session: Session) -> None:
+    for pipeline in list(matrix())[3::6]:
+        await check(session, pipeline, [{"x": x} for x in (5, 8)])

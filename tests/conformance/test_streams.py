@@ -4,7 +4,18 @@ import asyncio
 
 import pytest
 
-from dfm_async import Failure, ForEach, JobFailed, Pipeline, PlaceParam, ResultLimits, ResultsUnread, Yield, collect
+from dfm_async import (
+    Failure,
+    ForEach,
+    JobFailed,
+    JobStatus,
+    Pipeline,
+    PlaceParam,
+    ResultLimits,
+    ResultsUnread,
+    Yield,
+    collect,
+)
 from tests.conformance import weather as w
 from tests.conftest import Connect, TargetName
 
@@ -152,3 +163,79 @@ async def test_a_thousand_parameter_sets_with_a_loop_keep_their_frames_apart(con
         job = await session.execute(pipeline, [{"n": i % 3} for i in range(1000)])
         found = sorted([(result.frame, result.value) async for result in job])
     assert found == [((i, k), [i % 3, k]) for i in range(1000) for k in range(i % 3)]
+
+
+# streams in all directions between sites
+
+
+async def test_streams_between_sites_in_both_directions_end(connect: Connect) -> None:
+    with Pipeline("there and back") as there:
+        Yield(w.total_at(w.tripled(w.numbers(PlaceParam("n"), site="lab"), site="desk"), site="lab"))
+    with Pipeline("ring") as ring:
+        values = w.numbers(PlaceParam("n"), site="archive")
+        for site in ("lab", "desk", "archive", "lab", "desk"):
+            values = w.tripled(values, site=site)
+        Yield(w.total_at(values, site="archive"))
+    with Pipeline("two that cross") as crossing:
+        n = PlaceParam("n", multiuse=True)
+        Yield(w.total_at(w.numbers(n, site="lab"), site="desk"), place="one")
+        Yield(w.total_at(w.numbers(n, site="desk"), site="lab"), place="other")
+    async with connect(w.fed) as session:
+        for n in (0, 2, 1000):
+            for pipeline, factor in ((there, 3), (ring, 3**5), (crossing, 1)):
+                async with asyncio.timeout(60):
+                    found = await (await session.execute(pipeline, {"n": n})).collect()
+                assert {result.value for result in found} == {factor * sum(range(n))}
+
+
+async def test_streams_in_both_directions_inside_loops_end(connect: Connect) -> None:
+    with Pipeline("loops") as pipeline:
+        outer = w.numbers(5, site="archive")
+        with ForEach([1, 2, 3], concurrency=1):
+            inner = w.tripled(outer, site="desk")
+            both = w.total_at(w.tripled(inner, site="lab"), site="archive")
+            with ForEach(inner) as value:
+                again = w.total_at(w.tripled(outer, site="lab"), site="desk")
+                w.echo([value, again], site="archive")
+        Yield(collect(both))
+    async with connect(w.fed) as session, asyncio.timeout(60):
+        assert (await (await session.execute(pipeline)).first()).value == [90, 90, 90]
+
+
+async def test_streams_may_be_elements_of_a_loop_at_other_sites(connect: Connect) -> None:
+    with Pipeline("streams") as pipeline:
+        shared = w.numbers(4, site="lab")
+        with ForEach([shared, w.numbers(3, site="archive"), shared]) as values:
+            one = w.total_at(values, site="desk")
+            other = w.total_at(w.tripled(values, site="archive"), site="lab")
+        Yield(collect(one), place="one")
+        Yield(collect(other), place="other")
+        Yield(w.total_at(shared, site="archive"), place="shared")
+    async with connect(w.fed) as session, asyncio.timeout(60):
+        found = {result.place: result.value for result in await (await session.execute(pipeline)).collect()}
+    assert found == {"one": [6, 3, 6], "other": [18, 9, 18], "shared": 6}
+
+
+async def test_an_endless_ring_of_streams_can_be_left_and_cancelled(connect: Connect) -> None:
+    with Pipeline("endless") as pipeline:
+        endless = w.tripled(w.forever(), site="archive")
+        Yield(w.first_of(w.tripled(endless, site="lab")), place="first")
+        Yield(w.tripled(endless, site="desk"))
+    async with connect(w.fed) as session, asyncio.timeout(60):
+        job = await session.execute(pipeline, options=ResultLimits(max_items=50, window=8))
+        results = job.results(place="yield")
+        assert [(await anext(results)).value for _ in range(20)] == [9 * i for i in range(20)]
+        await results.aclose()
+        assert await job.cancel()
+        assert job.status is JobStatus.ABORTED
+
+
+async def test_readers_that_have_left_do_not_keep_elements_for_themselves(connect: Connect) -> None:
+    """More than may be kept for a slow reader: those that stopped early count no more, also inside generators."""
+    with Pipeline("left") as pipeline:
+        values = w.numbers(110_000, site="archive")
+        mapped = w.tripled(values, site="lab")
+        left = [w.first_of(values), w.first_of(mapped)]
+        Yield(w.total_at(values, site="archive", after=[*left, mapped]))
+    async with connect(w.fed) as session, asyncio.timeout(120):
+        assert (await (await session.execute(pipeline)).first()).value == sum(range(110_000))

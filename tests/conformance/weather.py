@@ -90,6 +90,27 @@ def count_up(n: int) -> Iterator[int]:
     yield from range(n)
 
 
+def everywhere(code: Any) -> Any:
+    """Offers an operation at all three sites."""
+    return desk.operation(lab.operation(archive.operation(code)))
+
+
+@everywhere
+def numbers(n: int) -> Iterator[int]:
+    yield from range(n)
+
+
+@everywhere
+def tripled(values: Iterator[int]) -> Iterator[int]:
+    for value in values:
+        yield 3 * value
+
+
+@everywhere
+def total_at(values: list[int]) -> int:
+    return sum(values)
+
+
 @lab.operation
 async def count_slowly(n: int) -> AsyncIterator[int]:
     for i in range(n):
