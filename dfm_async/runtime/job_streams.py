@@ -261,7 +261,7 @@ class JobStreams:
             except EncodingError as problem:
                 label = export.stream.label
                 packed, error = [], job.game.describe(problem, label, label, export.frame)
-            if export.subscription.closed:
+            if stream_id not in self.exports:
                 break  # the reader has left meanwhile
             payload = codec.payload(packed)
             export.wanted -= len(packed)

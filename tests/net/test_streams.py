@@ -114,8 +114,8 @@ class StreamTable(Table):
                 assert strand in self.unreleased, "it is released once"
                 self.unreleased.discard(strand)
                 if strand.origin is not None:
-                    there, original = strand.origin
-                    self.later(there, self.games[there].stream_released, original, read)
+                    producer, original = strand.origin
+                    self.later(producer, self.games[producer].stream_released, original, read)
             case fx.ExpectReaders() | fx.Abandon():
                 pass
             case _:
