@@ -181,6 +181,8 @@ class JobStreams:
     def pull(self, effect: fx.Pull) -> None:
         """A loop wants elements of its source."""
         control = effect.control
+        if control.exhausted:  # its source has ended in the same turn of the loop
+            return
         puller = self._pullers.get(control)
         if puller is None:
             source = control.source

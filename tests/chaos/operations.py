@@ -104,7 +104,8 @@ class SlowMaker(plain.Maker):
 
     def one(self, choices: list[Any]) -> Any:
         if self.reliable:
-            choices = [choice for choice in choices if choice not in (plain.fussy, plain.leaky, plain.fragile)]
+            raising = {id(operation) for operation in (plain.fussy, plain.leaky, plain.fragile)}
+            choices = [choice for choice in choices if id(choice) not in raising]
         return self.rng.choice(choices)
 
     def count(self, least: int, most: int) -> int:
