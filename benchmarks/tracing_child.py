@@ -92,8 +92,8 @@ def processors(session: Any) -> float:
     total = time.process_time()
     if sys.platform.startswith("linux"):
         for worker in session.target.workers("lab"):
-            if worker.aio_process.pid is not None:
-                total += time.clock_gettime((~worker.aio_process.pid << 3) | 2)  # see clock_getcpuclockid(3)
+            if worker.pid is not None:
+                total += time.clock_gettime((~worker.pid << 3) | 2)  # see clock_getcpuclockid(3)
     return total
 
 

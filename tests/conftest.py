@@ -18,7 +18,7 @@ import hypothesis
 import pytest
 
 from dfm_async import Federation, Session, redaction
-from dfm_async.workers.start import ForkServer
+from dfm_async.workers.fork_server import ForkServer
 from tests.federations import NAMES, ROOT
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60, print_blob=True)

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from dfm_async.base.completion import completed
+from dfm_async.descriptors import OwnLoop
 from dfm_async.errors import DfmError, JobExists, JobNotFound, ParameterError, PipelineError, Problem, SessionClosed
 from dfm_async.federation.federation import Federation
 from dfm_async.model.flare import FlareOptions
@@ -125,6 +126,7 @@ class Session:
         self._profile = SessionProfile(self._traces, homesite)
         self._reruns_of: OrderedDict[str, int] = OrderedDict()
         self._supervisor: asyncio.Task[None] | None = None
+        self._owner = 0
         self._group: asyncio.TaskGroup | None = None
         self._closing = asyncio.Event()
         self._starting = False
@@ -162,6 +164,9 @@ class Session:
             raise SessionClosed("the session is connected already, or was closed; make a new one")
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise(ready), name="dfm_async session")
+        self._owner = os.getpid()
+        self._loop = OwnLoop(self._supervisor.get_loop())
+        self._supervisor.add_done_callback(lambda _: self._loop.release())
         _connected.add(self)
         self.when_closed(lambda: _connected.discard(self))
         try:
@@ -187,7 +192,7 @@ class Session:
         """
         self._closing.set()
         supervisor = self._supervisor
-        if supervisor is None:
+        if supervisor is None or self._owner != os.getpid():  # a forked child has nothing to close
             return
         if self._starting:  # a site may wait for something that never comes, such as its vault
             self._starting = False
@@ -273,6 +278,8 @@ class Session:
         return self._group is not None and not self._closing.is_set()
 
     def _check_open(self) -> asyncio.TaskGroup:
+        if self._supervisor is not None and self._owner != os.getpid():
+            raise SessionClosed(f"the session belongs to process {self._owner}, which forked this one; make a new one")
         if self._group is None or self._closing.is_set():
             state = "is not connected; use 'async with Session(...)'" if self._supervisor is None else "was closed"
             raise SessionClosed(f"the session {state}")

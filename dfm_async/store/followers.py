@@ -16,8 +16,9 @@ import struct
 import sys
 import threading
 
+from dfm_async.descriptors import close_in_children
 from dfm_async.errors import StoreError
-from dfm_async.store.liveness import Locks, close_in_children
+from dfm_async.store.liveness import Locks
 
 __all__ = ["CommitFollower", "Followers"]
 

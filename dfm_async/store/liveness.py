@@ -15,38 +15,15 @@ import contextlib
 import fcntl
 import os
 import struct
-import weakref
 from typing import Protocol
 
-__all__ = ["ClosedInChildren", "Locks", "OfdLocks", "ProcessLocks", "close_in_children", "open_locks"]
+from dfm_async.descriptors import close_in_children
+
+__all__ = ["Locks", "OfdLocks", "ProcessLocks", "open_locks"]
 
 _FLOCK = struct.Struct("hhqqi0q")
 """``struct flock``: type, whence, start, length, pid, and padding up to its alignment."""
 _MODE = 0o600
-
-
-class ClosedInChildren(Protocol):
-    """Something that a forked child must not keep open: it would look alive in its parent's place."""
-
-    def close_in_child(self) -> None:
-        """Closes the descriptors of this process."""
-        ...
-
-
-_open: weakref.WeakSet[ClosedInChildren] = weakref.WeakSet()
-
-
-def close_in_children(item: ClosedInChildren) -> None:
-    """From now on, a forked child closes it."""
-    _open.add(item)
-
-
-def _after_fork() -> None:
-    for item in list(_open):
-        item.close_in_child()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 class Locks(Protocol):

@@ -36,17 +36,14 @@ _SURVIVED: Final = frozenset(
 """Signals that do not end a worker: there is no end to wait for."""
 
 
-class _Process(Protocol):
+class _Worker(Protocol):
     @property
     def pid(self) -> int | None: ...
 
-
-class _Worker(Protocol):
     ready: asyncio.Future[None]
     ended: asyncio.Future[int | None]
     channel: Channel | None
     seats: dict[Any, None]
-    aio_process: _Process
 
 
 @runtime_checkable
@@ -214,7 +211,7 @@ class Faults:
             LookupError: the site has no worker process: none was needed yet, or the target has none.
         """
         worker = await self._worker(site)
-        pid = worker.aio_process.pid
+        pid = worker.pid
         assert pid is not None  # noqa: S101 - it is ready
         os.kill(pid, signal)
         if signal not in _SURVIVED:
@@ -233,7 +230,7 @@ class Faults:
             LookupError: the site has no worker process: none was needed yet, or the target has none.
         """
         worker = await self._worker(site)
-        pid = worker.aio_process.pid
+        pid = worker.pid
         assert pid is not None  # noqa: S101 - it is ready
         assert worker.channel is not None  # noqa: S101 - it is ready
         worker.channel.abort()

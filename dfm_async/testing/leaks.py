@@ -16,7 +16,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
-from dfm_async.workers.start import ForkServer
+from dfm_async.workers.fork_server import ForkServer
 
 __all__ = ["Snapshot", "all_tasks", "no_leaks", "tasks", "told"]
 
@@ -102,13 +102,10 @@ def _describe_task(task: asyncio.Task[Any]) -> str:
 
 def _kept() -> set[int]:
     """Processes and descriptors that are shared: those of multiprocessing, and a fork server that others still use."""
-    owners: list[Any] = [resource_tracker._resource_tracker]  # noqa: SLF001 - there is no public name for it
+    tracker: Any = resource_tracker._resource_tracker  # noqa: SLF001 - there is no public name for it
     shared = ForkServer._shared  # noqa: SLF001 - nor for what nobody else needs to know
-    if shared is not None:
-        owners.append(shared.server)
-    names = ("_pid", "_fd", "_forkserver_pid", "_forkserver_alive_fd")
-    found: list[int | None] = [getattr(owner, name, None) for owner in owners for name in names]
-    return {number for number in found if number is not None}
+    found = {number for number in (tracker._pid, tracker._fd) if number is not None}  # noqa: SLF001 - as above
+    return found if shared is None else found | shared.kept
 
 
 def _descendants() -> dict[int, str]:

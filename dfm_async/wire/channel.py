@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable
 from typing import Final, cast
 
+from dfm_async.descriptors import close_in_children, disconnect
 from dfm_async.wire.memory import Arena, Lease, Loans, Payload, PeerMemory
 from dfm_async.wire.messages import CARRIERS, Memory, Message, Release, decoder, encoder
 
@@ -99,7 +100,13 @@ class Channel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102
         self._transport = cast("asyncio.WriteTransport", transport)
+        close_in_children(self)
         self.flush()
+
+    def close_in_child(self) -> None:
+        """Disconnect the socket, in a forked child: the peer must see the end of this process, not of its children."""
+        if self._transport is not None and not self.lost:
+            disconnect(self._transport.get_extra_info("socket"))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
         self.lost = True

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from multiprocessing import reduction
 from typing import Any, BinaryIO, Final, TextIO, cast
 
+from dfm_async.descriptors import disconnect
 from dfm_async.model.ids import Frame
 from dfm_async.redaction import LONGEST as LONGEST_SECRET
 from dfm_async.redaction import hide
@@ -92,7 +93,13 @@ class OutputPipe:
 
     def close(self) -> None:
         """Closes this end, in the process that has sent it to another."""
-        os.close(self.descriptor)
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def close_in_child(self) -> None:
+        """Disconnect this end, in a child that the application forks."""
+        disconnect(self.descriptor)
 
 
 def capture(pipe: OutputPipe, level: int, *, streams: bool) -> None:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from dfm_async.descriptors import close_in_children, disconnect
 from dfm_async.wire.output import LogRecord, Output, OutputSplitter, Pulse
 
 __all__ = ["OutputReader", "site_logger"]
@@ -32,7 +33,6 @@ class OutputReader:
 
     Args:
         site: the worker's site.
-        descriptor: the pipe; it is closed by :meth:`close`.
         on_pulse: is called for every sign of life.
 
     Attributes:
@@ -40,20 +40,31 @@ class OutputReader:
         tail: its last lines.
     """
 
-    def __init__(self, site: str, descriptor: int, on_pulse: Callable[[Pulse], None]) -> None:
+    def __init__(self, site: str, on_pulse: Callable[[Pulse], None]) -> None:
         self.pid: int | None = None
         self.tail: deque[str] = deque(maxlen=_KEPT)
         self._site = site
         self._logger = site_logger(site)
-        self._descriptor = descriptor
+        self._descriptor = -1
         self._on_pulse = on_pulse
         self._splitter = OutputSplitter()
         self._loop = asyncio.get_running_loop()
         self._crashing = False
-        self._open = True
+        self._open = False
         self._read = 0
         self._waiting: list[tuple[int, Callable[[], None]]] = []
+
+    def open(self, descriptor: int) -> None:
+        """Begin to read a pipe; it is closed by :meth:`close`."""
+        self._descriptor = descriptor
+        self._open = True
+        close_in_children(self)
         self._loop.add_reader(descriptor, self._readable)
+
+    def close_in_child(self) -> None:
+        """Disconnect the pipe, in a forked child."""
+        if self._open:
+            disconnect(self._descriptor)
 
     def _readable(self) -> None:
         try:

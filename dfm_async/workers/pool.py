@@ -16,8 +16,8 @@ from aiomultiprocess import Pool
 from dfm_async.base.completion import completed
 from dfm_async.errors import WorkerLost
 from dfm_async.model.stats import SiteStats, Traffic
+from dfm_async.workers.fork_server import ForkServer
 from dfm_async.workers.site_worker import SiteWorker
-from dfm_async.workers.start import ForkServer
 
 __all__ = ["SitePool"]
 
@@ -113,7 +113,7 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
         self._opening.pop(worker, None)
         self.worker_changed()
         error = None if task.cancelled() else task.exception()
-        if error is not None and not worker.ended.done() and worker.aio_process.pid is None:
+        if error is not None and not worker.ended.done() and worker.pid is None:
             # It never came to be: nobody else will tell.
             if not worker.ready.done():
                 worker.ready.set_exception(error)
@@ -178,7 +178,7 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
     def worker_unresponsive(self, worker: SiteWorker, seconds: float) -> None:
         """A worker with jobs does not respond: tells them."""
         self.worker_changed()
-        pid = worker.aio_process.pid
+        pid = worker.pid
         text = "worker %s of site %s has %d jobs and has not responded for %.1f s"
         _log.warning(text, pid, self.site, len(worker.seats), seconds, extra={"site": self.site})
         for seat, at in list(worker.seats):
@@ -187,9 +187,7 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
     def worker_responsive(self, worker: SiteWorker) -> None:
         """A worker responds again: tells its jobs."""
         self.worker_changed()
-        _log.warning(
-            "worker %s of site %s responds again", worker.aio_process.pid, self.site, extra={"site": self.site}
-        )
+        _log.warning("worker %s of site %s responds again", worker.pid, self.site, extra={"site": self.site})
         for seat, at in list(worker.seats):
             seat.responsive(at, self.site)
 

@@ -10,12 +10,14 @@ import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any, Final, Literal, Protocol
 
 from aiomultiprocess.core import Process
 from aiomultiprocess.pool import PoolWorker
 from aiomultiprocess.types import Unit
 
+from dfm_async.descriptors import close_in_children, no_fork
 from dfm_async.errors import DfmError, WorkerLost
 from dfm_async.model.stats import Traffic, WorkerStats
 from dfm_async.runtime.once import in_thread
@@ -23,12 +25,13 @@ from dfm_async.runtime.site import PROGRAMS_KEPT
 from dfm_async.wire import messages as msg
 from dfm_async.wire.channel import Channel
 from dfm_async.wire.output import Pulse
+from dfm_async.workers.fork_server import ForkServer, ForkServerEnded, kill_group
 from dfm_async.workers.memory import oom_kills
 from dfm_async.workers.output import open_pipe
 from dfm_async.workers.output_reader import OutputReader, site_logger
 from dfm_async.workers.process import memory_of
 from dfm_async.workers.pulse import pulse_interval
-from dfm_async.workers.start import ForkServer, WorkerProcess
+from dfm_async.workers.start import WorkerProcess
 from dfm_async.workers.watch import Watch
 from dfm_async.workers.worker import WorkerSetup, serve
 
@@ -36,7 +39,7 @@ __all__ = ["Seat", "SiteWorker", "WorkerOwner", "remember_net"]
 
 _log = logging.getLogger(__name__)
 
-_SERVER_ENDED: Final = (EOFError, ConnectionError)
+_SERVER_ENDED: Final = (ForkServerEnded, ConnectionError)
 """What a start raises when the fork server ends in the middle of it."""
 _REAP: Final = 0.5
 """How long the end of a channel may come before the end of its process."""
@@ -91,6 +94,44 @@ class WorkerOwner(Protocol):
         ...
 
 
+class _Ends:
+    """The ends of the connections with one worker: ours, and its own until it has them.
+
+    Args:
+        reader: reads what the worker prints.
+
+    Raises:
+        OSError: there are no more descriptors.
+    """
+
+    def __init__(self, reader: OutputReader) -> None:
+        with no_fork(), ExitStack() as opened:
+            self.channel, self.their_channel = _socket_pair(opened)
+            self.lifeline, self.their_lifeline = _socket_pair(opened)
+            output, self.their_output = open_pipe()
+            close_in_children(self.their_output)
+            reader.open(output)
+            opened.pop_all()
+
+    def sent(self) -> None:
+        """Close the ends that the worker has now."""
+        for end in (self.their_channel, self.their_lifeline, self.their_output):
+            end.close()
+
+    def close(self) -> None:
+        """Close our ends. The reader closes that of the output."""
+        self.channel.close()
+        self.lifeline.close()
+
+
+def _socket_pair(opened: ExitStack) -> tuple[socket.socket, socket.socket]:
+    pair = socket.socketpair()
+    for end in pair:
+        opened.enter_context(end)
+        close_in_children(end)
+    return pair
+
+
 class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no type information
     """One worker process. Has no queues and no manager: only a channel."""
 
@@ -132,10 +173,8 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         self._killed: str | None = None
         self._oom_kills = 0
         self._out_of_memory = False
-        self._here, there = socket.socketpair()
-        self._lifeline, their_lifeline = socket.socketpair()
-        said, pipe = open_pipe()
-        self._output = OutputReader(site, said, self._pulse)
+        self._ends: _Ends | None = None
+        self._output = OutputReader(site, self._pulse)
         self._watch: Watch | None = None
         self.tokens = Traffic()
         """What it has sent to other sites, as of its last sign of life."""
@@ -150,69 +189,87 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
                 lambda seconds: pool.worker_unresponsive(self, seconds),
                 lambda: pool.worker_responsive(self),
             )
-        self._theirs = (there, their_lifeline, pipe)
-        level = site_logger(site).getEffectiveLevel()
-        variables = {**os.environ, **environment}
-        setup = WorkerSetup(
+        self._describe: Callable[[_Ends], WorkerSetup] = lambda ends: WorkerSetup(
             site,
             threads,
             shipped,
-            there,
-            their_lifeline,
-            pipe,
-            level,
+            ends.their_channel,
+            ends.their_lifeline,
+            ends.their_output,
+            site_logger(site).getEffectiveLevel(),
             output == "log",
             pulse,
-            variables,
+            {**os.environ, **environment},
             apart,
             known_only,
         )
-        self.unit = Unit(
-            target=serve,
-            args=(setup,),
-            kwargs={},
-            namespace=None,
-            loop_initializer=loop_initializer,
-        )
-        self.aio_process = WorkerProcess(fork_server, target=Process.run_async, args=(self.unit,), name=f"dfm-{site}")
+        self._loop_initializer = loop_initializer
+        self._fork_server = fork_server
+        self.aio_process: WorkerProcess | None = None
+        self._owner = os.getpid()
+
+    @property
+    def pid(self) -> int | None:
+        """The process; None before it has started."""
+        return None if self.aio_process is None else self.aio_process.pid
 
     async def open(self) -> None:
         """Starts the process and waits until it is ready.
 
         Raises:
             DfmError: its operations cannot be loaded there.
-            WorkerLost: it ended before it was ready.
+            WorkerLost: it cannot be started, or ended before it was ready.
         """
-        loop = asyncio.get_running_loop()
+        if self.delay:
+            await self._pool.pause(self.delay)
         try:
-            if self.delay:
-                await self._pool.pause(self.delay)
-            await in_thread(self._start, f"start-{self.site}")
-        except BaseException:
-            self._output.close()
-            self._here.close()
-            self._lifeline.close()
-            raise
-        finally:
-            for end in self._theirs:
-                end.close()
-        loop.add_reader(self.aio_process.sentinel, self._process_ended)
-        channel = self.channel = Channel(self._receive, self._channel_ended)
-        await loop.create_unix_connection(lambda: channel, sock=self._here)
-        if self._hung_up:
-            channel.close()
+            ends = self._ends = _Ends(self._output)
+            try:
+                setup = self._describe(ends)
+                await in_thread(lambda: self._start(setup), f"start-{self.site}")
+            except BaseException:
+                self._output.close()
+                ends.close()
+                raise
+            finally:
+                ends.sent()
+            await self._connect(ends)
+        except (OSError, RuntimeError) as error:  # such as no more descriptors, processes or threads
+            raise WorkerLost(self.site, None, f"it cannot be started: {error}") from error
         await asyncio.shield(self.ready)
 
-    def _start(self) -> None:
+    def _start(self, setup: WorkerSetup) -> None:
         self._oom_kills = oom_kills()
+        unit = Unit(
+            target=serve,
+            args=(setup,),
+            kwargs={},
+            namespace=None,
+            loop_initializer=self._loop_initializer,
+        )
+        process = WorkerProcess(self._fork_server, target=Process.run_async, args=(unit,), name=f"dfm-{self.site}")
         try:
-            self.aio_process.start()
-        except _SERVER_ENDED:  # whoever comes next finds it dead and starts another: once more, nothing is lost yet
+            process.start()
+        except _SERVER_ENDED:  # the next start launches another one: once more, nothing is lost yet
             try:
-                self.aio_process.start()
+                process.start()
             except _SERVER_ENDED as error:
-                raise WorkerLost(self.site, None, f"what starts workers has ended ({error})") from error
-        self._output.pid = self.aio_process.pid
+                raise WorkerLost(self.site, None, str(error)) from error
+        self.aio_process = process
+        self._output.pid = process.pid
+
+    async def _connect(self, ends: _Ends) -> None:
+        assert self.aio_process is not None  # noqa: S101 - it was started
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self.aio_process.sentinel, self._process_ended)
+        channel = self.channel = Channel(self._receive, self._channel_ended)
+        try:
+            await loop.create_unix_connection(lambda: channel, sock=ends.channel)
+        except BaseException:
+            self.kill("its channel cannot be opened")
+            raise
+        if self._hung_up:
+            channel.close()
 
     def _pulse(self, pulse: Pulse) -> None:
         now = time.monotonic()
@@ -269,6 +326,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
             self.kill("it did not end after it had closed its channel")
 
     def _process_ended(self) -> None:
+        assert self.aio_process is not None  # noqa: S101 - it was started
         asyncio.get_running_loop().remove_reader(self.aio_process.sentinel)
         code = self.aio_process.exitcode
         if code is None:  # its end is told a moment before it can be waited for
@@ -277,12 +335,15 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
             self._read_to_the_end(code)
 
     async def _reap(self) -> None:
+        assert self.aio_process is not None  # noqa: S101 - it was started
         await in_thread(self.aio_process.join, f"reap-{self.site}")
         self._read_to_the_end(self.aio_process.exitcode)
 
     def _read_to_the_end(self, code: int | None) -> None:
         """Reads the last words first: they are a part of what is told."""
         self._exited = True
+        if self.ended.done():  # we are a forked child, and have ended everything of our own
+            return
         self._output.when_read(lambda: self._finish(code))
 
     def _finish(self, code: int | None) -> None:
@@ -295,8 +356,10 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
             self._out_of_memory = oom_kills() > self._oom_kills
         if self.channel is not None:
             self.channel.close()
-        self._lifeline.close()
-        self.aio_process.close()
+        if self._ends is not None:
+            self._ends.lifeline.close()
+        if self.aio_process is not None:
+            self.aio_process.close()
         if not self.ready.done():
             self.ready.set_exception(self._why(code))
             self.ready.exception()  # somebody may have stopped waiting
@@ -323,7 +386,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
 
     def stats(self) -> WorkerStats:
         """How the worker is."""
-        pid = None if self.ended.done() else self.aio_process.pid
+        pid = None if self.ended.done() else self.pid
         jobs = len({seat for seat, _ in self.seats})
         return WorkerStats(
             pid=pid,
@@ -356,17 +419,21 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
     def hang_up(self) -> None:
         """Asks the process to end, by closing the channel."""
         self._hung_up = True
-        if self.channel is not None:
+        if os.getpid() != self._owner:  # a forked child: the worker is its parent's
+            if not self.ended.done():
+                self.ended.set_result(None)
+        elif self.channel is not None:
             self.channel.close()
 
     def kill(self, reason: str = "") -> None:
-        """Ends the process at once, for a reason that its jobs are told."""
-        pid = None if self._exited else self.aio_process.pid
+        """Ends the process and all others of its group at once, for a reason that its jobs are told."""
+        pid = None if self._exited or os.getpid() != self._owner else self.pid
         if pid is not None:
             if self._killed is None:
                 self._killed = reason
+            kill_group(pid)
             try:
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)  # one that was spawned may not lead its group yet
             except ProcessLookupError:
                 _log.debug("worker %s of site %s had ended already", pid, self.site)
 

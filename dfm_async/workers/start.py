@@ -6,25 +6,27 @@ get what they need from there by value, so their starters leave that step out.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import multiprocessing
 import os
-import threading
-from multiprocessing import (
-    context,
-    forkserver,
-    popen_forkserver,
-    popen_spawn_posix,
-    reduction,
-    resource_tracker,
-    spawn,
-    util,
-)
+import signal
+import sys
+from multiprocessing import context, popen_forkserver, popen_spawn_posix, process, reduction, spawn, util
+from multiprocessing.connection import wait
 from typing import Any, Literal
 
-__all__ = ["ForkServer", "WorkerProcess", "choose_method"]
+from dfm_async.descriptors import close_in_children, disconnect, no_fork
+from dfm_async.workers.fork_server import (
+    ForkServer,
+    Started,
+    exit_code_of,
+    kill_group,
+    search_path,
+    tracker_descriptor,
+)
 
-_PRELOAD = ["dfm_async.workers.worker"]
+__all__ = ["WorkerProcess", "choose_method"]
 
 
 def choose_method(asked: Literal["forkserver", "spawn"] | None) -> Literal["forkserver", "spawn"]:
@@ -34,95 +36,129 @@ def choose_method(asked: Literal["forkserver", "spawn"] | None) -> Literal["fork
     return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
-def _pickled(process: Any, popen: Any) -> bytes:
+def _pickled(process_obj: Any, popen: Any) -> bytes:
     """What the child reads first: how to set itself up, and the process object."""
-    data = spawn.get_preparation_data(process.name)
-    data.pop("init_main_from_name", None)
-    data.pop("init_main_from_path", None)
-    data["sys_argv"] = data["sys_argv"][:1]  # our own arguments are not theirs, and there may be secrets among them
+    current: Any = process.current_process()
+    data: dict[str, Any] = {
+        "name": process_obj.name,
+        "authkey": current.authkey,
+        "sys_path": search_path(),
+        "sys_argv": sys.argv[:1],  # our own arguments are not theirs, and there may be secrets among them
+        "orig_dir": process.ORIGINAL_DIR,  # type: ignore[attr-defined] # the standard library has no public name for it
+        "start_method": multiprocessing.get_start_method(),
+    }
+    with contextlib.suppress(FileNotFoundError):  # the folder was deleted: the child is in the same one then
+        data["dir"] = os.getcwd()
     buffer = io.BytesIO()
     context.set_spawning_popen(popen)
     try:
         reduction.dump(data, buffer)
-        reduction.dump(process, buffer)
+        reduction.dump(process_obj, buffer)
     finally:
         context.set_spawning_popen(None)
     return buffer.getvalue()
 
 
-class ForkServer:
-    """A fork server with the runtime preloaded, shared by the sessions of this process; the last to leave ends it."""
-
-    _lock = threading.Lock()
-    _shared: ForkServer | None = None
-
-    def __init__(self) -> None:
-        self.server = forkserver.ForkServer()
-        self.users = 0
-
-    @classmethod
-    def acquire(cls, preload: tuple[str, ...]) -> ForkServer:
-        """Gives the fork server; it is started when the first process is."""
-        with cls._lock:
-            if cls._shared is None:
-                cls._shared = cls()
-            cls._shared.users += 1
-            cls._shared.server.set_forkserver_preload([*_PRELOAD, *preload])
-            return cls._shared
-
-    def warm(self) -> None:
-        """Starts the server, so that the first worker need not wait for it. Blocks for a moment."""
-        self.server.ensure_running()
-
-    def release(self) -> None:
-        """Ends the server if nobody else uses it. Blocks for a moment."""
-        with self._lock:
-            self.users -= 1
-            if self.users:
-                return
-            ForkServer._shared = None
-        self.server._stop()  # type: ignore[attr-defined] # noqa: SLF001 - the standard library has no public name for it
-
-
-def _close(*descriptors: int) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
-
-
 class _ForkServerPopen(popen_forkserver.Popen):
     _fds: list[int]
+    _started: Started
 
     def _launch(self, process_obj: Any) -> None:
         data = _pickled(process_obj, self)
-        self.sentinel, write_end = process_obj.fork_server.server.connect_to_new_process(self._fds)
-        kept = os.dup(write_end)  # the child sees by it whether we are alive
-        self.finalizer = util.Finalize(self, _close, (kept, self.sentinel))
-        with open(write_end, "wb", closefd=True) as file:
-            file.write(data)
-        self.pid = forkserver.read_signed(self.sentinel)
+        started = self._started = process_obj.fork_server.start(self._fds)
+        try:
+            started.write(data)
+        except BaseException:
+            kill_group(started.pid)
+            started.close()
+            raise
+        self.pid, self.sentinel = started.pid, started.status
+        self.finalizer = util.Finalize(self, started.close)
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        """The exit code, if it has ended; 255 if the fork server has, which alone could know."""
+        if self.returncode is None:
+            if flag == os.WNOHANG and not wait([self.sentinel], 0):
+                return None
+            code = self._started.exit_code()
+            if code is None:  # the worker has no parent any more that could end its group
+                kill_group(self.pid)
+                code = 255
+            self.returncode = code
+        return self.returncode
 
 
 class _SpawnPopen(popen_spawn_posix.Popen):
     _fds: list[int]
 
     def _launch(self, process_obj: Any) -> None:
-        tracker = resource_tracker.getfd()
-        assert tracker is not None  # noqa: S101 - getfd starts the tracker
+        tracker = tracker_descriptor()
         self._fds.append(tracker)
         data = _pickled(process_obj, self)
-        sentinel, child_write = os.pipe()
-        child_read, data_write = os.pipe()
+        pipes = _Pipes()
         try:
-            command = spawn.get_command_line(tracker_fd=tracker, pipe_handle=child_read)
-            self._fds.extend([child_read, child_write])
+            command = spawn.get_command_line(tracker_fd=tracker, pipe_handle=pipes.their_data)
+            self._fds.extend([pipes.their_data, pipes.their_end])
             self.pid = util.spawnv_passfds(os.fsencode(spawn.get_executable()), command, self._fds)
-            self.sentinel = sentinel
-            with open(data_write, "wb", closefd=False) as file:
+            self.sentinel = pipes.follow(self.pid)
+            with open(pipes.data, "wb", closefd=False) as file:
                 file.write(data)
-        finally:
-            self.finalizer = util.Finalize(self, _close, (sentinel, data_write))
-            os.close(child_read)
-            os.close(child_write)
+        except BaseException:
+            pipes.close()
+            if hasattr(self, "pid"):
+                os.kill(self.pid, signal.SIGKILL)
+                exit_code_of(self.pid)
+            raise
+        self.finalizer = util.Finalize(self, pipes.close)
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        """The exit code, if it has ended."""
+        if self.returncode is None:
+            with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
+                self.returncode = exit_code_of(self.pid, flag)
+        return self.returncode
+
+
+class _Pipes:
+    """The descriptors of the application for a process that was spawned."""
+
+    def __init__(self) -> None:
+        self._open: list[int] = []
+        with no_fork():
+            close_in_children(self)
+            try:
+                self._end, self.their_end = self._pipe()
+                self.their_data, self.data = self._pipe()
+            except OSError:
+                self.close()
+                raise
+
+    def _pipe(self) -> tuple[int, int]:
+        ends = os.pipe()
+        self._open += ends
+        return ends
+
+    def follow(self, pid: int) -> int:
+        """Close what the process has now, and return what becomes readable when it has ended."""
+        for number in (self.their_end, self.their_data):
+            self._open.remove(number)
+            os.close(number)
+        if not hasattr(os, "pidfd_open"):
+            return self._end
+        with no_fork():
+            handle = os.pidfd_open(pid)  # what the process forks may keep the pipe open
+            self._open.append(handle)
+        return handle
+
+    def close(self) -> None:
+        """Close everything."""
+        while self._open:
+            os.close(self._open.pop())
+
+    def close_in_child(self) -> None:
+        """Disconnect everything."""
+        for number in self._open:
+            disconnect(number)
 
 
 class WorkerProcess(context.ForkServerProcess):

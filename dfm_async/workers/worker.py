@@ -10,15 +10,15 @@ import os
 import secrets
 import signal
 import socket
-import struct
 import sys
-import tempfile
+import threading
 import traceback
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
+from dfm_async.descriptors import close_in_children
 from dfm_async.errors import DfmError
 from dfm_async.model.resources import SiteConfig
 from dfm_async.runtime.faults import keep_causes_here
@@ -30,6 +30,7 @@ from dfm_async.wire import messages as msg
 from dfm_async.wire.channel import Channel
 from dfm_async.wire.classes import KnownClasses
 from dfm_async.wire.codec import Codec
+from dfm_async.wire.local_sockets import LocalListener, connect_local, same_user
 from dfm_async.wire.memory import Arena
 from dfm_async.workers.known import known_classes
 from dfm_async.workers.output import OutputPipe, capture
@@ -43,10 +44,9 @@ HOME: Final = "home"
 ELSEWHERE: Final = "@"
 """How addresses begin that are not on this machine: whoever started us takes messages there."""
 
-_CREDENTIALS: Final = struct.Struct("3i")
+_MOST_DESCRIPTORS: Final = 4096
 _SWITCH_INTERVAL: Final = 0.001
 """How long a thread that computes may keep the event loop waiting, in seconds; Python's own choice is 0.005."""
-_HAS_ABSTRACT_ADDRESSES: Final[bool] = sys.platform.startswith("linux")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,10 @@ class WorkerSetup:
 
 def _die_with_the_application(lifeline: socket.socket) -> None:
     """Has the kernel end this process when the other end of the lifeline closes, whatever the process is doing then."""
+    close_in_children(lifeline)
+    if sys.platform == "darwin":  # where this signal ends nothing
+        threading.Thread(target=_wait_for_the_end, args=(lifeline,), name="dfm-lifeline", daemon=True).start()
+        return
     number = lifeline.fileno()
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(number, fcntl.F_SETOWN, os.getpid())
@@ -88,12 +92,28 @@ def _die_with_the_application(lifeline: socket.socket) -> None:
         os._exit(0)
 
 
+def _wait_for_the_end(lifeline: socket.socket) -> None:
+    lifeline.setblocking(True)
+    lifeline.recv(1)
+    os._exit(0)
+
+
 def _keep_descriptors() -> None:
     """Keeps what connects us with the application from programs that operations start: they may outlive us."""
-    for name in os.listdir("/dev/fd"):
-        if int(name) > 2:
+    try:
+        numbers: Iterable[int] = [int(name) for name in os.listdir("/dev/fd")]
+    except OSError:  # there is no /proc
+        numbers = range(min(os.sysconf("SC_OPEN_MAX"), _MOST_DESCRIPTORS))
+    for number in numbers:
+        if number > 2:
             with contextlib.suppress(OSError):  # that of the listing itself is closed by now
-                os.set_inheritable(int(name), False)
+                os.set_inheritable(number, False)
+
+
+def _lead_a_group() -> None:
+    """Makes this process the leader of a group of its own, which is killed with it. The fork server has done so."""
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)
 
 
 def _take_environment(wanted: dict[str, str]) -> None:
@@ -106,6 +126,7 @@ def _take_environment(wanted: dict[str, str]) -> None:
 
 async def serve(setup: WorkerSetup) -> None:
     """Runs the site until the application closes the channel."""
+    _lead_a_group()
     _keep_descriptors()
     if setup.apart:
         keep_causes_here()
@@ -170,8 +191,9 @@ class _Worker:
             config=config,
             announced=self._setup.apart,
         )
-        self._address, folder = _new_address()
-        server = await loop.create_unix_server(self._accept, path=self._address)
+        listener = LocalListener(f"dfm-async-{os.getpid()}-{secrets.token_hex(12)}")
+        self._address = listener.address
+        server = await loop.create_unix_server(self._accept, sock=listener.socket)
         try:
             async with AsyncExitStack() as stack:
                 try:
@@ -188,8 +210,7 @@ class _Worker:
             server.close()
             for peer in [*self._peers.values(), *self._accepted]:
                 peer.close()
-            if folder is not None:
-                folder.cleanup()
+            listener.close()
 
     def _tokens(self) -> tuple[int, int]:
         return (0, 0) if self._runtime is None else (self._runtime.tokens, self._runtime.token_bytes)
@@ -225,9 +246,9 @@ class _Worker:
 
     async def _connect(self, peer: Channel, address: str) -> None:
         try:
-            await _connect(peer, address)
-        except (ConnectionError, FileNotFoundError) as error:
-            # The peer has died: the application knows, and ends the jobs that it took part in.
+            await connect_local(lambda: peer, address)
+        except (ConnectionError, FileNotFoundError, PermissionError) as error:
+            # The peer has died, and somebody else may have its address. The application ends the jobs on it.
             peer.connection_lost(error)
         except OSError as error:  # the peer lives and waits for us: better no worker than one that cannot answer
             peer.connection_lost(error)
@@ -241,34 +262,10 @@ class _Worker:
 
 
 class _PeerChannel(Channel):
-    """A connection that somebody opened to us: only processes of the same user may."""
+    """A connection that another worker opened to us: only processes of the same user may."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if _HAS_ABSTRACT_ADDRESSES:  # a name without a file has no permissions of its own
-            peer = transport.get_extra_info("socket")
-            data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            if _CREDENTIALS.unpack(data)[1] != os.getuid():
-                transport.abort()  # type: ignore[attr-defined] # a stream transport has it
-                return
+        if not same_user(transport.get_extra_info("socket")):
+            transport.abort()  # type: ignore[attr-defined] # a stream transport has it
+            return
         super().connection_made(transport)
-
-
-async def _connect(peer: Channel, address: str) -> None:
-    """Connects to the address of a peer. By hand, because uvloop cannot connect to an address without a file."""
-    loop = asyncio.get_running_loop()
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.setblocking(False)
-        await loop.sock_connect(connection, address)
-        await loop.create_unix_connection(lambda: peer, sock=connection)
-    except BaseException:
-        connection.close()
-        raise
-
-
-def _new_address() -> tuple[str, tempfile.TemporaryDirectory[str] | None]:
-    """An address to listen at: without a file where that is possible, else in a private folder."""
-    if _HAS_ABSTRACT_ADDRESSES:
-        return f"\0dfm-async-{os.getpid()}-{secrets.token_hex(12)}", None
-    folder = tempfile.TemporaryDirectory(prefix="dfm-")
-    return str(Path(folder.name) / "peer"), folder

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from dfm_async.workers.start import ForkServer
+from dfm_async.workers.fork_server import ForkServer
 
 _PATIENCE = 10.0
 """Seconds within which what ends by itself must have ended."""

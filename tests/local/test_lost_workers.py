@@ -30,6 +30,7 @@ from dfm_async import (
     WorkerNotice,
     Yield,
 )
+from dfm_async.workers.fork_server import ForkServerEnded
 from dfm_async.workers.start import WorkerProcess
 from tests.waiting import running
 
@@ -268,7 +269,7 @@ async def test_the_end_of_the_fork_server_is_the_end_of_its_workers_and_of_nothi
 
 
 async def test_a_start_that_meets_the_end_of_the_fork_server_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    start, failures = WorkerProcess.start, [EOFError("unexpected EOF"), ConnectionRefusedError("nobody listens")]
+    start, failures = WorkerProcess.start, [ForkServerEnded("it has ended"), BrokenPipeError("nobody reads")]
 
     def start_later(process: WorkerProcess) -> None:
         if failures:
@@ -277,10 +278,10 @@ async def test_a_start_that_meets_the_end_of_the_fork_server_is_tried_again(monk
 
     monkeypatch.setattr(WorkerProcess, "start", start_later)
     async with Session(fed) as session:
-        with pytest.raises(JobAborted, match="what starts workers has ended") as caught:
+        with pytest.raises(JobAborted, match="it has ended") as caught:
             await (await session.execute(pauses, {"seconds": 0}))
         assert isinstance(caught.value.__cause__, WorkerLost)
-        failures.append(EOFError("unexpected EOF"))
+        failures.append(ForkServerEnded("it has ended"))
         assert (await (await session.execute(pauses, {"seconds": 0})).first()).value
 
 

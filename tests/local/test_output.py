@@ -433,7 +433,8 @@ async def test_what_is_in_the_pipe_is_read_also_if_somebody_keeps_it_open(
 ) -> None:
     monkeypatch.setattr(output_reader, "_AT_ONCE", 1000)
     here, pipe = open_pipe()
-    reader = OutputReader("talk", here, lambda _: None)
+    reader = OutputReader("talk", lambda _: None)
+    reader.open(here)
     pipe.write(b"".join(b"line %d\n" % number for number in range(5_000)))
     done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     reader.when_read(lambda: done.set_result(len(heard.found)))
@@ -453,7 +454,8 @@ async def test_what_is_in_the_pipe_is_read_also_if_somebody_keeps_it_open(
 async def test_one_turn_of_the_loop_reads_only_so_much(heard: Records, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_reader, "_AT_ONCE", 1000)
     here, pipe = open_pipe()
-    reader = OutputReader("talk", here, lambda _: None)
+    reader = OutputReader("talk", lambda _: None)
+    reader.open(here)
     pipe.write(b"x\n" * 10_000)
     await asyncio.sleep(0)
     await asyncio.sleep(0)

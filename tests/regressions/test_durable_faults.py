@@ -407,7 +407,7 @@ async def test_a_resumed_job_whose_worker_dies_when_it_starts_runs_again(
 
     def start_and_die(worker: SiteWorker) -> None:
         start(worker)
-        pid = worker.aio_process.pid
+        pid = worker.pid
         if pid is not None and not killed:
             killed.append(pid)
             os.kill(pid, signal.SIGKILL)

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ import pytest
 from aiomultiprocess.types import ProxyException
 
 from dfm_async import Federation, Job, JobAborted, JobFailed, LocalOptions, Pipeline, PlaceParam, Result, Session, Yield
+from dfm_async.workers.fork_server import ForkServer
 from tests.regressions import calls
 
 Code = Callable[..., Awaitable[Any]]
@@ -296,7 +297,7 @@ async def test_the_loop_turns_while_a_worker_starts(
         monkeypatch.setattr(owner, name, started)
 
     watch(multiprocessing.util, "spawnv_passfds")
-    watch(forkserver.ForkServer, "connect_to_new_process")
+    watch(ForkServer, "start")
     if kind == "ours":
         async with Session(fed, options=LocalOptions(lanes=1, start_method=method)) as session:
             await call(Ours(session), calls.nothing)

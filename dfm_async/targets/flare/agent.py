@@ -31,8 +31,9 @@ from dfm_async.targets.flare.text import cleaned
 from dfm_async.targets.flare.wanted import Wanted
 from dfm_async.wire import messages as msg
 from dfm_async.wire.memory import size_of
+from dfm_async.workers.fork_server import ForkServer
 from dfm_async.workers.site_worker import remember_net
-from dfm_async.workers.start import ForkServer, choose_method
+from dfm_async.workers.start import choose_method
 from dfm_async.workers.worker import ELSEWHERE
 
 __all__ = ["BETWEEN_SITES", "FROM_HUB", "FROM_WORKERS", "SiteAgent"]

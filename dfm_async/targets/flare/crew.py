@@ -9,9 +9,9 @@ from typing import Any, Final
 from dfm_async.errors import DfmError
 from dfm_async.model.options import LocalOptions
 from dfm_async.targets.flare.wanted import CACHE
+from dfm_async.workers.fork_server import ForkServer
 from dfm_async.workers.pool import SitePool
 from dfm_async.workers.site_worker import SiteWorker
-from dfm_async.workers.start import ForkServer
 
 __all__ = ["Crew"]
 

@@ -17,7 +17,7 @@ from dfm_async.model.stats import SiteStats
 from dfm_async.targets.flare import messages as fm
 from dfm_async.targets.flare.audit import AuditLog
 from dfm_async.targets.flare.crew import Crew
-from dfm_async.workers.start import ForkServer
+from dfm_async.workers.fork_server import ForkServer
 
 __all__ = ["Crews", "Installed"]
 

@@ -33,8 +33,9 @@ from dfm_async.targets.rules import JobRules
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 from dfm_async.wire.memory import Arena
+from dfm_async.workers.fork_server import ForkServer
 from dfm_async.workers.site_worker import SiteWorker
-from dfm_async.workers.start import ForkServer, choose_method
+from dfm_async.workers.start import choose_method
 from dfm_async.workers.worker import HOME
 
 __all__ = ["FederationRunner"]

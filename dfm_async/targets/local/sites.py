@@ -15,10 +15,10 @@ from dfm_async.planner.plan import Plan
 from dfm_async.runtime.site import encode_net
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
+from dfm_async.workers.fork_server import ForkServer
 from dfm_async.workers.pool import SitePool
 from dfm_async.workers.shipping import ship_site
 from dfm_async.workers.site_worker import SiteWorker, remember_net
-from dfm_async.workers.start import ForkServer
 
 __all__ = ["SitePools"]
 

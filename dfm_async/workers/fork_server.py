@@ -1,0 +1,399 @@
+"""A process that starts worker processes by forking, with the runtime loaded.
+
+The application and the server have one socket pair. A request is one byte with descriptors; the answer is the pid of
+the new process, or why there is none. Each worker leads a process group of its own. When a worker ends, however it
+does, the server kills what is left of its group before it reports the exit code: processes that operations have
+started and left behind. When the application ends, its end of the socket pair closes, and the server kills all groups.
+
+Unlike the fork server of the standard library, this one has no address, and a worker holds nothing whose end the
+server waits for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from multiprocessing import forkserver, process, resource_tracker, spawn, util
+from typing import Final
+
+from dfm_async.descriptors import close_in_children, disconnect, no_fork, occupy_standard_streams
+
+__all__ = [
+    "ForkServer",
+    "ForkServerEnded",
+    "Started",
+    "exit_code_of",
+    "kill_group",
+    "search_path",
+    "tracker_descriptor",
+]
+
+_PRELOAD: Final = "dfm_async.workers.worker"
+_ANSWER: Final = struct.Struct("<i")
+_STATUS: Final = struct.Struct("<i")
+_MOST_DESCRIPTORS: Final = 64
+_CLOSE_ON_EXEC: Final[int] = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_GRACE: Final = 5.0
+"""How long the server may take to end, in seconds."""
+
+
+class ForkServerEnded(Exception):
+    """The server has ended in the middle of a start. The next start launches another one."""
+
+
+class Started:
+    """A process that the server has started.
+
+    Attributes:
+        pid: the process, which is the leader of its group.
+        status: becomes readable when the process has ended; gives its exit code.
+        feed: what is written there is the first thing that the process reads.
+    """
+
+    def __init__(self) -> None:
+        with no_fork():
+            self.pid = 0
+            self.status, self._their_status = os.pipe()
+            try:
+                self._their_feed, self.feed = os.pipe()
+            except OSError:
+                os.close(self.status)
+                os.close(self._their_status)
+                raise
+            close_in_children(self)
+
+    @property
+    def theirs(self) -> tuple[int, int]:
+        """The descriptors for the process."""
+        return self._their_feed, self._their_status
+
+    def sent(self) -> None:
+        """Close the descriptors that the process has now."""
+        for number in self.theirs:
+            if number >= 0:
+                os.close(number)
+        self._their_feed = self._their_status = -1
+
+    def write(self, data: bytes) -> None:
+        """Write all of it. Blocks until the process has read most of it."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self.feed, rest) :]
+
+    def exit_code(self) -> int | None:
+        """Read how the process has ended; None if the server has ended before it could report that."""
+        data = os.read(self.status, _STATUS.size)
+        return _STATUS.unpack(data)[0] if len(data) == _STATUS.size else None
+
+    def close(self) -> None:
+        """Close everything."""
+        self.sent()
+        for number in (self.status, self.feed):
+            if number >= 0:
+                os.close(number)
+        self.status = self.feed = -1
+
+    def close_in_child(self) -> None:
+        """Disconnect everything."""
+        for number in (self.status, self.feed, *self.theirs):
+            disconnect(number)
+
+
+class ForkServer:
+    """A fork server that the sessions of this process share; the last to leave ends it."""
+
+    _class_lock = threading.Lock()
+    _shared: ForkServer | None = None
+
+    def __init__(self) -> None:
+        self._preload: tuple[str, ...] = ()
+        self._users = 0
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    @classmethod
+    def acquire(cls, preload: tuple[str, ...]) -> ForkServer:
+        """Return the fork server; it is started when the first process is."""
+        occupy_standard_streams()
+        with cls._class_lock:
+            if cls._shared is None:
+                cls._shared = cls()
+            cls._shared._users += 1  # noqa: SLF001 - its own class
+            cls._shared._preload = preload  # noqa: SLF001 - its own class
+            return cls._shared
+
+    def release(self) -> None:
+        """End the server if nobody else uses it. Blocks for a moment, at most a few seconds."""
+        with self._class_lock:
+            self._users -= 1
+            if self._users > 0 or ForkServer._shared is not self:
+                return
+            ForkServer._shared = None
+        with self._lock:
+            self._end(_GRACE)
+
+    @property
+    def kept(self) -> set[int]:
+        """Its pid, and its descriptor in this process."""
+        found = set() if self._process is None else {self._process.pid}
+        return found if self._control is None else found | {self._control.fileno()}
+
+    def warm(self) -> None:
+        """Start the server, so that the first worker need not wait for it. Blocks for a moment.
+
+        Raises:
+            OSError: the system refuses; the next start tries again.
+        """
+        with self._lock:
+            self._ensure_running()
+
+    def start(self, descriptors: list[int]) -> Started:
+        """Fork a process that has these descriptors. Blocks until the server has done so.
+
+        Raises:
+            ForkServerEnded: the server has ended meanwhile.
+            OSError: the system refuses another process or descriptor.
+        """
+        started = Started()
+        try:
+            with self._lock:
+                started.pid = self._request([*started.theirs, tracker_descriptor(), *descriptors])
+        except BaseException:
+            started.close()
+            raise
+        started.sent()
+        return started
+
+    def _request(self, descriptors: list[int]) -> int:
+        control = self._ensure_running()
+        try:
+            socket.send_fds(control, [b"+"], descriptors)
+            data = control.recv(_ANSWER.size, socket.MSG_WAITALL)
+        except ConnectionError as error:
+            self._end(0)
+            raise ForkServerEnded(f"the process that starts workers has ended ({error})") from error
+        if len(data) < _ANSWER.size:
+            code = self._end(0)
+            raise ForkServerEnded(f"the process that starts workers has ended with {code}")
+        (answer,) = _ANSWER.unpack(data)
+        if answer < 0:
+            raise OSError(-answer, os.strerror(-answer))
+        return int(answer)
+
+    def _ensure_running(self) -> socket.socket:
+        if self._control is not None and self._process is not None and self._process.poll() is None:
+            return self._control
+        self._end(0)
+        with no_fork():
+            ours, theirs = socket.socketpair()
+            close_in_children(ours)
+            close_in_children(theirs)
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own program
+                [
+                    os.fsdecode(spawn.get_executable()),
+                    *util._args_from_interpreter_flags(),  # type: ignore[attr-defined] # noqa: SLF001 - no public name
+                    "-c",
+                    f"import sys; sys.path[:] = {search_path()!r}; "
+                    f"from {__name__} import main; main({theirs.fileno()}, {self._preload!r})",
+                ],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                process_group=0,  # what ends our group must not end it: it kills what workers leave behind
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._control = ours
+        return ours
+
+    def _end(self, grace: float) -> int | None:
+        """End the server: let it see our end, and kill it if that takes too long. Returns its exit code."""
+        control, self._control = self._control, None
+        running, self._process = self._process, None
+        if control is not None:
+            with control, contextlib.suppress(OSError):
+                control.shutdown(socket.SHUT_WR)
+                control.settimeout(grace)
+                control.recv(1)
+        if running is None:
+            return None
+        if running.poll() is None:
+            running.kill()
+        return running.wait()
+
+    @classmethod
+    def after_fork(cls) -> None:
+        """Forget the parent's server, in a forked child."""
+        shared, cls._shared = cls._shared, None
+        cls._class_lock = threading.Lock()
+        if shared is not None:
+            shared._lock = threading.Lock()  # noqa: SLF001 - its own class
+            shared._control = None  # noqa: SLF001 - its own class
+            if shared._process is not None:  # noqa: SLF001 - its own class
+                shared._process.returncode = 0  # noqa: SLF001 - not a child of this process: nothing to wait for
+                shared._process = None  # noqa: SLF001 - its own class
+
+
+os.register_at_fork(after_in_child=ForkServer.after_fork)
+
+
+def tracker_descriptor() -> int:
+    """Return the descriptor of the resource tracker that this process shares with its workers; starts it if needed."""
+    try:
+        found = resource_tracker.getfd()
+    except Warning:  # it was killed, and warnings are errors here: the second call starts another one
+        found = resource_tracker.getfd()
+    assert found is not None  # noqa: S101 - it runs now
+    return found
+
+
+def search_path() -> list[str]:
+    """``sys.path`` for another process: the folder where we were started stands for the current one."""
+    return [process.ORIGINAL_DIR or "" if entry == "" else entry for entry in sys.path]  # type: ignore[attr-defined]
+
+
+def kill_group(leader: int) -> None:
+    """Kill a process group, if there is anything in it. Its leader must not have been waited for."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def exit_code_of(leader: int, flags: int = 0) -> int | None:
+    """Wait for a child that leads a group, kill the rest of the group, and return the exit code of the child.
+
+    Args:
+        leader: the child.
+        flags: ``os.WNOHANG`` to return None if it has not ended.
+    """
+    if hasattr(os, "waitid"):  # the group is killed first: until the leader is reaped, nobody else has its number
+        if os.waitid(os.P_PID, leader, os.WEXITED | os.WNOWAIT | flags) is None:
+            return None
+        kill_group(leader)
+        flags = 0
+    pid, status = os.waitpid(leader, flags)
+    if not pid:
+        return None
+    if not hasattr(os, "waitid"):
+        kill_group(leader)
+    return os.waitstatus_to_exitcode(status)
+
+
+# in the server
+
+
+def main(control: int, preload: tuple[str, ...]) -> None:
+    """Run the server until the application ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    occupy_standard_streams()
+    for name in (_PRELOAD, *preload):
+        with contextlib.suppress(ImportError):  # reported by the workers that need it
+            importlib.import_module(name)
+    _Server(socket.socket(fileno=control)).run()
+
+
+class _Server:
+    def __init__(self, control: socket.socket) -> None:
+        control.set_inheritable(False)
+        self._control = control
+        self._workers: dict[int, int] = {}
+        """The pipe for the exit code of each worker."""
+        self._woken, self._wake = os.pipe()
+
+    def run(self) -> None:
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._wake, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        while True:
+            ready = {number for number, _ in poll.poll()}
+            if self._woken in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._woken, 4096)
+                self._reap()
+            if self._control.fileno() in ready and not self._serve():
+                break
+        for pid in self._workers:
+            kill_group(pid)
+
+    def _reap(self) -> None:
+        for pid in list(self._workers):
+            code = exit_code_of(pid, os.WNOHANG)
+            if code is not None:
+                status = self._workers.pop(pid)
+                with contextlib.suppress(BrokenPipeError):  # the application has ended
+                    os.write(status, _STATUS.pack(code))
+                os.close(status)
+
+    def _serve(self) -> bool:
+        """Take a request; False if there will be none any more."""
+        try:
+            data, descriptors, flags, _ = socket.recv_fds(self._control, 1, _MOST_DESCRIPTORS, _CLOSE_ON_EXEC)
+        except ConnectionError:
+            return False
+        if not data:
+            return False
+        for number in descriptors:
+            os.set_inheritable(number, False)
+        pid = 0
+        if flags & socket.MSG_CTRUNC:
+            answer = -errno.EMFILE
+        else:
+            try:
+                answer = pid = os.fork()
+            except OSError as error:
+                answer = -(error.errno or errno.EAGAIN)
+            else:
+                if pid == 0:
+                    self._become_worker(descriptors)
+        if pid:
+            with contextlib.suppress(OSError):  # it has done so itself, or ended
+                os.setpgid(pid, pid)
+            self._workers[pid] = descriptors.pop(1)
+        for number in descriptors:
+            os.close(number)
+        with contextlib.suppress(ConnectionError):  # seen by the next call
+            self._control.sendall(_ANSWER.pack(answer))
+        return True
+
+    def _become_worker(self, descriptors: list[int]) -> None:
+        """Run the process that the application describes. Does not return."""
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            feed, status, tracker, *inherited = descriptors
+            self._control.close()
+            for number in (self._woken, self._wake, status, *self._workers.values()):
+                os.close(number)
+            resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined] # noqa: SLF001 - as in the standard library
+            forkserver._forkserver._inherited_fds = inherited  # type: ignore[attr-defined] # noqa: SLF001 - where DupFd looks
+            code = spawn._main(feed, os.dup(feed))  # type: ignore[attr-defined] # noqa: SLF001 - as in the standard library
+        except BaseException:  # noqa: BLE001 - the process must end here, whatever happens
+            sys.excepthook(*sys.exc_info())
+        finally:
+            _flush()
+            os._exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            stream.flush()
