@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 __all__ = ["ClosedInChildren", "OwnLoop", "close_in_children", "disconnect", "no_fork", "occupy_standard_streams"]
 
@@ -27,12 +26,16 @@ class ClosedInChildren(Protocol):
         ...
 
 
-_registered: weakref.WeakSet[ClosedInChildren | socket.socket] = weakref.WeakSet()
+class _HasDescriptor(Protocol):
+    def fileno(self) -> int: ...
+
+
+_registered: weakref.WeakSet[ClosedInChildren | _HasDescriptor] = weakref.WeakSet()
 _lock = threading.RLock()
 
 
-def close_in_children(item: ClosedInChildren | socket.socket) -> None:
-    """Disconnect the item in every child that is forked from now on, as long as the item exists."""
+def close_in_children(item: ClosedInChildren | _HasDescriptor) -> None:
+    """Disconnect the item (such as a socket) in every child that is forked from now on, as long as the item exists."""
     _registered.add(item)
 
 
@@ -43,15 +46,15 @@ def no_fork() -> Iterator[None]:
         yield
 
 
-def disconnect(item: int | Any) -> None:
-    """Put ``/dev/null`` in the place of a descriptor, or of the descriptor of a socket.
+def disconnect(item: int | _HasDescriptor) -> None:
+    """Put ``/dev/null`` in the place of a descriptor. Does nothing if it is closed.
 
     The number stays in use, so closing it later closes nothing else. An event loop that is shared with the parent
     cannot remove the parent's registration either: for epoll the number is another file now.
     """
-    number = item if isinstance(item, int) else item.fileno()
-    if number >= 0:
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
+        number = item if isinstance(item, int) else item.fileno()
+        if number >= 0:
             null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             os.dup2(null, number, inheritable=False)
             if null != number:
@@ -76,8 +79,7 @@ class OwnLoop:
     def close_in_child(self) -> None:
         """Disconnect the selector, in a forked child."""
         if hasattr(self._selector, "fileno"):
-            with contextlib.suppress(ValueError):  # it is closed
-                disconnect(self._selector)
+            disconnect(self._selector)
 
 
 def occupy_standard_streams() -> None:
@@ -100,10 +102,10 @@ def _after_fork_in_child() -> None:
     global _lock
     _lock = threading.RLock()
     for item in list(_registered):
-        if isinstance(item, socket.socket):
-            disconnect(item)
-        else:
+        if hasattr(item, "close_in_child"):
             item.close_in_child()
+        else:
+            disconnect(item)
 
 
 os.register_at_fork(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from dfm_async.deploy.processes import MARK
+from dfm_async.descriptors import close_in_children, no_fork
 from dfm_async.exchange.exits import process_exit
 
 __all__ = ["guarded"]
@@ -59,12 +60,16 @@ async def guarded(mark: str, folders: tuple[Path, ...]) -> AsyncGenerator[None, 
 
 
 def _start(mark: str, folders: tuple[Path, ...]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(  # noqa: S603 - our own script
-        [sys.executable, "-I", "-S", "-c", _SCRIPT, mark, *map(str, folders)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # what ends our group must not end it
-        bufsize=0,
-        cwd="/",
-    )
+    with no_fork():
+        guard = subprocess.Popen(  # noqa: S603 - our own script
+            [sys.executable, "-I", "-S", "-c", _SCRIPT, mark, *map(str, folders)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # what ends our group must not end it
+            bufsize=0,
+            cwd="/",
+        )
+        assert guard.stdin is not None  # noqa: S101 - it was made with one
+        close_in_children(guard.stdin)
+    return guard

@@ -12,7 +12,7 @@ import errno
 import hashlib
 import os
 import socket
-import struct
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,10 +26,10 @@ from dfm_async.deploy.project import SERVER_SITE
 from dfm_async.errors import DeploymentError
 from dfm_async.exchange.exits import process_exit
 from dfm_async.federation.federation import Federation
+from dfm_async.wire.local_sockets import same_user, user_of
 
 __all__ = ["Carrier", "Keeper", "KeeperStatus", "NodeStatus", "ask_status", "tell_to_end"]
 
-_PEER: Final = struct.Struct("3i")
 _HOST: Final = "localhost"
 
 
@@ -118,8 +118,8 @@ class Keeper:
             FederationError: the federation cannot be written to a file, and code may not travel.
             TimeoutError: it has not started in time.
         """
-        listener = _listen(self._folder)
-        async with await asyncio.start_unix_server(self._serve, sock=listener):
+        server = await asyncio.start_unix_server(self._serve, sock=_listen(self._folder))
+        try:
             running = asyncio.ensure_future(self._run(on_up))
             asked = asyncio.ensure_future(self._ending.wait())
             try:
@@ -136,6 +136,8 @@ class Keeper:
                     writer.close()
             if ended or not running.cancelled():
                 running.result()
+        finally:
+            server.close()  # not wait_closed(): that may wait for somebody who is connected and asks nothing
 
     async def _run(self, on_up: Callable[[KeeperStatus], None]) -> None:
         async with LocalFlare.up(
@@ -181,7 +183,7 @@ class Keeper:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answers one who asks. Whoever asks for the end hears the answer, and the end of the connection at the end."""
-        if _peer(writer.get_extra_info("socket")) != os.getuid():
+        if not same_user(writer.get_extra_info("socket")):
             writer.close()
             return
         with contextlib.suppress(OSError):
@@ -238,6 +240,8 @@ def _address(folder: Path) -> str:
 
 
 def _listen(folder: Path) -> socket.socket:
+    if sys.platform != "linux":
+        raise DeploymentError(str(folder), ["keeping a federation up needs Linux"])
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(_address(folder))
@@ -245,14 +249,18 @@ def _listen(folder: Path) -> socket.socket:
         listener.close()
         if error.errno != errno.EADDRINUSE:
             raise
-        raise DeploymentError(str(folder), ["one runs there already"]) from error
+        raise DeploymentError(str(folder), [_who_listens(folder)]) from error
     return listener
 
 
-def _peer(connection: Any) -> int:
-    """Which user is at the other end: names like ours are open to all users of the machine."""
-    _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return int(uid)
+def _who_listens(folder: Path) -> str:
+    """Names like ours are open to all users of the machine."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, contextlib.suppress(OSError):
+        connection.setblocking(False)
+        connection.connect(_address(folder))
+        if not same_user(connection):
+            return f"its address is in use by another user of this machine (uid {user_of(connection)})"
+    return "one runs there already"
 
 
 async def _ask(folder: Path, word: bytes) -> tuple[KeeperStatus, asyncio.StreamReader, asyncio.StreamWriter] | None:
@@ -260,7 +268,7 @@ async def _ask(folder: Path, word: bytes) -> tuple[KeeperStatus, asyncio.StreamR
         reader, writer = await asyncio.open_unix_connection(_address(folder))
     except OSError:
         return None
-    if _peer(writer.get_extra_info("socket")) != os.getuid():
+    if not same_user(writer.get_extra_info("socket")):
         writer.close()
         return None
     writer.write(word + b"\n")

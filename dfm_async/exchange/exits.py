@@ -11,38 +11,36 @@ __all__ = ["process_exit"]
 
 
 async def process_exit(pid: int) -> int:
-    """Waits until a child process has ended, and leaves it to be reaped: until then its number is not used again.
+    """Wait until a child process has ended, and leave it to be reaped: until then its number is not used again.
+
+    Where the system has no ``waitid`` (macOS with Python before 3.13), the child is reaped.
 
     Returns:
-        Its exit code; negative for a signal.
+        Its exit code; negative for a signal. 0 if somebody else has reaped it.
     """
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
-
-    def done() -> None:
-        if not ended.done():
-            ended.set_result(None)
-
     try:
         handle = os.pidfd_open(pid)
     except (AttributeError, OSError):  # another system than Linux: a thread waits
-        _wait_in_thread(pid, loop, done)
-        await ended
-        return _exit_code(pid)
+        return await _wait_in_thread(pid)
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
     try:
-        loop.add_reader(handle, done)
+        loop.add_reader(handle, ended.set)
         try:
-            await ended
+            await ended.wait()
         finally:
             loop.remove_reader(handle)
     finally:
         os.close(handle)
-    return _exit_code(pid)
+    return _wait(pid, os.WNOHANG)
 
 
-def _exit_code(pid: int) -> int:
+def _wait(pid: int, flags: int = 0) -> int:
+    """Wait for the end of a child in this thread, and return its exit code."""
     try:
-        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if not hasattr(os, "waitid"):
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | flags)
     except ChildProcessError:  # somebody else reaped it
         return 0
     if found is None:
@@ -50,11 +48,21 @@ def _exit_code(pid: int) -> int:
     return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
-def _wait_in_thread(pid: int, loop: asyncio.AbstractEventLoop, done: object) -> None:
+async def _wait_in_thread(pid: int) -> int:
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[int] = loop.create_future()
+
+    def settle(code: int) -> None:
+        if not ended.done():
+            ended.set_result(code)
+
     def wait() -> None:
-        with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(done)  # type: ignore[arg-type]
+        code = 0
+        try:
+            code = _wait(pid)
+        finally:  # whatever happens: else the waiter never wakes
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle, code)
 
     threading.Thread(target=wait, name=f"exit of process {pid}", daemon=True).start()
+    return await ended

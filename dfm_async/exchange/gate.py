@@ -6,10 +6,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import shutil
-import socket
-import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal, Protocol
@@ -21,6 +17,7 @@ from dfm_async.exchange.options import ExecutorOptions
 from dfm_async.exchange.pipes.base import Pipe, stamp_of
 from dfm_async.exchange.pipes.memory import MemoryPipe, memory_pair
 from dfm_async.exchange.pipes.socket import SocketPipe
+from dfm_async.wire.local_sockets import LocalListener, connect_local, same_user
 
 __all__ = ["Gate", "SocketGate", "connect"]
 
@@ -67,7 +64,7 @@ class SocketGate:
         self._silence = 0.0
         self._server: asyncio.Server | None = None
         self._address: Address | None = None
-        self._folder: str | None = None
+        self._listener: LocalListener | None = None
         self._expected: tuple[str, Callable[[Pipe], None]] | None = None
         self._used: str | None = None
         self._file: Path | None = None
@@ -87,21 +84,9 @@ class SocketGate:
             self._server = await loop.create_server(self._knock, "127.0.0.1", 0)
             self._address = Address(kind="tcp", port=self._server.sockets[0].getsockname()[1])
         else:
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                if sys.platform == "linux":  # an abstract socket leaves nothing behind, however we end
-                    name = f"@dfm-async-{self.session}"
-                    listener.bind("\0" + name[1:])
-                else:
-                    self._folder = tempfile.mkdtemp(prefix="dfm-async-")
-                    name = os.path.join(self._folder, "socket")
-                    listener.bind(name)
-                listener.setblocking(False)
-                self._server = await loop.create_unix_server(self._knock, sock=listener)
-            except BaseException:
-                listener.close()
-                raise
-            self._address = Address(kind="unix", name=name)
+            self._listener = LocalListener(f"dfm-async-{self.session}")
+            self._server = await loop.create_unix_server(self._knock, sock=self._listener.socket)
+            self._address = Address(kind="unix", name=self._listener.address.replace("\0", "@", 1))
 
     def expect(self, on_up: Callable[[Pipe], None], *, launch_once: bool) -> Invitation:
         """Expects a program, and no other any more."""
@@ -137,9 +122,7 @@ class SocketGate:
             self._file = None
 
     def _knock(self) -> SocketPipe:
-        pipe = SocketPipe()
-        self.meet(pipe)
-        return pipe
+        return _Visitor(self)
 
     def meet(self, pipe: SocketPipe | MemoryPipe) -> None:
         """Somebody has connected."""
@@ -149,6 +132,8 @@ class SocketGate:
         stranger = _Stranger(self, pipe)
         self._strangers[stranger] = None
         pipe.open(stranger)
+        if self._address is None:  # it connected while the gate was closed
+            stranger.refuse("the site is ending")
 
     def left(self, stranger: _Stranger) -> None:
         """Somebody who had connected is known now, or gone."""
@@ -158,8 +143,6 @@ class SocketGate:
         """Lets a program in; tells why not otherwise."""
         if hello.version != VERSION:
             return f"it speaks version {hello.version} of the protocol, the site version {VERSION}"
-        if isinstance(pipe, SocketPipe) and pipe.peer_user not in (None, os.getuid()):
-            return "it runs as another user"
         if hello.session != self.session:
             return "it belongs to another session"
         if self._expected is None or not secrets.compare_digest(hello.token.encode(), self._expected[0].encode()):
@@ -182,17 +165,31 @@ class SocketGate:
         for stranger in list(self._strangers):
             stranger.refuse("the site is ending")
         if self._server is not None:
-            self._server.close()
-            await self._server.wait_closed()
+            self._server.close()  # not wait_closed(): that may wait for programs that were let in
             self._server = None
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         self._address = None
 
 
 _places: Final[dict[str, SocketGate]] = {}
 """Gates within this process."""
+
+
+class _Visitor(SocketPipe):
+    """A connection to the gate. Other users of the machine are not even counted: they could keep programs out."""
+
+    def __init__(self, gate: SocketGate) -> None:
+        super().__init__()
+        self._gate = gate
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if same_user(transport.get_extra_info("socket")):
+            self._gate.meet(self)
+        else:
+            self.abort()
 
 
 class _Stranger:
@@ -238,6 +235,7 @@ async def connect(address: Address, stamp: int) -> SocketPipe | MemoryPipe:
     """Connects to a gate, from the program's side.
 
     Raises:
+        PermissionError: a process of another user listens there.
         OSError: nobody listens there.
     """
     loop = asyncio.get_running_loop()
@@ -252,5 +250,4 @@ async def connect(address: Address, stamp: int) -> SocketPipe | MemoryPipe:
         _, pipe = await loop.create_connection(lambda: SocketPipe(stamp), "127.0.0.1", address.port)
         return pipe
     name = "\0" + address.name[1:] if address.name.startswith("@") else address.name
-    _, pipe = await loop.create_unix_connection(lambda: SocketPipe(stamp), name)
-    return pipe
+    return await connect_local(lambda: SocketPipe(stamp), name)

@@ -17,6 +17,7 @@ import threading
 import time
 from typing import Final
 
+from dfm_async.descriptors import no_fork
 from dfm_async.exchange.exits import process_exit
 
 __all__ = ["Keeper", "keeper"]
@@ -124,15 +125,16 @@ class Keeper:
         if self._process is None:
             self._started = time.monotonic()
             # -I and -S: nothing of the environment, no site-packages; it starts in a few milliseconds.
-            self._process = subprocess.Popen(  # noqa: S603 - our own script
-                [sys.executable, "-I", "-S", "-c", _SCRIPT],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # what ends our group must not end it
-                bufsize=0,
-                cwd="/",
-            )
+            with no_fork():
+                self._process = subprocess.Popen(  # noqa: S603 - our own script
+                    [sys.executable, "-I", "-S", "-c", _SCRIPT],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # what ends our group must not end it
+                    bufsize=0,
+                    cwd="/",
+                )
 
     def _tell(self, line: str) -> None:
         process = self._process

@@ -9,29 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 import socket
-import struct
 import sys
 import threading
 
 from dfm_async.descriptors import close_in_children
 from dfm_async.errors import StoreError
 from dfm_async.store.liveness import Locks
+from dfm_async.wire.local_sockets import require_same_user, same_user
 
 __all__ = ["CommitFollower", "Followers"]
 
 _ABSTRACT = sys.platform == "linux"
-_CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 1024
 _READ = 4096
-
-
-def _same_user(connection: socket.socket) -> bool:
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _pid, uid, _gid = _CREDENTIALS.unpack(data)
-    return bool(uid == os.geteuid())
 
 
 class Followers:
@@ -63,7 +55,7 @@ class Followers:
             connection, _ = self._listener.accept()
         except OSError:  # it has gone again
             return
-        if not _same_user(connection):
+        if not same_user(connection):
             connection.close()
             return
         connection.setblocking(False)
@@ -127,8 +119,7 @@ class CommitFollower:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             connection.connect(address)  # on this machine it succeeds or fails at once
-            if not _same_user(connection):
-                raise PermissionError("it belongs to another user")
+            require_same_user(connection)
         except OSError as error:
             connection.close()
             if not locks.held(fence):

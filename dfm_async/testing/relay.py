@@ -21,10 +21,11 @@ from typing import Any, Final, Protocol
 
 import cloudpickle
 
+from dfm_async.wire.local_sockets import require_same_user, same_user
+
 __all__ = ["Conversation", "Line", "Relay", "ask"]
 
 _HEAD: Final = struct.Struct("<Q")
-_CREDENTIALS: Final = struct.Struct("3i")
 _HAS_ABSTRACT_ADDRESSES: Final[bool] = sys.platform.startswith("linux")
 
 
@@ -127,7 +128,7 @@ class Relay:
 async def _talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     conversation: Conversation | None = None
     try:
-        if not _same_user(writer):
+        if not same_user(writer.get_extra_info("socket")):
             return
         key = await _read(reader)
         offer = Relay._offers.get(key)  # noqa: SLF001 - of this module
@@ -157,14 +158,6 @@ async def _talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         if conversation is not None:
             await conversation.aclose()
         writer.close()
-
-
-def _same_user(writer: asyncio.StreamWriter) -> bool:
-    if not _HAS_ABSTRACT_ADDRESSES:  # the folder is private
-        return True
-    peer = writer.get_extra_info("socket")
-    data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(data)[1] == os.getuid())
 
 
 async def _read(reader: asyncio.StreamReader) -> Any:
@@ -226,9 +219,15 @@ class Line:
         except Exception as error:
             raise TypeError(f"what is asked of the test cannot be sent there: {error}") from error
         if self._socket is None:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._socket.setblocking(False)
-            await loop.sock_connect(self._socket, self._address)
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connection.setblocking(False)
+                await loop.sock_connect(connection, self._address)
+                require_same_user(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._socket = connection
             data = self._opening + data
         await loop.sock_sendall(self._socket, data)
         (size,) = _HEAD.unpack(await self._receive(_HEAD.size))
@@ -270,4 +269,5 @@ def ask(address: str, key: str, request: Any) -> Any:
 def _connected(address: str) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(address)
+        require_same_user(connection)
         yield connection

@@ -151,10 +151,9 @@ class ForkServer:
     def warm(self) -> None:
         """Start the server, so that the first worker need not wait for it. Blocks for a moment.
 
-        Raises:
-            OSError: the system refuses; the next start tries again.
+        If the system refuses, the first worker tries again, and reports why.
         """
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):
             self._ensure_running()
 
     def start(self, descriptors: list[int]) -> Started:

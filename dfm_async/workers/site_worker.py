@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -41,6 +42,12 @@ _log = logging.getLogger(__name__)
 
 _SERVER_ENDED: Final = (ForkServerEnded, ConnectionError)
 """What a start raises when the fork server ends in the middle of it."""
+_ADVICE: Final = {
+    errno.EMFILE: ". Raise the limit of open files of this process (ulimit -n)",
+    errno.ENFILE: ". Raise the limit of open files of this machine (fs.file-max)",
+    errno.EAGAIN: ". Raise the limit of processes and threads of this user (ulimit -u)",
+    errno.ENOMEM: ". The machine has no memory left",
+}
 _REAP: Final = 0.5
 """How long the end of a channel may come before the end of its process."""
 
@@ -235,7 +242,8 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
                 ends.sent()
             await self._connect(ends)
         except (OSError, RuntimeError) as error:  # such as no more descriptors, processes or threads
-            raise WorkerLost(self.site, None, f"it cannot be started: {error}") from error
+            advice = _ADVICE.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+            raise WorkerLost(self.site, None, f"it cannot be started: {error}{advice}") from error
         await asyncio.shield(self.ready)
 
     def _start(self, setup: WorkerSetup) -> None:

@@ -8,8 +8,10 @@ import socket
 import struct
 from typing import Final, cast
 
+from dfm_async.descriptors import close_in_children, disconnect
 from dfm_async.exchange.messages import Chunk, Message, ResultOffer, TaskAnswer, TaskOffer, decode, encode
 from dfm_async.exchange.pipes.base import Receiver
+from dfm_async.wire.local_sockets import user_of
 
 __all__ = ["SocketPipe"]
 
@@ -157,7 +159,7 @@ class SocketPipe(asyncio.BufferedProtocol):
     @property
     def peer_user(self) -> int | None:
         """The user that the peer runs as, where the system tells."""
-        return _user_of(self._transport) if self._transport is not None else None
+        return user_of(self._transport.get_extra_info("socket")) if self._transport is not None else None
 
     # asyncio.BufferedProtocol
 
@@ -166,11 +168,17 @@ class SocketPipe(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=_HIGH)
         found = transport.get_extra_info("socket")
         self._file = found.fileno()
+        close_in_children(self)
         if found.family == socket.AF_UNIX:  # TCP finds a size by itself, unless it is told one
             found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL)
         self._flush()
         if self._closing:  # it was refused before it was made
             self._transport.close()
+
+    def close_in_child(self) -> None:
+        """Disconnect the socket, in a forked child: the peer must see the end of this process, not of its children."""
+        if self._transport is not None:
+            disconnect(self._file)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
         self._lost = self._lost or (f"the connection broke: {exc}" if exc is not None else "the connection was closed")
@@ -312,12 +320,3 @@ class SocketPipe(asyncio.BufferedProtocol):
         self._lost = f"the peer does not keep to the protocol: {why}"
         self._begin = self._end = 0
         self.abort()
-
-
-def _user_of(transport: asyncio.Transport) -> int | None:
-    found = transport.get_extra_info("socket")
-    option = getattr(socket, "SO_PEERCRED", None)
-    if found is None or option is None or found.family != socket.AF_UNIX:
-        return None
-    _, user, _ = struct.unpack("3i", found.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
-    return int(user)

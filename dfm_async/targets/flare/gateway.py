@@ -15,8 +15,10 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final
 
+from dfm_async.descriptors import close_in_children, disconnect
 from dfm_async.targets.flare.duplex import together
 from dfm_async.targets.flare.messages import AppBytes, AppGone
+from dfm_async.wire.local_sockets import user_of
 
 __all__ = ["TOGETHER", "Frames", "Gateway", "prove", "split_address"]
 
@@ -28,7 +30,7 @@ _SECRET: Final = 32
 _WORD: Final = 64
 """How many bytes somebody may say who has not shown that they know the secret."""
 _STRANGERS: Final = 32
-"""How many of them may be connected."""
+"""How many of them may be connected, of each user of the machine."""
 _PATIENCE: Final = 5.0
 """For how many seconds."""
 TOGETHER: Final = 1024 * 1024
@@ -60,12 +62,20 @@ class Frames(asyncio.Protocol):
         on_frame: is called for every message, on the loop. Must not raise.
         on_lost: is called once, when the connection has ended.
         largest: how many bytes a message may have.
+        on_made: is called when the connection is there, with the user of the peer.
     """
 
-    def __init__(self, on_frame: Callable[[bytes], None], on_lost: Callable[[], None], largest: int = _LARGEST) -> None:
+    def __init__(
+        self,
+        on_frame: Callable[[bytes], None],
+        on_lost: Callable[[], None],
+        largest: int = _LARGEST,
+        on_made: Callable[[Frames, int | None], None] | None = None,
+    ) -> None:
         self.on_frame = on_frame
         self.largest = largest
         self.on_lost = on_lost
+        self._on_made = on_made
         self._transport: asyncio.WriteTransport | None = None
         self._in = bytearray()
         self.lost = False
@@ -106,6 +116,14 @@ class Frames(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102
         self._transport = transport  # type: ignore[assignment] # a stream has one to write to
+        close_in_children(self)
+        if self._on_made is not None:
+            self._on_made(self, user_of(transport.get_extra_info("socket")))
+
+    def close_in_child(self) -> None:
+        """Disconnect the socket, in a forked child: the peer must see the end of this process, not of its children."""
+        if self._transport is not None and not self.lost:
+            disconnect(self._transport.get_extra_info("socket"))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
         if not self.lost:
@@ -142,7 +160,8 @@ class Gateway:
         self._name = f"dfm-async-gateway-{secrets.token_hex(8)}"
         self._secret = secrets.token_hex(_SECRET)
         self._server: asyncio.AbstractServer | None = None
-        self._strangers: set[Frames] = set()
+        self._strangers: dict[Frames, int | None] = {}
+        """Connections that have not shown that they know the secret, with the users that they come from."""
         self._apps: dict[str, Frames] = {}
         self._paused = False
 
@@ -159,9 +178,6 @@ class Gateway:
     def _accept(self) -> Frames:
         loop = asyncio.get_running_loop()
         secret, challenge = self._secret.encode(), secrets.token_bytes(16)
-        if len(self._strangers) >= _STRANGERS:
-            _log.warning("%d connections have not shown that they know the secret: one is let go", _STRANGERS)
-            next(iter(self._strangers)).abort()
 
         def asked(data: bytes) -> None:
             connection.on_frame = proven
@@ -173,17 +189,24 @@ class Gateway:
                 connection.abort()
                 return
             timer.cancel()
-            self._strangers.discard(connection)
+            self._strangers.pop(connection, None)
             self._welcome(connection)
 
         def lost() -> None:
             timer.cancel()
-            self._strangers.discard(connection)
+            self._strangers.pop(connection, None)
 
-        connection = Frames(asked, lost, _WORD)
+        connection = Frames(asked, lost, _WORD, self._meet)
         timer = loop.call_later(_PATIENCE, connection.abort)
-        self._strangers.add(connection)
         return connection
+
+    def _meet(self, connection: Frames, user: int | None) -> None:
+        """Count a new connection among those of its user: no user can displace the connections of another."""
+        theirs = [other for other, known in self._strangers.items() if known == user]
+        if len(theirs) >= _STRANGERS:
+            _log.warning("%d connections of user %s have not shown that they know the secret", _STRANGERS, user)
+            theirs[0].abort()
+        self._strangers[connection] = user
 
     def _welcome(self, connection: Frames) -> None:
         name = secrets.token_hex(8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -102,7 +103,7 @@ class FederationRunner:
                 self._lanes = [JobExecution(i, pools, self._hub, self._spawn) for i in range(pools.lanes)]
                 self._limit = self.options.max_concurrent_jobs or pools.lanes * self.options.jobs_per_lane
                 if self._fork_server is not None:
-                    group.create_task(in_thread(self._fork_server.warm, "fork-server"))
+                    group.create_task(_warm(self._fork_server))
                 grace = self.options.shutdown_grace
                 try:
                     yield
@@ -119,7 +120,7 @@ class FederationRunner:
             self.jobs.close()
             self.worker_bells.close()
             if self._fork_server is not None:
-                await completed(in_thread(self._fork_server.release, "fork-server"))
+                await completed(_release(self._fork_server))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         assert self._group is not None  # noqa: S101 - the session submits only while we run
@@ -358,6 +359,18 @@ class FederationRunner:
             asyncio.get_running_loop().call_soon(self._hub.to_home, message)
         elif self._pools is not None:
             self._pools.send(address, message)
+
+
+async def _warm(server: ForkServer) -> None:
+    with contextlib.suppress(RuntimeError):  # no more threads: the first worker reports it
+        await in_thread(server.warm, "fork-server")
+
+
+async def _release(server: ForkServer) -> None:
+    try:
+        await in_thread(server.release, "fork-server")
+    except RuntimeError:  # no more threads
+        server.release()
 
 
 def _load(lane: JobExecution) -> int:
