@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 from aiomultiprocess import Pool
 
 from dfm_async.base.completion import completed
+from dfm_async.descriptors import occupy_standard_streams
 from dfm_async.errors import WorkerLost
 from dfm_async.model.stats import SiteStats, Traffic
 from dfm_async.workers.fork_server import ForkServer
@@ -68,6 +69,7 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
         self._tokens = Traffic()
         self._opening: dict[SiteWorker, asyncio.Task[None]] = {}
         self._closed = asyncio.Event()
+        occupy_standard_streams()
         super().__init__(processes=workers, loop_initializer=loop_initializer)
 
     def init(self) -> None:

@@ -16,7 +16,7 @@ from multiprocessing import context, popen_forkserver, popen_spawn_posix, proces
 from multiprocessing.connection import wait
 from typing import Any, Literal
 
-from dfm_async.descriptors import close_in_children, disconnect, no_fork
+from dfm_async.descriptors import close_in_children, disconnect, no_fork, occupy_standard_streams
 from dfm_async.workers.fork_server import (
     ForkServer,
     Started,
@@ -177,6 +177,11 @@ class WorkerProcess(context.ForkServerProcess):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "fork_server": None}
+
+    def run(self) -> None:
+        """Run the target, in the child. Its event loop must not get the number of a standard stream."""
+        occupy_standard_streams()
+        super().run()
 
     def start(self) -> None:
         """Starts the process. It is ours to end: multiprocessing shall not wait for it when the interpreter exits."""
