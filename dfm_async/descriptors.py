@@ -78,7 +78,7 @@ class OwnLoop:
 
     def close_in_child(self) -> None:
         """Disconnect the selector, in a forked child."""
-        if hasattr(self._selector, "fileno"):
+        if self._selector is not None and hasattr(self._selector, "fileno"):
             disconnect(self._selector)
 
 

@@ -21,6 +21,8 @@ from dfm_async import DfmError, Federation, JobStatus, LocalOptions, Pipeline, P
 # From Python 3.12 on, a fork in a process with threads warns, and our sessions have threads now and then.
 warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
 
+READY, IS_READY = os.pipe()
+
 fed = Federation("forking")
 site = fed.site("site")
 
@@ -66,9 +68,16 @@ def fork(until: int) -> int:
     """Fork a child that ends when the pipe does, without any of the code of the interpreter's end."""
     pid = os.fork()
     if pid == 0:
-        os.read(until, 1)
+        stay(until)
         os._exit(0)
+    os.read(READY, 1)
     return pid
+
+
+def stay(until: int) -> None:
+    """In the child: it is there, and waits."""
+    os.write(IS_READY, b"+")
+    os.read(until, 1)
 
 
 def fork_by(how: str, until: int) -> int:
@@ -80,9 +89,10 @@ def fork_by(how: str, until: int) -> int:
         thread.start()
         thread.join()
         return found[0]
-    child = multiprocessing.get_context("fork").Process(target=os.read, args=(until, 1), daemon=True)
+    child = multiprocessing.get_context("fork").Process(target=stay, args=(until,), daemon=True)
     child.start()
     assert child.pid is not None
+    os.read(READY, 1)
     return child.pid
 
 

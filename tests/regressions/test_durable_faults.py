@@ -41,6 +41,7 @@ from dfm_async.store.sqlite import SqliteStore
 from dfm_async.targets.coordinator import Coordinator
 from dfm_async.targets.local.runner import FederationRunner
 from dfm_async.workers.site_worker import SiteWorker
+from dfm_async.workers.worker import WorkerSetup
 from tests.conftest import TargetName
 
 pytestmark = pytest.mark.timeout(60)
@@ -405,8 +406,8 @@ async def test_a_resumed_job_whose_worker_dies_when_it_starts_runs_again(
     start = SiteWorker._start
     killed: list[int] = []
 
-    def start_and_die(worker: SiteWorker) -> None:
-        start(worker)
+    def start_and_die(worker: SiteWorker, setup: WorkerSetup) -> None:
+        start(worker, setup)
         pid = worker.pid
         if pid is not None and not killed:
             killed.append(pid)
