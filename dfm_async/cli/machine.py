@@ -36,10 +36,12 @@ def _python() -> Iterator[Finding]:
 
 def _system() -> Iterator[Finding]:
     detail = f"{platform.system()} {platform.release()} on {platform.machine()}"
-    if platform.system() in ("Linux", "Darwin"):
+    if platform.system() == "Linux":
         yield Finding("system", "ok", detail)
+    elif platform.system() == "Darwin":
+        yield Finding("system", "warn", detail, "only Linux is tested; federations on FLARE need it")
     else:
-        yield Finding("system", "bad", detail, "worker processes need Linux or macOS")
+        yield Finding("system", "bad", detail, "worker processes need Linux; macOS is not tested")
 
 
 def _start_method() -> Iterator[Finding]:
@@ -168,7 +170,7 @@ def _temporary() -> Iterator[Finding]:
         yield Finding("temporary files", "bad", str(error), "set TMPDIR to a folder that you can write to")
         return
     detail = f"{folder}, {_size(free)} free"
-    if len(folder) + _SOCKET_NAME > _SOCKET_PATH:
+    if platform.system() != "Linux" and len(folder) + _SOCKET_NAME > _SOCKET_PATH:  # there, sockets are files
         advice = "set TMPDIR to a shorter path: sockets of worker processes have names of at most 104 characters"
         yield Finding("temporary files", "bad", detail, advice)
     elif free < 64 * _MIB:

@@ -382,9 +382,9 @@ class _Server:
             self._control.close()
             for number in (self._woken, self._wake, status, *self._workers.values()):
                 os.close(number)
-            resource_tracker._resource_tracker._fd = tracker  # noqa: SLF001 - as in the standard library
+            resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined] # noqa: SLF001 - as in the standard library
             forkserver._forkserver._inherited_fds = inherited  # type: ignore[attr-defined] # noqa: SLF001 - where DupFd looks
-            code = spawn._main(feed, os.dup(feed))  # type: ignore[attr-defined] # noqa: SLF001 - as in the standard library
+            code = spawn._main(feed, os.dup(feed))  # noqa: SLF001 - as in the standard library
         except BaseException:  # noqa: BLE001 - the process must end here, whatever happens
             sys.excepthook(*sys.exc_info())
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import resource
 from importlib import metadata
 
@@ -39,6 +40,8 @@ def test_a_temporary_folder_whose_path_is_too_long_for_sockets_is_bad(
 ) -> None:
     folder = tmp_path_factory.mktemp("x" * 80)
     monkeypatch.setattr("tempfile.tempdir", str(folder))
+    assert found()["temporary files"].state != "bad", "on Linux, sockets have no path"
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
     finding = found()["temporary files"]
     assert (finding.state, finding.advice.partition(":")[0]) == ("bad", "set TMPDIR to a shorter path")
 
