@@ -154,6 +154,7 @@ class ForkServer:
         If the system refuses, the first worker tries again, and reports why.
         """
         with self._lock, contextlib.suppress(OSError):
+            tracker_descriptor()
             self._ensure_running()
 
     def start(self, descriptors: list[int]) -> Started:
