@@ -42,6 +42,7 @@ __all__ = [
     "PeerGone",
     "PipelineDenied",
     "PipelineError",
+    "PlaceholderError",
     "Problem",
     "ProgramExited",
     "ProgramFailed",
@@ -102,6 +103,10 @@ class PipelineError(DfmError):
             return f"{name}: {self.problems[0]}"
         lines = "".join(f"\n  - {problem}" for problem in self.problems)
         return f"{name} has {len(self.problems)} problems:{lines}"
+
+
+class PlaceholderError(PipelineError, TypeError):
+    """A value that exists only when the pipeline runs was used as if it existed: in an f-string, a sum, an ``if``."""
 
 
 class FileProblem:

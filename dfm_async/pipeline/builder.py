@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NoReturn, TypeAlias, cast
 
 import msgspec
 
-from dfm_async.errors import PipelineError, Problem
+from dfm_async.errors import PipelineError, PlaceholderError, Problem
 from dfm_async.model.policies import RetryPolicy
 from dfm_async.pipeline.current import current_builder
 from dfm_async.pipeline.expressions import (
@@ -68,6 +68,8 @@ class Builder:
         self.name = name
         self.mode = mode
         self.blocks: list[list[Statement]] = [[]]
+        self.shown: set[str] = set()
+        """The texts by which ``repr`` has shown values: they must not end up in constants."""
         self._next_id = 0
 
     def new_id(self) -> int:
@@ -140,13 +142,15 @@ class Value:
 
     __slots__ = ("_builder", "_expression")
 
+    __array_ufunc__ = None  # numpy leaves operators to us, which refuse them
+
     def __init__(self, expression: Expression, builder: Builder) -> None:
         self._expression = expression
         self._builder = builder
 
     def __getitem__(self, key: Any) -> Value:
         if not isinstance(key, (int, str, bool, float, type(None))):
-            self._builder.refuse(repr(self), f"a field is chosen by a string or a number, not by {key!r}")
+            self._builder.refuse(self._text(), f"a field is chosen by a string or a number, not by {key!r}")
         return self._field(Item(key=key))
 
     def __getattr__(self, name: str) -> Value:
@@ -154,11 +158,24 @@ class Value:
             raise AttributeError(name)
         return self._field(Attribute(name=name))
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            self._refuse(f"cannot be changed: {_IN_OPERATION}")
+        object.__setattr__(self, name, value)
+
     def _field(self, step: Item | Attribute) -> Value:
         found = self._expression
         if not isinstance(found, (Ref, Parameter)):
-            self._builder.refuse(repr(self), "only a node or a parameter has fields")
+            self._builder.refuse(self._text(), "only a node or a parameter has fields")
         return Value(msgspec.structs.replace(found, path=(*found.path, step)), self._builder)
+
+    def _text(self) -> str:
+        from dfm_async.pipeline.text import expression_text
+
+        return expression_text(self._expression)
+
+    def _refuse(self, message: str) -> NoReturn:
+        raise PlaceholderError(self._builder.name, [Problem(self._text(), message)])
 
     def _compare(self, op: Any, other: Any) -> Value:
         right = to_expression(other, self._builder, "a comparison")
@@ -204,23 +221,67 @@ class Value:
     def __hash__(self) -> int:
         return id(self)
 
-    def __bool__(self) -> bool:
-        self._builder.refuse(
-            repr(self),
-            "has no value yet: it is known only when the pipeline runs. Use 'with If(...)' instead of 'if', and "
-            "&, |, ~ instead of and, or, not",
-        )
+    def __copy__(self) -> Value:
+        return self
 
-    def __iter__(self) -> NoReturn:
-        self._builder.refuse(repr(self), "has no elements yet: use 'with ForEach(...) as element'")
-
-    def __len__(self) -> int:
-        self._builder.refuse(repr(self), "has no length yet: it is known only when the pipeline runs")
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Value:
+        return self
 
     def __repr__(self) -> str:
-        from dfm_async.pipeline.text import expression_text
+        text = f"<{self._text()}>"
+        self._builder.shown.add(text)
+        return text
 
-        return expression_text(self._expression)
+
+_UNKNOWN: Final = "its value is known only when the pipeline runs. "
+_IN_OPERATION: Final = _UNKNOWN + "Do it in an operation, and call that with this value."
+_REFUSED: Final[dict[str, tuple[str, str]]] = {
+    "has no value yet": (
+        "__bool__",
+        "it is known only when the pipeline runs. Use 'with If(...)' instead of 'if', and &, |, ~ instead of and, or, "
+        "not",
+    ),
+    "has no elements yet": ("__iter__ __reversed__ __next__", "use 'with ForEach(...) as element'"),
+    "has no length yet": ("__len__ __length_hint__", "it is known only when the pipeline runs"),
+    "cannot become a part of a text": (
+        "__str__ __format__",
+        _UNKNOWN + "Write an operation that makes the text, and call it with this value; repr() shows the name.",
+    ),
+    "cannot be searched with 'in'": ("__contains__", _IN_OPERATION),
+    "cannot be calculated with": (
+        " ".join(
+            f"__{name}__ __r{name}__"
+            for name in "add sub mul truediv floordiv mod divmod pow matmul lshift rshift xor".split()
+        )
+        + " __neg__ __pos__ __abs__ __round__ __floor__ __ceil__ __trunc__",
+        _IN_OPERATION,
+    ),
+    "cannot be converted": (
+        "__int__ __float__ __complex__ __index__ __bytes__ __fspath__ __buffer__ __array__",
+        _IN_OPERATION,
+    ),
+    "cannot be called": ("__call__", "only operations can. A method of a value is called in an operation."),
+    "cannot be awaited": (
+        "__await__ __aiter__ __anext__",
+        "a pipeline passes values on, and waits for them by itself. Leave out 'await' and 'async'.",
+    ),
+    "cannot be entered by 'with'": ("__enter__ __exit__ __aenter__ __aexit__", _IN_OPERATION),
+    "cannot be changed": ("__setitem__ __delitem__ __delattr__", _IN_OPERATION),
+    "cannot be pickled": ("__reduce__ __reduce_ex__", "it is a part of a pipeline that is being built"),
+}
+"""What Python can do to an object and nobody can do to a value that does not exist yet: methods, and what to do."""
+
+
+def _refusal(what: str, hint: str) -> Callable[..., NoReturn]:
+    def refuse(self: Value, *_args: Any, **_kwargs: Any) -> NoReturn:
+        self._refuse(f"{what}: {hint}")  # noqa: SLF001 - this is a method of that class
+
+    return refuse
+
+
+for _what, (_methods, _hint) in _REFUSED.items():
+    for _method in _methods.split():
+        setattr(Value, _method, _refusal(_what, _hint))
 
 
 def to_expression(value: Any, builder: Builder, where: str) -> Expression:
@@ -243,6 +304,11 @@ def to_expression(value: Any, builder: Builder, where: str) -> Expression:
         entries = tuple((to_expression(k, builder, where), to_expression(v, builder, where)) for k, v in value.items())
         if not all(isinstance(k, Constant) and isinstance(v, Constant) for k, v in entries):
             return Entries(entries=entries)
+    elif kind is str:
+        shown = next((text for text in builder.shown if text in value), None)
+        if shown is not None:
+            hint = "write an operation that makes the text"
+            builder.refuse(where, f"the text {value!r} holds the name of {shown}, not its value: {hint}")
     elif _hides_a_value(value):
         builder.refuse(where, f"a value of the pipeline is hidden in {kind.__name__}: use a list, tuple, set or dict")
     return Constant(value=value)

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from dfm_async.errors import EncodingError
+from dfm_async.errors import EncodingError, PlaceholderError, Problem
 from dfm_async.wire.codec import Codec
 
 __all__ = [
@@ -89,6 +89,12 @@ def constant_data(constant: Constant) -> dict[str, Any]:
 
 class Advise(_Data, frozen=True, kw_only=True, tag="advise"):
     """Asks the sites which values a parameter may have: a value of it, in a pipeline with ``mode="discovery"``."""
+
+    def __str__(self) -> str:
+        raise PlaceholderError(None, [Problem("Advise()", "cannot become a part of a text: it asks for a whole value")])
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
 
 
 class Item(_Data, frozen=True, kw_only=True, tag="item"):

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import copy
 import dataclasses
+import datetime
+import decimal
+import fractions
+import io
+import math
+import os
+import pathlib
+import pickle
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dfm_async import (
+    Advise,
     BestOf,
     Federation,
     ForEach,
     If,
     Pipeline,
     PipelineError,
+    PlaceholderError,
     PlaceParam,
     Repeat,
     RetryPolicy,
@@ -207,8 +221,8 @@ def test_a_value_has_neither_a_truth_nor_elements_nor_a_length_yet() -> None:
             list(node)
         with refused("n0", "ForEach"):
             _a, _b = node  # unpacking is iterating
-        with refused("n0", "ForEach"):
-            1 in node  # noqa: B015 - so is this
+        with refused("n0", "operation"):
+            1 in node  # noqa: B015 - the test is the point
         with refused("n0", "length"):
             len(node)
 
@@ -228,8 +242,141 @@ def test_python_can_inspect_a_value_without_making_fields() -> None:
     with Pipeline():
         node = load()
         assert not hasattr(node, "__len_hint__")
-        assert repr(node[0].x) == "n0[0].x"
+        assert repr(node[0].x) == "<n0[0].x>"
         assert {node: 1}[node] == 1
+
+
+PLACEHOLDERS: dict[str, Callable[[], Any]] = {
+    "node": load,
+    "parameter": lambda: PlaceParam("x"),
+    "item": lambda: load()["key"],
+    "attribute": lambda: PlaceParam("x").name,
+    "comparison": lambda: load() > 1,
+    "negation": lambda: ~load(),
+    "element": lambda: ForEach([1]).__enter__(),
+    "iteration": lambda: Repeat(0, times=1).__enter__(),
+    "cached": lambda: TryFromCache("key").__enter__(),
+}
+
+MISUSES: dict[str, Callable[[Any], object]] = {
+    "f-string": lambda v: f"/data/{v}.csv",
+    "f-string with a format": lambda v: f"{v:>10}",
+    "str": str,
+    "percent": lambda v: "/data/%s.csv" % v,  # noqa: UP031 - the test is the point
+    "percent of a dict": lambda v: "%(name)s" % {"name": v},  # noqa: UP031 - the test is the point
+    "format": lambda v: "{}".format(v),  # noqa: UP032 - the test is the point
+    "format of a keyword": lambda v: "{name}".format(name=v),  # noqa: UP032 - the test is the point
+    "percent operator": lambda v: v % 2,
+    "add": lambda v: v + 1,
+    "add to a text": lambda v: "a" + v,
+    "add to a list": lambda v: [1] + v,  # noqa: RUF005 - the test is the point
+    "add to an array": lambda v: numpy.arange(3) + v,
+    "multiply with a number of numpy": lambda v: numpy.float64(2) * v,
+    "array": numpy.array,
+    "multiply": lambda v: 2 * v,
+    "power": lambda v: v**2,
+    "divide": lambda v: 1 / v,
+    "path": lambda v: pathlib.Path("/data") / v,
+    "negative": lambda v: -v,
+    "abs": abs,
+    "round": round,
+    "floor": math.floor,
+    "int": int,
+    "float": float,
+    "complex": complex,
+    "bytes": bytes,
+    "hex": hex,
+    "index": lambda v: [1, 2][v],
+    "range": range,
+    "fspath": os.fspath,
+    "open": lambda v: open(v),  # noqa: PTH123, SIM115 - it does not get that far
+    "method": lambda v: v(),
+    "iterate": list,
+    "next": next,
+    "unpack": lambda v: dict(**v) if not isinstance(v, (int, float)) else None,
+    "star": lambda v: print(*v),  # noqa: T201 - it does not get that far
+    "length": len,
+    "search": lambda v: 1 in v,
+    "member": lambda v: v in [1, 2],
+    "truth": bool,
+    "reversed": reversed,
+    "enter": lambda v: v.__enter__(),
+    "set an item": lambda v: v.__setitem__(0, 1),
+    "delete an item": lambda v: v.__delitem__(0),
+    "set an attribute": lambda v: setattr(v, "name", 1),
+    "delete an attribute": lambda v: delattr(v, "name"),
+    "pickle": pickle.dumps,
+    "await": lambda v: v.__await__(),
+}
+
+
+@pytest.mark.parametrize("made", PLACEHOLDERS)
+def test_a_value_that_does_not_exist_yet_is_refused_where_it_is_needed(made: str) -> None:
+    for name, misuse in MISUSES.items():
+        with Pipeline("p") as pipeline, pytest.raises(PipelineError) as caught:  # noqa: PT012 - made in a pipeline
+            misuse(PLACEHOLDERS[made]())
+        assert caught.value.pipeline == "p", name
+        del pipeline
+        if not (made in ("comparison", "negation") and name == "unpack"):  # they have no fields at all
+            assert isinstance(caught.value, PlaceholderError), name
+            assert isinstance(caught.value, TypeError), name
+
+
+def test_every_special_method_of_python_works_or_is_refused() -> None:
+    kinds: list[Any] = [int, float, complex, str, bytes, bytearray, memoryview, list, tuple, dict, set, frozenset, range]
+    kinds += [types.FunctionType, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, io.BytesIO]
+    kinds += [pathlib.Path, decimal.Decimal, fractions.Fraction, datetime.timedelta, collections.deque, asyncio.Future]
+    kinds += [collections.Counter, asyncio.Lock]
+    special = {name for kind in kinds for name in dir(kind) if name.startswith("__") and name.endswith("__")}
+    special -= set(dir(object)) - {"__str__", "__format__", "__reduce__", "__reduce_ex__", "__delattr__"}
+    works = {"__getitem__", "__and__", "__rand__", "__or__", "__ror__", "__invert__", "__copy__", "__deepcopy__"}
+    # What belongs to a class, to the making of an object, or to one kind of object only.
+    neutral = {"__class_getitem__", "__getnewargs__", "__alloc__", "__missing__", "__del__", "__get__", "__setstate__"}
+    neutral |= {"__dict__", "__module__", "__weakref__", "__abstractmethods__", "__orig_bases__", "__parameters__"}
+    neutral |= {"__name__", "__qualname__", "__code__", "__globals__", "__closure__", "__defaults__", "__builtins__"}
+    neutral |= {"__kwdefaults__", "__annotations__", "__type_params__", "__annotate__", "__slots__", "__match_args__"}
+    neutral |= {"__static_attributes__", "__firstlineno__", "__release_buffer__", "__replace__", "__getformat__"}
+    # Those that change an object in place fall back to the others.
+    neutral |= {name for name in special if name.startswith("__i") and f"__{name[3:]}" in special}
+    with Pipeline("p"):
+        node = load()
+        for name in sorted(special - neutral - works):
+            method = getattr(type(node), name, None)
+            assert method is not None, f"{name} is neither supported nor refused"
+            with pytest.raises(PlaceholderError, match=r"^pipeline 'p': n0: "):
+                method(node, "other")
+
+
+def test_the_hint_of_a_refused_text_names_the_value_and_a_way_out() -> None:
+    with Pipeline("p"):
+        with pytest.raises(PlaceholderError, match=r"n0\.name: cannot become a part of a text.*Write an operation"):
+            f"{load().name}"
+        with pytest.raises(PlaceholderError, match=r"Advise\(\): cannot become a part of a text"):
+            f"{Advise()}"
+        with pytest.raises(PlaceholderError, match=r"PlaceParam\('y'\): cannot become a part of a text"):
+            load(f"/data/{PlaceParam('y')}.csv")
+
+
+def test_the_name_of_a_value_is_refused_as_a_part_of_a_constant() -> None:
+    def inside(value: Any) -> list[Any]:
+        return [f"{value!r}.csv", str([value]), {"paths": [f"{(value, 1)}"]}]
+
+    with Pipeline("p") as pipeline:
+        node = load()
+        for text in inside(node):
+            with pytest.raises(PipelineError, match=r"holds the name of <n0>, not its value"):
+                load(text)
+        load("<n1> and n0 are just texts")
+    assert len(pipeline.body) == 2
+
+
+def test_copies_of_a_value_are_the_value() -> None:
+    with Pipeline("p") as pipeline:
+        node = load()
+        load(copy.deepcopy({"a": [node]}), copy.copy(node))
+    last = pipeline.body[-1]
+    assert isinstance(last, CallStatement)
+    assert last.args["y"] == Ref(node=0)
 
 
 # calls
