@@ -75,7 +75,7 @@ def find_pipeline(reference: str | None, module: ModuleType | None, federation: 
         if module is None:
             what = "say which pipeline" if reference is None else f"{reference!r} is no pipeline"
             raise BadInput(f"{what}: give file.py:name, package.module:name or a .json file")
-        return _choose(module, _shown(module), reference, Pipeline)
+        return _choose(module, _shown(module), reference, Pipeline, separator=" ")
     where, name = _split(reference)
     return _choose(load_module(where), where, name, Pipeline)
 
@@ -194,8 +194,19 @@ def _shown(module: ModuleType) -> str:
     return module.__name__ if file is None else os.path.basename(file)
 
 
-def _choose(module: ModuleType, target: str, name: str | None, kind: type[T]) -> T:
-    """Takes the named object of a module, or the only one of its kind."""
+def _choose(module: ModuleType, target: str, name: str | None, kind: type[T], separator: str = ":") -> T:
+    """Takes the named object of a module, or the only one of its kind.
+
+    Args:
+        module: the module.
+        target: what the user calls it.
+        name: the name of the object, if the user gave one.
+        kind: what it should be.
+        separator: what stands between module and name on the command line.
+
+    Raises:
+        BadInput: there is none, or more than one and no name.
+    """
     what = kind.__name__.lower()
     candidates = _candidates(module, kind)
     known = ", ".join(candidates)
@@ -204,7 +215,8 @@ def _choose(module: ModuleType, target: str, name: str | None, kind: type[T]) ->
             return next(iter(candidates.values()))
         if not candidates:
             raise BadInput(f"{target} has no {what}")
-        raise BadInput(f"{target} has several {what}s ({known}): say which, as in {target}:{next(iter(candidates))}")
+        example = f"{target}{separator}{next(iter(candidates))}"
+        raise BadInput(f"{target} has several {what}s ({known}): say which, as in '{example}'")
     found = _attribute(module, name)
     if isinstance(found, kind):
         return found
@@ -214,7 +226,10 @@ def _choose(module: ModuleType, target: str, name: str | None, kind: type[T]) ->
     if len(called) > 1:
         raise BadInput(f"{target} has several {what}s that are called {name!r}: use the name of the variable ({known})")
     if found is not None:
-        raise BadInput(f"{name!r} of {target} is no {what}, but {type(found).__name__}")
+        problem = f"{name!r} of {target} is a value of type {type(found).__name__}, not a {kind.__name__}"
+        if kind is Federation and isinstance(found, Pipeline):
+            problem += f": give the pipeline after the federation, as in '{target} {name}'"
+        raise BadInput(problem)
     raise BadInput(f"{target} has no {what} {name!r}; it has: {known or 'none'}")
 
 

@@ -25,7 +25,7 @@ __all__ = ["NotebookRenderer"]
 
 @singledispatch
 def _html(thing: Any) -> str:
-    raise TypeError(f"nothing is known about how a {type(thing).__name__} is shown")
+    raise TypeError(f"nothing is known about how a value of type {type(thing).__name__} is shown")
 
 
 _html.register(Pipeline, views.pipeline_html)

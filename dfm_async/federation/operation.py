@@ -32,6 +32,7 @@ __all__ = [
     "Declaration",
     "ExternalCode",
     "Operation",
+    "OperationOptions",
     "Signature",
     "advisor_of",
     "kind_of",
@@ -155,6 +156,18 @@ def _is_whole(hint: Any) -> bool:
     return origin in _WHOLE
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationOptions:
+    """How the code of an operation runs: the options of ``site.operation``, described there."""
+
+    retry: RetryPolicy | None = None
+    deadline: float | None = None
+    cost: Cost | None = None
+    in_process: bool = False
+    args: Mapping[str, Any] | None = None
+    program: ExternalCode | None = None
+
+
 class Operation(Generic[P, R]):
     """A public signature that sites offer. Made by ``@site.operation``, or read from a file.
 
@@ -168,13 +181,15 @@ class Operation(Generic[P, R]):
         name: str,
         code: Callable[P, R],
         signature: Signature,
-        program: ExternalCode | None = None,
         declaration: Declaration | None = None,
     ) -> None:
         self.name = name
         self.code = code
         self.signature = signature
-        self.program = program
+        self.source: Any = code
+        """What a site was given: the function, or the class or object with a ``body``."""
+        self.options = OperationOptions()
+        """How the site that defined it runs it; a site that offers the same code runs it so, too."""
         self.declaration = declaration
         """What a federation file says of it; None for one that a function defines."""
         self.exposed: dict[str, ExposedParameter] = {}

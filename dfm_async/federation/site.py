@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from dfm_async.federation.bindings import Binding, FromProvider
@@ -15,6 +16,7 @@ from dfm_async.federation.operation import (
     Adapter,
     ExternalCode,
     Operation,
+    OperationOptions,
     Signature,
     advisor_of,
 )
@@ -139,7 +141,7 @@ class Site:
                     f"argument {argument!r} of {name!r} comes from provider {binding.provider!r}, which site "
                     f"{self.name!r} does not have (it has: {known})"
                 )
-        provider = options.get("provider")
+        provider = options.pop("provider", None)
         if provider is not None and provider not in self.providers:
             self.provider(provider)
         if isinstance(code, ClassPath) and is_async is None:
@@ -149,12 +151,13 @@ class Site:
             found,
             code,
             found.signature,
+            OperationOptions(**options),
+            provider,
             bind=bind,
             is_async=is_async,
             description=description,
             returns=returns,
             adapted=True,
-            **options,
         )
         found.expose(self.adapters[name, provider].exposed)
 
@@ -198,7 +201,8 @@ class Site:
     def operation(self, code: Any = None, /, **options: Any) -> Any:  # noqa: D417 - the options are described
         """Offers a function, a class or object with a ``body`` method, or another site's operation, at this site.
 
-        Works as a bare decorator, as a decorator with options, and as a call.
+        Works as a bare decorator, as a decorator with options, and as a call. Another site's operation keeps the
+        options that it was defined with, except for its provider; those that are given replace them.
 
         Args:
             code: the function, class, object or operation.
@@ -214,21 +218,21 @@ class Site:
         """
         if code is None:
             return lambda found: self.operation(found, **options)
-        name = options.pop("name", None)
-        program = options.get("program")
+        name, provider = options.pop("name", None), options.pop("provider", None)
         if isinstance(code, Operation):
-            if program is None and code.program is not None:
-                options["program"] = code.program
-            self._offer(code.name if name is None else name, code, code.code, code.signature, **options)
+            chosen = code.name if name is None else name
+            self._offer(chosen, code, code.source, code.signature, replace(code.options, **options), provider)
             return code
+        program = options.get("program")
         signature = signature_of(code, program)
         chosen = name or getattr(code, "__name__", None)
         if chosen is None:
             raise TypeError(f"{code!r} has no name of its own: pass name=")
         check_parameters(chosen, signature)
         plain = plain_function(code, options.get("args")) if program is None else stand_in(chosen, code)
-        operation: Operation[..., Any] = Operation(chosen, plain, signature, program)
-        self._offer(chosen, operation, code, signature, **options)
+        operation: Operation[..., Any] = Operation(chosen, plain, signature)
+        operation.source, operation.options = code, OperationOptions(**options)
+        self._offer(chosen, operation, code, signature, operation.options, provider)
         return operation
 
     def implements(
@@ -237,6 +241,7 @@ class Site:
         """Offers an operation that another site defined, with other code. Takes the options of :meth:`operation`."""
         if not isinstance(operation, Operation):
             raise TypeError(f"implements() takes an operation, not {operation!r}")
+        provider = options.pop("provider", None)
 
         def register(code: Callable[P, R]) -> Callable[P, R]:
             signature = signature_of(code, options.get("program"))
@@ -246,7 +251,7 @@ class Site:
                     f"{getattr(code, '__name__', code)}{signature.parameters} does not implement "
                     f"{operation.name}{operation.signature.parameters}: the parameters differ"
                 )
-            self._offer(operation.name, operation, code, signature, **options)
+            self._offer(operation.name, operation, code, signature, OperationOptions(**options), provider)
             return code
 
         return register
@@ -257,14 +262,9 @@ class Site:
         operation: Operation[..., Any],
         code: Any,
         signature: Signature,
+        options: OperationOptions,
+        provider: str | None,
         *,
-        provider: str | None = None,
-        retry: RetryPolicy | None = None,
-        deadline: float | None = None,
-        cost: Cost | None = None,
-        in_process: bool = False,
-        args: Mapping[str, Any] | None = None,
-        program: ExternalCode | None = None,
         bind: Mapping[str, Binding] | None = None,
         is_async: bool | None = None,
         description: str = "",
@@ -277,11 +277,12 @@ class Site:
                 f"federation {self.federation.name!r} has an operation {name!r} already; use "
                 f"@{self.name}.implements(...) for other code, or name= for another operation"
             )
+        retry, deadline, program, args = options.retry, options.deadline, options.program, options.args
         if deadline is not None and deadline <= 0:
             raise ValueError(f"the deadline of operation {name!r} must be positive, not {deadline}")
         if program is not None:
-            if in_process or args is not None:
-                what = "in_process=True, because it has a process of its own" if in_process else "args="
+            if options.in_process or args is not None:
+                what = "in_process=True, because it has a process of its own" if options.in_process else "args="
                 raise TypeError(f"operation {name!r} is an external program: it does not take {what}")
             code, args = body_of(program, signature), {"program": program}
         adapter = Adapter(
@@ -291,8 +292,8 @@ class Site:
             provider=provider,
             retry=retry,
             deadline=deadline,
-            cost=cost,
-            in_process=in_process,
+            cost=options.cost,
+            in_process=options.in_process,
             declared=signature if program is not None or adapted else None,
             external=program is not None,
             is_async=is_async,

@@ -84,7 +84,7 @@ def fetch(value: Any, is_attribute: bool, key: Any) -> Any:
     kind: Any = type(value)
     if is_attribute:
         if _is_closed(kind):
-            raise TypeError(f"a {kind.__name__} has no fields that a pipeline can read")
+            raise TypeError(f"a value of type {kind.__name__} has no fields that a pipeline can read")
         found = getattr(value, key)
     else:
         if not _has_items(kind):

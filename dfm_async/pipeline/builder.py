@@ -233,6 +233,10 @@ class Value:
         return text
 
 
+_ARITHMETIC: Final = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul"),
+    *("lshift", "rshift", "xor"),
+)
 _UNKNOWN: Final = "its value is known only when the pipeline runs. "
 _IN_OPERATION: Final = _UNKNOWN + "Do it in an operation, and call that with this value."
 _REFUSED: Final[dict[str, tuple[str, str]]] = {
@@ -249,10 +253,7 @@ _REFUSED: Final[dict[str, tuple[str, str]]] = {
     ),
     "cannot be searched with 'in'": ("__contains__", _IN_OPERATION),
     "cannot be calculated with": (
-        " ".join(
-            f"__{name}__ __r{name}__"
-            for name in "add sub mul truediv floordiv mod divmod pow matmul lshift rshift xor".split()
-        )
+        " ".join(f"__{name}__ __r{name}__" for name in _ARITHMETIC)
         + " __neg__ __pos__ __abs__ __round__ __floor__ __ceil__ __trunc__",
         _IN_OPERATION,
     ),
@@ -274,7 +275,7 @@ _REFUSED: Final[dict[str, tuple[str, str]]] = {
 
 def _refusal(what: str, hint: str) -> Callable[..., NoReturn]:
     def refuse(self: Value, *_args: Any, **_kwargs: Any) -> NoReturn:
-        self._refuse(f"{what}: {hint}")  # noqa: SLF001 - this is a method of that class
+        self._refuse(f"{what}: {hint}")
 
     return refuse
 

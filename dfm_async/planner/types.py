@@ -66,7 +66,7 @@ def validate(hint: Any, value: Any, *, convert: bool = True) -> tuple[Any, str |
     except Exception as error:  # noqa: BLE001 - validators are the user's code
         return value, f"{type(error).__name__}: {error}"
     if not convert and isinstance(value, (str, bytes, int, float)) and found != value:
-        return value, f"a {type_text(hint)} is needed, not {_short(value)}"
+        return value, f"expected {type_text(hint)}, not {_short(value)}"
     return found, None
 
 

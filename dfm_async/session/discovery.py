@@ -23,7 +23,7 @@ __all__ = ["discover"]
 async def discover(session: Session, pipeline: Pipeline, restrict_to_sites: Iterable[str] | str | None) -> Discovery:
     """Asks the sites, and puts together what they say. What ``session.discover`` calls."""
     if not isinstance(pipeline, Pipeline):
-        raise TypeError(f"a Pipeline is needed, not {pipeline!r}")
+        raise TypeError(f"expected a Pipeline, not {pipeline!r}")
     plan = prepare_discovery(pipeline, session.federation, session.homesite, restrict_to_sites)
     job = await session.execute(plan, label="discovery")
     sites: dict[str, dict[str, Found]] = {

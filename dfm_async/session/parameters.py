@@ -60,7 +60,9 @@ class ParameterSets:
         elif isinstance(params, (list, tuple)):
             given = list(params)
         else:
-            raise ParameterError([f"a parameter set is a dict, not {type(params).__name__}"])
+            wanted = "a dict is one parameter set, a list several, an async iterable a stream of them"
+            hint = ": write list(...)" if isinstance(params, Iterable) and not isinstance(params, (str, bytes)) else ""
+            raise ParameterError([f"{wanted}, not a value of type {type(params).__name__}{hint}"])
         problems: list[str] = []
         rows = [self._row(plan, row, "" if len(given) == 1 else f"set {i}: ", problems) for i, row in enumerate(given)]
         if problems:

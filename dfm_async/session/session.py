@@ -13,12 +13,13 @@ import weakref
 from collections import OrderedDict
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 from dfm_async.base.completion import completed
 from dfm_async.descriptors import OwnLoop
 from dfm_async.errors import DfmError, JobExists, JobNotFound, ParameterError, PipelineError, Problem, SessionClosed
 from dfm_async.federation.federation import Federation
+from dfm_async.federation.operation import Operation
 from dfm_async.model.flare import FlareOptions
 from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.model.info import JobInfo
@@ -205,6 +206,12 @@ class Session:
             raise
         await _settled(supervisor)
 
+    def __enter__(self) -> NoReturn:
+        raise TypeError("a session is opened in asynchronous code: write 'async with Session(...)', not 'with'")
+
+    def __exit__(self, *_: object) -> None:
+        """Is never called: it is needed for :meth:`__enter__` to be."""
+
     async def __aenter__(self) -> Session:
         await self.connect()
         return self
@@ -374,7 +381,7 @@ class Session:
         measured: Profile | None = None,
     ) -> Plan:
         if not isinstance(pipeline, Pipeline):
-            raise TypeError(f"a Pipeline is needed, not {pipeline!r}")
+            raise TypeError(_not_a_pipeline(pipeline))
         body = pipeline.body
         usual = restrict_to_sites is None and measured is None
         known = self._plans.get(id(body)) if usual else None
@@ -487,6 +494,12 @@ class Session:
             raise TypeError(f"priority must be a whole number, not {priority!r}")
         if retry is not None and not isinstance(retry, RetryPolicy):
             raise TypeError(f"retry must be a RetryPolicy, not {retry!r}")
+        if retry is not None and retry != RetryPolicy(attempts=1, on_worker_lost=retry.on_worker_lost):
+            raise ValueError(
+                "the retry of a job is only about lost workers, as RetryPolicy(attempts=1, on_worker_lost=n), but this is "
+                f"{retry!r}. attempts, backoff and on belong to an operation, @site.operation(retry=...), or to a "
+                "call in the pipeline, operation(..., retry=...)"
+            )
         if options is not None and not isinstance(options, ResultLimits):
             raise TypeError(f"options must be ResultLimits, not {options!r}")
         if label is not None and not isinstance(label, str):
@@ -874,6 +887,16 @@ class _Entrance:
         while self._inside:
             self._left = asyncio.get_running_loop().create_future()
             await self._left
+
+
+def _not_a_pipeline(given: object) -> str:
+    if not isinstance(given, Operation):
+        return f"expected a Pipeline or a Plan, not {given!r}"
+    arguments = ", ".join(f"PlaceParam({name!r})" for name in given.signature.parameters.parameters)
+    example = f"with Pipeline() as pipeline: Yield({given.name}({arguments}))"
+    return (
+        f"expected a Pipeline or a Plan, not the operation {given.name!r}: call it in a pipeline, such as '{example}'"
+    )
 
 
 def _check_job_id(job_id: object) -> None:

@@ -120,7 +120,7 @@ def _plain(value: Any) -> str:
     if isinstance(value, (dt.datetime, dt.date, dt.time)):
         return value.isoformat()
     if isinstance(value, (bytes, bytearray, Mapping)) or (isinstance(value, Iterable) and not isinstance(value, str)):
-        raise ValueError(f"a {type(value).__name__} cannot be written as text here")  # noqa: TRY004 - a value of the call
+        raise ValueError(f"a value of type {type(value).__name__} cannot be written as text here")  # noqa: TRY004 - a value of the call
     return str(value)
 
 
@@ -204,4 +204,4 @@ def _as_data(value: Any) -> Any:
         found = getattr(value, name, None)
         if callable(found):
             return found(**options)
-    raise TypeError(f"a {type(value).__name__} has no form in JSON")
+    raise TypeError(f"a value of type {type(value).__name__} has no form in JSON")

@@ -137,6 +137,14 @@ class Board:
         sessions = [] if federation is None else Session.connected_to(federation)
         return next((session.loop for session in sessions if session.coordinator(job_id) is not None), None)
 
+    def defaults(self, call: Call) -> dict[str, Any]:
+        """What the code that a call is for takes as its defaults."""
+        federation = self._federation()
+        site = None if federation is None else federation.sites.get(call.site)
+        adapter = None if site is None else site.adapter(call.operation, call.provider)
+        listed = () if adapter is None else adapter.signature.parameters.parameters.values()
+        return {found.name: found.default for found in listed if found.default is not found.empty}
+
     async def decide(self, call: Call) -> Fake | None:
         """Lets a call meet what stands in its way, and gives the fake that answers it."""
         for rule in list(self._rules):
@@ -189,7 +197,7 @@ class _Play:
         if context is None:
             context = _context_elsewhere(call)
         try:
-            value = fake.call(arguments, context)
+            value = fake.call({**self._board.defaults(call), **arguments}, context)
             if inspect.isawaitable(value):
                 value = await value
         except Exception as error:  # noqa: BLE001 - it is for the operation

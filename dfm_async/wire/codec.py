@@ -466,7 +466,7 @@ class _Unwrap:
 
     def __call__(self, value: Any) -> Any:
         if type(value) is not Packed:
-            raise TypeError(f"a {type_name(type(value))} was not packed")
+            raise TypeError(f"a value of type {type_name(type(value))} was not packed")
         if value.blocks:
             if self._notes.blocks is None:
                 raise TypeError("parts of the value are in shared memory: it can only travel in a payload")

@@ -443,7 +443,7 @@ CARRIERS: Final = frozenset({StartJob, OpenFrames, Tokens, StreamItems, Results}
 def _where(block: Any) -> tuple[int, int]:
     if isinstance(block, Block):
         return block.offset, block.size
-    raise TypeError(f"a {type(block).__name__} cannot be sent")
+    raise TypeError(f"a value of type {type(block).__name__} cannot be sent")
 
 
 encoder = msgspec.msgpack.Encoder(enc_hook=_where)

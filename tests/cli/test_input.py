@@ -76,11 +76,13 @@ WRONG: list[tuple[list[str], str]] = [
     (["run", "raising.py"], "raising.py:2: 1 / 0"),
     (["run", "leaving.py"], "cannot be imported: SystemExit: 3"),
     (["run", "empty_file.py"], "empty_file.py has no federation"),
-    (["run", "two_feds.py"], "has several federations (one, two): say which, as in two_feds.py:one"),
+    (["run", "two_feds.py"], "has several federations (one, two): say which, as in 'two_feds.py:one'"),
     (["run", "two_feds.py:three"], "has no federation 'three'; it has: one, two"),
-    (["run", "two_feds.py:text"], "'text' of two_feds.py is no federation, but str"),
+    (["run", "two_feds.py:text"], "'text' of two_feds.py is a value of type str, not a Federation"),
     (["run", "json.py"], "another module of that name"),
-    (["run", STATIONS], "has several pipelines"),
+    (["run", STATIONS], "has several pipelines (pipeline, waiting"),
+    (["run", STATIONS], "say which, as in 'stations.py pipeline'"),
+    (["run", f"{STATIONS}:pipeline"], f"give the pipeline after the federation, as in '{STATIONS} pipeline'"),
     (["run", STATIONS, "nothing"], "has no pipeline 'nothing'; it has: pipeline, waiting"),
     (["run", STATIONS, "bad.json"], "unknown"),
     (["run", STATIONS, "none.json"], "none.json: No such file or directory"),
@@ -188,5 +190,5 @@ async def test_a_bad_line_is_told_with_its_number(tmp_path: Path) -> None:
 def test_a_federation_is_not_a_pipeline(tmp_path: Path) -> None:
     federation, module = find_federation(STATIONS)
     assert isinstance(federation, Federation)
-    with pytest.raises(BadInput, match="is no pipeline, but Federation"):
+    with pytest.raises(BadInput, match="is a value of type Federation, not a Pipeline"):
         find_pipeline("fed", module)

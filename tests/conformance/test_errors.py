@@ -277,7 +277,8 @@ async def test_wrong_parameters_are_refused_before_anything_runs(connect: Connec
             ({"day": 3}, "parameter 'day': Input should be a valid string"),
             ([{"day": "mon"}, {}], "set 1: missing"),
             ([3], "a parameter set is a dict"),
-            ("mon", "a parameter set is a dict"),
+            ("mon", "a dict is one parameter set.*, not a value of type str$"),
+            (({"day": day} for day in ["mon"]), r"a list several.*, not a value of type generator: write list\(...\)$"),
         ]:
             with pytest.raises(ParameterError, match=message):
                 await session.execute(pipeline, params)  # type: ignore[arg-type]
@@ -286,6 +287,25 @@ async def test_wrong_parameters_are_refused_before_anything_runs(connect: Connec
         with pytest.raises(ParameterError, match="cannot be sent"):
             await session.execute(anything, {"v": threading.Lock()})
         assert session.jobs() == []
+
+
+async def test_what_cannot_be_executed_is_refused_with_a_hint(connect: Connect) -> None:
+    with Pipeline("params") as pipeline:
+        Yield(w.load(PlaceParam("day"), site="lab"))
+    hint = r"not the operation 'load'.*with Pipeline\(\) as pipeline: Yield\(load\(PlaceParam\('day'\)\)\)"
+    async with connect(w.fed) as session:
+        with pytest.raises(TypeError, match=hint):
+            await session.execute(w.load)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="expected a Pipeline or a Plan, not 'load'"):
+            await session.execute("load")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="write 'async with Session"):
+            session.__enter__()
+        for policy in (RetryPolicy(), RetryPolicy(attempts=5), RetryPolicy(on=(OSError,), on_worker_lost=1)):
+            with pytest.raises(ValueError, match=r"only about lost workers.*@site\.operation\(retry=...\)"):
+                await session.execute(pipeline, {"day": "mon"}, retry=policy)
+        assert session.jobs() == []
+        job = await session.execute(pipeline, {"day": "mon"}, retry=RetryPolicy(attempts=1))
+        assert await job is JobStatus.FINISHED
 
 
 async def test_an_empty_parameter_list_is_a_job_without_frames(connect: Connect) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import inspect
 import pickle
@@ -26,7 +27,7 @@ from dfm_async import (
     Site,
     Yield,
 )
-from dfm_async.federation.operation import CodeKind
+from dfm_async.federation.operation import CodeKind, OperationOptions
 from dfm_async.pipeline.statements import CallStatement
 
 shipped = Federation("shipped")
@@ -235,6 +236,28 @@ def test_a_parameter_named_context_belongs_to_the_engine(site: Site) -> None:
     assert list(act.signature.parameters.parameters) == ["x"]
     with Pipeline():
         act(1)  # type: ignore[call-overload]
+
+
+def test_another_site_takes_over_every_option_of_an_operation(site: Site) -> None:
+    given: dict[str, Any] = {
+        "retry": RetryPolicy(attempts=3, backoff=0.001),
+        "deadline": 5.0,
+        "cost": Cost(fixed_time=2.0),
+        "in_process": True,
+        "args": {"factor": 7},
+    }
+    names = {found.name for found in dataclasses.fields(OperationOptions)}
+    assert names == {*given, "program"}, "give the new option a value here; programs have tests of their own"
+    operation = site.operation(Multiplier, **given)
+    there = site.federation.site("there")
+    assert there.operation(operation) is operation
+    assert there.adapters["Multiplier", None] == site.adapters["Multiplier", None]
+    assert there.adapters["Multiplier", None].per_job, "the class is built once per job there, too"
+    elsewhere = site.federation.site("elsewhere")
+    elsewhere.operation(operation, retry=None, in_process=False, args={"factor": 8}, provider="p")
+    changed = elsewhere.adapters["Multiplier", "p"]
+    assert (changed.retry, changed.in_process, changed.args) == (None, False, {"factor": 8})
+    assert (changed.deadline, changed.cost) == (given["deadline"], given["cost"])
 
 
 # implements

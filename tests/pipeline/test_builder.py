@@ -289,12 +289,12 @@ MISUSES: dict[str, Callable[[Any], object]] = {
     "index": lambda v: [1, 2][v],
     "range": range,
     "fspath": os.fspath,
-    "open": lambda v: open(v),  # noqa: PTH123, SIM115 - it does not get that far
+    "open": lambda v: open(v),  # noqa: SIM115 - it does not get that far
     "method": lambda v: v(),
     "iterate": list,
     "next": next,
     "unpack": lambda v: dict(**v) if not isinstance(v, (int, float)) else None,
-    "star": lambda v: print(*v),  # noqa: T201 - it does not get that far
+    "star": lambda v: print(*v),
     "length": len,
     "search": lambda v: 1 in v,
     "member": lambda v: v in [1, 2],
@@ -313,7 +313,7 @@ MISUSES: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("made", PLACEHOLDERS)
 def test_a_value_that_does_not_exist_yet_is_refused_where_it_is_needed(made: str) -> None:
     for name, misuse in MISUSES.items():
-        with Pipeline("p") as pipeline, pytest.raises(PipelineError) as caught:  # noqa: PT012 - made in a pipeline
+        with Pipeline("p") as pipeline, pytest.raises(PipelineError) as caught:
             misuse(PLACEHOLDERS[made]())
         assert caught.value.pipeline == "p", name
         del pipeline
@@ -323,7 +323,21 @@ def test_a_value_that_does_not_exist_yet_is_refused_where_it_is_needed(made: str
 
 
 def test_every_special_method_of_python_works_or_is_refused() -> None:
-    kinds: list[Any] = [int, float, complex, str, bytes, bytearray, memoryview, list, tuple, dict, set, frozenset, range]
+    kinds: list[Any] = [
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        bytearray,
+        memoryview,
+        list,
+        tuple,
+        dict,
+        set,
+        frozenset,
+        range,
+    ]
     kinds += [types.FunctionType, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, io.BytesIO]
     kinds += [pathlib.Path, decimal.Decimal, fractions.Fraction, datetime.timedelta, collections.deque, asyncio.Future]
     kinds += [collections.Counter, asyncio.Lock]

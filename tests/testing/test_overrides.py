@@ -67,7 +67,7 @@ async def flaky(x: int) -> int:
 
 
 @desk.implements(price)
-async def price_at_the_desk(item: str, count: int = 1) -> float:
+async def price_at_the_desk(item: str, count: int = 5) -> float:
     return 2.0
 
 
@@ -263,6 +263,25 @@ async def test_positional_arguments_arrive(connect: Connect) -> None:
             assert await values(session, pipeline) == [[(1.0, 2.0), 3.0]]
         assert fake.calls[0].arguments == {"amounts": (1.0, 2.0), "start": 3.0}
         assert await values(session, pipeline) == [6.0]
+
+
+async def test_a_fake_gets_the_defaults_of_the_code_that_it_replaces(connect: Connect) -> None:
+    def fake(item: str, count: int) -> float:
+        return float(count)
+
+    def fake_total(*amounts: float, start: float) -> float:
+        return sum(amounts) + start + 100
+
+    async with connect(fed) as session:
+        with override(fed, price, fake) as found:
+            assert await values(session, PRICE) == [1.0]
+            assert await values(session, one(price, item="tea", site="desk")) == [5.0]
+            assert await values(session, one(price, item="tea", count=3, site="desk")) == [3.0]
+        assert dict(found.calls[0].arguments) == {"item": "tea"}, "what the pipeline passes"
+        with override(fed, total, fake_total):
+            with Pipeline("sum") as pipeline:
+                Yield(total(1.0, 2.0))
+            assert await values(session, pipeline) == [103.0]
 
 
 async def test_streams_come_to_a_fake_as_lists_and_to_the_operation_as_streams(connect: Connect) -> None:

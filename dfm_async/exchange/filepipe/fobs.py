@@ -299,7 +299,7 @@ class _Decoder:
 
 def _expect(kind: type[T], value: Any) -> T:
     if not isinstance(value, kind):
-        raise FobsError(f"there is a {type(value).__name__} where a {kind.__name__} is needed")
+        raise FobsError(f"expected a value of type {kind.__name__}, not {type(value).__name__}")
     return value
 
 

@@ -174,7 +174,7 @@ def _tree_of(data: Any, places: Iterator[int], depth: int) -> Node:
     elif data is None or isinstance(data, (str, int, float)):
         return Node(data, at)
     else:
-        raise TreeError(0, 0, f"a {type(data).__name__} is neither text, a number, a list nor a mapping")
+        raise TreeError(0, 0, f"a value of type {type(data).__name__} is neither text, a number, a list nor a mapping")
     node.size += sum(part.size for part in parts)
     return node
 
