@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -116,7 +117,7 @@ class Reference:
     def value(self, found: Expression, env: dict[int, Any]) -> Any:
         match found:
             case Constant():
-                return found.value
+                return copy.deepcopy(found.value)  # a function that changes it changes only its own
             case Ref() | Parameter():
                 value = env[found.node] if isinstance(found, Ref) else self.params[found.name]
                 for step in found.path:

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from dfm_async.model.constants import copier
 from dfm_async.net import spec
 from dfm_async.net.steps import check_step, fetch
 from dfm_async.net.tokens import StreamValue
@@ -30,7 +31,8 @@ def compile_formula(formula: spec.Formula, literals: Sequence[Any]) -> Evaluate:
     match formula:
         case spec.Const(literal):
             constant = literals[literal]
-            return lambda values: constant
+            copied = copier(constant)  # an operation may change what it gets: the next call must not see that
+            return (lambda values: constant) if copied is None else (lambda values: copied())
         case spec.Slot(index):
             return operator.itemgetter(index)
         case spec.Field(base, path):

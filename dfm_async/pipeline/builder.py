@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, NoReturn, TypeAlias, cast
 import msgspec
 
 from dfm_async.errors import PipelineError, PlaceholderError, Problem
+from dfm_async.model.constants import fresh
 from dfm_async.model.policies import RetryPolicy
 from dfm_async.pipeline.current import current_builder
 from dfm_async.pipeline.expressions import (
@@ -286,7 +287,10 @@ for _what, (_methods, _hint) in _REFUSED.items():
 
 
 def to_expression(value: Any, builder: Builder, where: str) -> Expression:
-    """Turns what a user wrote into an expression: values stay references, everything else is a constant."""
+    """Turns what a user wrote into an expression: values stay references, everything else is a constant.
+
+    A constant is a copy: what the user changes later does not change the pipeline.
+    """
     if isinstance(value, Value):
         owner: Builder = object.__getattribute__(value, "_builder")
         if owner is not builder:
@@ -299,20 +303,24 @@ def to_expression(value: Any, builder: Builder, where: str) -> Expression:
         items = tuple(to_expression(item, builder, where) for item in value)
         if kind is set:
             items = tuple(sorted(items, key=repr))  # the same pipeline on every run
-        if not all(isinstance(item, Constant) for item in items):
+        constants = [item.value for item in items if isinstance(item, Constant)]
+        if len(constants) < len(items):
             return Items(type=_TYPES[kind], items=items)
-    elif kind is dict:
+        return Constant(value=kind(constants))
+    if kind is dict:
         entries = tuple((to_expression(k, builder, where), to_expression(v, builder, where)) for k, v in value.items())
-        if not all(isinstance(k, Constant) and isinstance(v, Constant) for k, v in entries):
+        pairs = [(k.value, v.value) for k, v in entries if isinstance(k, Constant) and isinstance(v, Constant)]
+        if len(pairs) < len(entries):
             return Entries(entries=entries)
-    elif kind is str:
+        return Constant(value=dict(pairs))
+    if kind is str:
         shown = next((text for text in builder.shown if text in value), None)
         if shown is not None:
             hint = "write an operation that makes the text"
             builder.refuse(where, f"the text {value!r} holds the name of {shown}, not its value: {hint}")
     elif _hides_a_value(value):
         builder.refuse(where, f"a value of the pipeline is hidden in {kind.__name__}: use a list, tuple, set or dict")
-    return Constant(value=value)
+    return Constant(value=fresh(value))
 
 
 def _hides_a_value(value: Any) -> bool:

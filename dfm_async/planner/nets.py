@@ -210,7 +210,10 @@ class _NetBuilder:
                 inputs.use(self.ends.get(node, value), "after")
 
     def _call(self, statement: CallStatement, spot: Spot, inputs: _Inputs, gate: int | None) -> None:
-        args = {name: self._formula(value, inputs, spot) for name, value in statement.args.items()}
+        args = {
+            name: self._formula(self._converted(statement.id, name, value), inputs, spot)
+            for name, value in statement.args.items()
+        }
         self._after(statement.after, inputs, spot)
         output = self.values[statement.id] = self._place(spot.scope, spot.label, inputs.location, gate)
         ended = None
@@ -227,6 +230,11 @@ class _NetBuilder:
             runs_ahead=self.followed.get(statement.id, False),
         )
         self._add(spot.label, spot.scope, inputs, action, gate)
+
+    def _converted(self, statement: int, name: str, given: Expression) -> Expression:
+        """The argument of a call; a constant as the declared type has it, as it is with parameters."""
+        converted = self.found.converted
+        return Constant(value=converted[statement, name]) if (statement, name) in converted else given
 
     def _yield(self, statement: YieldStatement, spot: Spot, inputs: _Inputs, gate: int | None) -> None:
         value = self._formula(statement.value, inputs, spot)

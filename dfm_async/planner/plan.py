@@ -354,9 +354,11 @@ def _check_types(found: Structure, federation: Federation) -> tuple[ParameterUse
             if hint is Any or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
                 continue
             if isinstance(expression, Constant):
-                _, wrong = validate(hint, expression.value, convert=False)
+                value, wrong = validate(hint, expression.value, convert=False)
                 if wrong is not None:
                     found.report(spot, f"{name}: {wrong}")
+                elif value is not expression.value:
+                    found.converted[statement.id, name] = value
             elif isinstance(expression, Parameter) and not expression.path:
                 uses.append(ParameterUse(expression.name, operation.name, name))
             elif isinstance(expression, Ref) and not expression.path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from dfm_async.errors import Problem
 from dfm_async.pipeline.expressions import (
@@ -79,6 +79,8 @@ class Structure:
     params: dict[str, list[str]] = field(default_factory=dict)
     """The labels of the statements that use each parameter."""
     problems: list[Problem] = field(default_factory=list)
+    converted: dict[tuple[int, str], Any] = field(default_factory=dict)
+    """Constants as the declared types have them, by the statement and the name of the argument."""
 
     def scope_of_loop(self, statement_id: int) -> int:
         """The scope of a loop's body."""

@@ -59,6 +59,8 @@ def validate(hint: Any, value: Any, *, convert: bool = True) -> tuple[Any, str |
         return value, None
     try:
         found = adapter.validate_python(value)
+        if type(found).__name__ == "ValidatorIterator":  # how pydantic checks an Iterable: one by one, later
+            found = list(found)
     except _validation_error() as error:
         first = error.errors()[0]  # type: ignore[attr-defined]
         where = "".join(f"[{part!r}]" for part in first["loc"])

@@ -5,7 +5,6 @@ Everything happens at the call: so a fake in the place of an operation needs nei
 
 from __future__ import annotations
 
-import copy
 import inspect
 import operator
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from dfm_async.federation.bindings import Binding, Const, FromParam, FromProvider, FromSecrets, FromSite
 from dfm_async.federation.operation import Adapter, CodeKind
+from dfm_async.model.constants import fresh
 from dfm_async.model.resources import ClassPath
 from dfm_async.runtime.context import current_context
 from dfm_async.runtime.iterators import is_iterator
@@ -22,7 +22,7 @@ from dfm_async.site.construction import taken
 if TYPE_CHECKING:
     from dfm_async.runtime.objects import JobObjects
 
-__all__ = ["AdapterObject", "adapter_arguments", "fresh", "needs_site", "offered_to"]
+__all__ = ["AdapterObject", "adapter_arguments", "needs_site", "offered_to"]
 
 _OFFERED: Final = frozenset({"site", "provider"})
 """What constructors get if they name it."""
@@ -41,11 +41,6 @@ def _own(code: Any) -> Mapping[str, Any]:
 def offered_to(adapter: Adapter, kind: type[Any]) -> frozenset[str]:
     """Which of the site and the provider a constructor gets: what it names, and has no argument for."""
     return (taken(kind) & _OFFERED) - adapter.args.keys() - _own(adapter.code).keys()
-
-
-def fresh(value: Any) -> Any:
-    """A constant for one call: whoever changes it changes only its own."""
-    return copy.deepcopy(value) if isinstance(value, (list, dict)) else value
 
 
 def needs_site(adapter: Adapter) -> bool:

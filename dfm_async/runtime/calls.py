@@ -13,11 +13,11 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dfm_async.federation.operation import GENERATORS, CodeKind
+from dfm_async.model.constants import fresh
 from dfm_async.net import effects as fx
 from dfm_async.net.game import Activity
 from dfm_async.net.tokens import StreamValue
 from dfm_async.runtime import context as _context
-from dfm_async.runtime.adapters import fresh
 from dfm_async.runtime.context import OperationContext
 from dfm_async.runtime.faults import cause_of, is_our_cancellation
 from dfm_async.runtime.iterators import is_iterator

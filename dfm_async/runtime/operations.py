@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dfm_async.discovery.advisors import DISCOVER
 from dfm_async.federation.operation import Adapter, CodeKind
 from dfm_async.model.policies import RetryPolicy
-from dfm_async.runtime.adapters import AdapterObject, needs_site
+from dfm_async.runtime.adapters import AdapterObject, adapter_arguments, needs_site
 
 if TYPE_CHECKING:
     from dfm_async.runtime.objects import JobObjects
@@ -72,7 +72,7 @@ class Callee:
         """Makes the object of a class adapter, once per job."""
         if self.needs_site:
             return AdapterObject(self.adapter, objects)
-        return self.adapter.code(**self.adapter.args)
+        return self.adapter.code(**adapter_arguments(self.adapter))
 
     def arguments(self, args: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Splits named arguments into positional ones and the rest, as the function wants them."""

@@ -496,7 +496,7 @@ class Session:
             raise TypeError(f"retry must be a RetryPolicy, not {retry!r}")
         if retry is not None and retry != RetryPolicy(attempts=1, on_worker_lost=retry.on_worker_lost):
             raise ValueError(
-                "the retry of a job is only about lost workers, as RetryPolicy(attempts=1, on_worker_lost=n), but this is "
+                "the retry of a job is only about lost workers, RetryPolicy(attempts=1, on_worker_lost=n), but this is "
                 f"{retry!r}. attempts, backoff and on belong to an operation, @site.operation(retry=...), or to a "
                 "call in the pipeline, operation(..., retry=...)"
             )

@@ -149,6 +149,14 @@ def total(values: list[int]) -> int:
     return sum(values) % 1000
 
 
+@everywhere
+def consume(pool: dict[str, list[int]], x: int) -> int:
+    pool["numbers"].append(x)
+    taken = sum(pool.pop("numbers"))
+    pool["taken"] = [taken]
+    return taken % 1000
+
+
 @a.operation(in_process=True)
 def heavy(x: int) -> int:
     return x - 1
@@ -192,6 +200,7 @@ functions: dict[str, Callable[..., Any]] = {
     "unread": lambda values: 4,
     "total": lambda values: sum(values) % 1000,
     "heavy": lambda x: x - 1,
+    "consume": consume.code,
 }
 
 _unique = itertools.count()
@@ -237,7 +246,7 @@ class Maker:
             if self.left <= 0:
                 break
             self.left -= 1
-            kinds = ["op", "op", "op", "yield", "fields", "yield", "source", "map", "read", "read"]
+            kinds = ["op", "op", "op", "yield", "fields", "yield", "source", "map", "read", "read", "consume"]
             if depth < 3:
                 kinds += ["foreach", "foreach", "if", "repeat", "cache", "total"]
             new = self.statement(self.one(kinds), ints, streams, depth)
@@ -283,6 +292,9 @@ class Maker:
         if kind == "fields":
             both = pair(self.number(ints), self.number(ints))
             return [both["l"], both["r"][self.one([0, 1])]]
+        if kind == "consume":  # an operation that changes what it gets
+            numbers = self.one([[1, 2], [3, self.number(ints)]])
+            return [consume({"numbers": numbers}, self.number(ints), **self.anywhere())]
         if kind == "yield":
             Yield(self.one([*ints, 7, stream(self.number(ints), **self.anywhere())]), place=self.place())
             return []
