@@ -11,6 +11,7 @@ from dfm_async.federation.external import declared_by, stand_in
 from dfm_async.federation.namespace import Namespace, Operations
 from dfm_async.federation.operation import (
     RESERVED,
+    Adapter,
     Declaration,
     Operation,
     Signature,
@@ -58,6 +59,10 @@ class Federation(Shown):
         self.packages = None if packages is None else tuple(packages)
         self.compat = compat
         self.sites: dict[str, Site] = {}
+        self.revision = 0
+        """How often its sites or operations have changed: connected sessions see by it that they need other code."""
+        self.callee: Callable[[Adapter], Any] | None = None
+        """What :attr:`Adapter.callee` of new adapters is. For tests."""
         self.operations = Operations()
         self.info: dict[str, Any] = {}
         """Other things that its file says of it."""
@@ -133,6 +138,7 @@ class Federation(Shown):
         check_parameters(name, signature, RESERVED if declaration is None else frozenset({"site", "provider"}))
         operation: Operation[..., Any] = Operation(name, plain, signature, declaration=declaration)
         self.operations[name] = operation
+        self.revision += 1
         return operation
 
     def add_openapi(
@@ -222,6 +228,7 @@ class Federation(Shown):
         found.vault = VaultConfig() if vault is None else vault
         found.send_cost = dict(send_cost or {})
         found.info = dict(info or {})
+        self.revision += 1
         return found
 
     def load_pipeline(self, path: str | os.PathLike[str] | UPath) -> Pipeline:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from dfm_async.federation.bindings import Binding, FromProvider
@@ -104,6 +104,7 @@ class Site:
         if name in self.providers:
             raise ValueError(f"site {self.name!r} has a provider {name!r} already")
         found = self.providers[name] = ProviderConfig(impl=impl, info=dict(info or {}))
+        self.federation.revision += 1
         return found
 
     def adapt(
@@ -232,8 +233,25 @@ class Site:
         plain = plain_function(code, options.get("args")) if program is None else stand_in(chosen, code)
         operation: Operation[..., Any] = Operation(chosen, plain, signature)
         operation.source, operation.options = code, OperationOptions(**options)
+        before = self.federation.operations.get(chosen)
         self._offer(chosen, operation, code, signature, operation.options, provider)
+        if before is not None:
+            self._redefine(before, operation)
         return operation
+
+    def _redefine(self, before: Operation[..., Any], operation: Operation[..., Any]) -> None:
+        """Has the other sites that offer the code of an operation offer what it is now, with their own options."""
+        names = [found.name for found in fields(OperationOptions)]
+        for site in self.federation.sites.values():
+            for (name, provider), adapter in list(site.adapters.items()):
+                program = adapter.args.get("program") if adapter.external else None
+                same = adapter.code is before.source if program is None else program is before.options.program
+                if name != operation.name or not same or adapter.code is operation.source:
+                    continue
+                own = {n: getattr(adapter, n) for n in names if n not in ("args", "program")}
+                kept = {n: value for n, value in own.items() if value != getattr(before.options, n)}
+                options = replace(operation.options, **kept)
+                site._offer(name, operation, operation.source, operation.signature, options, provider)  # noqa: SLF001
 
     def implements(
         self, operation: Operation[..., Any], /, **options: Any
@@ -301,6 +319,7 @@ class Site:
             description=description,
             returns=returns,
             advisors=ChainMap({}, operation.advisors),
+            callee=self.federation.callee,
         )
         if ((retry is not None and retry.tries_again) or deadline is not None) and adapter.kind in GENERATORS:
             raise TypeError(
@@ -309,6 +328,7 @@ class Site:
             )
         self.federation.operations[name] = operation
         self.adapters[name, provider] = adapter
+        self.federation.revision += 1
 
     def advisor(
         self, operation: Operation[..., Any], field: str, order: int = -1, *, provider: str | None = None
@@ -327,6 +347,7 @@ class Site:
 
         def add(function: F) -> F:
             adapter.advisors[field] = advisor_of(operation, field, order, function)
+            self.federation.revision += 1
             return function
 
         return add

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import inspect
 from collections.abc import Callable, Iterable
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
+from dfm_async.discovery.advisors import DISCOVER
 from dfm_async.errors import EncodingError, PipelineError, Problem
 from dfm_async.federation.federation import Federation
+from dfm_async.federation.operation import Operation
 from dfm_async.model.policies import RetryPolicy
 from dfm_async.net import spec
 from dfm_async.pipeline.expressions import Constant, Parameter, Ref, walk
@@ -40,7 +43,7 @@ __all__ = [
     "allowed_sites",
     "check_literals",
     "check_version",
-    "missing_operations",
+    "misfits",
     "node_plans",
     "parameter_types",
     "plan_from_json",
@@ -50,6 +53,7 @@ __all__ = [
 ]
 
 _codec = Codec(trusted=False)
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _KINDS = {kind: str(kind.__struct_config__.tag) for kind in get_args(Statement)}
 _hashing = Codec(trusted=True, canonical=True)
@@ -63,18 +67,37 @@ class ParameterUse(msgspec.Struct, frozen=True):
     argument: str
 
 
-def missing_operations(plan: Plan, federation: Federation) -> list[str]:
-    """The operations that a plan needs and the federation does not offer where it needs them."""
-    missing = []
+def misfits(plan: Plan, federation: Federation) -> list[Problem]:
+    """Why a plan that was made before cannot run any more: operations that are gone, or have other parameters."""
+    problems = []
     for name, net in zip(plan.sites_at, plan.nets, strict=True):
         site = federation.sites.get(name)
         for transition in net.transitions:
             action = transition.action
-            if isinstance(action, spec.Call) and (
-                site is None or site.adapter(action.operation, action.provider) is None
-            ):
-                missing.append(f"{action.operation!r} at site {name!r}")
-    return missing
+            if not isinstance(action, spec.Call) or action.operation == DISCOVER:
+                continue
+            adapter = None if site is None else site.adapter(action.operation, action.provider)
+            known = federation.operations.get(action.operation)
+            if adapter is None:
+                text = f"the federation {federation.name!r} has no {action.operation!r} at site {name!r}"
+                problems.append(Problem("", text))
+            elif known is not None and (wrong := _wrong_arguments(known, action.args)):
+                text = f"operation {action.operation!r} has changed since the plan was made: {wrong}"
+                problems.append(Problem(transition.label, text))
+    return problems
+
+
+def _wrong_arguments(operation: Operation[..., Any], given: Iterable[str]) -> str | None:
+    parameters = operation.call_signature.parameters.values()
+    names = {found.name for found in parameters}
+    left = [found.name for found in parameters if found.default is found.empty and found.kind not in _VARIABLE]
+    missing = [name for name in left if name not in given]
+    if missing:
+        return f"it needs {', '.join(map(repr, missing))}"
+    unknown = [name for name in given if name not in names]
+    if unknown and not any(found.kind is found.VAR_KEYWORD for found in parameters):
+        return f"it has no parameter {', '.join(map(repr, unknown))}"
+    return None
 
 
 def retry_policies(plan: Plan, federation: Federation) -> list[RetryPolicy | None]:

@@ -62,6 +62,7 @@ class SiteJob:
         "_results",
         "_speech",
         "_streams",
+        "_table",
         "_tasks",
         "_tickets",
         "_unsendable",
@@ -106,6 +107,7 @@ class SiteJob:
         if start.watch or self.recorder is not None:
             self.observer = CallObserver(self, start.watch, self.recorder, measured=start.measure)
         """Watches the calls, if somebody wants to know."""
+        self._table = runtime.table  # a job keeps the code that it began with
         self._streams: JobStreams | None = None
         self._blocked: deque[fx.EmitValue] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -126,7 +128,7 @@ class SiteJob:
         """
         if self.operations is not None and operation not in self.operations:
             raise PermissionError(f"job {self.job_id} was not allowed to use operation {operation!r} here")
-        return self.runtime.table.find(operation, provider)
+        return self._table.find(operation, provider)
 
     @property
     def streams(self) -> JobStreams:

@@ -47,7 +47,7 @@ class ParameterSets:
         self._federation = federation
         self._codec = codec
         self._stored = stored
-        self._hints: OrderedDict[str, dict[str, list[Any]]] = OrderedDict()
+        self._hints: OrderedDict[tuple[str, int], dict[str, list[Any]]] = OrderedDict()
 
     def pack(self, plan: Plan, params: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> list[Row]:
         """Checks and packs one parameter set or several.
@@ -115,7 +115,7 @@ class ParameterSets:
         return hashlib.sha256(plan.hash.encode() + content).hexdigest()
 
     def _types_of(self, plan: Plan) -> dict[str, list[Any]]:
-        key = plan.hash
+        key = (plan.hash, self._federation.revision)
         hints = self._hints.get(key)
         if hints is None:
             hints = self._hints[key] = parameter_types(plan, self._federation)

@@ -30,7 +30,7 @@ from dfm_async.model.stats import SessionStats
 from dfm_async.model.status import JobStatus
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.planner.explain import net_text
-from dfm_async.planner.plan import Plan, missing_operations, prepare, retry_policies
+from dfm_async.planner.plan import Plan, misfits, prepare, retry_policies
 from dfm_async.planner.profile import Profile
 from dfm_async.planner.types import warm
 from dfm_async.results.record import JobRecord
@@ -118,6 +118,7 @@ class Session:
         self._jobs = self._target.jobs
         self._lanes = self.options.lanes_for(site.workers for site in federation.sites.values())
         self._plans: OrderedDict[int, tuple[Any, Plan]] = OrderedDict()
+        self._planned_at = self._connected_at = -1
         codec = self._target.codec
         self._durable = (
             None if store is None else _durable(store, self._jobs, self._spawn, codec, self.options.keep_summaries)
@@ -125,7 +126,7 @@ class Session:
         self._params = ParameterSets(federation, codec, None if self._durable is None else self._durable.codec)
         self._traces = Traces(sink_of(trace))
         self._profile = SessionProfile(self._traces, homesite)
-        self._reruns_of: OrderedDict[str, int] = OrderedDict()
+        self._reruns_of: OrderedDict[tuple[str, int], int] = OrderedDict()
         self._supervisor: asyncio.Task[None] | None = None
         self._owner = 0
         self._group: asyncio.TaskGroup | None = None
@@ -163,6 +164,7 @@ class Session:
         """
         if self._supervisor is not None:
             raise SessionClosed("the session is connected already, or was closed; make a new one")
+        self._connected_at = self.federation.revision
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise(ready), name="dfm_async session")
         self._owner = os.getpid()
@@ -382,6 +384,10 @@ class Session:
     ) -> Plan:
         if not isinstance(pipeline, Pipeline):
             raise TypeError(_not_a_pipeline(pipeline))
+        revision = self.federation.revision
+        if self._planned_at != revision:  # what operations are, and where, may be another
+            self._planned_at = revision
+            self._plans.clear()
         body = pipeline.body
         usual = restrict_to_sites is None and measured is None
         known = self._plans.get(id(body)) if usual else None
@@ -394,7 +400,7 @@ class Session:
         # A large one takes seconds, in which others of this loop want their turn.
         plan = make() if len(body) < _LARGE else await in_thread(make, "prepare")
         await self._check_possible(plan)
-        if usual:
+        if usual and self._planned_at == revision:
             self._plans[id(body)] = (body, plan)
             if len(self._plans) > _PLANS:
                 self._plans.popitem(last=False)
@@ -480,6 +486,8 @@ class Session:
         began, start = asyncio.get_running_loop().time(), time.time_ns()
         if isinstance(pipeline, Plan):
             plan = pipeline
+            if self.federation.revision != self._connected_at:  # it may be older than what was defined since
+                self._check_offered(plan)
             await self._check_possible(plan)
         else:
             plan = await self._prepare(pipeline)
@@ -647,11 +655,11 @@ class Session:
         return Job(self, job_id, left.record)
 
     def _check_offered(self, plan: Plan) -> None:
-        missing = missing_operations(plan, self.federation)
+        problems = misfits(plan, self.federation)
         if plan.homesite != self.homesite:
-            missing.append(f"homesite {plan.homesite!r}")
-        if missing:
-            problems = [Problem("", f"the federation {self.federation.name!r} has no {what}") for what in missing]
+            text = f"the federation {self.federation.name!r} has no homesite {plan.homesite!r}"
+            problems.append(Problem("", text))
+        if problems:
             raise PipelineError(plan.pipeline, problems)
 
     async def check_steerable(self, job_id: str) -> None:
@@ -676,11 +684,12 @@ class Session:
 
     def _reruns(self, plan: Plan) -> int:
         """How often parameter sets may run again after a worker was lost: as often as every operation allows."""
-        found = self._reruns_of.get(plan.hash)
+        key = (plan.hash, self.federation.revision)
+        found = self._reruns_of.get(key)
         if found is None:
             policies = retry_policies(plan, self.federation)
             found = min((policy.on_worker_lost if policy else 0 for policy in policies), default=0)
-            self._reruns_of[plan.hash] = found
+            self._reruns_of[key] = found
             if len(self._reruns_of) > _PLANS:
                 self._reruns_of.popitem(last=False)
         return found

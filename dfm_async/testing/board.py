@@ -116,6 +116,7 @@ class Board:
         federation = self._federation()
         if federation is None:
             return
+        federation.callee = tap
         for site in federation.sites.values():
             for key, adapter in site.adapters.items():
                 site.adapters[key] = replace(adapter, callee=tap)

@@ -173,6 +173,7 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
         """Replaces all workers by others with this code: idle ones at once, others when their jobs have ended."""
         self._shipped = shipped
         for worker in [worker for worker in self._slots if worker is not None]:
+            worker.outdated = True
             worker.retire()
             if not worker.seats:
                 worker.hang_up()

@@ -20,7 +20,7 @@ from dfm_async.federation.site import Site
 from dfm_async.model.resources import SiteConfig, VaultConfig
 from dfm_async.site import shim
 
-__all__ = ["load_site", "ship_site"]
+__all__ = ["ShippedSite", "load_site", "ship_site"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,24 @@ class _ByValue:
 class _Shipped:
     adapter: Adapter
     code: _ByName | _ByValue
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShippedSite:
+    """The code of a site, ready to be sent.
+
+    Attributes:
+        data: what workers load.
+        named: the code that travels by its name. The names stay the same when a module is loaded again.
+    """
+
+    data: bytes
+    named: tuple[Any, ...]
+
+    def same_as(self, other: ShippedSite) -> bool:
+        """Whether workers that have loaded the other run the same code."""
+        pairs = zip(self.named, other.named, strict=False)
+        return self.data == other.data and all(mine is theirs for mine, theirs in pairs)
 
 
 def _follow(module: Any, qualname: str) -> Any:
@@ -66,7 +84,7 @@ def _code_of(operation: Operation[..., Any]) -> Any:
     return getattr(operation.code, "__dfm_code__", operation.code)
 
 
-def ship_site(site: Site, homesite: str) -> bytes:
+def ship_site(site: Site, homesite: str) -> ShippedSite:
     """Makes the operations of a site, and what their code can use there, ready to be sent.
 
     Raises:
@@ -93,7 +111,9 @@ def ship_site(site: Site, homesite: str) -> bytes:
             reason = f"{type(config.vault).__qualname__} cannot be sent to a worker process ({type(error).__name__})"
             raise SecretError(site.name, "", f"{reason}: name its class by VaultConfig(path=...)") from None
     # What is inside may need the names of nv_dfm_core when it is unpacked.
-    return cloudpickle.dumps((config.compat, cloudpickle.dumps((config, shipped), protocol=5)), protocol=5)  # type: ignore[no-any-return]
+    data = cloudpickle.dumps((config.compat, cloudpickle.dumps((config, shipped), protocol=5)), protocol=5)
+    by_name = [isinstance(found.code, _ByName) for found in shipped]
+    return ShippedSite(data, tuple(a.code for a, named in zip(site.adapters.values(), by_name, strict=True) if named))
 
 
 def load_site(data: bytes) -> tuple[SiteConfig, list[Adapter]]:

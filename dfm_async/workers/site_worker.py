@@ -165,6 +165,8 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         self.seats: dict[tuple[Any, int], None] = {}
         self.retired = False
         """Whether it ends with the last of its jobs."""
+        self.outdated = False
+        """Whether it was retired because its code is not the newest."""
         self.delay = delay
         """How many seconds it waits before it starts."""
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -412,7 +414,9 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         self.left()
         if well:
             self._pool.worker_is_well(self)
-        if self.retired and not self.seats:
+        if self.outdated and not self.seats:
+            self.hang_up()
+        elif self.retired and not self.seats:
             self.kill("an operation of a cancelled job did not return")
 
     def retire(self) -> None:

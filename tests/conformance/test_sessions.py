@@ -9,6 +9,7 @@ import pytest
 
 from dfm_async import (
     Event,
+    Federation,
     FrameCompleted,
     Job,
     JobAborted,
@@ -478,3 +479,26 @@ async def test_others_have_their_turns_while_a_large_pipeline_is_prepared() -> N
         ticking.cancel()
         assert await session.prepare(large) is plan
     assert turns > 10
+
+
+async def test_a_redefined_operation_runs_its_new_code_in_the_next_job(connect: Connect) -> None:
+    fed = Federation("redefined")
+    lab = fed.site("lab")
+
+    def define(added: int) -> Pipeline:
+        @lab.operation
+        def add(x: int) -> int:
+            return x + added
+
+        with Pipeline("added") as pipeline:
+            Yield(add(PlaceParam("x")))
+        return pipeline
+
+    pipeline = define(1)
+    async with connect(fed) as session:
+        plan = await session.prepare(pipeline)
+        found = []
+        for added in (1, 100, 1):
+            define(added)
+            found += [(await (await session.execute(what, {"x": 1})).first()).value for what in (pipeline, plan)]
+        assert found == [2, 2, 101, 101, 2, 2]

@@ -42,7 +42,7 @@ class HubConnection:
     Args:
         options: where the federation is, and how it is reached.
         hello: what the application tells of itself.
-        greetings: what it says first.
+        offers: the code that the application brings.
         on_message: takes what the hub says.
         on_lost: is told, once, that the hub cannot be reached any more, and why.
     """
@@ -51,7 +51,7 @@ class HubConnection:
         self,
         options: FlareOptions,
         hello: fm.AppHello,
-        greetings: Sequence[Any],
+        offers: Sequence[fm.Offer],
         on_message: Callable[[HubConnection, Any], None],
         on_lost: Callable[[HubConnection, FlareError], None],
     ) -> None:
@@ -61,7 +61,8 @@ class HubConnection:
         """Why the hub cannot be reached any more, if so."""
         self._options = options
         self._hello = hello
-        self._greetings = greetings
+        self._offers = offers
+        self._offered: dict[str, str] = {}
         self._on_message = on_message
         self._on_lost = on_lost
         self._admin = Admin(options.startup_kit, options.user)
@@ -96,6 +97,18 @@ class HubConnection:
         if len(data) > largest:
             raise TooLarge(f"{len(data):,} bytes are more than the {int(largest):,} that the server takes at a time")
         self._duplex.send(data)
+
+    def offer(self, offers: Sequence[fm.Offer]) -> None:
+        """Brings code to the hub, as far as it does not have it from us.
+
+        Raises:
+            TooLarge: the hub does not take so much at a time.
+        """
+        self._offers = offers
+        for offer in offers:
+            if self._offered.get(offer.site) != offer.key:
+                self.send(offer)
+                self._offered[offer.site] = offer.key
 
     def expect(self, *, busy: bool) -> None:
         """Says whether the hub will have something to say."""
@@ -208,8 +221,8 @@ class HubConnection:
         self._carrier, self._session = carrier, secrets.token_hex(16)
         self._duplex = Duplex(self._take)
         self.welcome = self._broken = None
-        for message in self._greetings:
-            self.send(message)
+        self._offered.clear()
+        self.offer(self._offers)
         return self._attach(new=True)
 
     def _attach(self, *, new: bool) -> fm.Attach:

@@ -346,11 +346,13 @@ class Hub:
 
     def _offer(self, app: Application, offer: fm.Offer) -> None:
         key = f"{offer.site}:{offer.key}"
-        app.offers.add(key)
+        # An application whose code has changed needs the former only for jobs that have it.
+        app.offers = {other for other in app.offers if not other.startswith(f"{offer.site}:")} | {key}
         if key not in self._offers:
             self._offers[key] = offer
             if offer.site in self._roster.sites:
                 self._send(offer.site, offer)
+        self._drop_offers()
 
     def _drop_offers(self) -> None:
         """Has the sites forget code that neither an application nor a job needs any more."""

@@ -62,7 +62,7 @@ def load_installed(settings: SiteSettings, folder: Path) -> Installed:
             site = Federation(federation.name).site(settings.site)  # what needs no operation can run there
         if site is None:
             return Installed({}, None, problem=f"its federation {federation.name!r} has no site {settings.site!r}")
-        shipped = ship_site(site, settings.homesite)
+        shipped = ship_site(site, settings.homesite).data
         adapters = site.adapters.values()
         apart = frozenset(adapter.operation for adapter in adapters if adapter.in_process)
         return Installed(operations_of(adapters), shipped, site.workers, site.threads, own_process=apart)

@@ -61,6 +61,7 @@ class FlareTarget:
         self.worker_bells = Bells()
         self._federation: Federation | None = None
         self._homesite = ""
+        self._revision = -1
         self._carriers = Carriers(self._new_connection, self._in_use)
         self._offers: dict[str, fm.Offer] = {}
         self._reports: dict[tuple[HubConnection, str], fm.SiteReport] = {}
@@ -81,18 +82,32 @@ class FlareTarget:
             ShippingError: the code of an operation cannot be sent to its site.
         """
         self._federation, self._homesite = federation, homesite
-        for site in federation.sites.values():
-            for adapter in site.adapters.values():
-                for hint in adapter.signature.named:
-                    self._classes.add(hint)
-        if self.options.code == "travels":
-            self._offers = self._ship(federation, homesite)
+        self._update()
         try:
             async with self._carriers.running(federation.sites, homesite):
                 yield
         finally:
             self.jobs.close()
             self.worker_bells.close()
+
+    def _update(self) -> None:
+        """Has jobs that are submitted from now on run the code that the federation object has now, if it travels.
+
+        Raises:
+            ShippingError: the code of an operation cannot be sent to its site.
+        """
+        federation = self._federation
+        assert federation is not None  # noqa: S101 - set while running
+        if federation.revision == self._revision:
+            return
+        revision = federation.revision
+        for site in federation.sites.values():
+            for adapter in site.adapters.values():
+                for hint in adapter.signature.named:
+                    self._classes.add(hint)
+        if self.options.code == "travels":
+            self._offers = self._ship(federation, self._homesite)
+        self._revision = revision
 
     def _ship(self, federation: Federation, homesite: str) -> dict[str, fm.Offer]:
         lanes = self._lanes()
@@ -101,7 +116,7 @@ class FlareTarget:
         if homesite not in sites:  # it offers nothing, but pipelines may do something without operations there
             sites[homesite] = Federation(federation.name).site(homesite)
         for name, site in sites.items():
-            shipped = ship_site(site, homesite)
+            shipped = ship_site(site, homesite).data
             key = hashlib.sha256(shipped).hexdigest()
             offers[name] = fm.Offer(key, name, shipped, site.workers, site.threads, lanes)
         return offers
@@ -127,8 +142,8 @@ class FlareTarget:
         )
 
     def _new_connection(self) -> HubConnection:
-        greetings = list(self._offers.values())
-        return HubConnection(self.options, self._hello(), greetings, self._receive, self._give_up)
+        offers = list(self._offers.values())
+        return HubConnection(self.options, self._hello(), offers, self._receive, self._give_up)
 
     def _in_use(self) -> Iterator[HubConnection]:
         return (job.connection for job in self.jobs.coordinators if job.connection is not None)
@@ -258,12 +273,14 @@ class FlareTarget:
             PipelineError: the federation cannot give what the plan needs any more.
             FlareError: the federation cannot be reached any more.
         """
+        self._update()
         connection = await self._carriers.connected()
         if not _has(connection, job.plan):  # a plan that was prepared when its sites were there
             problems = await self.refusals(job.plan)
             if problems:
                 raise PipelineError(job.plan.pipeline, problems)
             connection = await self._carriers.connected()
+        connection.offer(list(self._offers.values()))
         job.connection = connection
         self.jobs.add(job)
         job.on_end(self._job_ended)

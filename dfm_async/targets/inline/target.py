@@ -38,36 +38,61 @@ class InlineTarget:
         self.worker_bells = Bells()
         self._hub = Hub(self._post)
         self._sites: dict[str, SiteRuntime] = {}
+        self._federation: Federation | None = None
+        self._homesite = ""
+        self._revision = -1
+        self._stack: AsyncExitStack | None = None
+        self._updating = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @asynccontextmanager
     async def running(self, federation: Federation, homesite: str) -> AsyncIterator[None]:
         """Keeps the sites up while the context is open."""
         self._loop = asyncio.get_running_loop()
+        self._federation, self._homesite = federation, homesite
         async with AsyncExitStack() as stack:
-            names = dict.fromkeys([*federation.sites, homesite])
-            for name in names:
-                site = federation.sites.get(name)
-                runtime = SiteRuntime(
-                    name,
-                    OperationTable(name, site.adapters.values() if site else ()),
-                    self.codec,
-                    report=self._report,
-                    send=self._send,
-                    threads=site.threads if site else 8,
-                    grace=self.options.shutdown_grace,
-                    config=site.config(homesite) if site else None,
-                )
-                self._sites[name] = await stack.enter_async_context(runtime)
+            self._stack = stack
+            await self._update()
             try:
                 yield
             finally:
+                self._stack = None
                 self.jobs.close()
                 self.worker_bells.close()
                 self._sites.clear()
 
+    async def _update(self) -> None:
+        """Has jobs that begin from now on run the code that the federation has now."""
+        federation, homesite = self._federation, self._homesite
+        assert federation is not None  # noqa: S101 - set while running
+        if federation.revision == self._revision:
+            return
+        async with self._updating:
+            revision = federation.revision
+            for name in dict.fromkeys([*federation.sites, homesite]):
+                site = federation.sites.get(name)
+                table = OperationTable(name, site.adapters.values() if site else ())
+                runtime = self._sites.get(name)
+                if runtime is not None:
+                    runtime.table = table
+                    runtime.config = site.config(homesite) if site else runtime.config
+                elif self._stack is not None:
+                    runtime = SiteRuntime(
+                        name,
+                        table,
+                        self.codec,
+                        report=self._report,
+                        send=self._send,
+                        threads=site.threads if site else 8,
+                        grace=self.options.shutdown_grace,
+                        config=site.config(homesite) if site else None,
+                    )
+                    self._sites[name] = await self._stack.enter_async_context(runtime)
+            self._revision = revision
+
     async def submit(self, coordinator: Coordinator, priority: int = 0) -> None:
         """Launches a job at once."""
+        await self._update()
         self.jobs.add(coordinator)
         coordinator.on_end(self._hub.forget)
         plan = coordinator.plan

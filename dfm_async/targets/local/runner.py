@@ -62,6 +62,8 @@ class FederationRunner:
         self._priorities: dict[Coordinator, int] = {}
         self._limit = 0
         self._pools: SitePools | None = None
+        self._federation: Federation | None = None
+        self._revision = -1
         self._fork_server: ForkServer | None = None
         self._group: asyncio.TaskGroup | None = None
 
@@ -72,6 +74,7 @@ class FederationRunner:
         Raises:
             ShippingError: the code of an operation cannot be sent to a worker.
         """
+        self._federation, self._revision = federation, federation.revision
         if choose_method(self.options.start_method) == "forkserver":
             self._fork_server = ForkServer.acquire(self.options.preload)
         try:
@@ -135,7 +138,10 @@ class FederationRunner:
 
         Raises:
             QueueFull: it is, and the options say not to wait.
+            ShippingError: the code of an operation that was defined since cannot be sent to a worker.
         """
+        if self._federation is not None and self._federation.revision != self._revision:
+            self._update(self._federation)
         lane = None if self._queue else self._free_lane()
         limit = self.options.queue_limit
         if lane is None and len(self._queue) >= limit and self.options.queue_overflow == "fail":
@@ -316,8 +322,18 @@ class FederationRunner:
             coordinator.shut_down(reason, grace)
         await asyncio.gather(*(lane.shutdown(reason, grace) for lane in self._lanes))
 
+    def _update(self, federation: Federation) -> None:
+        """Has jobs that begin from now on run the code that the federation has now; others go on as they are."""
+        if self._pools is not None and (runtime := self._hub.home) is not None:
+            revision = federation.revision
+            self._pools.reload()
+            home = federation.sites.get(runtime.site)
+            runtime.table = OperationTable(runtime.site, home.adapters.values() if home else ())
+            runtime.config = home.config(runtime.site) if home else runtime.config
+            self._revision = revision
+
     def reload(self, federation: Federation) -> None:
-        """Runs jobs from now on with the code that the federation has now; those that run go on as they are."""
+        """Runs jobs with the code that the federation has now; those in worker processes go on as they are."""
         if self._pools is not None and self._hub.home is not None:
             home = federation.sites.get(self._hub.home.site)
             self._hub.home.table.replace(home.adapters.values() if home else ())

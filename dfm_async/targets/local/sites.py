@@ -17,7 +17,7 @@ from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 from dfm_async.workers.fork_server import ForkServer
 from dfm_async.workers.pool import SitePool
-from dfm_async.workers.shipping import ship_site
+from dfm_async.workers.shipping import ShippedSite, ship_site
 from dfm_async.workers.site_worker import SiteWorker, remember_net
 
 __all__ = ["SitePools"]
@@ -57,7 +57,7 @@ class SitePools:
         self.lanes = options.lanes_for(site.workers for site in federation.sites.values())
         """How many lanes there are."""
 
-    def _ship(self) -> dict[str, bytes]:
+    def _ship(self) -> dict[str, ShippedSite]:
         home = self._homesite
         return {name: ship_site(site, home) for name, site in self._federation.sites.items() if name != home}
 
@@ -69,8 +69,9 @@ class SitePools:
         """
         before, self._shipped = self._shipped, self._ship()
         for pool in self._pools.values():
-            if self._shipped[pool.site] != before[pool.site]:
-                pool.reload(self._shipped[pool.site])
+            shipped = self._shipped.get(pool.site)
+            if shipped is not None and not shipped.same_as(before[pool.site]):
+                pool.reload(shipped.data)
 
     @property
     def pools(self) -> Mapping[str, SitePool]:
@@ -106,7 +107,7 @@ class SitePools:
                 site,
                 workers=min(found.workers or self.lanes, self.lanes),
                 threads=found.threads,
-                shipped=self._shipped[site],
+                shipped=self._shipped[site].data,
                 fork_server=self._fork_server,
                 loop_initializer=_uvloop() if self._options.uvloop else None,
                 on_message=self._on_message,
