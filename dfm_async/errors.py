@@ -7,7 +7,8 @@ all can be pickled.
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dfm_async.rendering import Shown
 
@@ -66,8 +67,34 @@ _SHOWN = 10
 _LISTED = 50
 
 
+class _Default:
+    """An attribute that is computed, unless an error has one of its own."""
+
+    def __init__(self, compute: Callable[[DfmError], str]) -> None:
+        self._compute = compute
+
+    def __get__(self, error: DfmError | None, owner: type) -> Any:
+        return self if error is None else self._compute(error)
+
+
 class DfmError(Shown, Exception):
-    """The root of all errors of this library."""
+    """The root of all errors of this library. Every error of a job has these attributes.
+
+    Attributes:
+        node: the label of the node in the pipeline; empty if it is not about one.
+        site: the site; empty if it is not about one.
+        type_name: the qualified name of its type; for an operation that raised, of the original exception's.
+        message: its text; for an operation that raised, the original exception's.
+    """
+
+    node: str = ""
+    site: str = ""
+    if TYPE_CHECKING:
+        type_name: str
+        message: str
+    else:
+        type_name = _Default(lambda error: f"{type(error).__module__}.{type(error).__qualname__}")
+        message = _Default(str)
 
 
 class Problem:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 from dfm_async.errors import DfmError
@@ -903,7 +904,7 @@ def _text(error: BaseException) -> str:
 
 def _traceback(error: BaseException) -> str:
     try:
-        lines = traceback.format_exception(type(error), error, None if _is_ours(error) else error.__traceback__)
+        lines = traceback.format_exception(type(error), error, _of_the_user(error))
     except Exception:  # noqa: BLE001 - nor a broken traceback
         return ""
     text = "".join(lines).splitlines()
@@ -913,10 +914,12 @@ def _traceback(error: BaseException) -> str:
     return "\n".join(text)
 
 
-def _is_ours(error: BaseException) -> bool:
-    """Whether an error of ours comes from our own code: its text says all, and how we got there helps nobody."""
-    package = __name__.partition(".")[0]
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return isinstance(error, DfmError) and all(
-        str(frame.f_globals.get("__name__")).partition(".")[0] == package for frame in frames
-    )
+def _of_the_user(error: BaseException) -> TracebackType | None:
+    """The traceback from where the user's code begins: how we called it helps nobody.
+
+    An error of ours that comes from our own code has none: its text says all.
+    """
+    package, found = __name__.partition(".")[0], error.__traceback__
+    while found is not None and str(found.tb_frame.f_globals.get("__name__")).partition(".")[0] == package:
+        found = found.tb_next
+    return error.__traceback__ if found is None and not isinstance(error, DfmError) else found

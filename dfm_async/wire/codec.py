@@ -29,11 +29,11 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
-import cloudpickle
 import msgspec
 from msgspec.msgpack import Ext
 
 from dfm_async.errors import EncodingError
+from dfm_async.wire.by_value import dumps as by_value_dumps
 from dfm_async.wire.classes import KnownClasses
 from dfm_async.wire.memory import LARGE, Allocator, Part, Payload, WritablePart
 
@@ -498,6 +498,10 @@ def _is_text(value: str) -> bool:
     return True
 
 
+_MAIN: Final = "__main__"
+"""The module that is another one in every process: what it has does not travel by its name."""
+
+
 def _is_key(key: Any) -> bool:
     kind = type(key)
     if kind is str:
@@ -652,20 +656,31 @@ def _pickled(codec: Codec, value: Any) -> Any:
         if _is_data(kind) and not _importable(kind):
             raise TypeError(f"only this process knows its class, and pickle is not allowed {where}; put it in a module")
         raise TypeError(f"no codec knows this type, and pickle is not allowed {where}")
-    # cloudpickle only where a class lives in __main__, in a notebook, or in a function: it travels with its value.
-    by_value = kind.__module__ != "builtins" and not _importable(kind)
-    dumps = cloudpickle.dumps if by_value else pickle.dumps
+    data, kept = _dump(value, by_value=kind.__module__ != "builtins" and not _importable(kind))
     buffers: list[Any] = []
-
-    def keep(buffer: pickle.PickleBuffer) -> None:
+    for buffer in kept:
         raw = buffer.raw()
         block = codec.store(raw)
         # Never within the pickle: there it would arrive writable, which one in shared memory cannot.
         buffers.append(bytes(raw) if block is None else [block.offset, block.size])
-
-    data = dumps(value, protocol=5, buffer_callback=keep)
     codec.note(len(data))
     return Ext(_Code.PICKLE_BUFFERS, codec.dumps([data, buffers])) if buffers else Ext(_Code.PICKLE, data)
+
+
+def _dump(value: Any, *, by_value: bool) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    """Pickles a value: by value where a class of it lives in ``__main__``, in a notebook, or in a function."""
+    buffers: list[pickle.PickleBuffer] = []
+    if not by_value:
+        try:
+            data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            if _MAIN not in str(error):
+                raise
+        else:
+            if _MAIN.encode() not in data:
+                return data, buffers
+        buffers = []
+    return by_value_dumps(value, buffers.append), buffers
 
 
 def _pack_datetime(codec: Codec, value: dt.datetime) -> Any:

@@ -12,13 +12,12 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
-import cloudpickle
-
 from dfm_async.errors import SecretError, ShippingError
 from dfm_async.federation.operation import Adapter, Operation
 from dfm_async.federation.site import Site
 from dfm_async.model.resources import SiteConfig, VaultConfig
 from dfm_async.site import shim
+from dfm_async.wire import by_value
 
 __all__ = ["ShippedSite", "load_site", "ship_site"]
 
@@ -96,22 +95,22 @@ def ship_site(site: Site, homesite: str) -> ShippedSite:
         code: _ByName | _ByValue | None = _by_name(adapter.code)
         try:
             if code is None:
-                code = _ByValue(cloudpickle.dumps(adapter.code, protocol=5))
+                code = _ByValue(by_value.dumps(adapter.code))
             # Of a declared signature names and defaults are enough: what types mean was checked before.
             bare = replace(adapter, code=None, declared=adapter.declared and adapter.declared.untyped)
-            cloudpickle.dumps((bare.args, bare.declared, bare.advisors))
+            by_value.dumps((bare.args, bare.declared, bare.advisors))
         except Exception as error:
             raise ShippingError(adapter.operation, site.name, str(error) or type(error).__name__) from error
         shipped.append(_Shipped(bare, code))
     config = site.config(homesite)
     if not isinstance(config.vault, VaultConfig):
         try:
-            cloudpickle.dumps(config.vault)
+            by_value.dumps(config.vault)
         except Exception as error:  # noqa: BLE001 - its text may show what it holds
             reason = f"{type(config.vault).__qualname__} cannot be sent to a worker process ({type(error).__name__})"
             raise SecretError(site.name, "", f"{reason}: name its class by VaultConfig(path=...)") from None
     # What is inside may need the names of nv_dfm_core when it is unpacked.
-    data = cloudpickle.dumps((config.compat, cloudpickle.dumps((config, shipped), protocol=5)), protocol=5)
+    data = by_value.dumps((config.compat, by_value.dumps((config, shipped))))
     by_name = [isinstance(found.code, _ByName) for found in shipped]
     return ShippedSite(data, tuple(a.code for a, named in zip(site.adapters.values(), by_name, strict=True) if named))
 

@@ -1,0 +1,144 @@
+"""What applications read of the errors of a job: the same attributes on all, and tracebacks of the user's code."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from dfm_async import (
+    DecodingError,
+    DfmError,
+    Failure,
+    Federation,
+    JobFailed,
+    OperationFailed,
+    ParameterError,
+    Pipeline,
+    RetryPolicy,
+    Session,
+    Yield,
+)
+from tests.conftest import Connect
+
+fed = Federation("errors")
+lab = fed.site("lab")
+
+
+def helper(x: int) -> float:
+    return 1 / x
+
+
+@lab.operation
+def sync(x: int) -> float:
+    return helper(x)
+
+
+@lab.operation
+async def on_loop(x: int) -> float:
+    return helper(x)
+
+
+@lab.operation
+def generator(x: int) -> Iterator[float]:
+    yield 1.0
+    yield helper(x)
+
+
+@lab.operation
+async def async_generator(x: int) -> AsyncIterator[float]:
+    yield 1.0
+    yield helper(x)
+
+
+@lab.operation(retry=RetryPolicy(attempts=2, backoff=0.0), deadline=30)
+def retried(x: int) -> float:
+    return helper(x)
+
+
+@lab.operation(in_process=True)
+def elsewhere(x: int) -> float:
+    return helper(x)
+
+
+@lab.operation
+def chained(x: int) -> float:
+    try:
+        return helper(x)
+    except ZeroDivisionError as error:
+        raise ValueError("a chain") from error
+
+
+@lab.operation
+async def grouped(x: int) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(on_loop.code(x))  # type: ignore[arg-type]
+
+
+class Built:
+    def __init__(self) -> None:
+        helper(0)
+
+    def body(self, x: int) -> int:
+        return x
+
+
+built = lab.operation(Built, name="built")
+
+
+def refuse(_x: int) -> Any:
+    raise LookupError("not here")
+
+
+class Stubborn:
+    def __reduce__(self) -> Any:
+        return refuse, (1,)
+
+
+@lab.operation
+def stubborn() -> Any:
+    return Stubborn()
+
+
+async def errors_of(session: Session, operation: Any, *args: Any) -> tuple[DfmError, ...]:
+    with Pipeline("fails") as pipeline:
+        Yield(operation(*args))
+    job = await session.execute(pipeline)
+    failures = [item.error async for item in job.results(errors="yield") if isinstance(item, Failure)]
+    with pytest.raises(JobFailed) as caught:
+        await job
+    assert failures
+    for error in (*failures, *caught.value.errors):
+        assert all(isinstance(text, str) for text in (error.node, error.site, error.type_name, error.message))
+    return caught.value.errors
+
+
+async def test_tracebacks_begin_with_the_users_code(connect: Connect) -> None:
+    operations = [sync, on_loop, generator, async_generator, retried, elsewhere, chained, grouped, built]
+    async with connect(fed) as session:
+        for operation in operations:
+            error = (await errors_of(session, operation, 0))[0]
+            assert isinstance(error, OperationFailed)
+            lines = [line for line in error.remote_traceback.splitlines() if "File" in line]
+            assert any("in helper" in line for line in lines), operation.name
+            assert not any("/dfm_async/" in line for line in lines), error.remote_traceback
+
+
+async def test_every_error_of_a_job_says_what_where_and_why(connect: Connect) -> None:
+    async with connect(fed) as session:
+        (error,) = await errors_of(session, stubborn)
+        assert isinstance(error, DecodingError)
+        assert (error.node, error.site) == ("stubborn#0", "")
+        assert error.type_name == "dfm_async.errors.DecodingError"
+        assert error.message == str(error)
+        assert "not here" in error.message
+
+
+def test_errors_without_a_node_have_empty_ones_and_are_pickled_as_before() -> None:
+    error = pickle.loads(pickle.dumps(ParameterError(["missing parameter 'x'"])))
+    assert (error.node, error.site, error.type_name) == ("", "", "dfm_async.errors.ParameterError")
+    assert error.message == str(error)
+    assert vars(error) == vars(ParameterError(["missing parameter 'x'"]))
