@@ -9,6 +9,7 @@ from typing import Any
 
 from dfm_async.federation.external import declared_by
 from dfm_async.federation.operation import RESERVED, ExternalCode, Operation, Signature
+from dfm_async.model import signatures
 
 __all__ = ["check_parameters", "plain_function", "same_source", "signature_of", "without_code"]
 
@@ -56,10 +57,10 @@ def plain_function(code: Any, args: Mapping[str, Any] | None) -> Callable[..., A
             return code(**(args or {})).body(*call_args, **call_kwargs)
 
         body = code.body  # type: ignore[attr-defined]
-        functools.update_wrapper(run, body, assigned=("__doc__", "__annotations__"), updated=())
+        functools.update_wrapper(run, body, assigned=("__doc__", signatures.ANNOTATIONS), updated=())
         del run.__wrapped__  # type: ignore[attr-defined] # its first parameter is the object, which callers do not pass
         run.__name__, run.__qualname__, run.__module__ = code.__name__, code.__qualname__, code.__module__
-        parameters = inspect.signature(body).parameters.values()
+        parameters = signatures.signature_of(body).parameters.values()
         run.__signature__ = inspect.Signature(list(parameters)[1:])  # type: ignore[attr-defined]
         run.__dfm_code__ = code  # type: ignore[attr-defined] # what travels to workers
         return run

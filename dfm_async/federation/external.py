@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from dfm_async.federation.operation import CodeKind, ExternalCode, Signature, kind_of
+from dfm_async.model.signatures import signature_of
 
 __all__ = ["body_of", "declared_by", "stand_in"]
 
@@ -59,5 +60,5 @@ def stand_in(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     functools.update_wrapper(run, function)
     del run.__wrapped__  # type: ignore[attr-defined] # it need not be able to travel to workers, and this may have to
-    run.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    run.__signature__ = signature_of(function)  # type: ignore[attr-defined]
     return run

@@ -19,6 +19,7 @@ from dfm_async.federation.bindings import Binding, ExposedParameter, FromParam
 from dfm_async.federation.schemas import plain_data
 from dfm_async.model.policies import Cost, RetryPolicy
 from dfm_async.model.resources import ClassPath
+from dfm_async.model.signatures import signature_of
 from dfm_async.pipeline.current import current_builder
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class Signature:
     @classmethod
     def of(cls, code: Callable[..., Any], *, bound: bool) -> Signature:
         """Reads the signature of a function, or of an unbound method if ``bound``."""
-        parameters = inspect.signature(code)
+        parameters = signature_of(code)
         listed = list(parameters.parameters.values())
         if bound:
             listed = listed[1:]

@@ -15,6 +15,7 @@ from dfm_async.federation.bindings import Binding, Const, FromParam, FromProvide
 from dfm_async.federation.operation import Adapter, CodeKind
 from dfm_async.model.constants import fresh
 from dfm_async.model.resources import ClassPath
+from dfm_async.model.signatures import signature_of
 from dfm_async.runtime.context import current_context
 from dfm_async.runtime.iterators import is_iterator
 from dfm_async.site.construction import taken
@@ -123,7 +124,7 @@ class AdapterObject:
         if self._adapter.bindings is None:
             return
         try:
-            signature = inspect.signature(body)
+            signature = signature_of(body)
         except (TypeError, ValueError):
             return  # code that does not tell
         context = [_CONTEXT] if self._wants_context else []
@@ -208,7 +209,7 @@ def _given(binding: Const | FromSecrets | FromSite | FromProvider, given: Mappin
 
 def _parameters(code: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
-        return inspect.signature(code).parameters
+        return signature_of(code).parameters
     except (TypeError, ValueError):
         return {}
 

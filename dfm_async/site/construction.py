@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from dfm_async.errors import LoadingError
+from dfm_async.model.signatures import signature_of
 
 __all__ = ["construct", "lacks_body", "taken", "wrong_arguments"]
 
@@ -14,7 +14,7 @@ __all__ = ["construct", "lacks_body", "taken", "wrong_arguments"]
 def taken(kind: type[Any]) -> frozenset[str]:
     """The names of the parameters of a constructor."""
     try:
-        return frozenset(inspect.signature(kind).parameters)
+        return frozenset(signature_of(kind).parameters)
     except (TypeError, ValueError):  # one that is written in C tells nothing
         return frozenset()
 
@@ -22,7 +22,7 @@ def taken(kind: type[Any]) -> frozenset[str]:
 def wrong_arguments(kind: type[Any], arguments: Mapping[str, Any]) -> str | None:
     """What is wrong with the arguments of a constructor; it names them, and never shows their values."""
     try:
-        inspect.signature(kind).bind(**arguments)
+        signature_of(kind).bind(**arguments)
     except TypeError as error:
         return str(error)
     except ValueError:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dfm_async.federation.operation import Operation
+from dfm_async.model.signatures import signature_of
 
 __all__ = ["Call", "Fake", "raises", "returns"]
 
@@ -57,7 +57,7 @@ class Fake:
             raise TypeError(f"a fake is a function, not {code!r}: write returns({code!r}) for a value")
         self.code = code
         self.calls: list[Call] = []
-        self._parameters = inspect.signature(code).parameters
+        self._parameters = signature_of(code).parameters
 
     @classmethod
     def of(cls, code: Fake | Callable[..., Any]) -> Fake:
@@ -101,7 +101,7 @@ class Fake:
         if wrong:
             name = getattr(self.code, "__name__", repr(self.code))
             raise TypeError(
-                f"{name}{inspect.signature(self.code)} cannot stand for "
+                f"{name}{signature_of(self.code)} cannot stand for "
                 f"{operation.name}{operation.signature.parameters}: {'; '.join(wrong)}"
             )
 

@@ -9,11 +9,13 @@ import inspect
 import pickle
 import pydoc
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pytest
 
+import dfm_async
 from dfm_async import (
     Const,
     Cost,
@@ -23,12 +25,14 @@ from dfm_async import (
     OperationContext,
     Pipeline,
     PlaceParam,
+    Program,
     RetryPolicy,
     Site,
     Yield,
 )
 from dfm_async.federation.operation import CodeKind, OperationOptions
 from dfm_async.pipeline.statements import CallStatement
+from dfm_async.testing import Fake
 
 shipped = Federation("shipped")
 dock = shipped.site("dock")
@@ -258,6 +262,31 @@ def test_another_site_takes_over_every_option_of_an_operation(site: Site) -> Non
     changed = elsewhere.adapters["Multiplier", "p"]
     assert (changed.retry, changed.in_process, changed.args) == (None, False, {"factor": 8})
     assert (changed.deadline, changed.cost) == (given["deadline"], given["cost"])
+
+
+def test_annotations_that_cannot_be_evaluated_declare_nothing(site: Site) -> None:
+    def act(x: OnlyForCheckers, y: int = 2) -> OnlyForCheckers:  # type: ignore[name-defined]  # noqa: F821
+        return x
+
+    class Act:
+        def body(self, x: OnlyForCheckers) -> OnlyForCheckers:  # type: ignore[name-defined]  # noqa: F821
+            return x
+
+    function, built = site.operation(act), site.operation(Act)
+    program = site.operation(act, name="train", program=Program(argv=["true"]))
+    assert list(function.signature.parameters.parameters) == ["x", "y"]
+    assert list(built.signature.parameters.parameters) == ["x"]
+    assert list(program.signature.parameters.parameters) == ["x", "y"]
+    assert function.signature.types == built.signature.types == {}
+    assert function(1) == built(1) == 1
+    Fake.of(act).check(function)
+
+
+def test_signatures_of_users_are_read_in_one_place() -> None:
+    package = Path(dfm_async.__file__).parent
+    own = {"model/signatures.py", "testing/plugin.py"}  # that one asks pytest-asyncio
+    using = [path for path in package.rglob("*.py") if "inspect.signature(" in path.read_text()]
+    assert {str(path.relative_to(package)) for path in using} == own
 
 
 # implements

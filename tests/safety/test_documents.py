@@ -29,6 +29,24 @@ def test_a_hostile_federation_is_refused(name: str, file: Path) -> None:
     assert sorted(file.parent.iterdir()) == [file]
 
 
+@pytest.mark.parametrize("libyaml", [True, False], ids=["libyaml", "pure Python"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEAD + 'provision: {a: "\\ud800"}\n',
+        HEAD + 'provision: {"\\ud800": a}\n',
+        '{"info": {"name": "a.b", "version": "1"}, "sites": {"lab": {"info": {"a": "\\udfff"}}}}',
+    ],
+    ids=["value", "key", "JSON"],
+)
+def test_half_a_character_is_refused(text: str, libyaml: bool, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not libyaml:
+        monkeypatch.delattr("yaml.CSafeLoader", raising=False)
+    file.write_text(text)
+    with pytest.raises(FederationError, match="this is not YAML|half a character"):
+        Federation.from_yaml(file)
+
+
 @pytest.mark.parametrize("name", LAZY)
 def test_a_federation_is_read_without_its_classes(name: str, file: Path) -> None:
     file.write_text(LAZY[name])

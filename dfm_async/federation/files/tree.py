@@ -158,6 +158,11 @@ def tree_of(data: Any) -> Node:
     return _tree_of(data, itertools.count(-1 << _LINE), 0)
 
 
+def _is_broken(text: str) -> bool:
+    """Whether a text holds half a character (a surrogate), which cannot be written."""
+    return not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def _tree_of(data: Any, places: Iterator[int], depth: int) -> Node:
     at = next(places)
     if depth > DEEPEST:
@@ -172,6 +177,8 @@ def _tree_of(data: Any, places: Iterator[int], depth: int) -> Node:
         parts = [_tree_of(part, places, depth + 1) for part in data]
         node = Node(parts, at)
     elif data is None or isinstance(data, (str, int, float)):
+        if isinstance(data, str) and _is_broken(data):
+            raise TreeError(0, 0, f"half a character is no text: {data!r}")
         return Node(data, at)
     else:
         raise TreeError(0, 0, f"a value of type {type(data).__name__} is neither text, a number, a list nor a mapping")
@@ -199,6 +206,8 @@ class _Composer:
 
     def scalar(self, event: Any, at: int) -> None:
         text: str = event.value
+        if _is_broken(text):  # libyaml refuses it, PyYAML without it does not
+            raise _wrong(at, "this is not YAML: half a character is no text")
         frame = self._frame
         if frame is not None and frame.mapping and frame.name is None:
             self._key(frame, event, text, at)
