@@ -139,7 +139,7 @@ class ParameterFile:
     def _one(self, found: Any, where: str) -> ParameterSet:
         if not isinstance(found, dict):
             kind = "null" if found is None else type(found).__name__
-            raise BadInput(f"{self._shown}: {where} is no object of parameters, but {kind}")
+            raise BadInput(f"{self._shown}: {where} is not an object of parameters, but a value of type {kind}")
         return {**self._common, **found}
 
 

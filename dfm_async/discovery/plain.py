@@ -42,8 +42,8 @@ def plain(value: Any) -> Any:
     item = getattr(value, "tolist", None)
     if callable(item) and not isinstance(value, type):  # scalars and arrays of numpy
         return plain(item())
-    kind = type(value).__qualname__
-    raise TypeError(f"advice is plain data that JSON can hold, and a value of type {kind} is not: {short(value)}")
+    name = type(value).__qualname__
+    raise TypeError(f"advice is plain data that JSON can hold, and a value of type {name} is not: {short(value)}")
 
 
 def same(one: Any, other: Any) -> bool:

@@ -75,6 +75,10 @@ class Federation(Shown):
         self.schemas: Namespace[Any] = Namespace("schema", self.models)
         """The same by attributes: ``federation.schemas.tasks.State(value=1.5)``."""
 
+    def changed(self) -> None:
+        """Has sessions that are connected take over what is new with their next job."""
+        self.revision += 1
+
     @classmethod
     def from_yaml(
         cls, path: str | os.PathLike[str], *, packages: tuple[str, ...] | None = None, compat: bool = False
@@ -138,7 +142,8 @@ class Federation(Shown):
         check_parameters(name, signature, RESERVED if declaration is None else frozenset({"site", "provider"}))
         operation: Operation[..., Any] = Operation(name, plain, signature, declaration=declaration)
         self.operations[name] = operation
-        self.revision += 1
+        operation.changed = self.changed
+        self.changed()
         return operation
 
     def add_openapi(
@@ -228,7 +233,7 @@ class Federation(Shown):
         found.vault = VaultConfig() if vault is None else vault
         found.send_cost = dict(send_cost or {})
         found.info = dict(info or {})
-        self.revision += 1
+        self.changed()
         return found
 
     def load_pipeline(self, path: str | os.PathLike[str] | UPath) -> Pipeline:

@@ -191,6 +191,8 @@ class Operation(Generic[P, R]):
         """What a site was given: the function, or the class or object with a ``body``."""
         self.options = OperationOptions()
         """How the site that defined it runs it; a site that offers the same code runs it so, too."""
+        self.changed: Callable[[], object] = bool
+        """Tells the federation that the operation is another one now."""
         self.declaration = declaration
         """What a federation file says of it; None for one that a function defines."""
         self.exposed: dict[str, ExposedParameter] = {}
@@ -213,6 +215,7 @@ class Operation(Generic[P, R]):
 
         def add(function: F) -> F:
             self.advisors[field] = advisor_of(self, field, order, function)
+            self.changed()
             return function
 
         return add

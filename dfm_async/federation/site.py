@@ -104,7 +104,7 @@ class Site:
         if name in self.providers:
             raise ValueError(f"site {self.name!r} has a provider {name!r} already")
         found = self.providers[name] = ProviderConfig(impl=impl, info=dict(info or {}))
-        self.federation.revision += 1
+        self.federation.changed()
         return found
 
     def adapt(
@@ -328,7 +328,8 @@ class Site:
             )
         self.federation.operations[name] = operation
         self.adapters[name, provider] = adapter
-        self.federation.revision += 1
+        operation.changed = self.federation.changed
+        self.federation.changed()
 
     def advisor(
         self, operation: Operation[..., Any], field: str, order: int = -1, *, provider: str | None = None
@@ -347,7 +348,7 @@ class Site:
 
         def add(function: F) -> F:
             adapter.advisors[field] = advisor_of(operation, field, order, function)
-            self.federation.revision += 1
+            self.federation.changed()
             return function
 
         return add

@@ -85,7 +85,7 @@ class Loader:
         if found is None:
             raise LoadingError(self._site, role, path, f"is not there: module {module_name!r} has no {name!r}")
         if not isinstance(found, type):
-            raise LoadingError(self._site, role, path, f"is no class, but an object of {type(found).__name__}")
+            raise LoadingError(self._site, role, path, f"is not a class, but an object of type {type(found).__name__}")
         origin = found.__module__.partition(".")[0]
         if origin in sys.stdlib_module_names:  # a name that some module has imported is not its own
             raise LoadingError(

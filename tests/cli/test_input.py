@@ -94,7 +94,10 @@ WRONG: list[tuple[list[str], str]] = [
     (["run", STATIONS, "squares", "-p", "x=1", "--place", "nowhere"], "no place 'nowhere'; it has: yield"),
     (["run", STATIONS, "squares", "--params", "none.json"], "none.json: No such file or directory"),
     (["run", STATIONS, "squares", "--params", "none.jsonl"], "none.jsonl: No such file or directory"),
-    (["run", STATIONS, "squares", "--params", "sets.json"], "sets.json: item 1 is no object of parameters, but int"),
+    (
+        ["run", STATIONS, "squares", "--params", "sets.json"],
+        "item 1 is not an object of parameters, but a value of type int",
+    ),
     (["run", STATIONS, "squares", "-p", "x=1", "--output", "raising.py"], "--output raising.py: "),
     (["run", STATIONS, "squares", "-p", "x=1", "--trace", "no/file"], "--trace no/file: No such file or directory"),
     (["run", STATIONS, "squares", "-p", "x=1", "--job-id", ""], "job_id must be a text that is not empty"),
@@ -182,7 +185,7 @@ async def test_a_bad_line_is_told_with_its_number(tmp_path: Path) -> None:
     file = ParameterFile(write(tmp_path, "many.jsonl", '{"x": 1}\n[]\n'), {})
     found = await file.sets()
     assert not isinstance(found, list)
-    with pytest.raises(BadInput, match="line 2 is no object of parameters, but list"):
+    with pytest.raises(BadInput, match="line 2 is not an object of parameters, but a value of type list"):
         assert [row async for row in found] == []
     assert file.problem is not None
 

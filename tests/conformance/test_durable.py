@@ -476,6 +476,15 @@ async def test_a_federation_without_the_operation_cannot_resume(opens: Open, tmp
     async with opens(poor) as session:
         with pytest.raises(PipelineError, match="has no 'wait_for' at site 'site'"):
             await session.resume("long")
+    other = Federation("lasting")
+
+    async def wait_for(folder: str, number: int) -> int:
+        return number
+
+    other.site("site").operation(wait_for)
+    async with opens(other) as session:
+        with pytest.raises(PipelineError, match="'wait_for' has changed since the plan was made: it needs 'number'"):
+            await session.resume("long")
     async with opens() as session:
         assert (await session.reattach("long")).status is JobStatus.INTERRUPTED
         with pytest.raises(JobNotFound):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dfm_async import (
+    Advise,
     Federation,
     LocalOptions,
     Operation,
@@ -25,6 +26,7 @@ from dfm_async import (
     Site,
     Yield,
 )
+from dfm_async.discovery import AdvisedOneOf
 from dfm_async.testing import Gate, override, returns
 from tests.conftest import Connect
 
@@ -198,6 +200,28 @@ async def test_a_redefined_class_is_built_from_its_new_code(connect: Connect) ->
 
     async with connect(fed) as session:
         assert [await value(session, one(make(added))) for added in (1, 10)] == [2, 11]
+
+
+async def test_advisors_that_are_added_are_asked(connect: Connect) -> None:
+    fed = Federation("advised")
+    lab = fed.site("lab")
+    f = define(lab, 1)
+    with Pipeline("ask", mode="discovery") as pipeline:
+        f(Advise())
+    async with connect(fed) as session:
+        assert await value(session, one(f)) == 2
+
+        @f.advisor("x")
+        def of_all(value: Any, context: Any) -> AdvisedOneOf:
+            return AdvisedOneOf([1, 2])
+
+        assert "1" in str(await session.discover(pipeline))
+
+        @lab.advisor(f, "x")
+        def of_lab(value: Any, context: Any) -> AdvisedOneOf:
+            return AdvisedOneOf([77])
+
+        assert "77" in str(await session.discover(pipeline))
 
 
 async def test_fakes_stand_for_operations_that_are_defined_later(connect: Connect) -> None:

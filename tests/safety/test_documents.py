@@ -43,7 +43,7 @@ def test_half_a_character_is_refused(text: str, libyaml: bool, file: Path, monke
     if not libyaml:
         monkeypatch.delattr("yaml.CSafeLoader", raising=False)
     file.write_text(text)
-    with pytest.raises(FederationError, match="this is not YAML|half a character"):
+    with pytest.raises(FederationError, match=r"this is not YAML|half a character"):
         Federation.from_yaml(file)
 
 

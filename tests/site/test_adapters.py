@@ -398,7 +398,7 @@ async def test_an_adapter_can_send_to_another_job() -> None:
         ("os.path.Thing", "is of the standard library"),
         ("tests.site.adapters.Path", "Path, of the standard library"),
         ("dfm_async.session.session.Session", "is a part of dfm_async that is not offered here"),
-        ("tests.site.adapters.asyncio", "is no class, but an object of module"),
+        ("tests.site.adapters.asyncio", "is not a class, but an object of type module"),
     ],
 )
 async def test_a_path_that_leads_to_no_adapter_fails_the_job_and_says_why(code: str, expected: str) -> None:
