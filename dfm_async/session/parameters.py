@@ -61,7 +61,7 @@ class ParameterSets:
             given = list(params)
         else:
             wanted = "a dict is one parameter set, a list several, an async iterable a stream of them"
-            hint = ": write list(...)" if isinstance(params, Iterable) and not isinstance(params, (str, bytes)) else ""
+            hint = ": write list(...)" if hasattr(params, "__next__") else ""
             raise ParameterError([f"{wanted}, not a value of type {type(params).__name__}{hint}"])
         problems: list[str] = []
         rows = [self._row(plan, row, "" if len(given) == 1 else f"set {i}: ", problems) for i, row in enumerate(given)]

@@ -24,7 +24,7 @@ from dfm_async import (
     Yield,
     collect,
 )
-from tests.conformance.conftest import Connect
+from tests.conftest import Connect
 
 fed = Federation("constants")
 lab, desk = fed.site("lab"), fed.site("desk")
@@ -75,6 +75,11 @@ def change(value: Any, number: int = 0) -> Any:
 @desk.operation
 async def change_on_loop(value: Any, number: int = 0) -> Any:
     return changed(value)
+
+
+@lab.operation
+def name_classes(frozen: Frozen, model: Model, point: Point) -> None:
+    """Has FLARE take these classes from other sites."""
 
 
 @lab.operation
@@ -135,9 +140,11 @@ def same(found: Any, expected: Any) -> bool:
     return bool(numpy.array_equal(found, expected)) if isinstance(expected, numpy.ndarray) else found == expected
 
 
-async def test_an_operation_that_changes_a_constant_changes_only_its_own(connect: Connect) -> None:
+async def test_an_operation_that_changes_a_constant_changes_only_its_own(connect: Connect, target: str) -> None:
     with Pipeline("all") as pipeline:
         for name, make in VALUES.items():
+            if name == "deque" and target == "flare":  # it would have to be pickled
+                continue
             for operation in (change, change_on_loop):
                 with ForEach([1, 2]) as number:
                     Yield(operation(make(), number), place=f"{name} {operation.name}")
@@ -205,7 +212,7 @@ async def test_constants_that_a_site_binds_stay_what_they_are(connect: Connect) 
 
 async def test_a_constant_is_converted_to_the_declared_type_as_a_parameter_is(connect: Connect) -> None:
     with Pipeline("constants") as constants:
-        Yield(declared({"x": 3}, [1, 2], 1))
+        Yield(declared({"x": 3}, [1, 2], 1))  # type: ignore[call-overload]
     with Pipeline("parameters") as parameters:
         Yield(declared(PlaceParam("p"), PlaceParam("n"), PlaceParam("r")))
     loaded = fed.pipeline_from_dfm(fed.pipeline_to_dfm(constants))

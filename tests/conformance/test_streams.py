@@ -116,7 +116,7 @@ async def test_a_generator_that_fails_fails_its_readers_because_of_it(connect: C
         job = await session.execute(pipeline)
         failures = [item async for item in job.results(errors="yield")]
     assert {failure.place for failure in failures if isinstance(failure, Failure)} == {None, "total", "stream"}
-    assert {failure.error.node for failure in failures if isinstance(failure, Failure)} == {"broken_stream#0"}  # type: ignore[attr-defined]
+    assert {failure.error.node for failure in failures if isinstance(failure, Failure)} == {"broken_stream#0"}
 
 
 async def test_a_reader_that_stops_reading_stops_the_producer(connect: Connect, target: TargetName) -> None:

@@ -215,7 +215,7 @@ def test_a_program_travels_without_the_function_that_declares_it(site: Site) -> 
     def train(weights: Local, rate: float = 0.1, *, steps: int = 10) -> Local:
         raise AssertionError(lock)
 
-    _, (arrived,) = load_site(ship_site(site, "home"))
+    _, (arrived,) = load_site(ship_site(site, "home").data)
     assert (arrived.operation, arrived.provider, arrived.deadline) == ("train", "gpu", 3.0)
     assert (arrived.code, arrived.args) == (Body, {"program": P})
     assert arrived.declared is not None

@@ -48,7 +48,7 @@ def calling(operation: str, location: str = "lab") -> bytes:
 
 class RealLab(Lab):
     def __init__(self, folder: Path, **options: Any) -> None:
-        installed = Installed({}, ship_site(site, "home"), 1, 2)
+        installed = Installed({}, ship_site(site, "home").data, 1, 2)
         super().__init__(folder, installed=installed, **options)
         self.changed = asyncio.Event()
         say = self.node.send

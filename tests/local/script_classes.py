@@ -72,7 +72,7 @@ class Data(Slots):
     y: int = 3
 
     def __post_init__(self) -> None:
-        self.x = 4
+        self.x = 4  # type: ignore[misc] # a slot of the base class
 
 
 class State:

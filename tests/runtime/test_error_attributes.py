@@ -75,7 +75,7 @@ def chained(x: int) -> float:
 @lab.operation
 async def grouped(x: int) -> None:
     async with asyncio.TaskGroup() as group:
-        group.create_task(on_loop.code(x))  # type: ignore[arg-type]
+        group.create_task(on_loop.code(x))
 
 
 class Built:
