@@ -18,7 +18,11 @@ __all__ = ["completed"]
 T = TypeVar("T")
 
 
-async def completed(work: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, object]] | None = None) -> T:
+async def completed(
+    work: Coroutine[Any, Any, T],
+    undo: Callable[[T], Coroutine[Any, Any, object]] | None = None,
+    hurry: Callable[[asyncio.Task[T]], object] | None = None,
+) -> T:
     """Run work to its end, even if the caller is cancelled any number of times meanwhile.
 
     A cancellation of the caller is raised when the work is done; if the work failed as well, its error is the cause.
@@ -26,6 +30,7 @@ async def completed(work: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[
     Args:
         work: what to run. It must be bounded, since nothing else ends it.
         undo: what to run, also to its end, with a result that the cancelled caller does not receive.
+        hurry: is called once, with the task of the work, when the caller is cancelled: has the work end early.
     """
     task = asyncio.ensure_future(work)
     cancellation: asyncio.CancelledError | None = None
@@ -34,6 +39,8 @@ async def completed(work: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[
             try:
                 await asyncio.wait([task])
             except asyncio.CancelledError as error:
+                if cancellation is None and hurry is not None:
+                    hurry(task)
                 cancellation = error
     if cancellation is None:
         return task.result()

@@ -42,6 +42,9 @@ async def list_jobs(opening: Source, limit: int, status: JobStatus | None, *, as
         return Exit.SUCCESS
     if found:
         _table(found)
+        for info in found:
+            if info.status is JobStatus.UNKNOWN:
+                complain(info.reason or f"job {info.job_id} cannot be read")
     else:
         complain("there are no jobs" if status is None else f"there are no jobs that are {status.value}")
     return Exit.SUCCESS

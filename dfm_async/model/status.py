@@ -8,7 +8,9 @@ __all__ = ["JobStatus"]
 
 
 class JobStatus(Enum):
-    """``SUBMITTED -> RUNNING -> FINISHED | FAILED | ABORTED``; ``UNKNOWN`` only for an id that was never seen.
+    """``SUBMITTED -> RUNNING -> FINISHED | FAILED | ABORTED``; ``UNKNOWN`` for an id that was never seen.
+
+    A job of a store file that is damaged is ``UNKNOWN``, too; ``info().reason`` says what cannot be read.
 
     A durable job whose application has ended is ``INTERRUPTED`` until it is resumed or aborted.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -366,12 +366,11 @@ def _check_types(found: Structure, federation: Federation) -> tuple[ParameterUse
             continue
         parameters = operation.signature.parameters.parameters
         types = operation.signature.types
-        open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        for problem in _misfits(operation, statement.args):
+            found.report(spot, problem)
         for name, expression in statement.args.items():
             parameter = parameters.get(name)
             if parameter is None:
-                if not open_ended and name not in operation.exposed:
-                    found.report(spot, f"operation {operation.name!r} has no parameter {name!r}")
                 continue
             hint = types.get(name, Any)
             if hint is Any or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
@@ -386,14 +385,20 @@ def _check_types(found: Structure, federation: Federation) -> tuple[ParameterUse
                 uses.append(ParameterUse(expression.name, operation.name, name))
             elif isinstance(expression, Ref) and not expression.path:
                 _check_edge(expression, name, hint, spot.label, found, federation)
-        for name, parameter in parameters.items():
-            needed = parameter.default is parameter.empty and parameter.kind not in (
-                parameter.VAR_KEYWORD,
-                parameter.VAR_POSITIONAL,
-            )
-            if needed and name not in statement.args:
-                found.report(spot, f"parameter {name!r} of operation {operation.name!r} is missing")
     return tuple(uses)
+
+
+def _misfits(operation: Operation[..., Any], given: Collection[str]) -> Iterator[str]:
+    """Say which of the arguments of a call its operation does not take, and which it lacks."""
+    parameters = operation.signature.parameters.parameters
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for name in given:
+        if name not in parameters and not open_ended and name not in operation.exposed:
+            yield f"operation {operation.name!r} has no parameter {name!r}"
+    for name, parameter in parameters.items():
+        variable = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if parameter.default is parameter.empty and not variable and name not in given:
+            yield f"parameter {name!r} of operation {operation.name!r} is missing"
 
 
 def check_literals(spot: Spot, found: Structure) -> None:

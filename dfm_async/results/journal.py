@@ -20,9 +20,24 @@ class Journal(Protocol):
         ...
 
     def results(
-        self, first: int, at: int, runs: Sequence[tuple[int, Frame, int, int]], values: Sequence[Any], payload: bytes
+        self,
+        first: int,
+        at: int,
+        runs: Sequence[tuple[int, Frame, int, int]],
+        values: Sequence[Any],
+        payload: bytes,
+        broken: int,
     ) -> None:
-        """Writes results from an offset on, as they came; ``payload``: all values encoded, or empty."""
+        """Writes results from an offset on, as they came.
+
+        Args:
+            first: the offset.
+            at: the location that they come from.
+            runs: which yields and frames they belong to.
+            values: the results.
+            payload: all of them encoded, or empty.
+            broken: how many of them could not be rebuilt, and count as errors.
+        """
         ...
 
     def params(self, first: int, rows: Sequence[Any]) -> None:

@@ -39,7 +39,8 @@ class ResultLog:
     are none, :attr:`full` is true, and ``on_room`` is called when that changes.
 
     With a backing, events are seen by readers when they are safe there (:meth:`publish`), and what was dropped is read
-    from there. With ``overflow="spill"`` everything that is safe may be dropped, seen or not.
+    from there. With ``overflow="spill"`` everything that is safe may be dropped, seen or not. When nothing more can be
+    made safe, :meth:`cut` ends the log behind the last event that is.
     """
 
     def __init__(self, job_id: str, limits: ResultLimits, backing: Backing | None = None, start: int = 0) -> None:
@@ -57,6 +58,7 @@ class ResultLog:
         self._bytes = 0
         self._full = False
         self._expired = False
+        self._cut = False
         self._seen = 0
         self._kept_from = 0
         self._readers: set[LogReader] = set()
@@ -107,11 +109,26 @@ class ResultLog:
             self._trim()
         self.wake()
 
+    def cut(self) -> list[Event]:
+        """With a backing: drop the events that are not safe, and take no further ones. Gives what was dropped."""
+        position = max(self._published - self._base, self._start)
+        dropped = self._events[position:]
+        self._bytes -= sum(self._sizes[position:])
+        del self._events[position:], self._sizes[position:]
+        self._cut = True
+        return dropped
+
+    def reopen(self) -> None:
+        """Take further events, after the end or a cut."""
+        self.closed = self._cut = False
+
     def _over(self) -> bool:
         return len(self._events) - self._start > self.limits.max_items or self._bytes > self.limits.max_bytes
 
     def append(self, event: Event, size: int = 0) -> None:
         """Adds an event, whose offset must be :attr:`end`. Readers see it after :meth:`wake`."""
+        if self._cut:
+            return
         self._events.append(event)
         self._sizes.append(size)
         self._bytes += size
@@ -120,6 +137,8 @@ class ResultLog:
 
     def extend(self, events: Sequence[Event], size: int) -> None:
         """Adds several events of about the same size."""
+        if self._cut:
+            return
         self._events.extend(events)
         self._sizes.extend([size] * len(events))
         self._bytes += size * len(events)

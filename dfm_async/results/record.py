@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from dfm_async.errors import DfmError, JobAborted, JobFailed, JobInterrupted, ResultsUnread
-from dfm_async.model.events import Event, StatusChanged
+from dfm_async.errors import DecodingError, DfmError, JobAborted, JobFailed, JobInterrupted, ResultsUnread
+from dfm_async.model.events import Event, Failure, StatusChanged
 from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.model.limits import ResultLimits
 from dfm_async.model.status import JobStatus
@@ -39,6 +39,8 @@ class JobSummary(msgspec.Struct, frozen=True, gc=False):
     error_count: int
     error: DfmError | None
     label: str | None = None
+    sets: int | None = None
+    done: int | None = None
 
 
 class JobRecord:
@@ -81,10 +83,16 @@ class JobRecord:
         """The parameter sets that are under way, and how many locations are not done with each."""
         self.next_frame = 0
         """The number that the next parameter set will get."""
+        self.sets: int | None = None
+        """How many parameter sets have come, once nothing of the job runs here."""
+        self.done: int | None = None
+        """How many of them are done."""
         self._waiters: set[asyncio.Future[None]] = set()
         self.loader: Callable[[], Awaitable[None]] | None = None
         """Reads the errors of a job that did not run here, when they are first wanted."""
         self._cut_off: DfmError | None = None
+        self.unwritten: DfmError | None = None
+        """Why the job cannot be written any more, if it cannot: it is interrupted then."""
         self.blocked: Callable[[], bool] | None = None
         """Tells whether the job cannot go on before somebody reads its log."""
         self.activity: JobActivity | None = None
@@ -110,6 +118,10 @@ class JobRecord:
 
     def change(self, status: JobStatus, reason: str | None = None) -> None:
         """Enters another state. One that ends the job ends the log, and the terminal ones never change."""
+        if self.unwritten is not None:
+            if status.ended:
+                self._interrupt()
+            return
         if self.decided.terminal:
             return
         self.decided = status
@@ -139,6 +151,31 @@ class JobRecord:
         if end >= self.log.end and self.status is not self.decided:
             self._settle()
 
+    def stop_writing(self, error: DfmError, *, running: bool) -> None:
+        """End the log behind what is written, because nothing more can be written.
+
+        What was not written is never shown: the job is interrupted, as it is for those who read the file. Its readers,
+        and those who wait for it, get the error.
+
+        Args:
+            error: why.
+            running: whether the job still has to be stopped; :meth:`change` is called when that is done.
+        """
+        self.unwritten, self.journal = error, None
+        self.sets = self.done = None  # they may count what was not written
+        dropped = [event for event in self.log.cut() if type(event) is Failure]
+        counted = sum(event.place is None or isinstance(event.error, DecodingError) for event in dropped)
+        self.error_count = max(0, self.error_count - counted)
+        del self.errors[self.error_count :]
+        if not running or self.decided.ended:
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        self.decided, self.reason = JobStatus.INTERRUPTED, str(self.unwritten)
+        self.finished = None
+        self.ended_at = asyncio.get_running_loop().time()
+        self._settle()
+
     def _settle(self) -> None:
         self.status = self.decided
         self.changed()
@@ -161,8 +198,9 @@ class JobRecord:
         self.log.publish(end)
         self.decided, self.reason = status, reason
         if self.status is not status:
+            self.unwritten = None
             if self.status.ended:  # it was interrupted, and goes on
-                self.log.closed = False
+                self.log.reopen()
                 self.completion_event.clear()
             self._settle()
 
@@ -180,7 +218,9 @@ class JobRecord:
 
     def reopen(self) -> None:
         """An interrupted job goes on."""
-        self.log.closed = False
+        self.log.reopen()
+        self.unwritten = None
+        self.sets = self.done = None
         self.completion_event.clear()
         self.status = self.decided = JobStatus.SUBMITTED
         self.reason = None
@@ -212,6 +252,8 @@ class JobRecord:
 
     def add_error(self, error: DfmError) -> None:
         """Counts an error, and keeps it if it is among the first."""
+        if self.unwritten is not None:
+            return
         self.error_count += 1
         self.changed()
         if len(self.errors) < ERRORS_KEPT:
@@ -233,6 +275,8 @@ class JobRecord:
             self.error_count,
             self.errors[0] if self.errors else None,
             self.label,
+            self.sets,
+            self.done,
         )
 
     @classmethod
@@ -241,6 +285,7 @@ class JobRecord:
         record = cls(summary.job_id, JobNumber(-1), summary.plan, limits, backing, summary.events)
         record.created, record.finished, record.fingerprint = summary.created, summary.finished, summary.fingerprint
         record.error_count, record.label = summary.error_count, summary.label
+        record.sets, record.done, record.next_frame = summary.sets, summary.done, summary.sets or 0
         if summary.error is not None:
             record.errors.append(summary.error)
         record.follow(summary.status, summary.reason, summary.events)
@@ -249,6 +294,8 @@ class JobRecord:
 
     def outcome(self) -> DfmError | None:
         """The error that waiting for this job raises, if it ended with one."""
+        if self.unwritten is not None and self.status.ended:
+            return self.unwritten
         if self.status is JobStatus.FAILED:
             return JobFailed(self.job_id, self.errors, self.error_count)
         if self.status is JobStatus.ABORTED:
@@ -262,4 +309,4 @@ class JobRecord:
     @property
     def hidden(self) -> DfmError | None:
         """Why it cannot be known what happens to the job, if it cannot."""
-        return None if self.status.ended else self._cut_off
+        return self.unwritten if self.status.ended else self._cut_off

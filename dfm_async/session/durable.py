@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import time
@@ -15,7 +16,9 @@ import msgspec
 
 from dfm_async.base.completion import completed
 from dfm_async.errors import DfmError, JobNotFound, JobOwned, ParameterError, StoreError
+from dfm_async.model.events import Event
 from dfm_async.model.ids import JobId, JobNumber
+from dfm_async.model.limits import ResultLimits
 from dfm_async.model.status import JobStatus
 from dfm_async.planner.plan import Plan
 from dfm_async.results.record import ERRORS_KEPT, JobRecord
@@ -34,6 +37,11 @@ _log = logging.getLogger(__name__)
 _PLANS: Final = 128
 
 _options: Final = msgspec.msgpack.Decoder(JobOptions)
+_RESTORE: Final = "Restore the file from a copy, or forget the job"
+_UNREADABLE: Final = Plan(
+    pipeline=None, federation="", api_version="", homesite="", locations=(), nets=(), params=(), uses=(), nodes=()
+)
+"""Stands in the place of a plan that cannot be read."""
 
 
 class LeftOver(msgspec.Struct, frozen=True):
@@ -98,7 +106,7 @@ class DurableJobs:
         """
         store = self._store
         store.on_commit, store.on_fenced, store.on_error = self._committed, self._fenced, self._failed
-        store.on_gap = self._give_up
+        store.on_gap = self._stop_writing
         await store.open()
         try:
             yield
@@ -117,22 +125,26 @@ class DurableJobs:
 
     def _fenced(self, job_id: str) -> None:
         problem = f"job {job_id} belongs to another process now, or was deleted"
-        self._give_up(job_id, StoreError(self._store.path, problem, "Read it there, with session.reattach"))
+        self._stop_writing(job_id, StoreError(self._store.path, problem, "Read it there, with session.reattach"))
 
     def _failed(self, error: StoreError) -> None:
         for job_id in list(self._writing):
-            self._give_up(job_id, error)
+            if self._store.discard(job_id):  # a job that had nothing to write is not affected
+                self._stop_writing(job_id, error)
 
-    def _give_up(self, job_id: str, error: StoreError) -> None:
-        """A job cannot be written any more: it fails, rather than go on unwritten."""
+    def _stop_writing(self, job_id: str, error: StoreError) -> None:
+        """Interrupt a job that cannot be written any more. What is not in the file is dropped, and never shown."""
         record = self._writing.pop(job_id, None)
         if record is None or record.journal is None:
             return
-        record.journal = None
-        record.written(record.log.end)
+        self._store.discard(job_id)
+        with contextlib.suppress(StoreError):  # it is closed already
+            # Tried with the next commit; if it never succeeds, the job is interrupted all the same when we are gone.
+            self._store.update(job_id, status=JobStatus.INTERRUPTED, reason=str(error))
         coordinator = self._jobs.coordinator(job_id)
+        record.stop_writing(error, running=coordinator is not None)
         if coordinator is not None:
-            coordinator.fail(error)
+            coordinator.halt(JobStatus.INTERRUPTED, str(error), coordinator.rules.grace)
 
     # writing
 
@@ -167,9 +179,13 @@ class DurableJobs:
         self._jobs.remember(record)
         return True
 
+    def withdraw(self, record: JobRecord) -> None:
+        """Have :meth:`create` return False at once, if what it writes waits for another process's lock."""
+        self._store.withdraw(record.job_id)
+
     def _attach(self, record: JobRecord) -> None:
         record.log.backing = StoredLog(self._store, record.job_id, record.plan)
-        record.journal = JobJournal(self._store, record.job_id)
+        record.journal = JobJournal(self._store, record.job_id, functools.partial(self._stop_writing, record.job_id))
         self._writing[record.job_id] = record
 
     async def flush(self) -> None:
@@ -208,27 +224,42 @@ class DurableJobs:
         deleted: set[str] = set()  # what is read may be from before that
         self._reading.append(deleted)
         try:
-            read = (await self._store.jobs())[-self._limit :] if self._limit else []
+            read = await self._store.jobs(self._limit) if self._limit else []
         finally:
             self._reading = [other for other in self._reading if other is not deleted]
-        found = [job for job in read if job.job_id not in deleted]
-        plans: dict[bytes, bytes] = {}
-        # Many have the same plan: one copy of it is enough.
-        self._listed = [msgspec.structs.replace(job, plan=plans.setdefault(job.plan, job.plan)) for job in found]
+        self._listed = [job for job in read if job.job_id not in deleted]
         for stored in self._listed:
             known = self._jobs.find(stored.job_id)
             if _runs_elsewhere(stored) or (known is not None and known.journal is None):
-                await self._know(stored)
+                with contextlib.suppress(StoreError):  # a damaged job is listed as such
+                    await self._know(stored)
 
     def listed(self) -> list[JobRecord]:
         """The jobs of the store that are not among those of the session."""
-        return [self._build(stored) for stored in self._listed if self._known(stored.job_id) is None]
+        return [self._listing(stored) for stored in self._listed if self._known(stored.job_id) is None]
+
+    def _listing(self, stored: StoredJob) -> JobRecord:
+        """The record of a job, also of one that is damaged: its status is unknown, and reading it raises the error."""
+        try:
+            return self._build(stored)
+        except StoreError as error:
+            limits = ResultLimits()
+            record = JobRecord(JobId(stored.job_id), JobNumber(-1), _UNREADABLE, limits, _NoEvents(), 0)
+            record.created, record.finished = stored.created, stored.finished
+            record.status = record.decided = JobStatus.UNKNOWN
+            record.reason = error.problem
+            record.cut_off(error)
+            return record
 
     def _known(self, job_id: str) -> JobRecord | None:
         return self._creating.get(job_id) or self._jobs.find(job_id)
 
     async def find(self, job_id: str) -> JobRecord | None:
-        """Finds a job in the store, and follows it if another process runs it."""
+        """Finds a job in the store, and follows it if another process runs it.
+
+        Raises:
+            StoreError: what is stored of it is damaged.
+        """
         known = self._known(job_id)
         if known is not None and (known.journal is not None or known.status.terminal):
             return known
@@ -249,13 +280,28 @@ class DurableJobs:
         return record
 
     def _build(self, stored: StoredJob) -> JobRecord:
-        plan = self._plan(stored.plan)
+        plan, options = self._decoded(stored)
         backing = StoredLog(self._store, stored.job_id, plan)
-        options = _options.decode(stored.options)
         record = JobRecord(JobId(stored.job_id), JobNumber(-1), plan, options.limits, backing, stored.end)
         record.created, record.fingerprint, record.label = stored.created, stored.fingerprint, options.label
         self._update(record, stored)
         return record
+
+    def _decoded(self, stored: StoredJob) -> tuple[Plan, JobOptions]:
+        """The plan and the options of a job.
+
+        Raises:
+            StoreError: what is stored of it is damaged.
+        """
+        problem, cause, column = stored.damage, None, "plan"
+        if problem is None:
+            try:
+                plan = self._plan(stored.plan)
+                column = "options"
+                return plan, _options.decode(stored.options)
+            except Exception as error:  # noqa: BLE001 - a file can hold anything
+                problem, cause = f"column {column!r} cannot be read ({error})", error
+        raise self._damaged(stored, problem) from cause
 
     def _follow(self, record: JobRecord, fence: int) -> None:
         """Shows what another process writes of a job, from now on."""
@@ -266,15 +312,22 @@ class DurableJobs:
             self._spawn(self._follow_owner(fence))
 
     def _update(self, record: JobRecord, stored: StoredJob) -> None:
-        if stored.status is JobStatus.FAILED:
+        status, reason = stored.status, stored.reason
+        held = stored.job_id in self._writing or stored.job_id in self._creating
+        if stored.owner.mine and not status.ended and not held:
+            # Ours, but nobody runs it: it could not be written, or taking it over was cancelled.
+            status, reason = JobStatus.INTERRUPTED, record.reason
+        if status is JobStatus.FAILED:
             record.loader = functools.partial(self._load_errors, record)
-        record.next_frame, record.finished = stored.frames, stored.finished
-        record.follow(stored.status, stored.reason, stored.end)
+        record.next_frame = record.sets = stored.frames
+        record.done = stored.frames if stored.done is None and status is JobStatus.FINISHED else stored.done
+        record.finished, record.error_count = stored.finished, stored.errors or 0
+        record.follow(status, reason, stored.end)
         self._jobs.ended_elsewhere(record)
 
     async def _load_errors(self, record: JobRecord) -> None:
         history = await read_history(self._store, record.job_id, record.plan, ERRORS_KEPT)
-        record.errors, record.error_count = history.errors, history.error_count
+        record.errors, record.error_count = history.errors, max(record.error_count, history.error_count)
 
     def _plan_data(self, plan: Plan) -> bytes:
         data = self._plan_of.get(plan.hash)
@@ -314,6 +367,8 @@ class DurableJobs:
         stored = await self._store.find(record.job_id)
         if stored is None:
             record.follow(JobStatus.ABORTED, "it was deleted from the store", record.log.end)
+        elif stored.damage is not None:
+            record.cut_off(self._damaged(stored, stored.damage))
         elif record.journal is None and not record.status.terminal:
             self._update(record, stored)
 
@@ -336,12 +391,13 @@ class DurableJobs:
             JobNotFound: there is no such job.
             JobOwned: another process runs it.
             ParameterError: further parameter sets are needed.
+            StoreError: what is stored of it is damaged.
             DfmError: it has ended.
         """
         found = await self._store.find(job_id)
         if found is None:
             raise JobNotFound(job_id)
-        options = _options.decode(found.options)
+        _, options = self._decoded(found)
         if options.fed and not found.stopped and not more and not found.status.terminal:
             problem = (
                 f"the stream of parameter sets of job {job_id} had not ended when it was interrupted; {found.frames} "
@@ -351,13 +407,17 @@ class DurableJobs:
         stored = found if found.status.terminal else await self._store.take_over(job_id)
         if stored.status.terminal:
             raise DfmError(f"job {job_id} is {stored.status.value}: only interrupted jobs can be resumed or aborted")
-        record = await self._know(stored)
-        plan = record.plan
-        history = await read_history(self._store, job_id, plan, ERRORS_KEPT)
-        missing = [index for index in range(stored.frames) if index not in history.done]
-        packed = await self._store.params(job_id, missing)
-        rows = {index: self._row(packed[index]) for index in missing}
-        record.errors, record.error_count = history.errors, history.error_count
+        try:
+            record = await self._know(stored)
+            history = await read_history(self._store, job_id, record.plan, ERRORS_KEPT)
+            missing = [index for index in range(stored.frames) if index not in history.done]
+            packed = await self._store.params(job_id, missing)
+            rows = {index: self._row(stored, index, packed.get(index), record.plan) for index in missing}
+        except BaseException:  # it is ours, and nobody runs it
+            self._store.update(job_id, status=JobStatus.INTERRUPTED, reason=found.reason, finished=found.finished)
+            raise
+        record.errors = history.errors
+        record.error_count = history.error_count if stored.errors is None else stored.errors
         record.log.publish(stored.end)
         record.next_frame = stored.frames
         record.reopen()
@@ -369,11 +429,14 @@ class DurableJobs:
         left.record.change(JobStatus.INTERRUPTED, "it was not resumed")
         await self._store.flush()
 
-    def _row(self, data: bytes) -> Row:
-        row = self.codec.loads(data)
-        if not isinstance(row, dict):
-            raise ParameterError(["a stored parameter set is damaged"])
+    def _row(self, stored: StoredJob, index: int, data: bytes | None, plan: Plan) -> Row:
+        row = None if data is None else self.codec.loads(data)
+        if not isinstance(row, dict) or row.keys() != set(plan.params):
+            raise self._damaged(stored, f"parameter set {index} cannot be read")
         return {name: self._target_codec.pack(value) for name, value in row.items()}
+
+    def _damaged(self, stored: StoredJob, problem: str) -> StoreError:
+        return StoreError(self._store.path, f"job {stored.job_id} is damaged: {problem}", _RESTORE)
 
     async def abort(self, job_id: str, reason: str) -> None:
         """Ends an interrupted job for good."""
@@ -385,6 +448,18 @@ class DurableJobs:
         left.record.finished = time.time()
         left.record.change(JobStatus.ABORTED, reason)
         await self._store.flush()
+
+
+class _NoEvents:
+    """The log of a job that cannot be read."""
+
+    async def read(self, start: int) -> Sequence[Event]:
+        """Gives nothing."""
+        return ()
+
+    async def frames_done(self, before: int) -> set[int]:
+        """Gives nothing."""
+        return set()
 
 
 def _runs_elsewhere(stored: StoredJob) -> bool:

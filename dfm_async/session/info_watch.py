@@ -44,6 +44,6 @@ class InfoWatch:
         self._next = asyncio.get_running_loop().time() + self._interval
         self._ended = record.log.closed
         self._last = self._job.info()
-        if self._ended and record.hidden is not None:
+        if self._ended and not record.status.ended and record.hidden is not None:
             raise record.hidden
         return self._last

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from dfm_async.errors import DfmError, JobAborted, JobFailed, JobInterrupted, JobNotFound
+from dfm_async.errors import DfmError, JobAborted, JobFailed, JobInterrupted, JobNotFound, StoreError
 from dfm_async.model.events import Result
 from dfm_async.model.info import JobInfo
 from dfm_async.model.results import Results
@@ -303,6 +303,8 @@ class Job(Shown):
         coordinator = None if record.status.ended else self._coordinator
         if coordinator is not None:
             state = coordinator.state
+        elif record.status is JobStatus.UNKNOWN:
+            return f"<Job {self._job_id}: {record.reason}>"
         return f"<Job {self._job_id}: {state}, {record.log.end} events{errors}>"
 
     # callbacks
@@ -336,7 +338,7 @@ class Job(Shown):
                     if callback is not None:
                         args = (result.site, result.node, result.frame, result.place, result.value)
                         await self._call(dispatcher.dispatch(callback, *args), result)
-            except (JobFailed, JobAborted, JobInterrupted):
+            except (JobFailed, JobAborted, JobInterrupted, StoreError):
                 _log.debug("job %s did not end well; whoever waits for it is told", self._job_id)
             await self._call(dispatcher.drain(), None)
 
@@ -359,10 +361,12 @@ def check_places(places: Iterable[str], plan: Plan) -> None:
 
 def record_info(record: JobRecord, coordinator: JobControl | None) -> JobInfo:
     """What is known of a job, and of the one who runs it here, if it runs."""
-    sets: int | None = record.next_frame or None
-    done = sets if record.status is JobStatus.FINISHED else None
-    if record.runs_here and sets is not None:
-        done = sets - len(record.open_frames)
+    sets, done = record.sets, record.done
+    if sets is None and record.unwritten is None:
+        sets = record.next_frame or None
+        done = sets if record.status is JobStatus.FINISHED else None
+        if record.runs_here and sets is not None:
+            done = sets - len(record.open_frames)
     if coordinator is not None:
         sets, done = coordinator.frames.added, coordinator.frames.opened - len(coordinator.frames.open)
     return _info(
@@ -377,7 +381,8 @@ def record_info(record: JobRecord, coordinator: JobControl | None) -> JobInfo:
 
 def summary_info(summary: JobSummary, *, readable: bool) -> JobInfo:
     """What is known of a job that ended long ago; ``readable``: whether its log stands in a store."""
-    return _info(summary, first=0 if readable else summary.events, events=summary.events)
+    first = 0 if readable else summary.events
+    return _info(summary, first=first, events=summary.events, sets=summary.sets, done=summary.done)
 
 
 def _info(

@@ -7,12 +7,13 @@ so that one which cannot be stored is an error of the node that produced it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Literal
 
 import msgspec
 
-from dfm_async.errors import DfmError
+from dfm_async.errors import DfmError, StoreError
 from dfm_async.model.events import (
     Event,
     Failure,
@@ -82,11 +83,18 @@ _events_head: Final = msgspec.msgpack.Decoder(list[_Head])
 
 
 class JobJournal:
-    """Writes one job. Events that follow each other in one turn of the loop make one entry."""
+    """Writes one job. Events that follow each other in one turn of the loop make one entry.
 
-    def __init__(self, store: Store, job_id: str) -> None:
+    Args:
+        store: where it is written.
+        job_id: the job.
+        failed: is called when the store refuses something.
+    """
+
+    def __init__(self, store: Store, job_id: str, failed: Callable[[StoreError], None]) -> None:
         self._store = store
         self._job_id = job_id
+        self._refused = failed
         self._heads: list[_Head] = []
         self._errors: list[Any] = []
         self._first = 0
@@ -111,27 +119,39 @@ class JobJournal:
             heads, self._heads = self._heads, []
             errors, self._errors = self._errors, []
             payload = _codec.dumps(errors) if errors else b""
-            self._store.append(self._job_id, Entry(self._first, len(heads), _EVENTS, _encode(heads), payload))
+            entry = Entry(self._first, len(heads), _EVENTS, _encode(heads), payload)
+            failed = sum(head.kind == "failure" and head.point < 0 for head in heads)
+            done = sum(head.kind == "frame" for head in heads)
+            self._write(self._store.append, entry, errors=failed, done=done)
 
-    def results(self, first: int, at: int, runs: Sequence[Run], values: Sequence[Any], payload: bytes) -> None:
+    def _write(self, write: Callable[..., None], *arguments: Any, **options: Any) -> None:
+        try:
+            write(self._job_id, *arguments, **options)
+        except StoreError as error:  # it is closed, or a value is larger than it can hold
+            self._refused(error)
+
+    def results(
+        self, first: int, at: int, runs: Sequence[Run], values: Sequence[Any], payload: bytes, broken: int
+    ) -> None:
         """Writes results from an offset on."""
         self._flush()
         if not payload:
             payload = _codec.dumps([_codec.pack(value) for value in values])
-        self._store.append(self._job_id, Entry(first, len(values), _RESULTS, _encode((at, runs)), payload))
+        entry = Entry(first, len(values), _RESULTS, _encode((at, runs)), payload)
+        self._write(self._store.append, entry, errors=broken)
 
     def params(self, first: int, rows: Sequence[Any]) -> None:
         """Writes parameter sets."""
-        self._store.add_params(self._job_id, first, [stored_row(row) for row in rows])
+        self._write(self._store.add_params, first, [stored_row(row) for row in rows])
 
     def stopped(self) -> None:
         """Writes that no further parameter set will come."""
-        self._store.update(self._job_id, stopped=True)
+        self._write(self._store.update, stopped=True)
 
     def status(self, status: JobStatus, reason: str | None, finished: float | None) -> None:
         """Writes the status, in the same commit as the events before it."""
         self._flush()
-        self._store.update(self._job_id, status=status, reason=reason, finished=finished)
+        self._write(self._store.update, status=status, reason=reason, finished=finished)
 
 
 class StoredLog:
@@ -146,7 +166,8 @@ class StoredLog:
         """Gives some events from an offset on."""
         events: list[Event] = []
         for entry in await self._store.read(self._job_id, start):
-            events.extend(_events_of(self._plan, entry))
+            with _readable(self._store.path, self._job_id, entry):
+                events.extend(_events_of(self._plan, entry))
         return [event for event in events if event.offset >= start]
 
     async def frames_done(self, before: int) -> set[int]:
@@ -156,8 +177,9 @@ class StoredLog:
             if entry.first >= before:
                 break
             if entry.kind == _EVENTS:
-                heads = enumerate(_events_head.decode(entry.head), entry.first)
-                found.update(head.frame[0] for offset, head in heads if head.kind == "frame" and offset < before)
+                with _readable(self._store.path, self._job_id, entry):
+                    heads = enumerate(_events_head.decode(entry.head), entry.first)
+                    found.update(head.frame[0] for offset, head in heads if head.kind == "frame" and offset < before)
         return found
 
 
@@ -173,27 +195,45 @@ class History:
 
 
 async def read_history(store: Store, job_id: str, plan: Plan, errors_kept: int) -> History:
-    """Reads what a job must know to go on."""
+    """Reads what a job must know to go on.
+
+    Raises:
+        StoreError: what is stored of it is damaged.
+    """
     history = History()
     async for entry in store.heads(job_id):
-        if entry.kind == _RESULTS:
-            for point, frame, start, count in _results_head.decode(entry.head)[1]:
-                history.seen.add(point, frame, start, count)
-            continue
-        heads = _events_head.decode(entry.head)
+        with _readable(store.path, job_id, entry):
+            if entry.kind == _RESULTS:
+                for point, frame, start, count in _results_head.decode(entry.head)[1]:
+                    history.seen.add(point, frame, start, count)
+                continue
+            heads = _events_head.decode(entry.head)
         failures: list[Failure] = []
         if any(head.kind == "failure" for head in heads):
             (whole, *_) = await store.read(job_id, entry.first, 1)
-            failures = [event for event in _events_of(plan, whole) if isinstance(event, Failure)]
-        told = iter(failures)
-        for head in heads:
-            if head.kind == "frame":
-                history.done.add(head.frame[0])
-                history.seen.forget(head.frame[0])
-                history.failed.pop(head.frame[0], None)
-            elif head.kind == "failure":
-                _remember(history, head, next(told).error, errors_kept)
+            with _readable(store.path, job_id, entry):
+                failures = [event for event in _events_of(plan, whole) if isinstance(event, Failure)]
+        with _readable(store.path, job_id, entry):
+            told = iter(failures)
+            for head in heads:
+                if head.kind == "frame":
+                    history.done.add(head.frame[0])
+                    history.seen.forget(head.frame[0])
+                    history.failed.pop(head.frame[0], None)
+                elif head.kind == "failure":
+                    _remember(history, head, next(told).error, errors_kept)
     return history
+
+
+@contextmanager
+def _readable(path: str, job_id: str, entry: Entry) -> Iterator[None]:
+    """Turns whatever is raised while events are decoded into an error that says which they are."""
+    try:
+        yield
+    except Exception as error:
+        what = f"events {entry.first} to {entry.first + entry.count - 1} of job {job_id} cannot be read"
+        why = f"{type(error).__name__}: {error}"
+        raise StoreError(path, f"{what} ({why})", "Restore the file from a copy, or forget the job") from error
 
 
 def _remember(history: History, head: _Head, error: DfmError, errors_kept: int) -> None:
@@ -239,10 +279,17 @@ def _head_of(event: Event, point: int, error: int) -> _Head:
 def _events_of(plan: Plan, entry: Entry) -> list[Event]:
     if entry.kind == _RESULTS:
         at, runs = _results_head.decode(entry.head)
-        return result_events(plan, at, runs, _codec.loads_batch(entry.payload), entry.first)
-    errors = _codec.loads(entry.payload) if entry.payload else []
-    heads = enumerate(_events_head.decode(entry.head), entry.first)
-    return [_EVENT_OF[head.kind](offset, head, errors) for offset, head in heads]
+        values = _codec.loads_batch(entry.payload)
+        if sum(count for *_, count in runs) != len(values):
+            raise ValueError(f"there are {len(values)} values")  # before anything is counted by it
+        events = result_events(plan, at, runs, values, entry.first)
+    else:
+        errors = _codec.loads(entry.payload) if entry.payload else []
+        heads = enumerate(_events_head.decode(entry.head), entry.first)
+        events = [_EVENT_OF[head.kind](offset, head, errors) for offset, head in heads]
+    if len(events) != entry.count:
+        raise ValueError(f"there are {len(events)} of them")
+    return events
 
 
 _EVENT_OF: Final[dict[str, Callable[[int, _Head, list[Any]], Event]]] = {

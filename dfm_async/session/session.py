@@ -197,7 +197,7 @@ class Session:
         supervisor = self._supervisor
         if supervisor is None or self._owner != os.getpid():  # a forked child has nothing to close
             return
-        if self._starting:  # a site may wait for something that never comes, such as its vault
+        if self._starting:  # the store may be locked, or a site may wait for something that never comes
             self._starting = False
             supervisor.cancel()
         try:
@@ -228,9 +228,6 @@ class Session:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 stack.enter_context(self._traces.opened())
-                if self._durable is not None:
-                    await stack.enter_async_context(self._durable.opened())
-                stack.callback(self._abandon_jobs)  # while the store can still record how they ended
                 await self._start(stack)
                 group = self._group = await stack.enter_async_context(asyncio.TaskGroup())
                 if self._durable is not None:
@@ -260,6 +257,9 @@ class Session:
             raise closed
         self._starting = True
         try:
+            if self._durable is not None:
+                await stack.enter_async_context(self._durable.opened())
+            stack.callback(self._abandon_jobs)  # while the store can still record how they ended
             await stack.enter_async_context(self._target.running(self.federation, self.homesite))
         except asyncio.CancelledError:
             if self._closing.is_set():
@@ -576,7 +576,8 @@ class Session:
         # Two with one id must not meet: the second has to find the first.
         async with contextlib.AsyncExitStack() if unique else durable.lock:
             work = durable.create(coordinator.record, coordinator.rules, rows, stopped=stopped, fed=fed)
-            return await completed(work, functools.partial(self._uncreate, coordinator.record))
+            undo = functools.partial(self._uncreate, coordinator.record)
+            return await completed(work, undo, lambda _: durable.withdraw(coordinator.record))
 
     async def _uncreate(self, record: JobRecord, created: bool) -> None:
         """Deletes a job from the store whose submission was cancelled."""
@@ -608,8 +609,10 @@ class Session:
         Raises:
             JobNotFound: the store has no such job.
             JobOwned: another process runs it.
-            PipelineError: the federation does not offer what it needs.
+            PipelineError: the federation does not offer what it needs, or operations take other parameters now. The job
+                stays interrupted.
             ParameterError: parameter sets are missing, or do not fit.
+            StoreError: what is stored of it is damaged.
             DfmError: it has ended, or the session has no store.
         """
         self._check_open()
@@ -631,7 +634,7 @@ class Session:
                     if stream is None and input_params is not None:
                         rows = self._params.pack(known.plan, input_params)  # type: ignore[arg-type]
                 work = self._durable.take_over(job_id, more=input_params is not None)
-                left = await completed(work, self._durable.give_back)
+                left = await completed(work, self._durable.give_back, asyncio.Task.cancel)
                 left.record.activity = JobActivity() if watch else None
                 coordinator = self._coordinate(left.record, left.rules(self.options.cancel_grace))
                 coordinator.resume(left.rows, left.frames, left.history.seen, left.history.failed)

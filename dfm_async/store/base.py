@@ -89,7 +89,10 @@ class StoredJob(msgspec.Struct, frozen=True):
         end: the offset that its next event will get.
         frames: how many parameter sets are stored.
         stopped: no further parameter sets will come.
+        errors: how many errors there were; None in files that do not have the number.
+        done: how many parameter sets are done; None in files that do not have the number.
         owner: who may write it.
+        damage: what cannot be read of it, if anything; other values stand in the place of such ones then.
     """
 
     job_id: str
@@ -103,7 +106,10 @@ class StoredJob(msgspec.Struct, frozen=True):
     end: int
     frames: int
     stopped: bool
+    errors: int | None
+    done: int | None
     owner: Owner
+    damage: str | None = None
 
 
 class Follower(Protocol):
@@ -161,8 +167,19 @@ class Store(Protocol):
         """About how many bytes are queued and not yet committed."""
         ...
 
-    def append(self, job_id: str, entry: Entry) -> None:
-        """Queues the next events of a job of ours."""
+    def append(self, job_id: str, entry: Entry, *, errors: int = 0, done: int = 0) -> None:
+        """Queues the next events of a job of ours.
+
+        Args:
+            job_id: the job.
+            entry: the events.
+            errors: how many errors they report.
+            done: how many parameter sets they report as done.
+        """
+        ...
+
+    def discard(self, job_id: str) -> bool:
+        """Drops what is queued for a job; tells whether there was anything."""
         ...
 
     def add_params(self, job_id: str, first: int, rows: Sequence[bytes]) -> None:
@@ -178,11 +195,18 @@ class Store(Protocol):
         finished: float | None = None,
         stopped: bool | None = None,
     ) -> None:
-        """Queues a change of a job of ours. None leaves a value as it is."""
+        """Queues a change of a job of ours. None leaves a value as it is; but reason and end belong to the status."""
         ...
 
     async def create(self, job: NewJob) -> bool:
-        """Stores a new job, which is ours. It is committed on return; False if its id is taken."""
+        """Stores a new job, which is ours. It is committed on return; False if its id is taken.
+
+        Cancelled, it leaves no job behind, and does not wait for locks of other processes.
+        """
+        ...
+
+    def withdraw(self, job_id: str) -> None:
+        """Has :meth:`create` return False, unless the transaction that stores the job has begun."""
         ...
 
     async def flush(self) -> None:
@@ -197,8 +221,8 @@ class Store(Protocol):
         """Gives a job, or None."""
         ...
 
-    async def jobs(self) -> list[StoredJob]:
-        """Gives all jobs, in the order in which they were created."""
+    async def jobs(self, limit: int = -1) -> list[StoredJob]:
+        """Gives the newest jobs, in the order in which they were created: at most so many, or all."""
         ...
 
     async def read(self, job_id: str, start: int, max_bytes: int = READ_BYTES) -> list[Entry]:
@@ -217,11 +241,12 @@ class Store(Protocol):
         ...
 
     async def take_over(self, job_id: str) -> StoredJob:
-        """Makes a job ours if its owner is dead.
+        """Makes a job ours if its owner is dead. Cancelled, it leaves the job interrupted.
 
         Raises:
             JobNotFound: there is no such job.
             JobOwned: its owner is alive.
+            StoreError: what is stored of it is damaged.
         """
         ...
 

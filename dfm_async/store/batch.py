@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,36 +14,63 @@ from dfm_async.errors import DfmError, StoreError
 from dfm_async.model.status import JobStatus
 from dfm_async.store.base import Entry
 
-__all__ = ["Batch", "Command", "Committed"]
+__all__ = ["Batch", "Command", "Committed", "Run"]
 
 _WRITE = 64
 """About how many bytes a queued write takes besides its data."""
 
 _JOB = 'SELECT job, fence, "end", frames FROM jobs WHERE job_id = ?'
 _CHANGE = """
-    UPDATE jobs SET "end" = ?, frames = ?, status = coalesce(?, status), reason = coalesce(?, reason),
-    finished = coalesce(?, finished), stopped = coalesce(?, stopped) WHERE job = ?
+    UPDATE jobs SET "end" = :end, frames = :frames, errors = errors + :errors, done = done + :done,
+    status = coalesce(:status, status), stopped = coalesce(:stopped, stopped),
+    reason = CASE WHEN :status IS NULL THEN reason ELSE :reason END,
+    finished = CASE WHEN :status IS NULL THEN finished ELSE :finished END WHERE job = :job
 """
 _ENTRY = "INSERT INTO entries (job, first, count, kind, head, payload) VALUES (?, ?, ?, ?, ?, ?)"
 _PARAMS = "INSERT INTO params (job, frame, data) VALUES (?, ?, ?)"
 
 
+Run = Callable[[sqlite3.Connection, dict[str, int]], Any]
+"""What a command does: gets the connection, and the jobs that the commit touches, with their ends."""
+
+
 class Command:
-    """Something whose caller waits for its outcome: it runs behind the writes of its batch."""
+    """Something whose caller waits for its outcome: it runs behind the writes of its batch.
 
-    __slots__ = ("done", "error", "result", "run")
+    It may be withdrawn until the transaction that it belongs to has the database's lock.
+    """
 
-    def __init__(
-        self,
-        run: Callable[[sqlite3.Connection, dict[str, int]], Any],
-        done: Callable[[Any, DfmError | None], None],
-    ) -> None:
+    __slots__ = ("_begun", "_lock", "_withdrawn", "error", "outcome", "result", "run")
+
+    def __init__(self, run: Run) -> None:
         self.run = run
-        """Gets the connection, and the jobs that the commit touches."""
-        self.done = done
+        self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         """Gets what ``run`` returned, or the error that it raised or that the commit failed with."""
         self.result: Any = None
         self.error: DfmError | None = None
+        self._lock = threading.Lock()
+        self._begun = False
+        self._withdrawn = False
+
+    def begin(self) -> bool:
+        """Tells whether it is to run; from then on it cannot be withdrawn. Called in the writer's thread."""
+        with self._lock:
+            self._begun = not self._withdrawn
+            return self._begun
+
+    def withdraw(self) -> bool:
+        """Tells whether it will never run. Called on the loop."""
+        with self._lock:
+            self._withdrawn = not self._begun
+            return self._withdrawn
+
+    def done(self, result: Any, error: DfmError | None) -> None:
+        """Tells the caller what became of it."""
+        if not self.outcome.done():
+            if error is None:
+                self.outcome.set_result(result)
+            else:
+                self.outcome.set_exception(error)
 
 
 class Committed(msgspec.Struct):
@@ -55,9 +84,12 @@ class Committed(msgspec.Struct):
 class _Writes:
     """What is queued for one job."""
 
-    __slots__ = ("entries", "finished", "params", "reason", "status", "stopped")
+    __slots__ = ("done", "entries", "errors", "finished", "params", "reason", "size", "status", "stopped")
 
     def __init__(self) -> None:
+        self.size = 0
+        self.errors = 0
+        self.done = 0
         self.entries: list[Entry] = []
         self.params: list[tuple[int, bytes]] = []
         self.status: str | None = None
@@ -68,9 +100,11 @@ class _Writes:
     def merge(self, later: _Writes) -> None:
         self.entries += later.entries
         self.params += later.params
-        self.status = later.status or self.status
-        self.reason = later.reason if later.reason is not None else self.reason
-        self.finished = later.finished if later.finished is not None else self.finished
+        self.size += later.size
+        self.errors += later.errors
+        self.done += later.done
+        if later.status is not None:
+            self.status, self.reason, self.finished = later.status, later.reason, later.finished
         self.stopped = later.stopped if later.stopped is not None else self.stopped
 
 
@@ -83,26 +117,32 @@ class Batch:
         self.writes: dict[str, _Writes] = {}
         self.commands: list[Command] = []
         self.size = 0
+        """About how many bytes the writes have."""
         self.committed: Committed | None = None
 
     def __bool__(self) -> bool:
         return bool(self.writes or self.commands)
 
-    def _of(self, job_id: str) -> _Writes:
+    def _of(self, job_id: str, size: int) -> _Writes:
+        """What is queued for a job; so many bytes are about to be added."""
         writes = self.writes.get(job_id)
         if writes is None:
             writes = self.writes[job_id] = _Writes()
+        writes.size += size
+        self.size += size
         return writes
 
-    def append(self, job_id: str, entry: Entry) -> None:
+    def append(self, job_id: str, entry: Entry, errors: int, done: int) -> None:
         """Adds events."""
-        self._of(job_id).entries.append(entry)
-        self.size += len(entry.head) + len(entry.payload) + _WRITE
+        writes = self._of(job_id, len(entry.head) + len(entry.payload) + _WRITE)
+        writes.entries.append(entry)
+        writes.errors += errors
+        writes.done += done
 
     def add_params(self, job_id: str, first: int, rows: Sequence[bytes]) -> None:
         """Adds parameter sets."""
-        self._of(job_id).params += enumerate(rows, first)
-        self.size += sum(map(len, rows)) + _WRITE * len(rows)
+        writes = self._of(job_id, sum(map(len, rows)) + _WRITE * len(rows))
+        writes.params += enumerate(rows, first)
 
     def update(
         self,
@@ -113,16 +153,18 @@ class Batch:
         stopped: bool | None,
     ) -> None:
         """Changes a job."""
-        writes = self._of(job_id)
+        writes = self._of(job_id, _WRITE)
         if status is not None:
-            writes.status = status.value
-        if reason is not None:
-            writes.reason = reason
-        if finished is not None:
-            writes.finished = finished
+            writes.status, writes.reason, writes.finished = status.value, reason, finished
         if stopped is not None:
             writes.stopped = stopped
-        self.size += _WRITE
+
+    def discard(self, job_id: str) -> bool:
+        """Drops what is queued for a job; tells whether there was anything."""
+        writes = self.writes.pop(job_id, None)
+        if writes is not None:
+            self.size -= writes.size
+        return writes is not None
 
     def merge(self, later: Batch) -> None:
         """Takes over what was queued later."""
@@ -148,6 +190,8 @@ class Batch:
         try:
             done = self._write(connection, fence, path)
             for command in self.commands:
+                if not command.begin():
+                    continue
                 try:
                     command.result, command.error = command.run(connection, done.ends), None
                 except DfmError as error:  # it has changed nothing
@@ -164,7 +208,7 @@ class Batch:
         done = Committed({}, [], [])
         entries: list[tuple[Any, ...]] = []
         params: list[tuple[Any, ...]] = []
-        changes: list[tuple[Any, ...]] = []
+        changes: list[dict[str, Any]] = []
         for job_id, writes in self.writes.items():
             row = connection.execute(_JOB, (job_id,)).fetchone()
             if row is None or row[1] != fence:
@@ -172,14 +216,16 @@ class Batch:
                 continue
             job, _, end, frames = row
             problem = None
+            if not isinstance(end, int) or not isinstance(frames, int):
+                problem = _gap(path, job_id, "event", writes.entries[0].first if writes.entries else 0, end)
             for entry in writes.entries:
-                if entry.first != end or entry.count < 1:
-                    problem = _gap(path, job_id, "event", entry.first, end)
+                if problem is not None or entry.first != end or entry.count < 1:
+                    problem = problem or _gap(path, job_id, "event", entry.first, end)
                     break
                 end += entry.count
             for number, _data in writes.params:
-                if number != frames:
-                    problem = _gap(path, job_id, "parameter set", number, frames)
+                if problem is not None or number != frames:
+                    problem = problem or _gap(path, job_id, "parameter set", number, frames)
                     break
                 frames += 1
             if problem is not None:
@@ -187,7 +233,19 @@ class Batch:
                 continue
             entries += [(job, e.first, e.count, e.kind, e.head, e.payload) for e in writes.entries]
             params += [(job, number, data) for number, data in writes.params]
-            changes.append((end, frames, writes.status, writes.reason, writes.finished, writes.stopped, job))
+            changes.append(
+                {
+                    "job": job,
+                    "end": end,
+                    "frames": frames,
+                    "errors": writes.errors,
+                    "done": writes.done,
+                    "status": writes.status,
+                    "reason": writes.reason,
+                    "finished": writes.finished,
+                    "stopped": writes.stopped,
+                }
+            )
             done.ends[job_id] = end
         if entries:
             connection.executemany(_ENTRY, entries)

@@ -1,21 +1,32 @@
-"""One connection to the file, in a thread of its own; SQL errors become errors that say what to do."""
+"""One connection to the file, in a thread of its own; SQL errors become errors that say what to do.
+
+SQLite itself does not wait for locks of other processes: a thread that waits inside SQLite cannot be interrupted.
+Instead, the call fails at once and :meth:`Database.run` repeats it until the lock is free, so that cancelling takes
+effect immediately.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import aiosqlite
 
 from dfm_async.errors import StoreError
 
-__all__ = ["Database", "explain", "identity"]
+__all__ = ["Damage", "Database", "explain", "identity"]
 
 T = TypeVar("T")
+
+_FIRST_WAIT: Final = 0.001
+_LONGEST_WAIT: Final = 0.05
+"""How many seconds lie between two attempts to get the lock, at first and at most."""
+_RESTORE: Final = "Restore it from a copy, or delete the damaged job with session.forget"
 
 _ADVICE = {
     sqlite3.SQLITE_BUSY: ("another process keeps it locked", "End whatever holds a transaction open, and try again"),
@@ -44,13 +55,24 @@ def explain(path: str, error: sqlite3.Error | OSError) -> StoreError:
     return found
 
 
+class Damage(Exception):
+    """A row that no store of ours has written; the message says which."""
+
+
 class Database:
-    """One connection. Functions run in its thread, one after the other, with the connection as their argument."""
+    """One connection. Functions run in its thread, one after the other, with the connection as their argument.
+
+    Args:
+        path: the file.
+        role: what the connection is for; names its thread.
+        busy_timeout: how many seconds to wait for another process that holds a lock.
+    """
 
     def __init__(self, path: str, role: str, busy_timeout: float) -> None:
         self.path = path
+        self._busy_timeout = busy_timeout
         uri = f"{Path(path).absolute().as_uri()}?mode=rw"  # a file that is gone is an error, not a new file
-        connection = aiosqlite.connect(uri, uri=True, timeout=busy_timeout, isolation_level=None)
+        connection = aiosqlite.connect(uri, uri=True, timeout=0, isolation_level=None)
         # Up to 0.21 the connection is the thread.
         thread = cast("Any", connection if isinstance(connection, threading.Thread) else connection._thread)  # noqa: SLF001
         thread.daemon = True  # a store that nobody closed must not keep the interpreter from ending
@@ -65,19 +87,35 @@ class Database:
         except (sqlite3.Error, OSError) as error:
             self._thread.join()
             raise explain(self.path, error) from error
+        await self.run(_set_up)
 
-    async def run(self, call: Callable[[sqlite3.Connection], T]) -> T:
-        """Runs a function in the connection's thread: one hop, however many statements it executes.
+    async def run(self, call: Callable[[sqlite3.Connection], T], *, wait: bool = True) -> T:
+        """Run a function in the connection's thread: one hop, however many statements it executes.
+
+        While another process holds a lock that the function needs, it is repeated; so it must change nothing before it
+        has the lock. Cancelling between two attempts takes effect at once.
+
+        Args:
+            call: the function.
+            wait: whether to wait for locks, or to try only once.
 
         Raises:
-            StoreError: the database or the file system reported an error.
+            StoreError: the database or the file system reported an error, or the file holds what it should not.
         """
         connection = cast("Any", self._connection)
-        try:
-            # Every public method is one statement, and one hop.
-            return cast("T", await connection._execute(_call, connection._conn, call))  # noqa: SLF001
-        except (sqlite3.Error, OSError) as error:
-            raise explain(self.path, error) from error
+        loop = asyncio.get_running_loop()
+        deadline, pause = loop.time() + (self._busy_timeout if wait else 0), _FIRST_WAIT
+        while True:
+            try:
+                # Every public method is one statement, and one hop.
+                return cast("T", await connection._execute(_call, connection._conn, call))  # noqa: SLF001
+            except Damage as error:
+                raise StoreError(self.path, str(error), _RESTORE) from error
+            except (sqlite3.Error, OSError) as error:
+                if not _is_busy(error) or loop.time() >= deadline:
+                    raise explain(self.path, error) from error
+            await asyncio.sleep(min(pause, deadline - loop.time()))
+            pause = min(2 * pause, _LONGEST_WAIT)
 
     async def close(self) -> None:
         """Closes the connection and ends its thread."""
@@ -86,6 +124,16 @@ class Database:
         except sqlite3.Error as error:
             raise explain(self.path, error) from error
         self._thread.join()  # it has done its last work
+
+
+def _is_busy(error: Exception) -> bool:
+    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _set_up(connection: sqlite3.Connection) -> None:
+    # Text that is damaged must be an error of its row, not of the whole query.
+    connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+    connection.execute("PRAGMA trusted_schema = OFF")
 
 
 def _call(connection: sqlite3.Connection, call: Callable[[sqlite3.Connection], T]) -> T:

@@ -22,6 +22,7 @@ from dfm_async.wire.local_sockets import require_same_user, same_user
 __all__ = ["CommitFollower", "Followers"]
 
 _ABSTRACT = sys.platform == "linux"
+_PREFIX = b"\0dfm_async-"
 _BACKLOG = 1024
 _READ = 4096
 
@@ -36,7 +37,7 @@ class Followers:
         self._connections: set[socket.socket] = set()
         if not _ABSTRACT:
             return
-        address = b"\0dfm_async-" + secrets.token_hex(16).encode()
+        address = _PREFIX + secrets.token_hex(16).encode()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             listener.bind(address)
@@ -118,6 +119,8 @@ class CommitFollower:
             )
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
+            if not address.startswith(_PREFIX):
+                raise ConnectionError("its address is damaged")
             connection.connect(address)  # on this machine it succeeds or fails at once
             require_same_user(connection)
         except OSError as error:

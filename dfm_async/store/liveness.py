@@ -4,9 +4,9 @@ Every open store holds a lock on one byte of a companion file: the byte at its f
 lock when the process ends, however it ends, and holds it for a process that is merely stopped or slow. So liveness is
 known at once and for certain, without heartbeats, clocks or guesses about pids.
 
-The locks are those of an open file description (``F_OFD_SETLK``), which two stores in one process do not share. Where
-the platform has none, locks of the process (``lockf``) serve; the stores of one process then have one descriptor
-together, because closing any descriptor of a file drops all such locks of the process.
+On Linux the locks are those of an open file description (``F_OFD_SETLK``), which two stores in one process do not
+share. Elsewhere locks of the process (``lockf``) serve; the stores of one process then have one descriptor together,
+because closing any descriptor of a file drops all such locks of the process.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import os
 import struct
+import sys
 from typing import Protocol
 
 from dfm_async.descriptors import close_in_children
@@ -22,7 +23,7 @@ from dfm_async.descriptors import close_in_children
 __all__ = ["Locks", "OfdLocks", "ProcessLocks", "open_locks"]
 
 _FLOCK = struct.Struct("hhqqi0q")
-"""``struct flock``: type, whence, start, length, pid, and padding up to its alignment."""
+"""``struct flock`` of Linux: type, whence, start, length, pid, and padding up to its alignment."""
 _MODE = 0o600
 
 
@@ -52,7 +53,8 @@ class Locks(Protocol):
 
 def open_locks(path: str) -> Locks:
     """Opens the companion file of a database, and creates it if there is none."""
-    return OfdLocks(path) if hasattr(fcntl, "F_OFD_SETLK") else ProcessLocks(path)
+    # macOS defines F_OFD_SETLK as well, but its struct flock has another layout.
+    return OfdLocks(path) if sys.platform == "linux" else ProcessLocks(path)
 
 
 def _open_file(path: str) -> int:

@@ -31,11 +31,12 @@ from dfm_async.errors import StoreError
 from dfm_async.model.status import JobStatus
 from dfm_async.store import reading
 from dfm_async.store.base import READ_BYTES, Entry, Follower, NewJob, StoredJob
+from dfm_async.store.batch import Command
 from dfm_async.store.database import Database, explain
 from dfm_async.store.followers import CommitFollower, Followers
 from dfm_async.store.liveness import open_locks
 from dfm_async.store.ownership import Ownership
-from dfm_async.store.schema import create_file, prepare
+from dfm_async.store.schema import check_owner, create_file, prepare
 from dfm_async.store.writer import Writer
 
 __all__ = ["SqliteStore"]
@@ -67,6 +68,7 @@ class SqliteStore:
         self._reader_: Database | None = None
         self._ownership_: Ownership | None = None
         self._followers: Followers | None = None
+        self._creating: dict[str, Command] = {}
 
     # opening and closing
 
@@ -74,7 +76,7 @@ class SqliteStore:
         """Opens the store, and creates it if there is none. Harmless when open.
 
         Raises:
-            StoreError: the file is no store, or of another version, or cannot be opened.
+            StoreError: the file is no store, or of another version, or another user's, or cannot be opened.
         """
         async with self._changing:
             if self._stack is not None:
@@ -85,6 +87,7 @@ class SqliteStore:
 
     async def _open(self, stack: AsyncExitStack) -> None:
         try:
+            check_owner(self.path)
             create_file(self.path)
             # Followers hear of our end when we have no lock any more: not before.
             followers = self._followers = Followers(asyncio.get_running_loop())
@@ -110,7 +113,9 @@ class SqliteStore:
         return database
 
     def _register(self, connection: sqlite3.Connection, address: bytes | None) -> Ownership:
-        ownership = self._ownership_ = Ownership(open_locks(f"{self.path}-lock"))
+        if self._ownership_ is None:  # else it waits for a lock of another process, and this is a further attempt
+            self._ownership_ = Ownership(self.path, open_locks(f"{self.path}-lock"))
+        ownership = self._ownership_
         ownership.register(connection, address)
         return ownership
 
@@ -159,13 +164,24 @@ class SqliteStore:
         """About how many bytes are queued and not yet committed."""
         return 0 if self._writer_ is None else self._writer_.backlog
 
-    def append(self, job_id: str, entry: Entry) -> None:
-        """Queues the next events of a job of ours."""
+    def append(self, job_id: str, entry: Entry, *, errors: int = 0, done: int = 0) -> None:
+        """Queues the next events of a job of ours.
+
+        Args:
+            job_id: the job.
+            entry: the events.
+            errors: how many errors they report.
+            done: how many parameter sets they report as done.
+        """
         writer = self._writer
         if len(entry.payload) + len(entry.head) > _LARGEST:
             raise self._too_large(job_id, len(entry.payload) + len(entry.head))
-        writer.batch.append(job_id, entry)
+        writer.batch.append(job_id, entry, errors, done)
         writer.wake()
+
+    def discard(self, job_id: str) -> bool:
+        """Drops what is queued for a job; tells whether there was anything."""
+        return self._writer_ is not None and self._writer_.batch.discard(job_id)
 
     def add_params(self, job_id: str, first: int, rows: Sequence[bytes]) -> None:
         """Queues the next parameter sets of a job of ours; ``first`` is the number of the first of them."""
@@ -190,7 +206,7 @@ class SqliteStore:
         finished: float | None = None,
         stopped: bool | None = None,
     ) -> None:
-        """Queues a change of a job of ours. None leaves a value as it is."""
+        """Queues a change of a job of ours. None leaves a value as it is; but reason and end belong to the status."""
         writer = self._writer
         writer.batch.update(job_id, status, reason, finished, stopped)
         writer.wake()
@@ -204,20 +220,37 @@ class SqliteStore:
         await self._writer.flush()
 
     async def create(self, job: NewJob) -> bool:
-        """Stores a new job, which is ours. It is committed on return; False if its id is taken."""
+        """Stores a new job, which is ours. It is committed on return; False if its id is taken.
+
+        Cancelled, it leaves no job behind, and does not wait for locks of other processes.
+        """
         largest = max(map(len, job.params), default=0)
         if largest > _LARGEST:
             raise self._too_large(job.job_id, largest)
-        return bool(await self._writer.command(partial(self._ownership.create, job)))
+        ownership, writer = self._ownership, self._writer
+        command = self._creating[job.job_id] = writer.queue(partial(ownership.create, job))
+        try:
+            return bool(await writer.outcome(command, partial(ownership.delete, job.job_id)))
+        finally:
+            self._creating.pop(job.job_id, None)
+
+    def withdraw(self, job_id: str) -> None:
+        """Has :meth:`create` return False, unless the transaction that stores the job has begun."""
+        command = self._creating.get(job_id)
+        if command is not None and command.withdraw():
+            command.done(False, None)
 
     async def take_over(self, job_id: str) -> StoredJob:
-        """Makes a job ours if its owner is dead.
+        """Makes a job ours if its owner is dead. Cancelled, it leaves the job interrupted.
 
         Raises:
             JobNotFound: there is no such job.
             JobOwned: its owner is alive.
+            StoreError: what is stored of it is damaged.
         """
-        found: StoredJob = await self._writer.command(partial(self._ownership.take_over, job_id))
+        ownership = self._ownership
+        give_back = partial(ownership.give_back, job_id)
+        found: StoredJob = await self._writer.command(partial(ownership.take_over, job_id), give_back)
         return found
 
     async def delete(self, job_id: str) -> None:
@@ -273,10 +306,10 @@ class SqliteStore:
         locks, fence = self._ownership.locks, self.fence
         return await self._reader.run(lambda connection: reading.find_job(connection, locks, fence, job_id))
 
-    async def jobs(self) -> list[StoredJob]:
-        """Gives all jobs, in the order in which they were created."""
+    async def jobs(self, limit: int = -1) -> list[StoredJob]:
+        """Gives the newest jobs, in the order in which they were created: at most so many, or all."""
         locks, fence = self._ownership.locks, self.fence
-        return await self._reader.run(lambda connection: reading.all_jobs(connection, locks, fence))
+        return await self._reader.run(lambda connection: reading.newest_jobs(connection, locks, fence, limit))
 
     async def read(self, job_id: str, start: int, max_bytes: int = READ_BYTES) -> list[Entry]:
         """Gives the entry that holds an offset and those behind it, about as much as ``max_bytes``, but at least one.
@@ -306,7 +339,7 @@ class SqliteStore:
         Raises:
             StoreError: the owner is alive but cannot be reached.
         """
-        address = await self._reader.run(partial(_address, fence=fence))
+        address = await self._reader.run(partial(reading.owner_address, fence=fence))
         follower = CommitFollower(self.path, self._ownership.locks, fence, address)
         try:
             yield follower
@@ -316,8 +349,3 @@ class SqliteStore:
 
 def _read_only(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA query_only = ON")
-
-
-def _address(connection: sqlite3.Connection, fence: int) -> bytes | None:
-    row = connection.execute("SELECT address FROM owners WHERE fence = ?", (fence,)).fetchone()
-    return None if row is None else row[0]

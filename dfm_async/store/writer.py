@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from dfm_async.errors import DfmError, StoreError
-from dfm_async.store.batch import Batch, Command, Committed
+from dfm_async.errors import StoreError
+from dfm_async.store.batch import Batch, Command, Committed, Run
 from dfm_async.store.database import Database, identity
 
 __all__ = ["Listener", "Writer"]
@@ -39,8 +38,9 @@ class Listener(Protocol):
 class Writer:
     """Commits batches, one after the other, without waiting in between.
 
-    When a commit fails, its writes stay at the head of the queue. They are tried again with the next flush or command,
-    and when twice as much is queued: trying with every write would do the work of all before it each time.
+    When a commit fails, its writes stay at the head of the queue, unless the listener discards them. They are tried
+    again with the next flush or command, and when twice as much is queued: trying with every write would do the work of
+    all before it each time.
     """
 
     def __init__(self, database: Database, fence: int, listener: Listener) -> None:
@@ -82,20 +82,37 @@ class Writer:
             return True
         return bool(batch.writes) and batch.size >= self._retry_size
 
-    async def command(self, run: Callable[[sqlite3.Connection, dict[str, int]], Any]) -> Any:
-        """Runs something in the next transaction, behind what was queued before, and waits for the commit."""
-        outcome: asyncio.Future[Any] = self._loop.create_future()
+    async def command(self, run: Run, undo: Run | None = None) -> Any:
+        """Run something in the next transaction, behind what was queued before, and wait for the commit.
 
-        def done(result: Any, error: DfmError | None) -> None:
-            if not outcome.done():
-                if error is None:
-                    outcome.set_result(result)
-                else:
-                    outcome.set_exception(error)
+        Cancelled, it changes nothing: what has not begun is withdrawn, also while another process has the database
+        locked; what has is waited for, and undone by the next transaction.
+        """
+        return await self.outcome(self.queue(run), undo)
 
-        self.batch.commands.append(Command(run, done))
+    async def outcome(self, command: Command, undo: Run | None = None) -> Any:
+        """Wait for a command, as :meth:`command` does."""
+        try:
+            return await asyncio.shield(command.outcome)
+        except asyncio.CancelledError:
+            if command.withdraw():
+                command.outcome.cancel()
+                raise
+            while not command.outcome.done():  # soon: its transaction has the lock
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([command.outcome])
+            if command.outcome.exception() is None and command.outcome.result() and undo is not None:
+                self.queue(undo)
+            raise
+
+    def queue(self, run: Run) -> Command:
+        """Add something to the next transaction."""
+        command = Command(run)
+        # Nobody may wait for it any more when it fails.
+        command.outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self.batch.commands.append(command)
         self.wake()
-        return await outcome
+        return command
 
     async def flush(self) -> None:
         """Waits until everything queued before is committed."""
@@ -131,17 +148,17 @@ class Writer:
         except asyncio.CancelledError:  # the loop ends, and nobody has closed the store
             self._closing = True
             if self.batch:
-                await self._commit()
+                await self._commit(wait=False)
             raise
         finally:
             self._end()
 
-    async def _commit(self) -> bool:
+    async def _commit(self, *, wait: bool = True) -> bool:
         batch, self.batch = self.batch, Batch()
         self._committing = batch.size
         commit = partial(batch.commit, fence=self._fence, path=self._database.path, check=self._check)
         try:
-            await self._database.run(commit)
+            await self._database.run(commit, wait=wait)
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):
                 await self._database.run(_wait)  # the commit goes on: this runs behind it
@@ -189,7 +206,8 @@ class Writer:
             why = "the loop ends" if cause is None else f"{type(cause).__name__}: {cause}"
             error = StoreError(self._database.path, f"a commit failed ({why})", "Close the store before the loop ends")
             error.__cause__ = cause
-        self._retry_size = 2 * batch.size
+        if self._closing and batch.writes:
+            self._lost = error
         commands, batch.commands = batch.commands, []
         batch.merge(self.batch)
         self.batch = batch
@@ -197,16 +215,19 @@ class Writer:
         for command in commands:
             command.done(None, error)
         self._listener.failed(error)
+        self._retry_size = 2 * self.batch.size
 
     def _end(self) -> None:
         """Tells what is left in the queue, because a commit failed or the loop ends."""
         if not self.batch:
             return
-        error = self._lost = StoreError(
+        error = StoreError(
             self._database.path,
             f"it was closed before the last {self.batch.size:,} bytes were committed",
             "See the errors before this one",
         )
+        error.__cause__ = self._lost
+        self._lost = error
         for command in self.batch.commands:
             command.done(None, error)
         self._listener.failed(error)

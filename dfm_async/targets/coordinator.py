@@ -466,6 +466,7 @@ class Coordinator:
             if timer is not None:
                 timer.cancel()
         self._deadline = self._patience = None
+        self.record.sets, self.record.done = self.frames.added, self.frames.opened - len(self.frames.open)
         self.frames.clear()
         if self._room:
             self._make_room()

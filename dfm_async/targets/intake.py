@@ -60,12 +60,12 @@ class Intake:
         if fresh:
             first = log.end
             events = result_events(record.plan, message.at, runs, fresh, first)
-            for event in events:
-                if type(event) is Failure:
-                    record.add_error(event.error)
+            broken = [event.error for event in events if type(event) is Failure]
+            for error in broken:
+                record.add_error(error)
             if record.journal is not None:
                 whole = message.payload if len(fresh) == len(values) and type(message.payload) is bytes else b""
-                record.journal.results(first, message.at, runs, fresh, whole)
+                record.journal.results(first, message.at, runs, fresh, whole, len(broken))
             log.extend(events, size // max(1, len(values)))  # last: it may fail the job, which adds further events
             log.wake()
         return len(values), size

@@ -304,8 +304,8 @@ async def test_a_job_that_was_not_submitted_after_all_is_in_no_list(
     read, refused = asyncio.Event(), asyncio.Event()
     jobs = SqliteStore.jobs
 
-    async def jobs_slowly(store: SqliteStore) -> Any:
-        found = await jobs(store)
+    async def jobs_slowly(store: SqliteStore, *limit: int) -> Any:
+        found = await jobs(store, *limit)
         read.set()
         if when == "meanwhile":
             await refused.wait()
