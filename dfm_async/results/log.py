@@ -262,7 +262,7 @@ class ResultLog:
         if self._full:
             self._trim()
 
-    async def frames_ahead(self, offset: int, unfinished: Iterable[int], opened: int, runs_here: bool) -> list[int]:
+    async def frames_ahead(self, offset: int, unfinished: Iterable[int], opened: int, runs_here: bool) -> Iterable[int]:
         """The parameter sets that are not completed before an offset, in order.
 
         Args:
@@ -276,7 +276,7 @@ class ResultLog:
             found = {event.frame[0] for event in ahead if type(event) is FrameCompleted}
             return sorted(found.union(unfinished))
         done = await self.backing.frames_done(offset)
-        return [index for index in range(opened) if index not in done]
+        return (index for index in range(opened) if index not in done)  # a damaged file may claim billions
 
     async def wait(self) -> None:
         """Waits until :meth:`wake` is called."""

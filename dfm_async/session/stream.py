@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Generic, Literal, NoReturn, Self, TypeVar
 
@@ -173,23 +175,13 @@ class ResultStream(_Stream[Result]):
 class _Order:
     """Puts results into the order of their frames. Holds back those of a parameter set until all before it are done."""
 
-    def __init__(self, direct: bool, ahead: list[int], opened: int) -> None:
+    def __init__(self, direct: bool, ahead: Iterable[int], opened: int) -> None:
         self.ready: deque[Event] = deque()
         self._direct = direct
         self._held: dict[int, list[Result | Failure]] = {}
         self._done: set[int] = set()
-        self._waiting = deque(ahead)
-        self._beyond = opened
-
-    @property
-    def _next(self) -> int:
-        return self._waiting[0] if self._waiting else self._beyond
-
-    def _step(self) -> None:
-        if self._waiting:
-            self._waiting.popleft()
-        else:
-            self._beyond += 1
+        self._order = itertools.chain(ahead, itertools.count(opened))
+        self._next = next(self._order)
 
     def take(self, event: Event, wanted: bool) -> None:
         if type(event) is FrameCompleted:
@@ -197,7 +189,7 @@ class _Order:
             while self._next in self._done:
                 self._release(self._next)
                 self._done.discard(self._next)
-                self._step()
+                self._next = next(self._order)
                 if self._direct:
                     self.ready.extend(self._held.pop(self._next, ()))
         elif wanted and isinstance(event, (Result, Failure)):

@@ -40,7 +40,7 @@ _JOB: Final[Schema] = {
     "required": ["job_id", "status"],
     "properties": {
         "job_id": _TEXT,
-        "status": {"enum": [status.value for status in JobStatus if status is not JobStatus.UNKNOWN]},
+        "status": {"enum": [status.value for status in JobStatus]},
         "reason": _MAYBE_TEXT,
         "pipeline": _MAYBE_TEXT,
         "places": {"type": "array", "items": _TEXT},

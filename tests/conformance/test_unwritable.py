@@ -1,0 +1,353 @@
+"""Stores that cannot be written any more: what is not in the file is never shown, and nobody waits in vain."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dfm_async import (
+    Event,
+    Federation,
+    Job,
+    JobInterrupted,
+    JobStatus,
+    LocalOptions,
+    Pipeline,
+    PlaceParam,
+    Result,
+    Session,
+    StatusChanged,
+    StoreError,
+    Yield,
+)
+from dfm_async.store.sqlite import SqliteStore
+from tests.conftest import TargetName
+
+pytestmark = pytest.mark.timeout(120)
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 60
+SHORT = LocalOptions(cancel_grace=0.5, shutdown_grace=0.5)
+
+fed = Federation("full")
+site = fed.site("site")
+
+
+@site.operation
+async def blobs(n: int, size: int) -> Any:
+    for number in range(n):
+        yield bytes([number % 256]) * size
+
+
+@site.operation
+async def held(folder: str, n: int) -> int:
+    """Returns at once for 0, and when the file ``open`` is there for others."""
+    while n and not (Path(folder) / "open").exists():  # noqa: ASYNC110 - the gate may be in another process
+        await asyncio.sleep(0.01)
+    return n
+
+
+with Pipeline("blobs") as streams:
+    Yield(blobs(PlaceParam("n"), PlaceParam("size")))
+
+with Pipeline("held") as holds:
+    Yield(held(PlaceParam("folder"), PlaceParam("n")))
+
+
+@pytest.fixture(params=["inline", "local"])
+def target(request: pytest.FixtureRequest) -> TargetName:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "jobs.db"
+
+
+def sql(path: Path, *statements: str) -> list[Any]:
+    """Changes the file from another connection."""
+    connection = sqlite3.connect(path, isolation_level=None, timeout=20)
+    try:
+        return [connection.execute(statement).fetchall() for statement in statements][-1]
+    finally:
+        connection.close()
+
+
+class Observed:
+    """Everything that the readers of one job have seen."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.events: list[Event] = []
+        self.results: list[int] = []
+        self.called: list[int] = []
+        self.errors: list[BaseException] = []
+        self.status: JobStatus | None = None
+
+    async def _guarded(self, work: Any) -> None:
+        try:
+            await work
+        except StoreError as error:
+            self.errors.append(error)
+
+    async def _events(self) -> None:
+        async with self.job.events() as events:
+            async for event in events:
+                self.events.append(event)
+
+    async def _results(self) -> None:
+        async with self.job.results() as results:
+            async for result in results:
+                self.results.append(result.offset)
+
+    async def _wait(self) -> None:
+        self.status = await self.job
+
+    async def to_the_end(self) -> None:
+        """Reads in three ways; each must end, with a ``StoreError``."""
+        await asyncio.gather(*map(self._guarded, (self._events(), self._results(), self._wait())))
+        await asyncio.wait_for(self.job.completed.wait(), LIMIT)
+        assert len(self.errors) == 3
+        assert self.status is None
+        assert (self.job.status, self.job.info().status) == (JobStatus.INTERRUPTED, JobStatus.INTERRUPTED)
+        assert self.job.info().events == len(self.events)
+        assert str(self.errors[0]) == self.job.info().reason
+        assert not [event for event in self.events if isinstance(event, StatusChanged) and event.status.ended]
+
+    async def compare(self, session: Session, *, same: bool = False) -> None:
+        """What was seen is what the file has; ``same``: it is the session that could not write it."""
+        again = await session.reattach(self.job.job_id)
+        assert again.status is JobStatus.INTERRUPTED
+        found: list[Event] = []
+        with pytest.raises(StoreError) if same else nullcontext():
+            async with again.events() as events:
+                async for event in events:
+                    found.append(event)
+        kept = [event for event in found if not (isinstance(event, StatusChanged) and event.status.ended)]
+        assert [(type(event), event.offset) for event in kept] == [(type(event), event.offset) for event in self.events]
+        assert self.results == [event.offset for event in kept if isinstance(event, Result)]
+        assert again.info().events == self.job.info().events
+        assert again.info().errors == self.job.info().errors
+
+
+def opened(path: Path, target: TargetName, store: SqliteStore | None = None) -> Session:
+    return Session(fed, target=target, options=SHORT, store=store or f"sqlite:///{path}")
+
+
+# a real disk that is full
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=False, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise RuntimeError(f"tests of full disks need root, to mount a small one: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.parametrize(("n", "size"), [(40, 100_000), (100, 30_000), (1000, 4_000), (8000, 300)])
+async def test_a_full_disk_shows_nothing_that_it_does_not_have(
+    small_disk: Path, target: TargetName, n: int, size: int
+) -> None:
+    path = small_disk / "jobs.db"
+    seen = []
+    async with asyncio.timeout(LIMIT):
+        try:
+            async with opened(path, target) as session:
+                observed = Observed(await session.execute(streams, {"n": n, "size": size}, job_id="x"))
+                await observed.to_the_end()
+                with pytest.raises(StoreError):
+                    await observed.job.collect()
+                seen = observed.results
+        except StoreError as error:
+            assert "full" in str(error)  # noqa: PT017 - on closing: not even the reason could be written
+        assert len(seen) < n
+        async with opened(path, target) as session:
+            await observed.compare(session)
+
+
+async def test_closing_a_session_on_a_full_disk_ends(small_disk: Path) -> None:
+    path = small_disk / "jobs.db"
+    async with asyncio.timeout(LIMIT):
+        session = opened(path, "inline")
+        await session.connect()
+        job = await session.execute(streams, {"n": 40, "size": 100_000}, job_id="x")
+        try:
+            await session.close()  # whether the disk is full by now, nobody knows
+        except StoreError as error:
+            assert "full" in str(error)  # noqa: PT017
+        with pytest.raises((StoreError, JobInterrupted)):
+            await job
+        assert job.status is JobStatus.INTERRUPTED
+        shown = job.info().events
+        async with opened(path, "inline") as session:
+            again = await session.reattach("x")
+            assert again.status is JobStatus.INTERRUPTED
+            assert again.info().events >= shown
+
+
+LIMITED = """
+import asyncio, resource, sys
+from tests.conformance.test_unwritable import Observed, opened, streams
+from dfm_async import StoreError
+
+async def main(path, limit):
+    session = opened(path, "inline")
+    await session.connect()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    observed = Observed(await session.execute(streams, {"n": 300, "size": 5000}, job_id="x"))
+    await observed.to_the_end()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    await observed.compare(session, same=True)
+    job = await session.resume("x")
+    await job
+    assert len(await job.collect()) == 300
+    await session.close()
+    print("kept", len(observed.results))
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+"""
+
+
+@pytest.mark.parametrize("limit", [120_000, 500_000])
+async def test_a_file_that_may_not_grow_is_a_full_disk(path: Path, limit: int) -> None:
+    done = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LIMITED, str(path), str(limit), cwd=ROOT, stdout=-1, stderr=-1, env=dict(os.environ)
+    )
+    out, err = await asyncio.wait_for(done.communicate(), LIMIT)
+    assert (done.returncode, err.decode()) == (0, "")
+    assert int(out.split()[1]) < 300
+
+
+# commits that fail in other ways
+
+FAIL_FROM = """
+    CREATE TRIGGER broken BEFORE INSERT ON entries WHEN (SELECT count(*) FROM entries) >= {} BEGIN
+    SELECT RAISE(ABORT, 'no luck'); END
+"""
+FAIL_STATUS = """
+    CREATE TRIGGER broken BEFORE UPDATE ON jobs WHEN new.status = '{}' BEGIN SELECT RAISE(ABORT, 'no luck'); END
+"""
+
+Break = Callable[[Path, SqliteStore], Any]
+
+
+def trigger(text: str) -> Break:
+    return lambda path, _store: sql(path, text)
+
+
+async def _read_only(store: SqliteStore) -> None:
+    await store._writer._database.run(lambda connection: connection.execute("PRAGMA query_only = ON"))
+
+
+BREAKS: dict[str, Break] = {
+    **{f"at write {number}": trigger(FAIL_FROM.format(number)) for number in (0, 1)},
+    "at its end": trigger(FAIL_STATUS.format("finished")),
+    "read-only": lambda _path, store: _read_only(store),
+    "owned by another": lambda path, _store: sql(path, "UPDATE jobs SET fence = fence + 1000"),
+    "events missing": lambda path, _store: sql(path, 'UPDATE jobs SET "end" = "end" + 3'),
+    "number damaged": lambda path, _store: sql(path, "UPDATE jobs SET \"end\" = 'three'"),
+    "replaced": lambda path, _store: path.write_bytes(path.rename(path.with_suffix(".old")).read_bytes()),
+}
+
+
+@pytest.mark.parametrize("how", BREAKS)
+async def test_a_commit_that_fails_interrupts_its_job(path: Path, tmp_path: Path, how: str) -> None:
+    store = SqliteStore(path)
+    async with asyncio.timeout(LIMIT):
+        session = opened(path, "inline", store)
+        await session.connect()
+        job = await session.execute(holds, [{"folder": str(tmp_path), "n": n} for n in range(6)], job_id="x")
+        observed = Observed(job)
+        reading = asyncio.create_task(observed.to_the_end())
+        async with job.events() as events:
+            first = await anext(events)
+        assert first.offset == 0
+        done = BREAKS[how](path, store)
+        if asyncio.iscoroutine(done):
+            await done
+        (tmp_path / "open").touch()
+        await reading
+        with suppress(StoreError):  # not even the reason could be written
+            await session.close()
+        if how in ("owned by another", "events missing", "number damaged", "replaced"):
+            return
+        sql(path, "DROP TRIGGER IF EXISTS broken")
+        async with opened(path, "inline") as session:
+            await observed.compare(session)
+            job = await session.resume("x")
+            assert await job is JobStatus.FINISHED
+            assert sorted(result.value for result in await job.collect()) == list(range(6))
+
+
+async def test_a_commit_that_fails_once_leaves_a_job_that_can_be_resumed_at_once(path: Path, tmp_path: Path) -> None:
+    called: list[int] = []
+    async with asyncio.timeout(LIMIT), opened(path, "inline") as session:
+        sets = [{"folder": str(tmp_path), "n": n} for n in range(4)]
+        job = await session.execute(holds, sets, job_id="x", default_callback=lambda *args: called.append(args[-1]))
+        await job.first()
+        sql(path, FAIL_FROM.format(0))
+        (tmp_path / "open").touch()
+        observed = Observed(job)
+        await observed.to_the_end()
+        assert called == [0]
+        sql(path, "DROP TRIGGER broken")
+        await observed.compare(session, same=True)
+        assert [info.status for info in session.infos()] == [JobStatus.INTERRUPTED]
+        again = await session.resume("x")
+        assert await again is JobStatus.FINISHED
+        assert (again.info().reason, again.info().errors, again.info().done) == (None, 0, 4)
+        assert await job is JobStatus.FINISHED, "the handle from before shows it, too"
+        assert sorted(result.value for result in await again.collect()) == list(range(4))
+
+
+async def test_jobs_with_nothing_to_write_go_on_when_the_commit_of_another_fails(path: Path, tmp_path: Path) -> None:
+    async with asyncio.timeout(LIMIT), opened(path, "inline") as session:
+        waiting = await session.execute(holds, {"folder": str(tmp_path), "n": 1}, job_id="waits")
+        async with waiting.events() as events:
+            await anext(events)
+        sql(path, FAIL_FROM.format(0))
+        with pytest.raises(StoreError, match="no luck"):
+            await (await session.execute(streams, {"n": 3, "size": 10}, job_id="fails"))
+        sql(path, "DROP TRIGGER broken")
+        (tmp_path / "open").touch()
+        assert await waiting is JobStatus.FINISHED
+        later = await session.execute(streams, {"n": 3, "size": 10}, job_id="later")
+        assert len(await later.collect()) == 3
+
+
+async def test_a_reason_that_can_be_written_again_is_in_the_file(path: Path) -> None:
+    async with asyncio.timeout(LIMIT):
+        async with opened(path, "inline") as session:
+            sql(path, FAIL_STATUS.format("running"))
+            job = await session.execute(streams, {"n": 3, "size": 10}, job_id="x")
+            with pytest.raises(StoreError, match="no luck"):
+                await job
+            sql(path, "DROP TRIGGER broken")
+        async with opened(path, "inline") as session:
+            info = (await session.reattach("x")).info()
+            assert info.status is JobStatus.INTERRUPTED
+            assert "no luck" in (info.reason or "")
+
+
+async def test_a_value_that_no_row_can_hold_interrupts_its_job(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dfm_async.store.sqlite._LARGEST", 100_000)
+    async with asyncio.timeout(LIMIT), opened(path, "inline") as session:
+        observed = Observed(await session.execute(streams, {"n": 1, "size": 200_000}, job_id="x"))
+        await observed.to_the_end()
+        await observed.compare(session, same=True)
