@@ -276,16 +276,25 @@ class JobExists(ParameterError):
 
 
 class EncodingError(DfmError):
-    """A value cannot travel between sites. Names its type and the path to the part that cannot be encoded."""
+    """A value cannot travel between sites, or be written to a store.
 
-    def __init__(self, type_name: str, path: str, reason: str) -> None:
-        super().__init__(type_name, path, reason)
+    Attributes:
+        type_name: the type of the part that cannot be encoded.
+        path: where that part is.
+        reason: why it cannot be encoded.
+        stored: whether it was to be written to a store.
+    """
+
+    def __init__(self, type_name: str, path: str, reason: str, stored: bool = False) -> None:
+        super().__init__(type_name, path, reason, *[True] * stored)
         self.type_name = type_name
         self.path = path
         self.reason = reason
+        self.stored = stored
 
     def __str__(self) -> str:
-        return f"{self.path} of type {self.type_name} cannot be sent to another site: {self.reason}"
+        what = "written to a store" if self.stored else "sent to another site"
+        return f"{self.path} of type {self.type_name} cannot be {what}: {self.reason}"
 
 
 class DecodingError(DfmError):

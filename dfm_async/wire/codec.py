@@ -1,8 +1,9 @@
 """Values to bytes and back, as what they were.
 
 Plain values (None, booleans, 64-bit integers, floats, strings, bytes, lists, dicts) are MessagePack as it is.
-Everything else becomes an extension: tuples, sets, datetimes, enums, dataclasses, pydantic models, numpy arrays. What
-no rule knows is pickled, but only by a codec that was made for the processes of our own tree (``trusted=True``).
+Everything else becomes an extension: tuples, sets, datetimes, containers of ``collections``, enums, dataclasses,
+pydantic models, numpy arrays. What no rule knows is pickled, but only by a codec that was made for the processes of our
+own tree (``trusted=True``).
 
 Encoding has two steps. :meth:`Codec.pack` takes a snapshot: it walks the value, copies its containers and fails for
 what cannot travel. :meth:`Codec.dumps` then turns one snapshot, or a whole batch of them, into bytes. A producer can
@@ -26,6 +27,7 @@ import sys
 import threading
 import traceback
 import uuid
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
@@ -36,6 +38,7 @@ from dfm_async.errors import EncodingError
 from dfm_async.wire.by_value import dumps as by_value_dumps
 from dfm_async.wire.classes import KnownClasses
 from dfm_async.wire.memory import LARGE, Allocator, Part, Payload, WritablePart
+from dfm_async.wire.standard import STANDARD, offset_arguments, rebuild, state_of
 
 __all__ = ["Broken", "Codec", "Packed", "type_name", "weight"]
 
@@ -85,6 +88,7 @@ class _Code:
     BYTES_BLOCK = 26
     BYTEARRAY_BLOCK = 27
     NDARRAY_BLOCK = 28
+    STANDARD = 29
 
 
 class Broken:
@@ -207,7 +211,7 @@ class Codec:
         if isinstance(error, EncodingError):
             return error
         if isinstance(error, RecursionError):
-            return EncodingError(type_name(type(value)), "value", "it contains itself, or is nested too deeply")
+            return self._refusal(type(value), "value", "it contains itself, or is nested too deeply")
         failure = self._explain(value, error)
         failure.__cause__ = error
         return failure
@@ -378,7 +382,10 @@ class Codec:
                     value, error, path = part, inner, path + step
                     break
             else:
-                return EncodingError(type_name(type(value)), path, str(error) or type(error).__name__)
+                return self._refusal(type(value), path, str(error) or type(error).__name__)
+
+    def _refusal(self, kind: type, path: str, reason: str) -> EncodingError:
+        return EncodingError(type_name(kind), path, reason, *[True] * self.stored)
 
     # decoding
 
@@ -526,7 +533,7 @@ def _ref(kind: type) -> str:
 def _parts(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
         return [(f"[{k!r}]", v) for k, v in value.items()] + [(f".key({k!r})", k) for k in value]
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, deque)):
         return [(f"[{i}]", v) for i, v in enumerate(value)]
     if isinstance(value, (set, frozenset)):
         return [(f".item({v!r})", v) for v in value]
@@ -544,7 +551,7 @@ def _find_broken(value: Any) -> Broken | None:
         return value
     if isinstance(value, dict):
         items: list[Any] = [*value.keys(), *value.values()]
-    elif isinstance(value, (list, tuple, set, frozenset)):
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
         items = list(value)
     else:
         items = [part for _, part in _parts(value)] or list(getattr(value, "__dict__", {}).values())
@@ -608,8 +615,21 @@ def _pack_pydantic(codec: Codec, value: Any) -> Any:
     return _object(_Code.PYDANTIC, codec, type(value), value.__getstate__())
 
 
+_PATHS: Final = {
+    kind.__name__: kind
+    for kind in (
+        *(pathlib.PurePath, pathlib.PurePosixPath, pathlib.PureWindowsPath),
+        *(pathlib.Path, pathlib.PosixPath, pathlib.WindowsPath),
+    )
+}
+_PATH_MODULES: Final = frozenset({"pathlib", "pathlib._local"})
+"""Where the classes of paths say that they are from: that depends on the version of Python."""
+
+
 def _pack_path(codec: Codec, value: pathlib.PurePath) -> Any:
-    return Ext(_Code.PATH, codec.dumps([_ref(type(value)), str(value)]))
+    kind = type(value)
+    ref = f"pathlib:{kind.__name__}" if _PATHS.get(kind.__name__) is kind else _ref(kind)
+    return Ext(_Code.PATH, codec.dumps([ref, str(value)]))
 
 
 def _pack_ndarray(codec: Codec, value: Any) -> Any:
@@ -652,10 +672,10 @@ def _is_data(kind: type) -> bool:
 def _pickled(codec: Codec, value: Any) -> Any:
     kind = type(value)
     if not codec.trusted:
-        where = "in what is written to a store" if codec.stored else "here"
+        rule = "a store takes nothing that is pickled" if codec.stored else "pickle is not allowed here"
         if _is_data(kind) and not _importable(kind):
-            raise TypeError(f"only this process knows its class, and pickle is not allowed {where}; put it in a module")
-        raise TypeError(f"no codec knows this type, and pickle is not allowed {where}")
+            raise TypeError(f"{rule}, and only this process knows its class; put it in a module")
+        raise TypeError(f"{rule}, and no codec knows this type")
     data, kept = _dump(value, by_value=kind.__module__ != "builtins" and not _importable(kind))
     buffers: list[Any] = []
     for buffer in kept:
@@ -683,16 +703,32 @@ def _dump(value: Any, *, by_value: bool) -> tuple[bytes, list[pickle.PickleBuffe
     return by_value_dumps(value, buffers.append), buffers
 
 
+def _has_plain_offset(value: dt.datetime | dt.time) -> bool:
+    """Whether ISO 8601 tells everything about its time zone."""
+    zone = value.tzinfo
+    return zone is None or (type(zone) is dt.timezone and len(offset_arguments(zone)) == 1)
+
+
 def _pack_datetime(codec: Codec, value: dt.datetime) -> Any:
-    if value.tzinfo is None or isinstance(value.tzinfo, dt.timezone):
+    if _has_plain_offset(value):
         return Ext(_Code.DATETIME, codec.dumps([value.isoformat(), value.fold]))
-    return _pickled(codec, value)  # keeps the time zone's rules, not only its offset
+    return _pack_standard(codec, value)  # keeps the time zone's rules, not only its offset
 
 
 def _pack_time(codec: Codec, value: dt.time) -> Any:
-    if value.tzinfo is None or isinstance(value.tzinfo, dt.timezone):
+    if _has_plain_offset(value):
         return Ext(_Code.TIME, codec.dumps([value.isoformat(), value.fold]))
-    return _pickled(codec, value)
+    return _pack_standard(codec, value)
+
+
+def _pack_standard(codec: Codec, value: Any) -> Any:
+    try:
+        name, state = state_of(value)
+    except TypeError:
+        if codec.trusted:
+            return _pickled(codec, value)
+        raise
+    return Ext(_Code.STANDARD, codec.dumps([name, codec._pack(state)]))  # noqa: SLF001 - same module
 
 
 def _pack_timedelta(codec: Codec, value: dt.timedelta) -> Any:
@@ -716,6 +752,7 @@ def _pack_bytearray(codec: Codec, value: bytearray) -> Any:
 
 
 _PACKERS: Final[dict[type, Packer]] = {
+    **dict.fromkeys(STANDARD, _pack_standard),
     tuple: _pack_tuple,
     set: _set(_Code.SET),
     frozenset: _set(_Code.FROZENSET),
@@ -823,7 +860,11 @@ def _declared_state(kind: Any, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unpack_path(codec: Codec, data: memoryview) -> Any:
-    kind, state = _class_and_state(codec, data, pathlib.PurePath)
+    ref, state = _list_of(codec, data)
+    module, _, name = ref.partition(":")
+    kind = _PATHS.get(name) if module in _PATH_MODULES else None
+    if kind is None:
+        kind, state = _class_and_state(codec, data, pathlib.PurePath)
     return kind(state)
 
 
@@ -924,5 +965,6 @@ _UNPACKERS: Final[dict[int, Callable[[Codec, memoryview], Any]]] = {
     _Code.BYTES_BLOCK: lambda codec, data: bytes(codec.part(*_list_of(codec, data))),
     _Code.BYTEARRAY_BLOCK: lambda codec, data: bytearray(codec.part(*_list_of(codec, data))),
     _Code.NDARRAY_BLOCK: _unpack_ndarray_block,
+    _Code.STANDARD: lambda codec, data: rebuild(*_list_of(codec, data)),
     _Code.SURROGATES: lambda _codec, data: str(data, "utf-8", "surrogatepass"),
 }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import fractions
 import os
+import re
 import signal
 import sys
 from collections import Counter
@@ -43,6 +43,7 @@ from dfm_async import (
     current_context,
 )
 from tests.conftest import TargetName
+from tests.wire.shapes import SAMPLES, same
 
 fed = Federation("lasting")
 site = fed.site("site")
@@ -99,8 +100,16 @@ async def fail_for(n: int) -> int:
 
 @site.operation
 async def unstorable() -> Any:
-    return fractions.Fraction(1, 3)  # only pickle knows how
+    return re.compile("a")  # only pickle knows how
 
+
+@site.operation
+async def passed_on(x: Any) -> Any:
+    return x
+
+
+with Pipeline("passes") as passes:
+    Yield(passed_on(PlaceParam("x")))
 
 with Pipeline("squares") as squares:
     Yield(square(PlaceParam("n")))
@@ -371,17 +380,28 @@ async def test_failures_are_written_too(opens: Open) -> None:
 async def test_what_cannot_be_stored_is_an_error_of_its_node(opens: Open) -> None:
     async with opens() as session:
         job = await session.execute(strange)
-        with pytest.raises(JobFailed, match="cannot be sent"):
+        with pytest.raises(JobFailed, match="cannot be written to a store: a store takes nothing that is pickled"):
             await job
         assert [r.value async for r in job.results("good", errors="yield")] == [9]
+
+
+async def test_stored_values_are_read_as_what_they_were(opens: Open) -> None:
+    async with opens() as session:
+        job = await session.execute(passes, [{"x": value} for value in SAMPLES], job_id="x")
+        assert await job is JobStatus.FINISHED
+    async with opens() as session:
+        again = await session.execute(passes, [{"x": value} for value in SAMPLES], job_id="x")
+        found = [result.value async for result in again.results(ordered=True)]
+    assert len(found) == len(SAMPLES)
+    assert [(value, read) for value, read in zip(SAMPLES, found, strict=True) if not same(value, read)] == []
 
 
 async def test_a_parameter_that_cannot_be_stored_is_refused(opens: Open) -> None:
     with Pipeline("any") as anything:
         Yield(PlaceParam("x"))
     async with opens() as session:
-        with pytest.raises(ParameterError, match="pickle is not allowed"):
-            await session.execute(anything, {"x": fractions.Fraction(1, 3)})
+        with pytest.raises(ParameterError, match="cannot be written to a store: a store takes nothing that is pickled"):
+            await session.execute(anything, {"x": re.compile("a")})
         assert session.jobs() == []
 
 

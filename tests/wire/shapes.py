@@ -8,9 +8,12 @@ import decimal
 import enum
 import math
 import uuid
-from collections import namedtuple
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from fractions import Fraction
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Generic, NamedTuple, TypeVar
+from zoneinfo import ZoneInfo
 
 import msgspec
 import numpy as np
@@ -18,6 +21,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, PrivateAttr
 
 T = TypeVar("T")
+ZURICH = ZoneInfo("Europe/Zurich")
 
 
 class Colour(enum.Enum):
@@ -146,7 +150,13 @@ def same(a: Any, b: Any) -> bool:
         return repr(a) == repr(b)
     if isinstance(a, (dt.datetime, dt.time)):
         return repr(a) == repr(b) and a.fold == b.fold
-    if isinstance(a, (list, tuple)):
+    if isinstance(a, dt.tzinfo):
+        return repr(a) == repr(b)
+    if isinstance(a, deque) and a.maxlen != b.maxlen:
+        return False
+    if isinstance(a, defaultdict) and a.default_factory is not b.default_factory:
+        return False
+    if isinstance(a, (list, tuple, deque)):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict):
         return len(a) == len(b) and all(same(k, m) and same(v, w) for (k, v), (m, w) in zip(a.items(), b.items()))  # noqa: B905
@@ -275,4 +285,29 @@ SAMPLES: list[Any] = [
     FrozenItem(name=(1,)),
     1 - 2j,
     [True, 1, 1.0],
+    dt.datetime(2024, 10, 27, 2, 30, fold=1, tzinfo=ZURICH),
+    dt.datetime(1850, 1, 1, tzinfo=ZURICH),
+    dt.time(8, 30, tzinfo=ZURICH),
+    dt.datetime(2024, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1), "CET")),
+    dt.timezone(dt.timedelta(seconds=-1), "odd"),
+    dt.UTC,
+    ZURICH,
+    Counter("aab"),
+    Counter({(1, 2): -3, None: 0}),
+    OrderedDict([("b", 1), ("a", (2,))]),
+    defaultdict(list, {"a": [1]}),
+    defaultdict(None, {1: {2}}),
+    defaultdict(Counter, {"a": Counter("x")}),
+    deque([1, (2,), deque()]),
+    deque([1, 2], maxlen=2),
+    deque(maxlen=0),
+    Fraction(-1, 3),
+    Fraction(2**300, 7),
+    IPv4Address("10.0.0.1"),
+    IPv6Address("fe80::1%eth0"),
+    IPv4Network("10.0.0.0/8"),
+    IPv6Network("2001:db8::/32"),
+    IPv4Interface("10.0.0.1/8"),
+    IPv6Interface("fe80::1%1/64"),
+    {Fraction(1, 2): [IPv4Address(0)], IPv4Address(1): OrderedDict()},
 ]

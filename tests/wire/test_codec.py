@@ -10,9 +10,11 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 import zoneinfo
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from hypothesis import strategies as st
 from msgspec.msgpack import Ext
 
 from dfm_async.errors import EncodingError
+from dfm_async.wire.classes import KnownClasses
 from dfm_async.wire.codec import Broken, Codec
 from tests.wire import shapes
 from tests.wire.shapes import (
@@ -410,13 +413,117 @@ def test_what_arrives_shares_nothing_with_the_message(value: Any) -> None:
 # trust
 
 
-@pytest.mark.parametrize(
-    "value", [Plain(1), OrderedDict(a=1), KeyError("k"), np.array([None])], ids=["object", "dict", "error", "array"]
-)
+@pytest.mark.parametrize("value", [Plain(1), KeyError("k"), np.array([None])], ids=["object", "error", "array"])
 def test_an_untrusted_codec_does_not_pack_what_it_would_have_to_pickle(value: Any) -> None:
     with pytest.raises(EncodingError, match="pickle is not allowed") as caught:
         untrusted.pack({"a": [value]})
     assert caught.value.path == "value['a'][0]"
+
+
+class Strings(OrderedDict[str, str]):
+    """Not exactly one of the known types."""
+
+
+class FixedZone(dt.tzinfo):
+    def utcoffset(self, _: dt.datetime | None) -> dt.timedelta:
+        return dt.timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (Strings(), "no codec knows this type"),
+        (defaultdict(lambda: 1), "its default_factory <function"),
+        (defaultdict(Plain), "is none of Counter, OrderedDict, bool"),
+        (dt.datetime(2024, 1, 1, tzinfo=FixedZone()), "its time zone .* is neither a fixed offset"),
+        (dt.time(1, tzinfo=FixedZone()), "its time zone .* is neither a fixed offset"),
+        (Fraction(1, 2**200_000), "more than 131,072 bits"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_by_the_rule_of_the_store(value: Any, reason: str) -> None:
+    stored = Codec(trusted=False, stored=True)
+    with pytest.raises(
+        EncodingError, match=rf"value\[0\] of type .* cannot be written to a store: .*{reason}"
+    ) as caught:
+        stored.pack([value])
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copy), copy.stored) == (str(caught.value), True)
+    with pytest.raises(EncodingError, match="cannot be sent to another site"):
+        untrusted.pack([value])
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("Popen", ["true"]),
+        ("deque", [[1, 2], 1]),
+        ("deque", [[1], -1]),
+        ("deque", ["ab", None]),
+        ("deque", [[], 2**70]),
+        ("defaultdict", ["eval", []]),
+        ("defaultdict", ["__import__", []]),
+        ("defaultdict", ["list", {"a": 1}]),
+        ("Counter", "aab"),
+        ("OrderedDict", [[1, 2, 3]]),
+        ("Fraction", [1, 0]),
+        ("Fraction", ["1/3"]),
+        ("Fraction", [2**200_000, 3]),
+        ("IPv4Address", 5),
+        ("IPv4Network", ["10.0.0.1", "/8"]),
+        ("datetime", ["2024-01-01", 0, "../../etc/passwd"]),
+        ("datetime", ["2024-01-01", 0, "/etc/localtime"]),
+        ("datetime", ["2024-01-01", 2, "UTC"]),
+        ("time", ["25:00", 0, "UTC"]),
+        ("ZoneInfo", "Nowhere/Land"),
+        ("ZoneInfo", "a/" * 2000 + "b"),
+        ("ZoneInfo", None),
+        ("timezone", [dt.timedelta(days=3)]),
+        ("timezone", []),
+        (["deque"], [[], None]),
+    ],
+)
+def test_states_that_no_standard_value_has_are_refused(name: Any, state: Any) -> None:
+    data = msgspec.msgpack.encode(Ext(29, untrusted.dumps([name, untrusted.pack(state)])))
+    began = time.process_time()
+    with pytest.raises(EncodingError):
+        untrusted.loads(data)
+    assert time.process_time() - began < 5
+
+
+def test_zones_are_looked_up_below_the_folders_of_their_data_only() -> None:
+    names = [
+        "Europe/Zurich",
+        "../../../etc/passwd",
+        "/etc/passwd",
+        "Europe/../../x",
+        "tzdata.zi",
+        "a\0b",
+        "..",
+        "Aa/Bb",
+    ]
+    script = f"""
+import sys
+from dfm_async.wire.standard import rebuild
+opened = []
+sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+for name in {names!r}:
+    try:
+        rebuild("ZoneInfo", name)
+    except (LookupError, ValueError, OSError):
+        pass
+opened = [path for path in opened if not path.endswith((".py", ".pyc"))]
+print([path for path in opened if "zoneinfo" not in path and "tzdata" not in path])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("module", ["pathlib", "pathlib._local"])
+@pytest.mark.parametrize("codec", [trusted, untrusted, Codec(trusted=False, known=KnownClasses())])
+def test_paths_of_every_version_of_python_are_read(module: str, codec: Codec) -> None:
+    data = msgspec.msgpack.encode(Ext(18, codec.dumps([f"{module}:PosixPath", "a/b"])))
+    assert codec.loads(data) == Path("a/b")
+    assert b"pathlib:PosixPath" in codec.encode(Path("a/b"))
 
 
 class Bomb:
