@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -70,13 +71,18 @@ class Run:
 
 
 async def run_job(run: Run) -> int:
-    """Runs a job to its end and gives the exit code. Being cancelled cancels the job, and waits until it has stopped.
+    """Runs a job to its end and gives the exit code.
+
+    Being cancelled cancels the job, and waits until it has stopped. A job that is kept in a store is interrupted
+    instead: the same command goes on with it.
 
     Raises:
         DfmError: it cannot be run.
     """
     output = StandardOutput()
     _check_trace(run.trace)
+    # Only a job with an id of its own can be found again by the same command.
+    job_id = secrets.token_hex(8) if run.job_id is None and run.store is not None else run.job_id
     session = Session(
         run.federation,
         homesite=run.homesite,
@@ -95,17 +101,21 @@ async def run_job(run: Run) -> int:
             live = isinstance(view, LiveView)
             try:
                 job = await session.execute(
-                    plan, sets, job_id=run.job_id, deadline=run.deadline, on_error=run.on_error, watch=live
+                    plan, sets, job_id=job_id, deadline=run.deadline, on_error=run.on_error, watch=live
                 )
             except ValueError as error:  # an id that cannot be one, and the like
                 raise BadInput(str(error)) from error
             if job.status is JobStatus.INTERRUPTED:  # left over from before: the same again goes on with it
-                job = await session.resume(job.job_id, watch=live)
+                rest = None if isinstance(sets, list) else _rest(sets, job.info().sets or 0)
+                job = await session.resume(job.job_id, input_params=rest, watch=live)
             try:
                 async with watched(job, view), job.events() as events:
                     await follow(events, writer, view, run.output.places)
             except (asyncio.CancelledError, BrokenPipeError, Unwritable):
-                await _cancel(job, view)
+                if run.store is None:
+                    await _cancel(job, view)
+                else:
+                    _leave(job, view, ours=session.coordinator(job.job_id) is not None)
                 raise
         await _tell_end(job, view)
     if file is not None and file.problem is not None:
@@ -132,6 +142,15 @@ async def _sets(run: Run, plan: Plan) -> tuple[ParameterFile | None, list[Parame
     return file, await file.sets()
 
 
+async def _rest(sets: AsyncIterator[ParameterSet], taken: int) -> AsyncGenerator[ParameterSet, None]:
+    """Gives the parameter sets behind those that an interrupted job has taken already."""
+    async for found in sets:
+        if taken:
+            taken -= 1
+        else:
+            yield found
+
+
 async def _cancel(job: Job, view: LineView | LiveView) -> None:
     """Cancels a job that nobody wants any more, and waits until every site has confirmed it."""
     view.say("cancelling the job; Ctrl-C again ends at once", "yellow")
@@ -141,6 +160,15 @@ async def _cancel(job: Job, view: LineView | LiveView) -> None:
         view.say(f"process {error.pid} on {error.host} runs the job, and goes on with it", "yellow")
         return
     view.say("job " + job.job_id + " cancelled: " + (", ".join(f"{s} {o}" for s, o in outcomes.items()) or "stopped"))
+
+
+def _leave(job: Job, view: LineView | LiveView, *, ours: bool) -> None:
+    """Say what becomes of a job in a store when the command ends: closing the session interrupts it if it is ours."""
+    if ours:
+        view.say(f"interrupting job {job.job_id}; Ctrl-C again ends at once", "yellow")
+        view.say(f"the same command with --job-id {job.job_id} goes on with it")
+    elif not job.status.ended:
+        view.say(f"another process runs job {job.job_id}, and goes on with it", "yellow")
 
 
 async def _tell_end(job: Job, view: LineView | LiveView) -> None:

@@ -32,10 +32,13 @@ class Ownership:
     def __init__(self, path: str, locks: Locks) -> None:
         self.locks = locks
         self.fence = 0
+        """Its number; 0 if it could not be written yet, so that nothing can be owned."""
         self._path = path
 
     def register(self, connection: sqlite3.Connection, address: bytes | None) -> None:
         """Takes the next fencing number and the lock that belongs to it; forgets owners that own nothing."""
+        if self.fence:
+            return  # somebody else has asked for it meanwhile
         connection.execute("BEGIN IMMEDIATE")
         with connection:
             idle = connection.execute(_IDLE).fetchall()
@@ -44,9 +47,14 @@ class Ownership:
             fence = connection.execute("SELECT last_fence FROM meta").fetchone()[0] + 1
             while not self.locks.acquire(fence):  # held by one whose database was deleted, and its counter with it
                 fence += 1
-            connection.execute("UPDATE meta SET last_fence = ?", (fence,))
-            row = (fence, os.getpid(), socket.gethostname(), address)
-            connection.execute("INSERT INTO owners (fence, pid, host, address) VALUES (?, ?, ?, ?)", row)
+            try:
+                connection.execute("UPDATE meta SET last_fence = ?", (fence,))
+                row = (fence, os.getpid(), socket.gethostname(), address)
+                connection.execute("INSERT INTO owners (fence, pid, host, address) VALUES (?, ?, ?, ?)", row)
+                connection.execute("COMMIT")
+            except BaseException:  # the number is not ours
+                self.locks.release(fence)
+                raise
         self.fence = fence
 
     def create(self, job: NewJob, connection: sqlite3.Connection, ends: dict[str, int]) -> bool:

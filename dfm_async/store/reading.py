@@ -136,7 +136,11 @@ def _job(row: list[Any], alive: bool, fence: int) -> StoredJob:
             values[6] = JobStatus.INTERRUPTED
     values[10] = bool(values[10])
     owner = Owner(
-        found_fence, pid if isinstance(pid, int) else 0, host if _is_text(host) else "", alive, found_fence == fence
+        found_fence,
+        pid if isinstance(pid, int) else 0,
+        host if _is_text(host) else "",
+        alive,
+        alive and found_fence == fence,
     )
     return StoredJob(*values, owner, damage)
 

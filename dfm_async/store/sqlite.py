@@ -44,6 +44,8 @@ __all__ = ["SqliteStore"]
 _log = logging.getLogger(__name__)
 _LARGEST: Final = 1_000_000_000 - 1024
 """About the size of the largest row that SQLite takes."""
+_UNWRITABLE: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR)
+"""What SQLite reports where a file can only be read."""
 
 
 class SqliteStore:
@@ -86,6 +88,7 @@ class SqliteStore:
                 self._stack = stack.pop_all()
 
     async def _open(self, stack: AsyncExitStack) -> None:
+        self.fence = 0
         try:
             check_owner(self.path)
             create_file(self.path)
@@ -97,12 +100,20 @@ class SqliteStore:
         stack.callback(self._release)
         database = await self._connect(stack, "writer")
         await database.run(partial(prepare, path=self.path))
-        ownership = await database.run(partial(self._register, address=followers.address))
-        self.fence = ownership.fence
+        try:
+            ownership = self._ownership_ = Ownership(self.path, open_locks(f"{self.path}-lock"))
+        except OSError as error:
+            raise explain(self.path, error) from error
+        try:
+            await self._register(database, ownership)
+        except StoreError as error:
+            if getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF not in _UNWRITABLE:
+                raise
+            # What is on a full disk can be read; creating a job tries again.
         reader = await self._connect(stack, "reader")
         await reader.run(_read_only)
         self._reader_ = reader
-        writer = Writer(database, ownership.fence, self)
+        writer = Writer(database, ownership, self)
         stack.push_async_callback(writer.close)
         self._writer_ = writer
 
@@ -112,12 +123,12 @@ class SqliteStore:
         stack.push_async_callback(database.close)
         return database
 
-    def _register(self, connection: sqlite3.Connection, address: bytes | None) -> Ownership:
-        if self._ownership_ is None:  # else it waits for a lock of another process, and this is a further attempt
-            self._ownership_ = Ownership(self.path, open_locks(f"{self.path}-lock"))
-        ownership = self._ownership_
-        ownership.register(connection, address)
-        return ownership
+    async def _register(self, database: Database, ownership: Ownership) -> None:
+        """Takes a fencing number, if there is none yet: whoever has none can own nothing."""
+        if not self.fence:
+            address = None if self._followers is None else self._followers.address
+            await database.run(partial(ownership.register, address=address))
+            self.fence = ownership.fence
 
     def _release(self) -> None:
         ownership, self._ownership_ = self._ownership_, None
@@ -228,6 +239,7 @@ class SqliteStore:
         if largest > _LARGEST:
             raise self._too_large(job.job_id, largest)
         ownership, writer = self._ownership, self._writer
+        await self._register(writer.database, ownership)
         command = self._creating[job.job_id] = writer.queue(partial(ownership.create, job))
         try:
             return bool(await writer.outcome(command, partial(ownership.delete, job.job_id)))
@@ -248,9 +260,10 @@ class SqliteStore:
             JobOwned: its owner is alive.
             StoreError: what is stored of it is damaged.
         """
-        ownership = self._ownership
+        ownership, writer = self._ownership, self._writer
+        await self._register(writer.database, ownership)
         give_back = partial(ownership.give_back, job_id)
-        found: StoredJob = await self._writer.command(partial(ownership.take_over, job_id), give_back)
+        found: StoredJob = await writer.command(partial(ownership.take_over, job_id), give_back)
         return found
 
     async def delete(self, job_id: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from dfm_async.errors import StoreError
 from dfm_async.store.batch import Batch, Command, Committed, Run
 from dfm_async.store.database import Database, identity
+from dfm_async.store.ownership import Ownership
 
 __all__ = ["Listener", "Writer"]
 
@@ -43,9 +44,9 @@ class Writer:
     all before it each time.
     """
 
-    def __init__(self, database: Database, fence: int, listener: Listener) -> None:
-        self._database = database
-        self._fence = fence
+    def __init__(self, database: Database, ownership: Ownership, listener: Listener) -> None:
+        self.database = database
+        self._ownership = ownership
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._file = identity(database.path)
@@ -156,12 +157,12 @@ class Writer:
     async def _commit(self, *, wait: bool = True) -> bool:
         batch, self.batch = self.batch, Batch()
         self._committing = batch.size
-        commit = partial(batch.commit, fence=self._fence, path=self._database.path, check=self._check)
+        commit = partial(batch.commit, fence=self._ownership.fence, path=self.database.path, check=self._check)
         try:
-            await self._database.run(commit, wait=wait)
+            await self.database.run(commit, wait=wait)
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):
-                await self._database.run(_wait)  # the commit goes on: this runs behind it
+                await self.database.run(_wait)  # the commit goes on: this runs behind it
             if batch.committed is None:
                 self._failed(batch, None)
             else:
@@ -176,7 +177,7 @@ class Writer:
 
     def _check(self) -> None:
         """SQLite would go on writing to a file that was deleted."""
-        path = self._database.path
+        path = self.database.path
         try:
             same = identity(path) == self._file
         except FileNotFoundError:
@@ -204,7 +205,7 @@ class Writer:
             error = cause
         else:
             why = "the loop ends" if cause is None else f"{type(cause).__name__}: {cause}"
-            error = StoreError(self._database.path, f"a commit failed ({why})", "Close the store before the loop ends")
+            error = StoreError(self.database.path, f"a commit failed ({why})", "Close the store before the loop ends")
             error.__cause__ = cause
         if self._closing and batch.writes:
             self._lost = error
@@ -222,7 +223,7 @@ class Writer:
         if not self.batch:
             return
         error = StoreError(
-            self._database.path,
+            self.database.path,
             f"it was closed before the last {self.batch.size:,} bytes were committed",
             "See the errors before this one",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import uuid
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pytest
 
 from dfm_async import Pipeline, PlaceParam, Yield
 from tests.cli.rig import STATIONS, command, dfm, invoked, lines, started, until
@@ -155,6 +157,58 @@ def test_no_result_takes_the_file_of_another(tmp_path: Path) -> None:
 def test_a_parameter_without_a_type_is_json_if_it_can_be() -> None:
     done = invoked("run", STATIONS, "echoes", "-p", "value=[1, null]", "--json", "-q", "--target", "inline")
     assert [line["value"] for line in lines(done.stdout)] == [[1, None]]
+
+
+@pytest.mark.parametrize(("number", "job_id"), [(signal.SIGINT, "mine"), (signal.SIGTERM, None)])
+def test_a_signal_interrupts_a_stored_job_and_the_same_command_goes_on(
+    tmp_path: Path, number: signal.Signals, job_id: str | None
+) -> None:
+    gate = tmp_path / "gate"
+    run = ["run", STATIONS, "waiting", "-p", f"gate={gate}", "--store", "sqlite:///jobs.db", "--target", "inline"]
+    named = ["--job-id", job_id] if job_id else []
+    with started(*run, *named, cwd=tmp_path) as process:
+        until(process.stderr, "begun")
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+        assert process.returncode == 128 + number
+        assert "Traceback" not in said
+        found = re.search(r"the same command with --job-id (\S+) goes on with it", said)
+        assert found is not None
+        assert job_id in (None, found[1])
+    store = ["--store", f"sqlite:///{tmp_path / 'jobs.db'}", "--json"]
+    assert [(job["job_id"], job["status"]) for job in lines(invoked("jobs", *store).stdout)] == [
+        (found[1], "interrupted")
+    ]
+    gate.touch()
+    done = dfm(*run, "--job-id", found[1], "--json", cwd=tmp_path)
+    assert (done.returncode, [line["value"] for line in lines(done.stdout)]) == (0, ["done"])
+    (info,) = lines(invoked("jobs", *store).stdout)
+    assert (info["status"], info["reason"], info["done"]) == ("finished", None, 1)
+
+
+def test_an_interrupted_job_with_a_file_of_lines_takes_the_rest_of_them(tmp_path: Path) -> None:
+    gate, sets = tmp_path / "gate", tmp_path / "sets.jsonl"
+    sets.write_text("".join(f'{{"gate": "{gate}", "number": {number}}}\n' for number in range(700)))
+    run = ["run", STATIONS, "numbered", "--params", str(sets), "--store", "sqlite:///jobs.db", "--job-id", "lines"]
+    with started(*run, "--target", "inline", cwd=tmp_path) as process:
+        until(process.stderr, "begun")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    gate.touch()
+    done = dfm(*run, "--target", "inline", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(line["value"] for line in lines(done.stdout)) == list(range(700))
+
+
+def test_a_second_signal_ends_a_stored_job_at_once(tmp_path: Path) -> None:
+    with started("run", STATIONS, "holding", "--store", "sqlite:///jobs.db", "--job-id", "x", cwd=tmp_path) as process:
+        until(process.stderr, "begun")
+        process.send_signal(signal.SIGINT)
+        until(process.stderr, "interrupting job x")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(4) == 130  # the first one alone would take the grace of 5 seconds
+    store = ["--store", f"sqlite:///{tmp_path / 'jobs.db'}", "--json"]
+    assert [job["status"] for job in lines(invoked("jobs", *store).stdout)] == ["interrupted"]
 
 
 def test_the_same_again_goes_on_with_a_job_that_was_interrupted(tmp_path: Path) -> None:

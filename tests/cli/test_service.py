@@ -175,6 +175,35 @@ def test_with_a_token_only_those_who_have_it_are_served(tmp_path: Path) -> None:
         assert process.wait(20) == 130
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_interrupts_the_stored_jobs_of_a_service(tmp_path: Path, number: signal.Signals) -> None:
+    store = ["--store", f"sqlite:///{tmp_path / 'jobs.db'}"]
+    with started("serve", STATIONS, "--port", "0", *store) as process:
+        address = _address(until(process.stdout, "serving"))
+        submit(address, "waiting", "long", {"gate": str(tmp_path / "gate")})
+        until(process.stderr, "begun")
+        process.send_signal(number)
+        assert process.wait(30) in (128 + number, -number)
+    assert [job["status"] for job in lines(invoked("jobs", *store, "--json").stdout)] == ["interrupted"]
+
+
+def test_a_second_ctrl_c_ends_a_service_at_once(tmp_path: Path) -> None:
+    store = ["--store", f"sqlite:///{tmp_path / 'jobs.db'}"]
+    with started("serve", STATIONS, "--port", "0", *store) as process:
+        address = _address(until(process.stdout, "serving"))
+        submit(address, "holding", "long", {})
+        until(process.stderr, "begun")
+        with httpx.stream("GET", f"{address}/jobs/long/stream", timeout=None) as response:
+            told = response.iter_lines()
+            next(told)
+            process.send_signal(signal.SIGINT)
+            for _ in told:
+                pass  # until the service ends the stream, because it has heard the signal
+            process.send_signal(signal.SIGINT)
+            process.wait(4)  # the first one alone would take the grace of 5 seconds
+    assert [job["status"] for job in lines(invoked("jobs", *store, "--json").stdout)] == ["interrupted"]
+
+
 def test_a_port_that_is_taken_is_told(url: str) -> None:
     done = dfm("serve", STATIONS, "--port", url.rpartition(":")[2])
     assert (done.returncode, done.stdout) == (2, "")

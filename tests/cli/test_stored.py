@@ -26,7 +26,7 @@ def test_a_job_is_read_along_while_another_process_runs_it(tmp_path: Path) -> No
             assert owner.wait(30) == 130
             _, said = reader.communicate(timeout=30)
         assert reader.returncode == 1
-        assert "job here aborted (cancelled from the command line): 0 results" in said
+        assert "job here interrupted (the session was closed): 0 results" in said
 
 
 def test_an_interrupted_job_can_be_ended_for_good(tmp_path: Path) -> None:

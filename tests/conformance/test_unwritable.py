@@ -260,7 +260,7 @@ def trigger(text: str) -> Break:
 
 
 async def _read_only(store: SqliteStore) -> None:
-    await store._writer._database.run(lambda connection: connection.execute("PRAGMA query_only = ON"))
+    await store._writer.database.run(lambda connection: connection.execute("PRAGMA query_only = ON"))
 
 
 BREAKS: dict[str, Break] = {

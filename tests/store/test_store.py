@@ -599,7 +599,7 @@ async def test_a_full_disk_is_told(path: Path, store: SqliteStore, errors: list[
     await store.create(new_job("j"))
 
     def limit(pages: str) -> Any:
-        return store._writer._database.run(lambda connection: connection.execute(f"PRAGMA max_page_count = {pages}"))
+        return store._writer.database.run(lambda connection: connection.execute(f"PRAGMA max_page_count = {pages}"))
 
     await limit("20")
     for offset in range(100):

@@ -37,6 +37,15 @@ async def wait(gate: str) -> str:
 
 
 @lab.operation
+async def number_of(gate: str, number: int) -> int:
+    if not number:
+        print("begun", flush=True)
+    if not os.path.exists(gate):  # noqa: ASYNC240 - a small local file
+        await asyncio.Event().wait()
+    return number
+
+
+@lab.operation
 def hold() -> None:
     """Says that it has begun, and never ends."""
     print("begun", flush=True)
@@ -75,6 +84,9 @@ with Pipeline("anomalies") as pipeline:
 
 with Pipeline("waiting") as waiting:
     Yield(wait(PlaceParam("gate")))
+
+with Pipeline("numbered") as numbered:
+    Yield(number_of(PlaceParam("gate"), PlaceParam("number")))
 
 with Pipeline("holding") as holding:
     Yield(hold())
