@@ -23,6 +23,9 @@ _COLUMNS: Final = 60
 """How many pieces the time is cut into for the rows of a terminal."""
 _ROWS: Final = 200
 """How many rows one process has at most; further ones are counted together."""
+_LANES: Final = 100
+"""How many processes are told apart; further ones are counted together."""
+_LARGEST: Final = 2**63 - 1
 
 
 @dataclass(slots=True)
@@ -40,7 +43,7 @@ class Figures:
     @property
     def total(self) -> int:
         """All of them together."""
-        return sum(self.durations)
+        return max(-_LARGEST, min(sum(self.durations), _LARGEST))
 
     def percentiles(self, *wanted: float) -> list[int]:
         """The durations that so many percent of the spans do not exceed."""
@@ -181,7 +184,9 @@ def _count(found: Timeline, span: Span) -> None:
 
 
 def _draw(found: Timeline, span: Span) -> None:
-    lane = found.lanes.setdefault(span.process, Lane(span.process))
+    known = span.process in found.lanes or len(found.lanes) < _LANES
+    process = span.process if known else "others"
+    lane = found.lanes.setdefault(process, Lane(process))
     row = lane.row(span)
     row.figures.add(span)
     start, end = span.start - found.start, max(span.end, span.start + 1) - found.start

@@ -51,7 +51,7 @@ class Writer:
         self._loop = asyncio.get_running_loop()
         self._file = identity(database.path)
         self.batch = Batch()
-        self._committing = 0
+        self._committing: Batch | None = None
         self._retry_size = 0
         self._wake: asyncio.Future[None] | None = None
         self._closing = False
@@ -61,7 +61,7 @@ class Writer:
     @property
     def backlog(self) -> int:
         """About how many bytes are queued or being committed."""
-        return self._committing + self.batch.size
+        return (0 if self._committing is None else self._committing.size) + self.batch.size
 
     @property
     def ended(self) -> bool:
@@ -117,7 +117,7 @@ class Writer:
 
     async def flush(self) -> None:
         """Waits until everything queued before is committed."""
-        if self.backlog or self.batch:
+        if self._committing is not None or self.batch:
             await self.command(_nothing)
 
     async def close(self) -> None:
@@ -156,7 +156,7 @@ class Writer:
 
     async def _commit(self, *, wait: bool = True) -> bool:
         batch, self.batch = self.batch, Batch()
-        self._committing = batch.size
+        self._committing = batch
         commit = partial(batch.commit, fence=self._ownership.fence, path=self.database.path, check=self._check)
         try:
             await self.database.run(commit, wait=wait)
@@ -188,7 +188,7 @@ class Writer:
             )
 
     def _tell(self, batch: Batch, done: Committed) -> None:
-        self._committing = 0
+        self._committing = None
         self._retry_size = 0
         gap = done.gaps[0][1] if done.gaps else None
         for command in batch.commands:
@@ -212,7 +212,7 @@ class Writer:
         commands, batch.commands = batch.commands, []
         batch.merge(self.batch)
         self.batch = batch
-        self._committing = 0
+        self._committing = None
         for command in commands:
             command.done(None, error)
         self._listener.failed(error)

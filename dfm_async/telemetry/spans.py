@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, TypeAlias
+from typing import Annotated, Any, BinaryIO, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -57,6 +57,10 @@ class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):
     process: str
 
 
+_Nanoseconds: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A time. The bounds hold for what is read: a file may come from anywhere."""
+
+
 class Span(msgspec.Struct, frozen=True, kw_only=True):
     """Something that took time.
 
@@ -77,8 +81,8 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     trace_id: str
     span_id: str
     parent_id: str | None
-    start: int
-    end: int
+    start: _Nanoseconds
+    end: _Nanoseconds
     process: str
     attributes: dict[str, Scalar] = {}
     status: Literal["ok", "error"] = "ok"

@@ -50,6 +50,34 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize(("start", "end"), [(2**63, 2**63 + 5), (-1, 5), (0, 2**64), (0, 2**63), (0, 10**400)], ids=str)
+def test_times_that_there_cannot_be_are_refused(tmp_path: Path, start: int, end: int) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps({**span("x", 0, 1), "start": start, "end": end}) + "\n")
+    for form in [], ["--json"], ["--html", str(tmp_path / "page.html")]:
+        done = invoked("trace", str(path), *form)
+        assert done.exit_code == 2
+        assert f"{path}, line 1" in done.stderr
+        assert isinstance(done.exception, SystemExit)
+
+
+def test_the_longest_times_that_there_can_be_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    long = {**span("x", 0, 1), "start": 0, "end": 2**63 - 1}
+    back = {**span("x", 0, 1), "start": 2**63 - 1, "end": 0}
+    path.write_text("".join(json.dumps(found) + "\n" for found in (long, long, long, back)))
+    for form in [], ["--json"], ["--html", str(tmp_path / "page.html")]:
+        assert invoked("trace", str(path), *form).exit_code == 0
+
+
+def test_very_many_processes_are_counted_together(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(span("x", 0, 1, f"p{number}")) + "\n" for number in range(5000)))
+    found = read_timeline(path)
+    assert len(found.lanes) == 101
+    assert len(found.lanes["others"].rows["x"].figures.durations) == 4900
+
+
 def test_the_trace_of_a_run_shows_every_process(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     assert dfm("run", STATIONS, "anomalies", "-p", "day=mon", "--trace", str(path), "-q").returncode == 0
