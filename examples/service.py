@@ -7,11 +7,11 @@ Open http://127.0.0.1:8000/dfm/ in a browser, and submit a job in another termin
         -H 'content-type: application/json' -d '{"params": [{"day": "mon"}, {"day": "tue"}]}'
 
 Then kill a worker whose number the page shows, reload the page, end the service and start it again: nothing is lost.
+Jobs are kept in ``example-jobs.db`` in the current folder; ``--store`` names another file.
 """
 
 import argparse
 import asyncio
-import tempfile
 from pathlib import Path
 
 import uvicorn
@@ -84,7 +84,7 @@ def make_app(store: Path) -> FastAPI:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="A web service over three sites, with a live page.")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--store", type=Path, default=Path(tempfile.gettempdir()) / "dfm-async-example.db")
+    parser.add_argument("--store", type=Path, default=Path("example-jobs.db"))
     arguments = parser.parse_args()
     print(f"the live page: http://127.0.0.1:{arguments.port}/dfm/")
     uvicorn.run(make_app(arguments.store), port=arguments.port)

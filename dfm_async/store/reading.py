@@ -142,7 +142,7 @@ def _job(row: list[Any], alive: bool, fence: int) -> StoredJob:
         alive,
         alive and found_fence == fence,
     )
-    return StoredJob(*values, owner, damage)
+    return StoredJob(*[*values, owner, damage])
 
 
 def _shown(value: Any) -> str:

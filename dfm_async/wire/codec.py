@@ -862,9 +862,10 @@ def _declared_state(kind: Any, state: dict[str, Any]) -> dict[str, Any]:
 def _unpack_path(codec: Codec, data: memoryview) -> Any:
     ref, state = _list_of(codec, data)
     module, _, name = ref.partition(":")
-    kind = _PATHS.get(name) if module in _PATH_MODULES else None
-    if kind is None:
-        kind, state = _class_and_state(codec, data, pathlib.PurePath)
+    known = _PATHS.get(name) if module in _PATH_MODULES else None
+    if known is not None:
+        return known(state)
+    kind, state = _class_and_state(codec, data, pathlib.PurePath)
     return kind(state)
 
 

@@ -21,7 +21,7 @@ _FACTORIES: Final[tuple[Callable[[], Any], ...]] = (
     *(bool, bytearray, bytes, complex, dict, float, frozenset, int, list, set, str, tuple),
     *(Counter, OrderedDict, deque),
 )
-_FACTORY_OF: Final = {factory.__name__: factory for factory in _FACTORIES}  # type: ignore[attr-defined]
+_FACTORY_OF: Final = {factory.__name__: factory for factory in _FACTORIES}
 _LARGEST_PART: Final = 1 << 17
 """How many bits the numbers of a fraction may have: reducing larger ones would take long."""
 _ZONE: Final = re.compile(r"[A-Za-z0-9_+-]{1,40}(/[A-Za-z0-9_+-]{1,40}){0,3}")
@@ -98,7 +98,7 @@ def _factory_name(value: defaultdict[Any, Any]) -> str | None:
     if factory not in _FACTORIES:
         known = ", ".join(sorted(_FACTORY_OF))
         raise TypeError(f"its default_factory {factory!r} is none of {known}")
-    return str(factory.__name__)  # type: ignore[attr-defined]
+    return str(factory.__name__)
 
 
 def _default_dict(state: Any) -> defaultdict[Any, Any]:

@@ -428,13 +428,19 @@ class FixedZone(dt.tzinfo):
     def utcoffset(self, _: dt.datetime | None) -> dt.timedelta:
         return dt.timedelta(hours=1)
 
+    def dst(self, _: dt.datetime | None) -> None:
+        return None
+
+    def tzname(self, _: dt.datetime | None) -> str:
+        return "fixed"
+
 
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
         (Strings(), "no codec knows this type"),
         (defaultdict(lambda: 1), "its default_factory <function"),
-        (defaultdict(Plain), "is none of Counter, OrderedDict, bool"),
+        (defaultdict(threading.Lock), "is none of Counter, OrderedDict, bool"),
         (dt.datetime(2024, 1, 1, tzinfo=FixedZone()), "its time zone .* is neither a fixed offset"),
         (dt.time(1, tzinfo=FixedZone()), "its time zone .* is neither a fixed offset"),
         (Fraction(1, 2**200_000), "more than 131,072 bits"),
