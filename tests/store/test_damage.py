@@ -97,7 +97,7 @@ async def story(session: Session, job_id: str) -> list[Any]:
     if not job.was_found:
         raise JobNotFound(job_id)
     async with job.results(ordered=True, errors="yield") as results:
-        ordered = []
+        ordered: list[Any] = []
         try:
             async for result in results:
                 ordered.append(result.offset)
@@ -168,7 +168,7 @@ COLUMNS = {
     "entries": ("job", "first", "count", "kind", "head", "payload"),
 }
 PLACES = [(table, column) for table, columns in COLUMNS.items() for column in columns]
-WRONG = [
+WRONG: list[Any] = [
     None,
     0,
     -1,
