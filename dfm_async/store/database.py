@@ -111,6 +111,9 @@ class Database:
                 return cast("T", await connection._execute(_call, connection._conn, call))  # noqa: SLF001
             except Damage as error:
                 raise StoreError(self.path, str(error), _RESTORE) from error
+            except UnicodeError as error:  # it is part of a message of SQLite, which quotes the file
+                problem, advice = _ADVICE[sqlite3.SQLITE_CORRUPT]
+                raise StoreError(self.path, f"{problem} ({error})", advice) from error
             except (sqlite3.Error, OSError) as error:
                 if not _is_busy(error) or loop.time() >= deadline:
                     raise explain(self.path, error) from error

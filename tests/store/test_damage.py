@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -348,3 +349,36 @@ def test_the_commands_read_damaged_stores(original: Path, tmp_path: Path, column
         assert "Traceback" not in done.output
     assert "finished" in invoked("jobs", *store).output
     assert invoked("logs", "finished", *store).exit_code == 0
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32), st.sampled_from([1, 3, 20]), st.booleans())
+async def test_a_file_with_random_bytes_raises_only_errors_of_ours(
+    original: Path, seed: int, count: int, cut: bool
+) -> None:
+    random = Random(seed)
+    data = bytearray(original.read_bytes())
+    for _ in range(count):
+        data[random.randrange(len(data))] = random.randrange(256)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "jobs.db"
+        path.write_bytes(data[: random.randrange(len(data)) if cut else len(data)])
+        with suppress(StoreError):
+            async with asyncio.timeout(LIMIT), opened(path) as session:
+                for job in session.jobs():
+                    assert repr(job)
+                for job_id in JOBS:
+                    with suppress(DfmError):
+                        await story(session, job_id)
+                    with suppress(DfmError):
+                        await (await session.resume(job_id)).cancel()
+
+
+async def test_a_schema_that_is_no_text_is_damage(original: Path, tmp_path: Path) -> None:
+    path = copy(original, tmp_path)
+    data = path.read_bytes()
+    assert b"CREATE TABLE jobs" in data
+    path.write_bytes(data.replace(b"CREATE TABLE jobs", b"CREATE TABLE \xd6\xd6\xd6\xd6"))
+    with pytest.raises(StoreError):
+        async with asyncio.timeout(LIMIT), opened(path):
+            pass
