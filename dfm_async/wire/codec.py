@@ -933,6 +933,13 @@ def _unpack_time(codec: Codec, data: memoryview) -> Any:
     return dt.time.fromisoformat(text).replace(fold=fold)
 
 
+def _unpack_standard(codec: Codec, data: memoryview) -> Any:
+    name, state = _list_of(codec, data)
+    if type(state) is Broken:
+        raise state.error
+    return rebuild(name, state)
+
+
 def _unpack_range(codec: Codec, data: memoryview) -> range:
     start, stop, step = _list_of(codec, data)
     return range(start, stop, step)
@@ -966,6 +973,6 @@ _UNPACKERS: Final[dict[int, Callable[[Codec, memoryview], Any]]] = {
     _Code.BYTES_BLOCK: lambda codec, data: bytes(codec.part(*_list_of(codec, data))),
     _Code.BYTEARRAY_BLOCK: lambda codec, data: bytearray(codec.part(*_list_of(codec, data))),
     _Code.NDARRAY_BLOCK: _unpack_ndarray_block,
-    _Code.STANDARD: lambda codec, data: rebuild(*_list_of(codec, data)),
+    _Code.STANDARD: _unpack_standard,
     _Code.SURROGATES: lambda _codec, data: str(data, "utf-8", "surrogatepass"),
 }

@@ -103,7 +103,7 @@ def _factory_name(value: defaultdict[Any, Any]) -> str | None:
 
 def _default_dict(state: Any) -> defaultdict[Any, Any]:
     name, items = state
-    return defaultdict(None if name is None else _FACTORY_OF[name], _pairs(items))
+    return defaultdict(None if name is None else _FACTORY_OF[name], _mapping(items))
 
 
 def _deque(state: Any) -> deque[Any]:
@@ -127,10 +127,10 @@ def _fraction(state: Any) -> Fraction:
     return Fraction(*state)
 
 
-def _pairs(state: Any) -> dict[Any, Any]:
-    if not isinstance(state, list):
-        raise TypeError("a list of pairs was expected")
-    return dict(state)
+def _mapping(state: Any) -> dict[Any, Any]:
+    if type(state) is not dict:
+        raise TypeError("a dict was expected")
+    return state
 
 
 def _address(kind: type[Any]) -> Callable[[Any], Any]:
@@ -142,14 +142,10 @@ def _address(kind: type[Any]) -> Callable[[Any], Any]:
     return build
 
 
-def _items(value: dict[Any, Any]) -> list[list[Any]]:
-    return [[key, item] for key, item in value.items()]
-
-
 _STATES: Final[dict[type, Callable[[Any], Any]]] = {
-    Counter: _items,
-    OrderedDict: _items,
-    defaultdict: lambda value: [_factory_name(value), _items(value)],
+    Counter: dict,
+    OrderedDict: dict,
+    defaultdict: lambda value: [_factory_name(value), dict(value)],
     deque: lambda value: [list(value), value.maxlen],
     Fraction: _parts,
     dt.datetime: lambda value: [value.replace(tzinfo=None).isoformat(), value.fold, _zone_state(value.tzinfo)],
@@ -159,8 +155,8 @@ _STATES: Final[dict[type, Callable[[Any], Any]]] = {
     **dict.fromkeys(_ADDRESSES, str),
 }
 _BUILDERS: Final[dict[str, Callable[[Any], Any]]] = {
-    "Counter": lambda state: Counter(_pairs(state)),
-    "OrderedDict": lambda state: OrderedDict(_pairs(state)),
+    "Counter": lambda state: Counter(_mapping(state)),
+    "OrderedDict": lambda state: OrderedDict(_mapping(state)),
     "defaultdict": _default_dict,
     "deque": _deque,
     "Fraction": _fraction,

@@ -468,7 +468,7 @@ def test_what_cannot_be_stored_is_refused_by_the_rule_of_the_store(value: Any, r
         ("deque", [[], 2**70]),
         ("defaultdict", ["eval", []]),
         ("defaultdict", ["__import__", []]),
-        ("defaultdict", ["list", {"a": 1}]),
+        ("defaultdict", ["list", [["a", 1]]]),
         ("Counter", "aab"),
         ("OrderedDict", [[1, 2, 3]]),
         ("Fraction", [1, 0]),
@@ -783,8 +783,10 @@ COLLIDING = [number * (2**61 - 1) + 7 for number in range(3000)]
         frozenset(COLLIDING[:1500]),
         dict.fromkeys(COLLIDING[:1500]),
         {(number, "x") for number in COLLIDING[:1500]},
+        Counter(COLLIDING[:1500]),
+        OrderedDict.fromkeys(COLLIDING[:1500]),
     ],
-    ids=["set", "frozenset", "dict", "tuples"],
+    ids=["set", "frozenset", "dict", "tuples", "Counter", "OrderedDict"],
 )
 def test_untrusted_keys_with_one_hash_are_refused(value: Any) -> None:
     data = trusted.dumps(trusted.pack(value))
