@@ -356,7 +356,7 @@ async def test_each_value_that_a_cache_cannot_keep_is_an_error_of_its_parameter_
 ) -> None:
     async with asyncio.timeout(LIMIT), connect(fed, options=SHORT) as session:
         rows = [{"n": n} for n in range(50)]
-        job = await session.execute(locks, rows, retry=RetryPolicy(on_worker_lost=reruns))
+        job = await session.execute(locks, rows, retry=RetryPolicy(attempts=1, on_worker_lost=reruns))
         with pytest.raises(JobFailed) as caught:
             await job
         assert caught.value.count == 50
