@@ -81,23 +81,11 @@ def misfits(plan: Plan, federation: Federation) -> list[Problem]:
             if adapter is None:
                 text = f"the federation {federation.name!r} has no {action.operation!r} at site {name!r}"
                 problems.append(Problem("", text))
-            elif known is not None and (wrong := _wrong_arguments(known, action.args)):
-                text = f"operation {action.operation!r} has changed since the plan was made: {wrong}"
-                problems.append(Problem(transition.label, text))
+            elif known is not None:
+                changed = f"operation {action.operation!r} has changed since the plan was made"
+                wrong = _misfits(known, action.args)
+                problems += [Problem(transition.label, f"{changed}: {problem}") for problem in wrong]
     return problems
-
-
-def _wrong_arguments(operation: Operation[..., Any], given: Iterable[str]) -> str | None:
-    parameters = operation.call_signature.parameters.values()
-    names = {found.name for found in parameters}
-    left = [found.name for found in parameters if found.default is found.empty and found.kind not in _VARIABLE]
-    missing = [name for name in left if name not in given]
-    if missing:
-        return f"it needs {', '.join(map(repr, missing))}"
-    unknown = [name for name in given if name not in names]
-    if unknown and not any(found.kind is found.VAR_KEYWORD for found in parameters):
-        return f"it has no parameter {', '.join(map(repr, unknown))}"
-    return None
 
 
 def retry_policies(plan: Plan, federation: Federation) -> list[RetryPolicy | None]:
@@ -396,8 +384,7 @@ def _misfits(operation: Operation[..., Any], given: Collection[str]) -> Iterator
         if name not in parameters and not open_ended and name not in operation.exposed:
             yield f"operation {operation.name!r} has no parameter {name!r}"
     for name, parameter in parameters.items():
-        variable = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-        if parameter.default is parameter.empty and not variable and name not in given:
+        if parameter.default is parameter.empty and parameter.kind not in _VARIABLE and name not in given:
             yield f"parameter {name!r} of operation {operation.name!r} is missing"
 
 

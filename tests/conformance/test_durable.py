@@ -503,7 +503,7 @@ async def test_a_federation_without_the_operation_cannot_resume(opens: Open, tmp
 
     other.site("site").operation(wait_for)
     async with opens(other) as session:
-        with pytest.raises(PipelineError, match="'wait_for' has changed since the plan was made: it needs 'number'"):
+        with pytest.raises(PipelineError, match="'wait_for' has changed since the plan was made: parameter 'number'"):
             await session.resume("long")
     async with opens() as session:
         assert (await session.reattach("long")).status is JobStatus.INTERRUPTED
