@@ -34,11 +34,16 @@ class Figures:
 
     durations: array[int] = field(default_factory=lambda: array("q"))
     errors: int = 0
+    waited: float = 0.0
+    """For how many nanoseconds calls waited before they began, such as for a thread; not a part of the durations."""
 
     def add(self, span: Span) -> None:
         """Counts a span."""
         self.durations.append(span.end - span.start)
         self.errors += span.status == "error"
+        waited = span.attributes.get("dfm.waited")
+        if isinstance(waited, float) and 0 < waited < math.inf:
+            self.waited += waited * 1e9
 
     @property
     def total(self) -> int:

@@ -67,6 +67,7 @@ def figures_data(name: str, figures: Figures) -> dict[str, Any]:
         "p50": p50 / 1e9,
         "p95": p95 / 1e9,
         "max": max(figures.durations) / 1e9,
+        "waited": figures.waited / 1e9,
     }
 
 
@@ -91,7 +92,7 @@ def _print(timeline: Timeline) -> None:
     table.add_column("process")
     table.add_column("what", no_wrap=True, overflow="ellipsis")
     table.add_column(f"0 to {duration(timeline.length)}", no_wrap=True, min_width=20)
-    for name in ("count", "total", "p50", "p95", "errors"):
+    for name in ("count", "total", "p50", "p95", "waited", "errors"):
         table.add_column(name, justify="right")
     for lane in timeline.ordered_lanes():
         _add_lane(table, lane, timeline.length)
@@ -121,6 +122,7 @@ def _add_lane(table: Table, lane: Lane, length: int) -> None:
             _bar(row, length),
             f"{count:,}",
             *times,
+            duration(row.figures.waited) if row.figures.waited else "",
             Text(f"{row.figures.errors:,}", "bold red") if row.figures.errors else "",
         )
     if len(rows) > _SHOWN:

@@ -18,7 +18,7 @@ from dfm_async.exchange.nvflare import ParamsExchange, ParamsFormat, ParamsTrans
 from dfm_async.exchange.options import ExecutorOptions
 from dfm_async.exchange.subprocess_launcher import SubprocessLauncher, check_environment, check_grace, command_line
 from dfm_async.exchange.task import Task
-from dfm_async.runtime.context import OperationContext
+from dfm_async.runtime.context import OperationContext, call_started
 from dfm_async.wire.output import LogRecord
 
 __all__ = ["Program"]
@@ -115,6 +115,9 @@ class ProgramBody:
         program: the program.
     """
 
+    reports_start = True
+    """A call begins when it has a process: deadlines do not count what it waits for one."""
+
     def __init__(self, program: Program) -> None:
         self._program = program
         self._free = asyncio.Semaphore(program.processes)
@@ -131,6 +134,7 @@ class ProgramBody:
         data = _only(arguments) if nvflare else arguments
         task = Task(name, data, round=_number(arguments, "round"), total_rounds=_number(arguments, "total_rounds"))
         async with self._free:
+            call_started(context)
             runner = self._idle.pop() if self._idle else await self._new(context)
             try:
                 return await runner.run(task, context)

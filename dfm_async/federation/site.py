@@ -210,7 +210,8 @@ class Site:
             name: the operation's name; by default the function's.
             provider: the group of adapters that this one belongs to.
             retry: how often a failed call is tried again.
-            deadline: how many seconds one try may take.
+            deadline: how many seconds one try may take, from the moment that it begins; waiting for a thread does
+                not count.
             cost: what the planner should reckon with.
             in_process: run it in a process of its own, away from the site's event loop.
             args: constructor arguments, if the code is a class.

@@ -135,14 +135,15 @@ class WorkerNotice(msgspec.Struct, frozen=True):
     Attributes:
         offset: its position in the job's log.
         site: the worker's site.
-        kind: "unresponsive", "responsive" (again), or "lost" (its parameter sets run again on another worker).
+        kind: "unresponsive", "responsive" (again), "retired" (calls on it do not return: it takes no further jobs), or
+            "lost" (its parameter sets run again on another worker).
         seconds: for how long the worker's event loop has not been seen to run; 0 if it responds again.
         detail: the same in words.
     """
 
     offset: int
     site: str
-    kind: Literal["unresponsive", "responsive", "lost"]
+    kind: Literal["unresponsive", "responsive", "retired", "lost"]
     seconds: float = 0.0
     detail: str = ""
 

@@ -19,6 +19,7 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
         lag: by how many seconds its loop was late when it was last measured; None if it was not.
         unresponsive: whether it has not answered for too long.
         retired: whether it ends with the last of its jobs.
+        abandoned: how many calls on it have exceeded their deadline, or belong to a cancelled job, and did not return.
     """
 
     pid: int | None
@@ -27,6 +28,7 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     lag: float | None = None
     unresponsive: bool = False
     retired: bool = False
+    abandoned: int = 0
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -57,6 +59,12 @@ class SiteStats(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerStats, ...] = ()
     restarts: int = 0
     tokens: Traffic = Traffic()
+
+    @property
+    def ready(self) -> bool:
+        """Whether some worker can serve: one that responds, or starts with the next job."""
+        taking = [worker for worker in self.workers if not worker.retired]
+        return not taking or not all(worker.unresponsive for worker in taking)
 
     @property
     def jobs(self) -> int:
@@ -96,6 +104,8 @@ class TargetStats(msgspec.Struct, frozen=True, kw_only=True):
         sites: the sites that have workers, and operations with a process of their own (``site#operation``).
         tokens: the values that sites in the application's own process have sent to others.
         lag: by how many seconds the application's loop was late; None if it was not measured.
+        exhausted: the sites in the application's own process that serve no further synchronous calls, because too many
+            have exceeded their deadline and do not return.
         way: how results come from a federation on FLARE: through the homesite's gateway, or by app commands.
     """
 
@@ -105,6 +115,7 @@ class TargetStats(msgspec.Struct, frozen=True, kw_only=True):
     sites: dict[str, SiteStats] = {}
     tokens: Traffic = Traffic()
     lag: float | None = None
+    exhausted: tuple[str, ...] = ()
     way: Literal["gateway", "commands"] | None = None
 
 
@@ -125,6 +136,8 @@ class SessionStats(msgspec.Struct, frozen=True, kw_only=True):
         tokens: the values that all sites have sent to each other.
         lag: by how many seconds the application's loop was late to take a worker's last sign of life; None if there was
             none.
+        unready: the sites that cannot serve at present: none of their workers responds, or too many calls in the
+            application's own process do not return.
         way: how results come from a federation on FLARE: through the homesite's gateway, or by app commands; None on
             one machine.
     """
@@ -141,4 +154,5 @@ class SessionStats(msgspec.Struct, frozen=True, kw_only=True):
     yielded: Traffic = Traffic()
     tokens: Traffic = Traffic()
     lag: float | None = None
+    unready: tuple[str, ...] = ()
     way: Literal["gateway", "commands"] | None = None

@@ -18,10 +18,10 @@ from dfm_async.net import effects as fx
 from dfm_async.net.game import Activity
 from dfm_async.net.tokens import StreamValue
 from dfm_async.runtime import context as _context
-from dfm_async.runtime.context import OperationContext
-from dfm_async.runtime.faults import cause_of, is_our_cancellation
+from dfm_async.runtime.context import OperationContext, on_start
+from dfm_async.runtime.faults import cause_of, drop_cancellation, is_our_cancellation
 from dfm_async.runtime.iterators import is_iterator
-from dfm_async.runtime.job_threads import in_background, in_thread
+from dfm_async.runtime.job_threads import in_background, in_thread, late
 from dfm_async.runtime.objects import JobObjects
 from dfm_async.runtime.observer import Observation
 from dfm_async.runtime.operations import Callee
@@ -49,6 +49,7 @@ class _Call:
         "operation",
         "reads_whole",
         "retry",
+        "scope",
         "seen",
         "streams",
     )
@@ -66,6 +67,15 @@ class _Call:
         self.attempt = 1
         self.opened: list[Subscription] = []
         self.seen: Observation | None = None
+        self.scope: asyncio.Timeout | None = None
+        """Ends an asynchronous call when its deadline is over."""
+
+    def started(self) -> None:
+        """The call has what it waited for, such as its thread. May be called from any thread, if there is no scope."""
+        if self.seen is not None:
+            self.seen.started()
+        if self.scope is not None and self.deadline is not None:
+            self.scope.reschedule(asyncio.get_running_loop().time() + self.deadline)
 
     @property
     def simple(self) -> bool:
@@ -99,7 +109,7 @@ def invoke(job: SiteJob, effect: fx.Invoke) -> None:
         if callee.kind in GENERATORS:
             _returned(job, call, context.run(work))  # runs nothing of its body yet
             return
-    except Exception as error:  # noqa: BLE001 - the constructor of a class, a wrapper: the user's code
+    except BaseException as error:  # noqa: BLE001 - the constructor of a class, a wrapper: the user's code
         _raised(job, call, error)
         return
     if callee.kind is CodeKind.ASYNC:
@@ -127,11 +137,26 @@ def _work(job: SiteJob, call: _Call) -> Callable[[], Any]:
     if callee.defaults:
         args = {**{name: fresh(value) for name, value in callee.defaults.items() if name not in args}, **args}
     if callee.wants_context:
-        args = {**args, "context": context_of(job, call.activity, call.operation, call.attempt, call.seen)}
+        context = context_of(job, call.activity, call.operation, call.attempt, call.seen)
+        if callee.external:
+            on_start(context, call.started)
+        args = {**args, "context": context}
     if callee.plain:
-        return lambda: function(**args)
-    positional, named = callee.arguments(args)
-    return lambda: function(*positional, **named)
+        work: Callable[[], Any] = lambda: function(**args)  # noqa: E731
+    else:
+        positional, named = callee.arguments(args)
+        work = lambda: function(*positional, **named)  # noqa: E731
+    return _timed(call.seen, work) if call.seen is not None and callee.kind is CodeKind.SYNC else work
+
+
+def _timed(seen: Observation, work: Callable[[], Any]) -> Callable[[], Any]:
+    """Notes when a synchronous call gets its thread."""
+
+    def run() -> Any:
+        seen.started()
+        return work()
+
+    return run
 
 
 def instance_of(job: SiteJob, callee: Callee) -> Any:
@@ -153,7 +178,7 @@ def _in_background(job: SiteJob, call: _Call, work: Callable[[], Any], context: 
             _raised(job, call, error)
         job.advance()
 
-    in_background(job, work, context, done)
+    in_background(job, call.operation, work, context, done)
 
 
 async def _await(job: SiteJob, call: _Call, work: Callable[[], Any]) -> None:
@@ -181,6 +206,7 @@ async def _try(job: SiteJob, call: _Call) -> None:
             # What was read of a stream is gone: such a call is not tried again.
             if call.retry is not None and not call.streams and call.retry.allows(error, call.attempt):
                 _observe_end(job, call, error)
+                await drop_cancellation()
                 await asyncio.sleep(call.retry.pause(call.attempt))
                 call.attempt += 1
                 if job.observer is not None:
@@ -202,17 +228,25 @@ async def _attempt(job: SiteJob, call: _Call) -> Any:
     work = _work(job, call)
     if call.callee.kind in GENERATORS:
         return work()
-    scope = asyncio.timeout(call.deadline)
+    if call.callee.kind is CodeKind.SYNC:
+        found = await in_thread(job, call.operation, work, call.deadline)
+        if not inspect.iscoroutine(found):
+            return found
+        work = lambda: found  # noqa: E731
+    loop = asyncio.get_running_loop()
+    queued = loop.time()
+    # A program reports when a process is free for the call: its deadline counts from then on.
+    scope = call.scope = asyncio.timeout(None if call.callee.waits else call.deadline)
     try:
         async with scope:
-            if call.callee.kind is CodeKind.ASYNC:
-                return await work()
-            found = await in_thread(job, work)
-            return await found if inspect.iscoroutine(found) else found
+            return await work()
     except TimeoutError as error:
-        if scope.expired():
-            raise TimeoutError(f"the deadline of {call.deadline:g} s for {call.operation!r} is over") from error
+        if scope.expired() and call.deadline is not None:
+            waited = (scope.when() or 0.0) - call.deadline - queued
+            raise late(call.operation, call.deadline, waited) from error
         raise
+    finally:
+        call.scope = None
 
 
 # the end
@@ -323,7 +357,9 @@ def wait(job: SiteJob, work: Coroutine[Any, Any, T]) -> T:
     async def run() -> None:
         try:
             found = await work
-        except Exception as error:  # noqa: BLE001 - raised again where it is waited for
+        except BaseException as error:
+            if is_our_cancellation(error):
+                raise
             future.set_exception(error)
         else:
             future.set_result(found)

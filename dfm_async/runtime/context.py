@@ -18,7 +18,16 @@ from dfm_async.telemetry.user_spans import NO_SPAN, RecordedSpan, UserSpan
 if TYPE_CHECKING:
     from upath import UPath
 
-__all__ = ["Caller", "OperationContext", "caller_of", "current_context", "enter", "resumable"]
+__all__ = [
+    "Caller",
+    "OperationContext",
+    "call_started",
+    "caller_of",
+    "current_context",
+    "enter",
+    "on_start",
+    "resumable",
+]
 
 T = TypeVar("T")
 
@@ -71,7 +80,7 @@ class OperationContext:
         trace: its span, if the job is traced; :meth:`span` opens others in it.
     """
 
-    __slots__ = ("_caller", "attempt", "frame", "job_id", "node", "operation", "site", "trace")
+    __slots__ = ("_caller", "_on_start", "attempt", "frame", "job_id", "node", "operation", "site", "trace")
 
     def __init__(
         self,
@@ -91,6 +100,7 @@ class OperationContext:
         self.frame = frame
         self.attempt = attempt
         self._caller = caller
+        self._on_start: Callable[[], None] | None = None
         self.trace = trace
 
     @property
@@ -228,6 +238,18 @@ class OperationContext:
 def caller_of(context: OperationContext) -> Caller:
     """The job that a call belongs to; for operations that every site has."""
     return context._caller  # noqa: SLF001 - same module
+
+
+def on_start(context: OperationContext, call: Callable[[], None]) -> None:
+    """Has a function called when the code of a call begins; until then, the call waits."""
+    context._on_start = call  # noqa: SLF001 - same module
+
+
+def call_started(context: OperationContext) -> None:
+    """Says that a call begins which has waited so far, for instance for a free process of an external program."""
+    call = context._on_start  # noqa: SLF001 - same module
+    if call is not None:
+        call()
 
 
 def enter(context: OperationContext) -> Callable[[], None]:

@@ -73,7 +73,8 @@ async def _ask(job: SiteJob, question: Question, room: asyncio.Semaphore) -> Ans
         try:
             if inspect.iscoroutinefunction(function):
                 return await function(value, context)
-            answer = await in_thread(job, lambda: function(value, context))
+            name = getattr(function, "__name__", "advisor")
+            answer = await in_thread(job, name, lambda: function(value, context))
             return await answer if inspect.isawaitable(answer) else answer
         except BaseException as error:
             if is_our_cancellation(error):

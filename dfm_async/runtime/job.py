@@ -19,11 +19,12 @@ from dfm_async.net import effects as fx
 from dfm_async.net.game import Activity, Game
 from dfm_async.net.program import Program
 from dfm_async.net.tokens import OPEN, SKIPPED, Failed
-from dfm_async.runtime import calls, job_threads
+from dfm_async.runtime import calls
 from dfm_async.runtime.cache import Ticket
-from dfm_async.runtime.faults import broken_record, cause_of, is_our_cancellation
+from dfm_async.runtime.faults import broken_record, cancel_task, cause_of, check_cancellation, is_our_cancellation
 from dfm_async.runtime.iterators import is_iterator
 from dfm_async.runtime.job_streams import FAIR, PULL, JobStreams, as_it_is
+from dfm_async.runtime.job_threads import JobThreads
 from dfm_async.runtime.objects import JobObjects
 from dfm_async.runtime.observer import CallObserver
 from dfm_async.runtime.operations import Callee
@@ -57,6 +58,7 @@ class SiteJob:
     __slots__ = (
         "_blocked",
         "_last",
+        "_priority",
         "_requested",
         "_requests",
         "_results",
@@ -64,10 +66,10 @@ class SiteJob:
         "_streams",
         "_table",
         "_tasks",
+        "_threads",
         "_tickets",
         "_unsendable",
         "at",
-        "busy_threads",
         "game",
         "job_id",
         "number",
@@ -79,7 +81,6 @@ class SiteJob:
         "recorder",
         "runtime",
         "stopping",
-        "threads_idle",
     )
 
     def __init__(self, runtime: SiteRuntime, start: msg.StartJob, program: Program) -> None:
@@ -98,9 +99,8 @@ class SiteJob:
             self.arrived(start.origin, start.count, start.payload)
         self.outbox: Outbox = Outbox(runtime, start, self.recorder)
         self.stopping = False
-        self.busy_threads = 0
-        """How many threads run an operation of this job."""
-        self.threads_idle: asyncio.Future[None] | None = None
+        self._threads: JobThreads | None = None
+        self._priority = start.priority
         self.objects: JobObjects | None = None
         """The objects of classes. Most jobs have none, so this is made with the first."""
         self.observer = None
@@ -136,6 +136,13 @@ class SiteJob:
         if self._streams is None:
             self._streams = JobStreams(self)
         return self._streams
+
+    @property
+    def threads(self) -> JobThreads:
+        """The synchronous calls of the job. Many jobs have none, so this is made when it is first asked for."""
+        if self._threads is None:
+            self._threads = JobThreads(self._priority)
+        return self._threads
 
     # messages
 
@@ -278,10 +285,10 @@ class SiteJob:
         try:
             self._unblock()
             self.advance()
-        except Exception as error:  # noqa: BLE001 - a fault of ours, told as such
+        except BaseException as error:  # noqa: BLE001 - a fault of ours, told as such
             self.broken(error)
 
-    def broken(self, error: Exception) -> None:
+    def broken(self, error: BaseException) -> None:
         """Something went wrong that is no operation's fault: the job cannot go on, but others can."""
         if not self.stopping:
             _log.error("job %s is broken at site %s", self.job_id, self.runtime.site, exc_info=error)
@@ -324,7 +331,11 @@ class SiteJob:
     async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
-        except Exception as error:  # noqa: BLE001 - operations' errors are dealt with inside: this is a fault of ours
+        except GeneratorExit:  # the task was dropped with its loop
+            raise
+        except BaseException as error:  # operations' errors are dealt with inside: this is a fault of ours
+            if is_our_cancellation(error):
+                raise
             self.broken(error)
 
     # results
@@ -390,11 +401,12 @@ class SiteJob:
     async def _emit_directly(self, effect: fx.EmitValue, stream: Stream, source: AsyncSource) -> None:
         """The same for an asynchronous generator with no other reader: element by element, without detours."""
         pack, outbox, index = self._results.pack, self.outbox, 0
-        iterator = aiter(source.iterator)
+        iterator = source.iterator
         with source.reading():
             while True:
                 try:
                     value = await anext(iterator)
+                    check_cancellation()
                 except StopAsyncIteration:
                     stream.end()
                     return
@@ -561,13 +573,29 @@ class SiteJob:
 
     # cancellation
 
-    def cancel(self) -> None:
-        """Stops everything that can be stopped; :meth:`stopped` waits for the rest."""
+    def cancel(self) -> int:
+        """Stops everything that can be stopped; :meth:`stopped` waits for the rest.
+
+        Returns:
+            How many synchronous calls were waiting for a thread. They will not run.
+        """
         self.stopping = True
         if self._speech is not None:
             self._speech.flush()
         for task in self._tasks:
-            task.cancel()
+            cancel_task(task)
+        if self._threads is None:
+            return 0
+        withdrawn = self.runtime.threads.withdraw(self._threads.calls)
+        for call in withdrawn:
+            self._threads.left(call)
+        return len(withdrawn)
+
+    def abandon(self) -> None:
+        """After :meth:`cancel`, when the grace is over: does not wait any more for threads that run something."""
+        if self._threads is not None:
+            for call in list(self._threads.running):
+                self.runtime.abandon(self, call, 0.0)
 
     async def close(self) -> None:
         """After :meth:`cancel`: waits for the tasks, and frees what the job holds."""
@@ -601,12 +629,14 @@ class SiteJob:
         """After :meth:`close`: waits until no thread runs anything of the job."""
         if self._streams is not None:
             await self._streams.stopped()
-        await job_threads.stopped(self)
+        if self._threads is not None:
+            await self._threads.stopped()
 
     async def finished(self) -> None:
         """After the last parameter set: waits for what is left, such as generators that nobody reads to their ends."""
         await self._wait_for_tasks()
-        await job_threads.stopped(self)
+        if self._threads is not None:
+            await self._threads.stopped()
 
 
 _HANDLERS: Final[dict[type, Callable[[SiteJob, Any], None]]] = {

@@ -19,7 +19,7 @@ from dfm_async.net.game import Activity, Control
 from dfm_async.net.tokens import Foreign, StreamValue
 from dfm_async.runtime import context as _context
 from dfm_async.runtime.calls import context_of
-from dfm_async.runtime.faults import cause_of
+from dfm_async.runtime.faults import cause_of, is_our_cancellation
 from dfm_async.runtime.observer import Observation
 from dfm_async.runtime.outbox import States
 from dfm_async.runtime.streams import AsyncSource, Source, Stream, StreamFailed, Subscription
@@ -310,7 +310,10 @@ def as_it_is(value: Any) -> Any:
 async def _close(stream: Stream) -> None:
     try:
         await stream.aclose()
-    except Exception:  # noqa: BLE001 - its readers have what they wanted: there is nobody left to tell
+    except BaseException as error:
+        if is_our_cancellation(error):
+            raise
+        # Its readers have what they wanted: there is nobody left to report it to.
         _log.warning("the generator of %s raised when it was closed", stream.label, exc_info=True)
 
 

@@ -180,13 +180,14 @@ class JobObjects:
 
     async def _close_all(self) -> None:
         try:
-            await asyncio.gather(*[self._close(found) for found in self._closable])
+            ours = asyncio.current_task()
+            await asyncio.gather(*[self._close(found, ours) for found in self._closable])
             for found in reversed(self._shared):  # after those that use them: providers, and then the site
-                await self._close(found)
+                await self._close(found, ours)
         finally:
             self._job.runtime.released(self._job)
 
-    async def _close(self, found: Any) -> None:
+    async def _close(self, found: Any, ours: asyncio.Task[Any] | None) -> None:
         try:
             asynchronous = getattr(found, "aclose", None)
             if callable(asynchronous):
@@ -194,11 +195,11 @@ class JobObjects:
             elif inspect.iscoroutinefunction(found.close):
                 done = found.close()
             else:
-                done = await in_thread(self._job, found.close)
+                done = await in_thread(self._job, type(found).__qualname__, found.close)
             if inspect.isawaitable(done):
                 await done
         except BaseException as error:
-            if is_our_cancellation(error):
+            if is_our_cancellation(error, ours):
                 self._warn("closing %s of job %s did not end in time", found, None)
                 raise
             # The results are there: it is too late to fail the job.

@@ -28,7 +28,7 @@ _SAMPLE: Final = 64
 
 
 class Observation:
-    """One attempt of a call, while it runs. ``trace``: its span, if the job is traced."""
+    """One attempt of a call, while it waits or runs. ``trace``: its span, if the job is traced."""
 
     __slots__ = ("attempt", "frame", "node", "start", "trace")
 
@@ -38,6 +38,12 @@ class Observation:
         self.attempt = attempt
         self.start = time.time()
         self.trace = trace
+
+    def started(self) -> None:
+        """The call has got what it waited for, such as a thread. May be called from any thread."""
+        self.start = time.time()
+        if self.trace is not None:
+            self.trace.started()
 
 
 class CallObserver:

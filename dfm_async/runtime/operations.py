@@ -31,6 +31,7 @@ class Callee:
         "positional",
         "rest",
         "retry",
+        "waits",
         "wants_context",
         "whole",
     )
@@ -52,6 +53,8 @@ class Callee:
             self.positional = [p.name for p in listed if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self.external = adapter.external
         """Whether an external program does the work: it gets all arguments by name, and streams as lists."""
+        self.waits: bool = adapter.external and getattr(adapter.code, "reports_start", False)
+        """Whether a call may have to wait for its turn, and says itself when it begins."""
         self.defaults: dict[str, Any] = {}
         if adapter.declared is not None:  # the code does not know them
             self.positional, self.rest = [], None

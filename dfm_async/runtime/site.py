@@ -20,13 +20,13 @@ from dfm_async.net import spec
 from dfm_async.net.checking import check_net
 from dfm_async.net.program import Program
 from dfm_async.runtime.cache import SiteCache
-from dfm_async.runtime.faults import broken_record
+from dfm_async.runtime.faults import broken_record, cancel_task
 from dfm_async.runtime.job import SiteJob
 from dfm_async.runtime.objects import JobObjects
 from dfm_async.runtime.once import in_thread
 from dfm_async.runtime.operations import OperationTable
 from dfm_async.runtime.stored_values import StoredValues
-from dfm_async.runtime.threads import Threads
+from dfm_async.runtime.threads import ThreadCall, Threads
 from dfm_async.site import shim
 from dfm_async.site.loading import Loader
 from dfm_async.site.secrets import Secrets
@@ -93,6 +93,9 @@ class SiteRuntime:
         threads: how many synchronous calls run at the same time.
         grace: how long leaving waits for tasks that do not heed their cancellation.
         flush: writes what was sent; called once per turn of the loop in which something was.
+        on_abandoned: is called when calls do not return that nobody waits for: with their number, whether they are so
+            many that the process cannot go on, and a text. Whoever is called replaces the process; if nobody is, calls
+            fail when there are too many.
         on_busy: is called with True before the first of several jobs begins, and with False after the last has ended.
         config: what the code at this site can use.
         announced: whether every job is announced before messages for it may come. Else their numbers only grow: what
@@ -113,6 +116,7 @@ class SiteRuntime:
         on_busy: Callable[[bool], None] | None = None,
         config: SiteConfig | None = None,
         announced: bool = False,
+        on_abandoned: Callable[[int, bool, str], None] | None = None,
     ) -> None:
         self.site = site
         self.table = table
@@ -121,6 +125,7 @@ class SiteRuntime:
         self.send = send
         self._flush_channels = flush
         self._on_busy = on_busy
+        self._on_abandoned = on_abandoned
         self.config = config or SiteConfig()
         self.loader = Loader(site, self.config)
         """Finds classes that are named by a path."""
@@ -134,12 +139,14 @@ class SiteRuntime:
         """How many values were sent to other locations."""
         self.token_bytes = 0
         """How many bytes they had."""
+        self._closed = False
         self._thread_limit = threads
         self._threads: Threads | None = None
         self._grace = grace
         self._tasks: set[asyncio.Task[None]] = set()
         self._programs: OrderedDict[tuple[str, int], Program | Exception] = OrderedDict()
         self._jobs: dict[tuple[int, int], SiteJob] = {}
+        self._stopping: dict[tuple[int, int], SiteJob] = {}
         self._holding: dict[SiteJob, JobObjects] = {}
         self._early: dict[tuple[int, int], list[msg.Message]] = {}
         self._announced: dict[tuple[int, int], _Announced] | None = {} if announced else None
@@ -168,18 +175,19 @@ class SiteRuntime:
         if self.config.compat:
             shim.install()
         await self.secrets.open()
-        self._threads = Threads(self._thread_limit, self.site)
+        self._threads = Threads(self._thread_limit, self.site, replaced=self._on_abandoned is not None)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        self._closed = True
         jobs = list(self._jobs.values())
         self._jobs.clear()
         for job in jobs:
             job.cancel()
         async with AsyncExitStack() as stack:  # in reverse order; a step that is cancelled does not skip the others
-            stack.callback(self.threads.close)
+            stack.callback(self._close_threads)
             stack.callback(self.cache.close)
             stack.push_async_callback(self._close_vault)
             stack.push_async_callback(self._close_objects)
@@ -194,9 +202,14 @@ class SiteRuntime:
         except TimeoutError:
             _log.warning("the vault of site %s does not close, and is left alone", self.site)
 
+    def _close_threads(self) -> None:
+        if self.threads.abandoned and self._on_abandoned is None:
+            _log.warning("site %s: %d calls do not return and are left alone", self.site, self.threads.abandoned)
+        self.threads.close()
+
     async def _stop_tasks(self, tasks: set[asyncio.Task[None]]) -> None:
         for task in tasks:
-            task.cancel()
+            cancel_task(task)
         # Threads that are inside an operation, and tasks that do not heed their cancellation, cannot be stopped.
         if tasks:
             _, stubborn = await asyncio.wait(tasks, timeout=self._grace)
@@ -241,6 +254,10 @@ class SiteRuntime:
             self._start(message)
         elif isinstance(message, msg.CancelJob):
             self._cancel(message)
+        elif isinstance(message, msg.AbandonJob):
+            stopping = self._stopping.get((message.job, message.at))
+            if stopping is not None:
+                stopping.abandon()
         elif isinstance(message, msg.Announce):
             self._announce(message)
         elif isinstance(message, msg.Withdraw):
@@ -288,7 +305,7 @@ class SiteRuntime:
         job.operations = None if announced is None else announced.operations
         try:
             job.open(message.first, message.count, message.payload, message.last)
-        except Exception as error:  # noqa: BLE001 - one job's trouble must not become the site's
+        except BaseException as error:  # noqa: BLE001 - one job's trouble must not become the site's
             job.broken(error)
         for waiting in early:
             self._to_job(waiting)
@@ -299,7 +316,7 @@ class SiteRuntime:
         if job is not None:
             try:
                 self._handlers[type(message)](job, message)
-            except Exception as error:  # noqa: BLE001 - one job's trouble must not become the site's
+            except BaseException as error:  # noqa: BLE001 - one job's trouble must not become the site's
                 job.broken(error)
         elif self._announced is not None:
             if key in self._announced:
@@ -330,19 +347,55 @@ class SiteRuntime:
         else:
             self._dirty.discard(job)
             self._job_left()
-            job.cancel()
-            self.report(msg.CancelSeen(message.job, message.at))
+            waiting = job.cancel()
+            self.report(msg.CancelSeen(message.job, message.at, waiting))
+            self._stopping[key] = job
             self.spawn(self._stop(job, message), None, f"stop of job {job.job_id}")
 
     async def _stop(self, job: SiteJob, message: msg.CancelJob) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await job.close()
-        await job.stopped()
-        if job in self._holding:
-            await asyncio.wait([self._holding[job].close()])
+        try:
+            await job.close()
+            await job.stopped()
+            if job in self._holding:
+                await asyncio.wait([self._holding[job].close()])
+        finally:
+            self._stopping.pop((message.job, message.at), None)
         job.let_go()
         self.report(msg.JobStopped(message.job, message.at, loop.time() - began))
+
+    # calls that do not return
+
+    def abandon(self, job: SiteJob, call: ThreadCall, grace: float) -> None:
+        """Nobody waits any more for a call that runs in a thread: its place is free for another one.
+
+        If it has not returned after the grace, the process is to be replaced.
+        """
+        what = job.threads.running.get(call, "")
+        if self.threads.abandon(call):
+            job.threads.left(call)
+            if self.threads.exhausted:
+                self._hangs(call, job.job_id, what)
+            else:
+                asyncio.get_running_loop().call_later(grace, self._hangs, call, job.job_id, what)
+
+    def _hangs(self, call: ThreadCall, job_id: str, what: str) -> None:
+        if call.ended or self._closed:
+            return
+        count, exhausted = self.threads.abandoned, self.threads.exhausted
+        text = f"a call of {what!r} of job {job_id} was abandoned and does not return"
+        if count > 1:
+            text += f" ({count} such calls)"
+        if self._on_abandoned is not None:
+            self._on_abandoned(count, exhausted, text)
+        else:
+            _log.warning("site %s: %s", self.site, text, extra={"job": job_id, "site": self.site})
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the site serves no further synchronous calls, because too many do not return."""
+        return self._threads is not None and self._threads.exhausted
 
     # objects of jobs
 
@@ -365,7 +418,7 @@ class SiteRuntime:
         try:
             async with asyncio.timeout(self._grace):
                 await job.finished()
-        except TimeoutError:  # a call whose deadline is over must not keep the job for ever
+        except TimeoutError:  # a generator that does not end must not keep the job for ever
             _log.warning("a call of job %s at site %s does not return; its objects are closed", job.job_id, self.site)
         await asyncio.wait([objects.close()])
         if not job.stopping:  # else it was cancelled in the meantime, and its stop is told
@@ -412,7 +465,7 @@ class SiteRuntime:
         for job in dirty:
             try:
                 job.flush()
-            except Exception as error:  # noqa: BLE001 - one job's trouble must not become the site's
+            except BaseException as error:  # noqa: BLE001 - one job's trouble must not become the site's
                 job.broken(error)
         if self._flush_channels is not None:
             self._flush_channels()

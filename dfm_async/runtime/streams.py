@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 from dfm_async.errors import StreamOverrun
 from dfm_async.model.error_record import ErrorRecord
 from dfm_async.net.tokens import StreamValue
+from dfm_async.runtime.faults import cancel_task, is_our_cancellation
 
 __all__ = ["AsyncSource", "Source", "Stream", "StreamFailed", "Subscription"]
 
@@ -84,7 +85,7 @@ class AsyncSource:
         """Closes the iterator. Whoever still reads it is cancelled: nobody waits for that reader any more."""
         self._ended = True
         if self._reader is not None:
-            self._reader.cancel()
+            cancel_task(self._reader)
             await asyncio.wait([self._reader])
         close = getattr(self.iterator, "aclose", None)
         if close is not None:
@@ -165,9 +166,11 @@ class Stream(StreamValue):
             return []
         try:
             found = await self.source.get(limit)
-        except asyncio.CancelledError:
-            raise
         except BaseException as error:
+            if is_our_cancellation(error):
+                raise
+            if isinstance(error, asyncio.CancelledError) and not isinstance(self.source, AsyncSource):
+                raise  # its reader's own; a generator that it passes through has ended, other sources have not
             raise self.failed(error) from error
         if not found:
             self.end()
@@ -261,7 +264,12 @@ class Subscription:
 
     async def __anext__(self) -> Any:
         if not self._found:
-            self._found.extend(await self.get())
+            try:
+                self._found.extend(await self.get())
+            except StreamFailed as failed:
+                if isinstance(failed.__cause__, asyncio.CancelledError):
+                    raise failed.__cause__ from None  # perhaps the reader's own, such as that of asyncio.timeout
+                raise
             if not self._found:
                 raise StopAsyncIteration
         return self._found.popleft()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import inspect
 import logging
 import queue
 import threading
@@ -12,61 +13,178 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
+from dfm_async.runtime.fair_queue import FairQueue, JobCalls
 from dfm_async.wire.codec import Packed
 
-__all__ = ["Done", "ThreadSource", "Threads"]
+__all__ = ["ABANDONED_LIMIT", "Done", "ThreadCall", "ThreadSource", "Threads"]
 
 Done: TypeAlias = Callable[[Any, BaseException | None], None]
 """Takes a result, or the error that came instead."""
-_Work: TypeAlias = tuple[contextvars.Context, Callable[[], Any], Done]
 
 _log = logging.getLogger(__name__)
 
+ABANDONED_LIMIT: Final = 64
+"""How many abandoned calls a process may have; each of them keeps a thread."""
 _WINDOW: Final = 256
 _WINDOW_BYTES: Final = 16 * 1024 * 1024
 _LIGHT: Final = frozenset({type(None), bool, int, float, dict, list, tuple, set})
 """Types whose objects have no size that could be known at once."""
 
 
+class ThreadCall:
+    """One call of synchronous code: it waits for a thread, runs, and returns, or is abandoned."""
+
+    __slots__ = ("abandoned", "context", "done", "ended", "started", "work")
+
+    def __init__(self, context: contextvars.Context, work: Callable[[], Any], done: Done) -> None:
+        self.context = context
+        self.work = work
+        self.done = done
+        self.started: float | None = None
+        """When it got its thread, by the clock of the loop."""
+        self.ended = False
+        """Whether its thread has left the code, or never entered it."""
+        self.abandoned = False
+        """Whether nobody waits for it any more although its thread is still in the code."""
+
+    def forget(self) -> None:
+        """Drops what the call holds: whoever waits for it may hold the call."""
+        self.work = self.done = _nothing
+
+
 class Threads:
     """A bounded set of threads of one site. What they finish comes back to the loop in batches.
 
-    Calls beyond the bound wait in the order they came. The threads are daemons, unlike those of
-    ``concurrent.futures``: an operation that never returns must not keep the interpreter from ending.
+    Calls beyond the bound wait; the jobs take turns, see :class:`FairQueue`. A call that is abandoned does not count
+    against the bound: another thread takes the place of its own, which ends when the call returns. The threads are
+    daemons, unlike those of ``concurrent.futures``: an operation that never returns must not keep the interpreter from
+    ending.
+
+    Args:
+        limit: how many calls run at the same time.
+        name: the site.
+        replaced: whether somebody replaces this process when it has more than :data:`ABANDONED_LIMIT` abandoned calls.
+            Else calls fail while it has.
     """
 
-    def __init__(self, limit: int, name: str) -> None:
+    def __init__(self, limit: int, name: str, *, replaced: bool = False) -> None:
         self._limit = limit
         self._name = name
+        self._replaced = replaced
         self._loop = asyncio.get_running_loop()
-        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._calls: FairQueue[ThreadCall] = FairQueue()
+        self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._others: JobCalls[ThreadCall] = JobCalls()
+        self._lock = threading.Lock()
+        self._made = 0
         self._started = 0
         self._busy = 0
+        self.abandoned = 0
+        """How many threads are in calls that were abandoned."""
         self._done: deque[Callable[[], None]] = deque()
         self._scheduled = False
 
-    def run(self, context: contextvars.Context, work: Callable[[], Any], done: Done) -> None:
-        """Runs ``work`` in a thread and then ``done(result, error)`` on the loop."""
+    @property
+    def exhausted(self) -> bool:
+        """Whether there are so many abandoned calls that the site serves no further ones."""
+        return self.abandoned > ABANDONED_LIMIT
+
+    def run(
+        self,
+        context: contextvars.Context,
+        work: Callable[[], Any],
+        done: Done,
+        job: JobCalls[ThreadCall] | None = None,
+    ) -> ThreadCall:
+        """Runs ``work`` in a thread and then ``done(result, error)`` on the loop. ``job``: whose turn it takes."""
+        call = ThreadCall(context, work, done)
         self._busy += 1
+        if self.exhausted and not self._replaced:
+            self._refuse(call)
+            return call
+        self._calls.put(self._others if job is None else job, call)
+        self._tokens.put(True)
+        self._add_thread()
+        return call
+
+    def _add_thread(self) -> None:
         if self._busy > self._started and self._started < self._limit:
             self._started += 1
-            threading.Thread(target=self._serve, name=f"dfm-{self._name}-{self._started}", daemon=True).start()
-        self._work.put((context, work, done))
+            self._made += 1
+            threading.Thread(target=self._serve, name=f"dfm-{self._name}-{self._made}", daemon=True).start()
 
     def _serve(self) -> None:
-        while (found := self._work.get()) is not None:
-            context, work, done = found
+        while self._tokens.get():
+            call = self._calls.take()
+            if call is None:
+                continue  # it was withdrawn
+            call.started = self._loop.time()
             result, error = None, None
             try:
-                result = context.run(work)
+                result = call.context.run(call.work)
             except BaseException as caught:  # noqa: BLE001 - also SystemExit: it must not end the worker
                 error = caught
-            self.post(functools.partial(self._finish, done, result, error))
-            del found, context, work, done, result, error  # an idle thread keeps nothing alive
+            with self._lock:
+                call.ended = True
+                leaves = call.abandoned
+            if leaves:
+                if inspect.iscoroutine(result):
+                    result.close()  # nobody will await it
+                self.post(self._returned_late)
+                return
+            self.post(functools.partial(self._finish, call, result, error))
+            del call, result, error  # an idle thread keeps nothing alive
 
-    def _finish(self, done: Done, result: Any, error: BaseException | None) -> None:
+    def _finish(self, call: ThreadCall, result: Any, error: BaseException | None) -> None:
         self._busy -= 1
+        done = call.done
+        call.forget()
         done(result, error)
+
+    def withdraw(self, job: JobCalls[ThreadCall]) -> list[ThreadCall]:
+        """Takes back the calls of a job that wait for a thread; they are not run."""
+        found = self._calls.withdraw(job)
+        self._busy -= len(found)
+        for call in found:
+            call.ended = True
+            call.forget()
+        return found
+
+    # calls that do not return
+
+    def abandon(self, call: ThreadCall) -> bool:
+        """Frees the place of a running call that nobody waits for any more; tells whether its code still runs.
+
+        ``done`` is not called for it.
+        """
+        with self._lock:
+            call.abandoned = True
+            if call.ended:
+                return False
+        call.done = _nothing
+        self._busy -= 1
+        self._started -= 1
+        self.abandoned += 1
+        if not self.exhausted:
+            self._add_thread()
+        elif not self._replaced:
+            for waiting in self._calls.clear():
+                self._refuse(waiting)
+        return True
+
+    def _refuse(self, call: ThreadCall) -> None:
+        call.ended = True
+        error = RuntimeError(
+            f"site {self._name!r} runs no further synchronous calls: {self.abandoned} calls have exceeded their "
+            f"deadline, or belong to jobs that were cancelled, and do not return (at most {ABANDONED_LIMIT} may). "
+            "They cannot be killed in the process of the application; restart it, or run the site in worker "
+            'processes of its own (target="local")'
+        )
+        self.post(functools.partial(self._finish, call, None, error))
+
+    def _returned_late(self) -> None:
+        self.abandoned -= 1
+        self._add_thread()
 
     def post(self, call: Callable[[], None]) -> None:
         """Hands a call to the loop; wakes it only if it is not on its way already."""
@@ -94,7 +212,7 @@ class Threads:
     def close(self) -> None:
         """Lets idle threads end. Does not wait for those that still run something."""
         for _ in range(self._started):
-            self._work.put(None)
+            self._tokens.put(False)
 
 
 class ThreadSource:
@@ -248,6 +366,10 @@ class ThreadSource:
             self._ended = True
             return
         self._allow(1)
+
+
+def _nothing(*_: Any) -> None:
+    """Takes the place of what is not needed any more."""
 
 
 def _size(value: Any) -> int:

@@ -17,6 +17,7 @@ from dfm_async.planner.plan import Plan
 from dfm_async.rendering import Shown, renderer
 from dfm_async.results.record import JobRecord, JobSummary
 from dfm_async.results.watching import ActivityReader
+from dfm_async.runtime.faults import cancel_task, drop_cancellation, is_our_cancellation
 from dfm_async.session.callbacks import Callback, CallbackDispatcher
 from dfm_async.session.info_watch import InfoWatch
 from dfm_async.session.stream import EventStream, ResultStream
@@ -290,7 +291,7 @@ class Job(Shown):
         """Ends the callbacks of this handle. The job goes on; ``session.reattach`` gives a new handle."""
         self._known()
         if self._callbacks is not None:
-            self._callbacks.cancel()
+            cancel_task(self._callbacks)
             await asyncio.wait([self._callbacks])
             self._callbacks = None
 
@@ -345,12 +346,12 @@ class Job(Shown):
     async def _call(self, work: Any, event: Result | None) -> None:
         try:
             await work
-        except (Exception, asyncio.CancelledError) as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # not the callback, but we were cancelled
+        except BaseException as error:
+            if is_our_cancellation(error):
+                raise
             self.callback_errors.append(error)
             _log.exception("a callback of job %s raised", self._job_id, extra={"job": self._job_id, "result": event})
+        await drop_cancellation()
 
 
 def check_places(places: Iterable[str], plan: Plan) -> None:

@@ -35,6 +35,7 @@ from dfm_async.planner.profile import Profile
 from dfm_async.planner.types import warm
 from dfm_async.results.record import JobRecord
 from dfm_async.results.watching import JobActivity
+from dfm_async.runtime.faults import cancel_task
 from dfm_async.runtime.once import in_thread
 from dfm_async.session.callbacks import Callback, CallbackDispatcher, LoopDispatcher
 from dfm_async.session.job import Job, check_places, record_info, summary_info
@@ -241,7 +242,7 @@ class Session:
                     await self._end_jobs()
                 finally:
                     for task in self._tasks:
-                        task.cancel()
+                        cancel_task(task)
         except BaseException as error:  # noqa: BLE001 - goes to whoever waits for connect, or to close
             if not ready.done():
                 ready.set_exception(_unwrapped(error))
@@ -470,7 +471,8 @@ class Session:
             on_error: whether other work goes on after an error, or the job stops at once.
             deadline: after how many seconds the job is aborted; the time that it waits counts.
             options: what the job's log may hold.
-            priority: jobs that wait are run highest priority first, and among equals in the order they came.
+            priority: jobs that wait are run highest priority first, and among equals in the order they came. Of
+                jobs that run, those with a higher priority get free threads of a site first.
             concurrency: how many parameter sets are under way at the same time; 256 if it is not given.
             retry: ``RetryPolicy(on_worker_lost=n)``: how often a parameter set runs again after a worker was lost.
             label: a note about the job, such as whose it is; kept with it, also in the store.
@@ -853,6 +855,7 @@ class Session:
             yielded=self._jobs.yielded,
             tokens=sum((site.tokens for site in found.sites.values()), found.tokens),
             lag=found.lag,
+            unready=(*found.exhausted, *(name for name, site in found.sites.items() if not site.ready)),
             way=found.way,
         )
 

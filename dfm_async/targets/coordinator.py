@@ -30,6 +30,7 @@ __all__ = ["FOR_COORDINATOR", "Coordinator", "Phase", "log_overflow"]
 
 _LOSSES: Final = 3
 """After how many lost workers in a row, with no parameter set done in between, a job is given up."""
+_MOST_PRIORITY: Final = 1 << 31
 _AT_ONCE: Final = 0.1
 """What stops within that many seconds has stopped at once."""
 
@@ -79,6 +80,8 @@ class Coordinator:
         """The job's spans, if it is traced."""
         self.measured = False
         """Whether they tell the sizes of what operations take and return."""
+        self.priority = 0
+        """Which job's calls get a free thread first."""
         self.resubmit: Callable[[Coordinator], None] | None = None
         """Gives the job new workers, after it has lost one."""
         self.frames = FrameLedger(record.open_frames, len(self.plan.locations), rules.window, rules.reruns > 0, _weigh)
@@ -97,6 +100,7 @@ class Coordinator:
         self._holding: frozenset[int] = frozenset()
         self._losses = 0
         self._final = (JobStatus.ABORTED, "cancelled")
+        self._late = False
         self._deadline: asyncio.TimerHandle | None = None
         self._patience: asyncio.TimerHandle | None = None
         record.log.on_room = self._grant
@@ -278,6 +282,7 @@ class Coordinator:
                 None if traced is None else traced[at],
                 self._origin(),
                 self.measured,
+                max(-_MOST_PRIORITY, min(self.priority, _MOST_PRIORITY)),
             )
             send(at, start)
             for batch in batches[1:]:
@@ -294,6 +299,7 @@ class Coordinator:
         reason = f"the deadline of {seconds:g} s is over"
         if self.phase is Phase.WAITING:
             reason += f"; the job was waiting for {self.waiting_for}"
+        self._late = True
         self.halt(JobStatus.ABORTED, reason, self.rules.grace)
 
     def receive(self, message: msg.Message) -> None:
@@ -357,6 +363,10 @@ class Coordinator:
 
     def _cancel_seen(self, message: msg.CancelSeen) -> None:
         self._acknowledged |= {message.at}
+        if message.waiting and self._late and self.phase is Phase.STOPPING:
+            status, reason = self._final
+            calls = f"{message.waiting} call{'s were' if message.waiting > 1 else ' was'}"
+            self._final = (status, f"{reason}; {calls} waiting for a thread at {self.plan.locations[message.at]!r}")
 
     def has_seen_cancel(self, at: int) -> bool:
         """Whether a location has answered the cancellation: then its loop runs, and only an operation does not end."""
@@ -422,8 +432,12 @@ class Coordinator:
         """The worker of a location responds again."""
         self._notice(at, site, "responsive", 0.0, "responds again")
 
+    def retired(self, at: int, site: str, why: str) -> None:
+        """The worker of a location takes no further jobs."""
+        self._notice(at, site, "retired", 0.0, f"takes no further jobs: {why}")
+
     def _notice(
-        self, at: int, site: str, kind: Literal["unresponsive", "responsive"], seconds: float, what: str
+        self, at: int, site: str, kind: Literal["unresponsive", "responsive", "retired"], seconds: float, what: str
     ) -> None:
         if self.phase in (Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING):
             detail = f"the worker of {self.plan.locations[at]!r} {what}"

@@ -20,6 +20,9 @@ _BATCH: Final = 256
 _LIMIT: Final = 8192
 """How many spans may wait here, or be on their way and not taken. Further ones are counted and left out."""
 
+_SHORTEST_WAIT: Final = 0.001
+"""From how many seconds on it is noted that a call has waited."""
+
 Failure = tuple[str, str, str]
 """What went wrong: the kind of the error, its message, its traceback."""
 
@@ -51,6 +54,14 @@ class TracedCall:
         if size is not None:
             self._attributes["dfm.bytes_in"] = size
         self._start = time.time_ns()  # that took time of its own
+
+    def started(self) -> None:
+        """Notes that it has got what it waited for, such as a thread; its span begins now."""
+        now = time.time_ns()
+        waited = (now - self._start) / 1e9
+        if waited >= _SHORTEST_WAIT:
+            self._attributes["dfm.waited"] = round(waited, 6)
+        self._start = now
 
     def returned(self, size: Callable[[], int | None]) -> None:
         """Notes how many bytes it has returned; finding that out does not count."""

@@ -163,6 +163,7 @@ class _TappedCallee(Callee):
     def __init__(self, adapter: Adapter, tap: Tap) -> None:
         super().__init__(adapter)
         self._tap = tap
+        self.waits = False  # a fake in its place has nothing to wait for
 
     def build(self, objects: JobObjects) -> Any:
         return _Later(functools.partial(super().build, objects))

@@ -24,11 +24,15 @@ class Probes:
         return answer({"status": "alive"})
 
     async def ready(self, request: Request, _send: Send) -> Response:
-        """Says whether the service takes jobs and streams."""
+        """Says whether the service takes jobs and streams, and all its sites can serve."""
         await self._admit(request)
         state = self._state
         if not state.ready:
             message = "the service drains" if state.streams.draining else "the service is not open"
+            raise Refusal(503, "not ready", message, retry_after=state.limits.retry)
+        unready = state.session.stats().unready
+        if unready:
+            message = f"sites that cannot serve: {', '.join(unready)}"
             raise Refusal(503, "not ready", message, retry_after=state.limits.retry)
         return answer({"status": "ready"})
 

@@ -18,7 +18,9 @@ from dfm_async.wire.memory import Block, Payload
 
 __all__ = [
     "CARRIERS",
+    "AbandonJob",
     "Announce",
+    "CallsAbandoned",
     "CallsMade",
     "CancelJob",
     "CancelSeen",
@@ -77,7 +79,8 @@ class StartJob(_Message, frozen=True, tag=2):
 
     ``stored``: its results are written down, so they must not need pickle. ``watch``: its calls are counted. ``trace``:
     the trace that it belongs to, the id of the location's span, and which run of the job this is; None if it is not
-    traced. ``measure``: its spans tell the sizes of what operations take and return.
+    traced. ``measure``: its spans tell the sizes of what operations take and return. ``priority``: whose calls get a
+    free thread first.
     """
 
     job: int
@@ -96,6 +99,7 @@ class StartJob(_Message, frozen=True, tag=2):
     trace: tuple[str, int, int] | None = None
     origin: Origin | None = None
     measure: bool = False
+    priority: int = 0
 
 
 class OpenFrames(_Message, frozen=True, tag=3):
@@ -121,6 +125,13 @@ class Credit(_Message, frozen=True, tag=4):
 
 class CancelJob(_Message, frozen=True, tag=5):
     """Stop everything of a job; answered by :class:`JobStopped`."""
+
+    job: int
+    at: int
+
+
+class AbandonJob(_Message, frozen=True, tag=9):
+    """A job that was cancelled has not stopped: do not wait any more for its calls that do not return."""
 
     job: int
     at: int
@@ -294,6 +305,18 @@ class JobStopped(_Message, frozen=True, tag=26):
     seconds: float = 0.0
 
 
+class CallsAbandoned(_Message, frozen=True, tag=42):
+    """Calls have exceeded their deadline, or belong to a job that was cancelled, and keep threads of the worker.
+
+    ``count``: how many there are. ``exhausted``: they are so many that the worker cannot go on. ``text``: which call
+    this is about.
+    """
+
+    count: int
+    exhausted: bool
+    text: str
+
+
 class JobBroken(_Message, frozen=True, tag=27):
     """The job cannot go on here, because something went wrong that is no operation's fault."""
 
@@ -303,10 +326,14 @@ class JobBroken(_Message, frozen=True, tag=27):
 
 
 class CancelSeen(_Message, frozen=True, tag=28):
-    """The location has seen the cancellation, and waits for operations to end."""
+    """The location has seen the cancellation, and waits for operations to end.
+
+    ``waiting``: how many of its calls were waiting for a thread.
+    """
 
     job: int
     at: int
+    waiting: int = 0
 
 
 class ProgressMade(_Message, frozen=True, tag=29):
@@ -406,6 +433,7 @@ Message: TypeAlias = (
     | OpenFrames
     | Credit
     | CancelJob
+    | AbandonJob
     | Announce
     | Withdraw
     | Tokens
@@ -421,6 +449,7 @@ Message: TypeAlias = (
     | YieldFailed
     | FramesDone
     | JobStopped
+    | CallsAbandoned
     | JobBroken
     | CancelSeen
     | PlaceTaken

@@ -194,6 +194,14 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
         for seat, at in list(worker.seats):
             seat.responsive(at, self.site)
 
+    def worker_hangs(self, worker: SiteWorker, text: str) -> None:
+        """A worker has calls that do not return, and was retired: tells its jobs."""
+        self.restarts += 1
+        log = "worker %s of site %s takes no further jobs and is replaced: %s"
+        _log.warning(log, worker.aio_process.pid, self.site, text, extra={"site": self.site})
+        for seat, at in list(worker.seats):
+            seat.retired(at, self.site, text)
+
     def worker(self, lane: int) -> SiteWorker:
         """Gives the worker of a lane, which may still be starting. Lanes beyond the site's workers share them."""
         slot = lane % len(self._slots)

@@ -67,6 +67,10 @@ class Seat(Protocol):
         """The worker responds again."""
         ...
 
+    def retired(self, at: int, site: str, why: str) -> None:
+        """The worker takes no further jobs, because calls on it do not return."""
+        ...
+
 
 class WorkerOwner(Protocol):
     """Whoever is told what happens to a worker."""
@@ -94,6 +98,10 @@ class WorkerOwner(Protocol):
 
     def worker_responsive(self, worker: SiteWorker) -> None:
         """It responds again."""
+        ...
+
+    def worker_hangs(self, worker: SiteWorker, text: str) -> None:
+        """It has calls that do not return, and takes no further jobs."""
         ...
 
     def retire(self, worker: SiteWorker) -> None:
@@ -167,6 +175,8 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         """Whether it ends with the last of its jobs."""
         self.outdated = False
         """Whether it was retired because its code is not the newest."""
+        self.abandoned = 0
+        """How many calls on it were abandoned and did not return, as of the last one that was reported."""
         self.delay = delay
         """How many seconds it waits before it starts."""
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -323,8 +333,22 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
                 self.ready.set_result(None)
         elif isinstance(message, msg.Refused):
             self.refused = message
+        elif isinstance(message, msg.CallsAbandoned):
+            self._calls_abandoned(message)
         else:
             self._on_message(message)
+
+    def _calls_abandoned(self, message: msg.CallsAbandoned) -> None:
+        """Threads of the worker hang: another one takes its place, and it ends with its last job, or at once."""
+        self.abandoned = message.count
+        if not self.retired:
+            self.retire()
+            self._pool.worker_hangs(self, message.text)
+        if message.exhausted:
+            self.kill(f"too many calls on it do not return: {message.text}")
+        elif not self.seats:
+            self.kill(message.text)
+        self._pool.worker_changed()
 
     def _channel_ended(self, _error: Exception | None) -> None:
         # The process's end should follow at once. If it does not, it is stuck on its way out.
@@ -405,6 +429,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
             lag=self.lag,
             unresponsive=self.unresponsive,
             retired=self.retired,
+            abandoned=self.abandoned,
         )
 
     def leave(self, seat: Seat, at: int, *, well: bool) -> None:
@@ -414,15 +439,21 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         self.left()
         if well:
             self._pool.worker_is_well(self)
-        if self.outdated and not self.seats:
+        if self.outdated and not self.abandoned and not self.seats:
             self.hang_up()
         elif self.retired and not self.seats:
-            self.kill("an operation of a cancelled job did not return")
+            self.kill("it was retired, and its last job has ended")
 
     def retire(self) -> None:
         """Takes no further job, and ends with the last of those it has; its slot is free for another worker."""
         self.retired = True
         self._pool.retire(self)
+
+    def abandon(self, job: int, at: int) -> None:
+        """Does not wait any more for a cancelled job whose calls do not return; other jobs go on to their ends."""
+        self.retire()
+        if self.channel is not None:
+            self.channel.send(msg.AbandonJob(job, at))
 
     def when_read(self, call: Callable[[], None]) -> None:
         """Calls back when everything that it has said by now has been read."""

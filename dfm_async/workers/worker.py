@@ -190,6 +190,7 @@ class _Worker:
             on_busy=None if self._pulse is None else self._pulse.busy,
             config=config,
             announced=self._setup.apart,
+            on_abandoned=lambda *found: channel.send(msg.CallsAbandoned(*found)),
         )
         listener = LocalListener(f"dfm-async-{os.getpid()}-{secrets.token_hex(12)}")
         self._address = listener.address

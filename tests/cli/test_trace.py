@@ -109,7 +109,7 @@ def test_figures_are_json_lines_in_seconds(file: Path) -> None:
     assert done.exit_code == 0, done.output
     told = {line.pop("name"): line for line in lines(done.stdout)}
     assert sorted(told) == ["dfm.hop", "dfm.job", "dfm.operation"]
-    expected = {"count": 2, "errors": 1, "total": 0.05, "p50": 0.01, "p95": 0.04, "max": 0.04}
+    expected = {"count": 2, "errors": 1, "total": 0.05, "p50": 0.01, "p95": 0.04, "max": 0.04, "waited": 0.0}
     assert told["dfm.operation"] == expected
 
 

@@ -66,6 +66,9 @@ class FakeWorker:
     def retire(self) -> None:
         self.retired = True
 
+    def abandon(self, job: int, at: int) -> None:
+        self.retire()
+
     def kill(self, reason: str = "") -> None:
         self.killed = reason
         self.die()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,11 @@ def surroundings() -> dict[str, Any]:
 @lab.operation
 async def for_ever() -> None:
     await asyncio.Event().wait()
+
+
+@lab.operation(deadline=0.2)
+def hangs() -> None:
+    threading.Event().wait()
 
 
 @lab.operation

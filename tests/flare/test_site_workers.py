@@ -109,6 +109,22 @@ async def test_a_location_that_is_given_up_is_stopped_and_its_worker_stays(tmp_p
         lab.hear(fm.Unseat(3, 0, True))
 
 
+async def test_a_worker_whose_calls_hang_is_replaced_and_its_jobs_are_notified(tmp_path: Path) -> None:
+    async with RealLab(tmp_path) as lab:
+        await lab.run(1, "surroundings")
+        pid = (await lab.result(1))["pid"]
+        lab.hear(fm.Unseat(1, 0, True))
+        await lab.run(2, "for_ever")
+        await lab.run(3, "hangs")
+        assert (await lab.heard(msg.OperationError, 3)).error.type_name == "TimeoutError"
+        lab.hear(fm.Unseat(3, 0, False))
+        assert "a call of 'hangs' of job" in (await lab.heard(fm.SeatRetired, 2)).why
+        await lab.run(4, "surroundings")
+        assert (await lab.result(4))["pid"] != pid
+        for job in (2, 4):
+            lab.hear(fm.Unseat(job, 0, job == 4))
+
+
 async def test_a_job_is_seated_before_another_and_begins_after_it(tmp_path: Path) -> None:
     async with RealLab(tmp_path) as lab:
         for job in (1, 2):

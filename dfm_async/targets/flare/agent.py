@@ -331,7 +331,7 @@ class SiteAgent(AbstractAsyncContextManager["SiteAgent"]):
         if seat is None:
             self.tell(fm.Abandoned(message.job, message.at, "stopped"))
         elif message.seen and seat.worker.shared:
-            seat.worker.retire()
+            seat.worker.abandon(*seat.key)
             self.tell(fm.Abandoned(message.job, message.at, "retired"))
         else:
             stop_by_force(seat)

@@ -206,7 +206,9 @@ class Crews:
 
 def _report_of(offer: str, location: str, stats: SiteStats) -> fm.SiteReport:
     workers = tuple(
-        fm.WorkerReport(worker.pid, worker.jobs, worker.memory, worker.lag, worker.unresponsive, worker.retired)
+        fm.WorkerReport(
+            worker.pid, worker.jobs, worker.memory, worker.lag, worker.unresponsive, worker.retired, worker.abandoned
+        )
         for worker in stats.workers
     )
     return fm.SiteReport(offer, location, workers, stats.restarts, (stats.tokens.count, stats.tokens.bytes))

@@ -49,6 +49,7 @@ __all__ = [
     "SeatLost",
     "SeatRefused",
     "SeatResponds",
+    "SeatRetired",
     "SeatSilent",
     "Seated",
     "SiteHello",
@@ -190,6 +191,14 @@ class SeatResponds(_Message, frozen=True, tag=108):
     at: int
 
 
+class SeatRetired(_Message, frozen=True, tag=152):
+    """The worker of a location takes no further jobs: calls on it do not return."""
+
+    job: int
+    at: int
+    why: str
+
+
 class Unseat(_Message, frozen=True, tag=109):
     """The job has left the location; ``well``: it has finished."""
 
@@ -246,6 +255,7 @@ class WorkerReport(msgspec.Struct, frozen=True, array_like=True):
     lag: float | None
     unresponsive: bool
     retired: bool
+    abandoned: int = 0
 
 
 class SiteReport(_Message, frozen=True, tag=113):
@@ -651,6 +661,7 @@ NodeMessage: TypeAlias = (
     | SeatLost
     | SeatSilent
     | SeatResponds
+    | SeatRetired
     | Unseat
     | StopSeat
     | Abandoned

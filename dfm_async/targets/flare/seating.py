@@ -174,6 +174,11 @@ class Seating:
         """The worker of a location answers again."""
         job.coordinator.responsive(message.at, job.plan.sites_at[message.at])
 
+    def retired(self, job: HubJob, message: fm.SeatRetired) -> None:
+        """The worker of a location takes no further jobs."""
+        why = cleaned(message.why, _LONGEST_LINE)
+        job.coordinator.retired(message.at, job.plan.sites_at[message.at], why)
+
     def abandoned(self, job: HubJob, message: fm.Abandoned) -> None:
         """A location that was to stop has been ended."""
         job.coordinator.abandon(message.at, message.how)
@@ -239,6 +244,7 @@ OF_SEATS: Final[dict[type, Callable[[Seating, HubJob, Any], None]]] = {
     fm.SeatLost: Seating.lost,
     fm.SeatSilent: Seating.silent,
     fm.SeatResponds: Seating.responds,
+    fm.SeatRetired: Seating.retired,
     fm.Abandoned: Seating.abandoned,
     fm.Undeliverable: Seating.undeliverable,
 }

@@ -83,6 +83,10 @@ class Seat:
         """Its worker answers again."""
         self._owner.tell(fm.SeatResponds(self.request.job, at))
 
+    def retired(self, at: int, _site: str, why: str) -> None:
+        """Its worker takes no further jobs."""
+        self._owner.tell(fm.SeatRetired(self.request.job, at, why))
+
 
 class Seats:
     """The seats of a site: those that are taken, and those whose locations leave.
@@ -170,7 +174,7 @@ class Seats:
     def _overdue(self, seat: Seat) -> None:
         """A location that was to leave is still there after the grace."""
         if seat.seen and seat.worker.shared:
-            seat.worker.retire()
+            seat.worker.abandon(*seat.key)
             self.release(seat, well=False)
         else:
             stop_by_force(seat)

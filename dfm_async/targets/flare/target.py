@@ -415,6 +415,7 @@ def _stats(report: fm.SiteReport, others: SiteStats) -> SiteStats:
             lag=worker.lag,
             unresponsive=worker.unresponsive,
             retired=worker.retired,
+            abandoned=worker.abandoned,
         )
         for worker in report.workers
     )

@@ -93,6 +93,7 @@ class InlineTarget:
     async def submit(self, coordinator: Coordinator, priority: int = 0) -> None:
         """Launches a job at once."""
         await self._update()
+        coordinator.priority = priority
         self.jobs.add(coordinator)
         coordinator.on_end(self._hub.forget)
         plan = coordinator.plan
@@ -104,8 +105,16 @@ class InlineTarget:
             coordinator.fail(DfmError(f"the plan cannot be given to the sites: {type(error).__name__}: {error}"))
             return
         number = self._hub.register(coordinator)
-        # A synchronous operation that does not return cannot be killed here: its thread is left alone.
-        coordinator.launch(number, routes, lambda at, message: self._send(routes[at], message), coordinator.abandon)
+
+        def send(at: int, message: msg.Message) -> None:
+            self._send(routes[at], message)
+
+        def abandon(at: int) -> None:
+            """A synchronous operation that does not return cannot be killed here: its thread is abandoned."""
+            send(at, msg.AbandonJob(number, at))
+            coordinator.abandon(at)
+
+        coordinator.launch(number, routes, send, abandon)
 
     def coordinate(self, record: JobRecord, rules: JobRules, pack_rows: Callable[[Any], list[Row]]) -> Coordinator:
         """Makes what a session steers a new job by."""
@@ -143,7 +152,8 @@ class InlineTarget:
         """What runs."""
         sites = self._sites.values()
         tokens = Traffic(sum(site.tokens for site in sites), sum(site.token_bytes for site in sites))
-        return TargetStats(running=len(self.jobs.coordinators), tokens=tokens)
+        exhausted = tuple(site.site for site in sites if site.exhausted)
+        return TargetStats(running=len(self.jobs.coordinators), tokens=tokens, exhausted=exhausted)
 
     def _post(self, sender: Coordinator, message: msg.SendToPlace) -> None:
         deliver(self.jobs, self.codec, sender, message, Coordinator.offer)

@@ -142,7 +142,9 @@ class JobExecution:
         for worker in workers:
             if worker is not None:
                 worker.launched()
-        coordinator.launch(number, routes, send, lambda at: _stop_by_force(coordinator, workers[at], at))
+        coordinator.launch(
+            number, routes, send, lambda at: _stop_by_force(coordinator, workers[at], at, self._hub.to_home)
+        )
         for at, worker in enumerate(workers):
             if worker is not None and worker.unresponsive:
                 coordinator.unresponsive(at, worker.site, worker.silence)
@@ -171,12 +173,15 @@ class JobExecution:
             await coordinator.record.completion_event.wait()
 
 
-def _stop_by_force(coordinator: Coordinator, worker: SiteWorker | None, at: int) -> None:
+def _stop_by_force(
+    coordinator: Coordinator, worker: SiteWorker | None, at: int, home: Callable[[msg.Message], None]
+) -> None:
     """Ends what has not stopped within the grace, without harm to other jobs where that is possible."""
     if worker is None:
-        coordinator.abandon(at)  # our own process: a thread that does not return is left alone
+        home(msg.AbandonJob(coordinator.record.number, at))  # our own process: threads cannot be killed
+        coordinator.abandon(at)
     elif coordinator.has_seen_cancel(at) and worker.shared:
-        worker.retire()
+        worker.abandon(coordinator.record.number, at)
         coordinator.abandon(at, "retired")
     else:
         worker.kill(f"a job on it ({coordinator.record.job_id}) was to stop, and did not within its grace")

@@ -142,6 +142,7 @@ class FederationRunner:
         """
         if self._federation is not None and self._federation.revision != self._revision:
             self._update(self._federation)
+        coordinator.priority = priority
         lane = None if self._queue else self._free_lane()
         limit = self.options.queue_limit
         if lane is None and len(self._queue) >= limit and self.options.queue_overflow == "fail":
@@ -357,6 +358,7 @@ class FederationRunner:
             sites=sites,
             tokens=Traffic() if home is None else Traffic(home.tokens, home.token_bytes),
             lag=self._lag(),
+            exhausted=(home.site,) if home is not None and home.exhausted else (),
         )
 
     def _lag(self) -> float | None:

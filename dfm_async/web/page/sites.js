@@ -4,6 +4,8 @@ import { bytes, card, count, duration, h, plural, table } from "./dom.js";
 
 const unwell = site => site.workers.some(worker => worker.unresponsive);
 
+const hanging = site => site.workers.reduce((sum, worker) => sum + worker.abandoned, 0);
+
 export class Sites {
   constructor(chips) {
     this.chips = chips;
@@ -25,7 +27,8 @@ export class Sites {
 
 function state(site) {
   if (site.workers.length === 0) return "no worker";
-  return unwell(site) ? "does not respond" : "well";
+  if (unwell(site)) return "does not respond";
+  return hanging(site) ? `${plural(hanging(site), "call")} not returning` : "well";
 }
 
 function chip(name, site) {
