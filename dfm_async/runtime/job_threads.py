@@ -116,6 +116,8 @@ class _Deadline:
         self._timer.cancel()
 
     def _check(self) -> None:
+        if self._call.ended:
+            return  # it has returned, and its result is on its way
         loop, started = asyncio.get_running_loop(), self._call.started
         now = loop.time()
         due = (now if started is None else started) + self._seconds

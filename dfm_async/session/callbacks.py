@@ -53,12 +53,18 @@ class OtherLoopDispatcher:
     async def dispatch(self, callback: Callback, *args: Any) -> None:
         """Runs a callback on the other loop and waits for it."""
 
-        async def run() -> None:
-            found = callback(*args)
-            if inspect.isawaitable(found):
-                await found
+        async def run() -> BaseException | None:
+            try:
+                found = callback(*args)
+                if inspect.isawaitable(found):
+                    await found
+            except BaseException as error:  # noqa: BLE001 - raised again where the job can report it
+                return error
+            return None
 
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._loop))
+        error = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._loop))
+        if error is not None:
+            raise error
 
     async def drain(self) -> None:
         """Returns at once: every callback was awaited."""

@@ -48,7 +48,7 @@ def construct(kind: type[Any], arguments: Mapping[str, Any], site: str, role: st
         raise LoadingError(site, role, path, f"cannot be built with its args: {wrong}")
     try:
         return kind(**arguments)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # whatever the class raises: it fails the call, not the process
         raise LoadingError(site, role, path, f"cannot be built: {type(error).__name__}: {error}") from error
 
 

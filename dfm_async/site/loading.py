@@ -75,7 +75,7 @@ class Loader:
                 reason += f". {_advice(missing)}"
             _begin_at_the_module(error)
             raise LoadingError(self._site, role, path, reason) from error
-        except (Exception, SystemExit) as error:  # a script that was not meant to be imported ends its process
+        except BaseException as error:  # a script that was not meant to be imported ends its process
             reason = f"cannot be imported: its module raised {type(error).__name__}: {error}"
             if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == _THEIRS:
                 reason += f". dfm_async stands in for {_THEIRS} and lacks this name: install nv-dfm-core"

@@ -90,7 +90,7 @@ class Secrets:
             return kind(**config.args)  # type: ignore[no-any-return] # it has the method
         except SecretError as error:
             raise SecretError(self._site, "", error.reason) from None
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the class raises
+        except BaseException as error:  # noqa: BLE001 - whatever the class raises
             raise SecretError(self._site, "", _without_text(f"{path} cannot be built", error)) from None
 
     async def aclose(self) -> None:
@@ -106,7 +106,11 @@ class Secrets:
                 await close()
             else:
                 await self._in_thread(close, f"vault-{self._site}")
-        except Exception as error:  # noqa: BLE001 - the site ends all the same
+        except BaseException as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # it takes too long
+            # The site ends all the same.
             _log.warning("closing the vault of site %s raised %s", self._site, type(error).__name__)
 
     async def get(self, key: str) -> Any:
@@ -124,7 +128,9 @@ class Secrets:
                     found = await self._in_thread(lambda: vault.secret_for_key(key), f"vault-{self._site}")
             if inspect.isawaitable(found):
                 found = await found
-        except Exception as error:  # noqa: BLE001 - whatever a vault raises
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever a vault raises
             raise self._told(key, error) from None
         return self._handed_out(key, found)
 
@@ -143,14 +149,16 @@ class Secrets:
             return wait(self.get(key))
         try:
             found = vault.secret_for_key(key)
-        except Exception as error:  # noqa: BLE001 - whatever a vault raises
+        except BaseException as error:  # noqa: BLE001 - whatever a vault raises
             raise self._told(key, error) from None
         return wait(self._awaited(key, found)) if inspect.isawaitable(found) else self._handed_out(key, found)
 
     async def _awaited(self, key: str, found: Awaitable[Any]) -> Any:
         try:
             return self._handed_out(key, await found)
-        except Exception as error:  # noqa: BLE001 - whatever a vault raises
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever a vault raises
             raise self._told(key, error) from None
 
     def _opened(self, key: str) -> Vault:
@@ -166,7 +174,7 @@ class Secrets:
         note_secret(found)
         return found
 
-    def _told(self, key: str, error: Exception) -> SecretError:
+    def _told(self, key: str, error: BaseException) -> SecretError:
         if isinstance(error, SecretError):
             return SecretError(self._site, key, error.reason)
         return SecretError(self._site, key, _without_text(f"the vault ({type(self._vault).__qualname__})", error))

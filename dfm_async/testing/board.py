@@ -186,7 +186,9 @@ class _Play:
         self._call = call
         try:
             self._fake = await self._board.decide(call)
-        except Exception as error:  # noqa: BLE001 - it is for the operation
+        except BaseException as error:
+            if _cancelled(error):
+                raise
             return Raised(error)
         return PROCEED if self._fake is None else Wanted()
 
@@ -201,7 +203,9 @@ class _Play:
             value = fake.call({**self._board.defaults(call), **arguments}, context)
             if inspect.isawaitable(value):
                 value = await value
-        except Exception as error:  # noqa: BLE001 - it is for the operation
+        except BaseException as error:
+            if _cancelled(error):
+                raise
             return Raised(error)
         if not hasattr(value, "__anext__") and not hasattr(value, "__next__"):
             return Answer(value)
@@ -215,7 +219,9 @@ class _Play:
         except (StopIteration, StopAsyncIteration):
             self._stream = None
             return Ended()
-        except Exception as error:  # noqa: BLE001 - it is for the operation
+        except BaseException as error:
+            if _cancelled(error):
+                raise
             self._stream = None
             return Raised(error)
 
@@ -276,3 +282,9 @@ class _Elsewhere:
 def _context_elsewhere(call: Call) -> OperationContext:
     caller: Any = _Elsewhere()
     return OperationContext(call.job_id, call.site, call.operation, call.node, call.frame, call.attempt, caller)
+
+
+def _cancelled(error: BaseException) -> bool:
+    """Whether the call was cancelled. Anything else that a fake raises is for the operation."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

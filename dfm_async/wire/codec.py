@@ -195,9 +195,6 @@ class Codec:
         notes = self._notes
         try:
             packed = self._pack(value)
-        except KeyboardInterrupt:
-            notes.size, notes.blocks = 0, None
-            raise
         except BaseException as error:  # noqa: BLE001 - it is raised again, as what it means
             failure = self._failure(value, error)
             notes.size, notes.blocks = 0, None
@@ -439,8 +436,6 @@ class Codec:
     def _extension(self, code: int, data: memoryview) -> Any:
         try:
             return _UNPACKERS[code](self, data)
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:  # noqa: BLE001 - one part must not spoil the rest of a batch
             if self._parts:
                 _let_go(error)

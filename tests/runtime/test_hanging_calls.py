@@ -39,122 +39,28 @@ from dfm_async.runtime.threads import ABANDONED_LIMIT
 from dfm_async.telemetry import read_trace
 from dfm_async.web import Service
 from tests.conftest import Connect
+from tests.runtime.hanging import (
+    Body,
+    Closed,
+    Slow,
+    apart,
+    at_home,
+    fed,
+    hang,
+    holds,
+    holds_in_steps,
+    lazily,
+    many,
+    other,
+    pipeline_of,
+    quickly,
+    steps,
+    sticks,
+    unlimited,
+    where,
+    work,
+)
 from tests.waiting import running
-
-fed = Federation("hanging")
-lab = fed.site("lab", threads=2)
-desk = fed.site("desk", threads=2)
-
-
-def hang(gate: str) -> None:
-    """Hangs until the gate is opened, as a socket without a timeout does: opening a FIFO waits for the other end."""
-    os.close(os.open(gate, os.O_RDONLY))
-
-
-def hang_or_return(x: int, gate: str, hanging: int) -> int:
-    if x < hanging:
-        hang(gate)
-    return x
-
-
-@lab.operation(deadline=0.2)
-def work(x: int, gate: str, hanging: int) -> int:
-    return hang_or_return(x, gate, hanging)
-
-
-@lab.operation(deadline=0.2)
-def other(x: int, gate: str, hanging: int) -> int:
-    return hang_or_return(x, gate, hanging)
-
-
-@lab.operation(deadline=0.2, in_process=True)
-def apart(x: int, gate: str, hanging: int) -> int:
-    return hang_or_return(x, gate, hanging)
-
-
-@lab.operation(deadline=0.2, name="Body")
-class Body:
-    def body(self, x: int, gate: str, hanging: int) -> int:
-        return hang_or_return(x, gate, hanging)
-
-
-@lab.operation(deadline=0.2, name="Closed")
-class Closed:
-    def body(self, x: int, gate: str, hanging: int) -> int:
-        return hang_or_return(x, gate, hanging)
-
-    def close(self) -> None:
-        """Is called when the job has ended, also while a call hangs."""
-
-
-@lab.operation(deadline=0.2)
-def lazily(x: int, gate: str, hanging: int) -> Any:
-    """A coroutine from a plain function: the deadline goes on."""
-    if x < hanging:
-        hang(gate)
-
-    async def later() -> int:
-        return x
-
-    return later()
-
-
-@lab.operation
-def unlimited(x: int, gate: str, hanging: int) -> int:
-    return hang_or_return(x, gate, hanging)
-
-
-@lab.operation
-def steps(x: int, gate: str, hanging: int) -> Iterator[int]:
-    yield 0
-    if x < hanging:
-        hang(gate)
-    yield 1
-
-
-@lab.operation
-def quick(x: int) -> int:
-    return x
-
-
-@lab.operation
-def held(started: str, gate: str) -> int:
-    os.close(os.open(started, os.O_WRONLY))
-    hang(gate)
-    return os.getpid()
-
-
-@lab.operation
-def held_steps(started: str, gate: str) -> Iterator[int]:
-    os.close(os.open(started, os.O_WRONLY))
-    hang(gate)
-    yield 1
-
-
-@lab.operation
-def pid() -> int:
-    return os.getpid()
-
-
-@desk.operation(deadline=0.2)
-def at_home(x: int, gate: str, hanging: int) -> int:
-    return hang_or_return(x, gate, hanging)
-
-
-def pipeline_of(operation: Any) -> Pipeline:
-    with Pipeline(operation.name) as made:
-        Yield(operation(PlaceParam("x"), PlaceParam("gate"), PlaceParam("hanging")))
-    return made
-
-
-with Pipeline("quick") as quickly:
-    Yield(quick(PlaceParam("x")))
-with Pipeline("pid") as where:
-    Yield(pid())
-with Pipeline("held") as holds:
-    Yield(held(PlaceParam("started"), PlaceParam("gate")))
-with Pipeline("holds in steps") as holds_in_steps:
-    Yield(held_steps(PlaceParam("started"), PlaceParam("gate")))
 
 
 class Gate:
@@ -314,21 +220,9 @@ async def test_healthy_jobs_of_a_replaced_worker_run_to_their_end(gate: Gate, tm
     release.close()
 
 
-many = Federation("many")
-
-
-@many.site("lab", threads=ABANDONED_LIMIT).operation(deadline=0.2)
-def stuck(gate: str) -> None:
-    hang(gate)
-
-
-with Pipeline("stuck") as sticks:
-    Yield(stuck(PlaceParam("gate")))
-
-
 async def test_too_many_hanging_calls_end_their_worker(gate: Gate) -> None:
     async with Session(many) as session, asyncio.timeout(60):
-        job = await session.execute(sticks, [{"gate": gate.path}] * (ABANDONED_LIMIT + 4))
+        job = await session.execute(sticks, [{"gate": gate.path}] * (ABANDONED_LIMIT * 3))
         with pytest.raises(JobAborted, match="too many calls on it do not return: a call of 'stuck'"):
             await job
         gate.open()
@@ -417,17 +311,6 @@ async def test_closing_is_bounded_while_calls_hang(connect: Connect, gate: Gate,
         assert job.status in (JobStatus.ABORTED, JobStatus.FAILED)
 
 
-@lab.operation(name="Slow")
-class Slow:
-    """A constructor that hangs: it runs on the loop of the worker, which does not respond until it is killed."""
-
-    def __init__(self) -> None:
-        hang(os.environ["HANGING_GATE"])
-
-    def body(self, x: int) -> int:
-        return x
-
-
 @pytest.mark.parametrize("cancels", [True, False], ids=["cancel", "close"])
 async def test_a_constructor_that_hangs_is_killed_with_its_worker(
     gate: Gate, monkeypatch: pytest.MonkeyPatch, cancels: bool
@@ -493,7 +376,7 @@ async def test_a_late_call_reports_how_long_it_had_waited(connect: Connect, gate
     narrow = Federation("narrow")
     site = narrow.site("lab", threads=1)
 
-    @site.operation(deadline=0.2)
+    @site.operation(deadline=0.4)
     def stuck(gate: str) -> None:
         os.close(os.open(gate, os.O_RDONLY))
 

@@ -1,0 +1,148 @@
+"""Operations that hang. Their module is imported by every worker, so it needs nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from dfm_async import Federation, Pipeline, PlaceParam, Yield
+from dfm_async.runtime.threads import ABANDONED_LIMIT
+
+fed = Federation("hanging")
+lab = fed.site("lab", threads=2)
+desk = fed.site("desk", threads=2)
+
+
+def hang(gate: str) -> None:
+    """Hangs until the gate is opened, as a socket without a timeout does: opening a FIFO waits for the other end."""
+    os.close(os.open(gate, os.O_RDONLY))
+
+
+def hang_or_return(x: int, gate: str, hanging: int) -> int:
+    if x < hanging:
+        hang(gate)
+    return x
+
+
+@lab.operation(deadline=0.4)
+def work(x: int, gate: str, hanging: int) -> int:
+    return hang_or_return(x, gate, hanging)
+
+
+@lab.operation(deadline=0.4)
+def other(x: int, gate: str, hanging: int) -> int:
+    return hang_or_return(x, gate, hanging)
+
+
+@lab.operation(deadline=0.4, in_process=True)
+def apart(x: int, gate: str, hanging: int) -> int:
+    return hang_or_return(x, gate, hanging)
+
+
+@lab.operation(deadline=0.4, name="Body")
+class Body:
+    def body(self, x: int, gate: str, hanging: int) -> int:
+        return hang_or_return(x, gate, hanging)
+
+
+@lab.operation(deadline=0.4, name="Closed")
+class Closed:
+    def body(self, x: int, gate: str, hanging: int) -> int:
+        return hang_or_return(x, gate, hanging)
+
+    def close(self) -> None:
+        """Is called when the job has ended, also while a call hangs."""
+
+
+@lab.operation(deadline=0.4)
+def lazily(x: int, gate: str, hanging: int) -> Any:
+    """A coroutine from a plain function: the deadline goes on."""
+    if x < hanging:
+        hang(gate)
+
+    async def later() -> int:
+        return x
+
+    return later()
+
+
+@lab.operation
+def unlimited(x: int, gate: str, hanging: int) -> int:
+    return hang_or_return(x, gate, hanging)
+
+
+@lab.operation
+def steps(x: int, gate: str, hanging: int) -> Iterator[int]:
+    yield 0
+    if x < hanging:
+        hang(gate)
+    yield 1
+
+
+@lab.operation
+def quick(x: int) -> int:
+    return x
+
+
+@lab.operation
+def held(started: str, gate: str) -> int:
+    os.close(os.open(started, os.O_WRONLY))
+    hang(gate)
+    return os.getpid()
+
+
+@lab.operation
+def held_steps(started: str, gate: str) -> Iterator[int]:
+    os.close(os.open(started, os.O_WRONLY))
+    hang(gate)
+    yield 1
+
+
+@lab.operation
+def pid() -> int:
+    return os.getpid()
+
+
+@desk.operation(deadline=0.4)
+def at_home(x: int, gate: str, hanging: int) -> int:
+    return hang_or_return(x, gate, hanging)
+
+
+def pipeline_of(operation: Any) -> Pipeline:
+    with Pipeline(operation.name) as made:
+        Yield(operation(PlaceParam("x"), PlaceParam("gate"), PlaceParam("hanging")))
+    return made
+
+
+with Pipeline("quick") as quickly:
+    Yield(quick(PlaceParam("x")))
+with Pipeline("pid") as where:
+    Yield(pid())
+with Pipeline("held") as holds:
+    Yield(held(PlaceParam("started"), PlaceParam("gate")))
+with Pipeline("holds in steps") as holds_in_steps:
+    Yield(held_steps(PlaceParam("started"), PlaceParam("gate")))
+
+
+@lab.operation(name="Slow")
+class Slow:
+    """A constructor that hangs: it runs on the loop of the worker, which does not respond until it is killed."""
+
+    def __init__(self) -> None:
+        hang(os.environ["HANGING_GATE"])
+
+    def body(self, x: int) -> int:
+        return x
+
+
+many = Federation("many")
+
+
+@many.site("lab", threads=ABANDONED_LIMIT).operation(deadline=0.4)
+def stuck(gate: str) -> None:
+    hang(gate)
+
+
+with Pipeline("stuck") as sticks:
+    Yield(stuck(PlaceParam("gate")))
