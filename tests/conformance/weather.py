@@ -185,6 +185,12 @@ def block(seconds: float) -> str:
 
 
 @lab.operation
+def hang(context: OperationContext) -> None:
+    context.progress(1)
+    time.sleep(60)
+
+
+@lab.operation
 def stamp_late() -> float:
     """The time, the same clock in all processes, when it has worked for a while."""
     time.sleep(0.05)

@@ -20,12 +20,14 @@ from dfm_async import (
     DfmError,
     Federation,
     ForEach,
+    Job,
     JobAborted,
     JobFailed,
     JobStatus,
     LocalOptions,
     Pipeline,
     PlaceParam,
+    Progress,
     Session,
     ShippingError,
     WorkerLost,
@@ -37,6 +39,9 @@ from tests.waiting import running
 
 with Pipeline("pid") as pid_of_lab:
     Yield(w.lab_process(1))
+
+with Pipeline("hang") as hang:
+    Yield(w.hang())  # type: ignore[call-overload] # the context is not passed by callers
 
 with Pipeline("block") as block:
     Yield(w.block(PlaceParam("seconds")))
@@ -163,11 +168,18 @@ async def test_only_the_jobs_on_a_lost_worker_are_affected() -> None:
         assert [r.value for r in await other.collect()] == [1]
 
 
+async def begun(job: Job) -> None:
+    """Waits until an operation of a job reports that it runs."""
+    async for event in job.events():
+        if isinstance(event, Progress):
+            return
+
+
 async def test_a_synchronous_operation_that_does_not_return_is_killed_after_the_grace() -> None:
     async with Session(w.fed) as session:
         pid = (await (await session.execute(pid_of_lab)).first()).value
-        job = await session.execute(block, {"seconds": 60})
-        await running(job)
+        job = await session.execute(hang)
+        await begun(job)
         start = time.monotonic()
         assert await job.cancel(grace=0.2) == {"lab": "killed"}
         assert time.monotonic() - start < 5
@@ -179,8 +191,8 @@ async def test_close_kills_what_does_not_stop_within_the_grace() -> None:
     before = workers()
     session = Session(w.fed, options=LocalOptions(shutdown_grace=0.3))
     await session.connect()
-    job = await session.execute(block, {"seconds": 60})
-    await running(job)
+    job = await session.execute(hang)
+    await begun(job)
     start = time.monotonic()
     await session.close()
     assert time.monotonic() - start < 5
