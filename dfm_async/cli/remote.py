@@ -141,7 +141,7 @@ class ServedJobs:
                     async for sent in source.aiter_sse():
                         if sent.retry is not None:
                             pause = sent.retry / 1000
-                        if sent.event == "end":
+                        if sent.event in ("end", "interrupted"):
                             return
                         event = self._event(sent.event, _json(sent, self._url)) if sent.data else None
                         if event is not None:
@@ -198,7 +198,7 @@ class ServedJobs:
         if code == "expired":
             message += f". Read from there with --after {refused.get('first', 0) - 1}"
         if response.status_code == 401:
-            message += ": give --token-file, or set DFM_TOKEN"
+            message = "it needs a token: give --token-file, or set DFM_TOKEN"
         raise Unreachable(f"{self._url} refused ({response.status_code}): {message}")
 
     def _unreachable(self, error: httpx.TransportError) -> Unreachable:

@@ -200,6 +200,11 @@ class ActivityReader:
         self._told = 0
         self._ended = False
 
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing more to see."""
+        return self._ended
+
     def __aiter__(self) -> ActivityReader:
         return self
 

@@ -23,7 +23,7 @@ from dfm_async.errors import (
     StoreError,
 )
 
-__all__ = ["Refusal", "answer", "refusal_of", "route_refusal"]
+__all__ = ["Refusal", "answer", "raw_answer", "refusal_of", "route_refusal"]
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ class Refusal(Exception):
         message: a sentence for people.
         problems: everything that is wrong, if there may be more than one thing.
         retry_after: after how many seconds to try again, if that makes sense.
+        challenge: how a client can authenticate itself, if it has to.
         extra: further members of the answer.
     """
 
@@ -47,6 +48,7 @@ class Refusal(Exception):
         message: str,
         problems: Sequence[str] = (),
         retry_after: float | None = None,
+        challenge: str | None = None,
         **extra: Any,
     ) -> None:
         super().__init__(status, code, message)
@@ -55,6 +57,7 @@ class Refusal(Exception):
         self.message = message
         self.problems = tuple(problems)
         self.retry_after = retry_after
+        self.challenge = challenge
         self.extra = extra
 
     def response(self) -> Response:
@@ -65,12 +68,18 @@ class Refusal(Exception):
         found = answer(content, self.status)
         if self.retry_after is not None:
             found.headers["retry-after"] = str(max(1, round(self.retry_after)))
+        if self.challenge is not None:
+            found.headers["www-authenticate"] = self.challenge
         return found
 
 
 def answer(content: Any, status: int = 200) -> Response:
     """Answers with JSON that nobody keeps: it tells of one moment."""
-    body = msgspec.json.encode(content)
+    return raw_answer(msgspec.json.encode(content), status)
+
+
+def raw_answer(body: bytes, status: int = 200) -> Response:
+    """Answers with JSON that is encoded already."""
     return Response(body, status, {"cache-control": "no-store"}, media_type="application/json")
 
 
@@ -87,8 +96,9 @@ async def route_refusal(request: Request, error: Exception) -> Response:
 def refusal_of(error: DfmError, retry: float) -> Refusal:
     """What a client is told about an error of the library."""
     match error:
-        case JobExists():
-            return Refusal(409, "exists", str(error))
+        case JobExists():  # nothing about the other job: it may be somebody else's
+            message = f"the job id {error.job_id!r} is taken, by a job with other content or of somebody else"
+            return Refusal(409, "exists", message)
         case ParameterError():
             return Refusal(422, "parameters", "the parameters do not fit", error.problems)
         case PipelineError():

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
-from starlette.requests import Request
+from starlette.datastructures import QueryParams
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import Send
 
@@ -24,12 +25,11 @@ from dfm_async.web.state import State
 from dfm_async.web.streams import Seat
 from dfm_async.web.uploads import Upload
 
-__all__ = ["ON_DISCONNECT", "JobHandlers", "info_data"]
+__all__ = ["JobHandlers", "info_data", "on_disconnect", "read_after"]
 
 ON_DISCONNECT: Final = ("keep", "cancel")
-
-_INTERVAL: Final = 0.2
-"""How many seconds lie at least between two looks at what operations do."""
+_NAMED: Final = 20
+"""How many pipelines the answer for an unknown one names."""
 
 
 def info_data(info: JobInfo) -> dict[str, Any]:
@@ -64,7 +64,10 @@ class JobHandlers:
         state.guard.check(principal, "submit")
         pipeline = state.pipelines.get(request.path_params["name"])
         if pipeline is None:
-            raise Refusal(404, "pipeline", "there is no such pipeline")
+            message = f"there is no pipeline {request.path_params['name']!r} here"
+            known = sorted(state.pipelines) if state.guard.allows(principal, "list") else []
+            names = ", ".join(known[:_NAMED]) + ", ..." * (len(known) > _NAMED)
+            raise Refusal(404, "pipeline", f"{message}; there are: {names}" if known else message)
         with state.uploads.upload(principal) as upload:
             body = await read_body(request, state.limits, upload, Submission)
             return await self.run(request, send, principal, upload, pipeline, body)
@@ -90,7 +93,9 @@ class JobHandlers:
     async def _execute(self, principal: Principal, pipeline: Pipeline, body: Submission) -> Job:
         state = self._state
         state.check_draining()
-        with state.quota.room(principal):
+        if body.priority > 0 and not state.guard.allows(principal, "prioritize"):
+            raise Refusal(403, "forbidden", "you may not submit jobs with a priority above 0")
+        with state.quota.room(principal, idle=body.open or body.params is None):
             job = await state.session.execute(
                 pipeline,
                 body.params,
@@ -121,26 +126,26 @@ class JobHandlers:
         principal = await state.guard.principal(request)
         job, info = await state.job(principal, "read", request.path_params["job_id"])
         activity = flag(request.query_params, "activity")
-        gone = choice(request.query_params, "on_disconnect", "keep", ON_DISCONNECT)
+        gone = on_disconnect(request)
         if gone == "cancel":
             state.guard.check_job(principal, "cancel", info)
-        after = _resumed(request, info)
-        if info.status.ended and after >= info.events - 1:
-            return Response(status_code=204)  # tells a browser that it need not come back
+        after = read_after(request, info)
+        if info.status.terminal and after >= info.events - 1:
+            return Response(status_code=204)  # a browser does not come back after that
         with state.streams.seat(principal) as seat:
             await self._stream(request, send, seat, job, _Order(principal, after, gone, activity))
         return None
 
     async def _stream(self, request: Request, send: Send, seat: Seat, job: Job, order: _Order) -> None:
         state = self._state
-        async with seat.reading(job, order.after) as reader:
+        async with seat.reading(state.session, job, order.after) as reader:
             headers = [(b"x-job-id", quote(job.job_id, safe="").encode())]
             records = state.records_for(order.principal, job.info(), reader.log)
-            activity = job.activity(_INTERVAL) if order.activity and job.watched else None
-            writer = EventWriter((request.receive, send), reader, records, state.limits, activity)
+            writer = EventWriter((request.receive, send), reader, records, state.limits, order.activity)
             await writer.run(order.status, headers)
         if reader.course.gone and order.on_disconnect == "cancel":
             await job.cancel("the reader of its stream has gone")
+        await writer.line.linger(seat)
 
     # steering
 
@@ -201,8 +206,30 @@ class JobHandlers:
         return answer({**info_data(job.info()), "outcomes": outcomes})
 
 
-def _resumed(request: Request, info: JobInfo) -> int:
-    """The offset behind which a reader begins: what a browser remembers, else what the query says."""
-    told = request.headers.get("last-event-id")
-    query = request.query_params if told is None else type(request.query_params)({"after": told})
-    return whole_number(query, "after", -1, -1, max(info.events - 1, -1))
+def on_disconnect(request: HTTPConnection) -> str:
+    """Return what is to happen to a job when the reader of its stream goes away.
+
+    Raises:
+        Refusal: it is not one of the choices; or a link or a page of another site wants the job to be cancelled.
+    """
+    found = choice(request.query_params, "on_disconnect", "keep", ON_DISCONNECT)
+    mode, site = (request.headers.get(f"sec-fetch-{name}") for name in ("mode", "site"))
+    if found == "cancel" and (mode == "navigate" or site not in (None, "none", "same-origin")):
+        raise Refusal(403, "origin", "only a program or a page of this service can use on_disconnect=cancel")
+    return found
+
+
+def read_after(request: HTTPConnection, info: JobInfo) -> int:
+    """Return the offset behind which a reader begins: what a browser remembers, else what the query says.
+
+    Raises:
+        Refusal: it is not an offset of the job's log.
+    """
+    header = request.headers.get("last-event-id")
+    name = "after" if header is None else "Last-Event-ID"
+    query = request.query_params if header is None else QueryParams({name: header})
+    found = whole_number(query, name, -1, -1)
+    if found >= max(info.events, 0):
+        last = f"its last event is {info.events - 1}" if info.events else "it has no events yet"
+        raise Refusal(422, "query", f"{name} is {found}, but {last}: this is another job, or another log of it")
+    return found

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Send
 
 from dfm_async.session.session import Session
-from dfm_async.session.watch import JobWatch
+from dfm_async.session.watch import JobWatch, SiteWatch
 from dfm_async.web.access import Principal
 from dfm_async.web.course import Course, Phase
 from dfm_async.web.jobs import info_data
@@ -43,21 +43,23 @@ class LiveHandlers:
             writer = ServiceWriter((request.receive, send), state, principal, session)
             with seat.taken(writer.course):
                 await writer.run()
+            await writer.line.linger(seat)
 
 
 class ServiceWriter:
     """Writes jobs and sites to one client as server-sent events without ids.
 
-    It is a state: whoever comes back begins with everything that there is.
+    It is a state: a client that comes back begins with everything that there is.
 
     Attributes:
-        course: how the stream goes on.
+        course: the phase of the stream.
+        line: the connection to the client.
     """
 
     def __init__(self, request: tuple[Receive, Send], state: State, principal: Principal, session: Session) -> None:
         self._over = asyncio.Event()
         self.course = Course(self._over.set)
-        self._line = Line(request, self.course, state.limits)
+        self.line = Line(request, self.course, state.limits)
         self._heartbeat = state.limits.heartbeat
         self._guard = state.guard
         self._principal = principal
@@ -65,17 +67,18 @@ class ServiceWriter:
 
     async def run(self) -> None:
         """Writes until the service drains, or the client is gone."""
-        await self._line.run(200, [], self._write_all)
+        await self.line.events(200, [], self._write_all)
 
     async def _write_all(self) -> None:
-        async with self._session.changes(_JOBS) as changes, asyncio.TaskGroup() as group:
-            tellers = [group.create_task(self._tell_jobs(changes))]
+        session = self._session
+        async with session.changes(_JOBS) as changes, session.health(_SITES) as health, asyncio.TaskGroup() as group:
+            group.create_task(self._tell_jobs(changes))
             if self._guard.allows(self._principal, "metrics"):
-                tellers.append(group.create_task(self._tell_sites()))
+                group.create_task(self._tell_sites(health))
             await self._stay()
-            for teller in tellers:
-                teller.cancel()
-        await self._line.write(sse_event("drain", msgspec.json.encode({"event": "drain"}), -1), more=False)
+            await changes.aclose()  # rather than cancelled: what is being written must be written as a whole
+            await health.aclose()
+        await self.line.write(sse_event("drain", msgspec.json.encode({"event": "drain"}), -1), more=False)
 
     async def _stay(self) -> None:
         while self.course.going_on:
@@ -83,17 +86,16 @@ class ServiceWriter:
                 async with asyncio.timeout(self._heartbeat):
                     await self._over.wait()
             if self.course.going_on:
-                await self._line.still_here()
+                await self.line.still_here()
 
     async def _tell_jobs(self, changes: JobWatch) -> None:
         async for info in changes:
             if self._guard.sees(self._principal, info):
-                await self._line.write(sse_event("job", msgspec.json.encode(info_data(info)), -1))
+                await self.line.write(sse_event("job", msgspec.json.encode(info_data(info)), -1))
             await asyncio.sleep(0)  # a service that knows many jobs must not keep others waiting
         self.course.reach(Phase.DRAINING)  # the session is about to end
 
-    async def _tell_sites(self) -> None:
-        async with self._session.health(_SITES) as health:
-            async for sites in health:
-                data = msgspec.json.encode({"event": "sites", "sites": sites})
-                await self._line.write(sse_event("sites", data, -1))
+    async def _tell_sites(self, health: SiteWatch) -> None:
+        async for sites in health:
+            data = msgspec.json.encode({"event": "sites", "sites": sites})
+            await self.line.write(sse_event("sites", data, -1))

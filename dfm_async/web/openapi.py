@@ -15,7 +15,7 @@ from starlette.types import Send
 import dfm_async
 from dfm_async.model.status import JobStatus
 from dfm_async.results.event_data import NAMES
-from dfm_async.web.answers import answer
+from dfm_async.web.answers import raw_answer
 from dfm_async.web.bodies import Cancel, Inputs, Submission, WholePipeline
 from dfm_async.web.pages import CURSOR, STATUS_CHOICES
 from dfm_async.web.schemas import PipelineSchema, Schema
@@ -24,6 +24,8 @@ from dfm_async.web.state import State
 __all__ = ["OpenApi"]
 
 _REF: Final = "#/components/schemas/{model}"
+_ROOT: Final = "/the-address-of-the-service"
+"""Stands for the address in the document that is kept: it depends on the request."""
 _NUMBER: Final = {"type": "integer", "minimum": 0}
 _TEXT: Final = {"type": "string"}
 _MAYBE_TEXT: Final = {"type": ["string", "null"]}
@@ -59,7 +61,7 @@ _EVENT: Final[Schema] = {
     "type": "object",
     "required": ["event"],
     "properties": {
-        "event": {"enum": [*NAMES.values(), "activity", "end", "drain"]},
+        "event": {"enum": [*NAMES.values(), "activity", "interrupted", "end", "drain"]},
         "offset": {"type": "integer", "minimum": -1, "description": "its position in the log of the job"},
         "place": _MAYBE_TEXT,
         "value": {"description": "of results: the value"},
@@ -78,15 +80,19 @@ class OpenApi:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self._made: tuple[object, bytes, bytes] = (None, b"", b"")
 
     async def document(self, request: Request, _send: Send) -> Response:
         """Gives the document."""
         state = self._state
         principal = await state.guard.principal(request)
         state.guard.check(principal, "list")
-        schemas, definitions = await state.schemas(_REF)
+        found = await state.schemas(_REF)
+        if self._made[0] is not found:
+            head, _, tail = msgspec.json.encode(_document(_ROOT, state, *found)).partition(msgspec.json.encode(_ROOT))
+            self._made = found, head, tail
         root = request.scope.get("root_path", "") or "/"
-        return answer(_document(root, state, schemas, definitions))
+        return raw_answer(self._made[1] + msgspec.json.encode(root) + self._made[2])
 
     async def prepare(self) -> None:
         """Makes what :meth:`joined` needs."""
@@ -164,7 +170,7 @@ def _events(names: list[str], data: Schema, about: str) -> Schema:
 
 
 _STREAM: Final = _events(
-    [*NAMES.values(), "activity", "end", "drain"],
+    [*NAMES.values(), "activity", "interrupted", "end", "drain"],
     _ref("Event"),
     "one of them for each event of the job, then one that says how the stream ends",
 )

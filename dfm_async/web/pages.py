@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 from typing import Final
 
@@ -10,11 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Send
 
+from dfm_async.errors import DfmError
+from dfm_async.model.events import Event
 from dfm_async.model.status import JobStatus
 from dfm_async.web.answers import Refusal, answer
 from dfm_async.web.endpoints import choice, whole_number
 from dfm_async.web.jobs import info_data
 from dfm_async.web.records import LogRecords
+from dfm_async.web.sse import Line
 from dfm_async.web.state import State
 from dfm_async.web.streams import JobReader
 
@@ -25,6 +30,11 @@ CURSOR: Final = re.compile(r"^[0-9]+(\.[0-9]+)?~")
 
 _PAGE: Final = 100
 """How much a page has if the client does not say."""
+_PART: Final = 64 * 1024
+"""About how many bytes of a page are made at once."""
+_OPEN: Final = b'{"events":['
+_JSON: Final = "application/json"
+_HEADERS: Final = {"cache-control": "no-store"}
 _ANY: Final = "any"
 STATUS_CHOICES: Final = (_ANY, *(status.value for status in JobStatus if status is not JobStatus.UNKNOWN))
 """The jobs of which status a list can have."""
@@ -58,7 +68,7 @@ class Pages:
         more = f"{page[-1].created!r}~{page[-1].job_id}" if len(found) > limit else None
         return answer({"jobs": [info_data(info) for info in page], "next": more})
 
-    async def events(self, request: Request, _send: Send) -> Response:
+    async def events(self, request: Request, send: Send) -> Response | None:
         """Gives the events of a job behind an offset; with ``wait``, waits so many seconds for the first of them."""
         state = self._state
         principal = await state.guard.principal(request)
@@ -67,32 +77,96 @@ class Pages:
         after = whole_number(query, "after", -1, -1)
         limit = whole_number(query, "limit", min(_PAGE, limits.page_size), 1, limits.page_size)
         wait = whole_number(query, "wait", 0, 0, 60)
-        if wait:
-            with state.streams.seat(principal) as seat:
-                async with seat.reading(job, after) as reader:
-                    records = await self._page(reader, state.records_for(principal, info, reader.log), limit, wait)
-        else:
-            reader = JobReader(job, after)
+        with contextlib.ExitStack() as stack:
+            seat = stack.enter_context(state.streams.seat(principal)) if wait else None
+            reader = JobReader(state.session, job, after)
             try:
-                records = await self._page(reader, state.records_for(principal, info, reader.log), limit, 0)
+                page = _EventPage(reader, state.records_for(principal, info, reader.log), limit, limits.record_bytes)
+                if seat is not None:
+                    with seat.taken(reader.course):
+                        await page.wait(wait)
+                first = await page.part()
+                if page.whole:
+                    return Response(_OPEN + first + page.tail(), headers=_HEADERS, media_type=_JSON)
+                # A large page is written as a stream is: as fast as the client reads it, and counted as one.
+                seat = seat or stack.enter_context(state.streams.seat(principal))
+                line = Line((request.receive, send), reader.course, limits)
+                with seat.taken(reader.course):
+                    headers = [*_HEADERS.items(), ("content-type", _JSON)]
+                    raw = [(name.encode(), value.encode()) for name, value in headers]
+                    await line.run(200, raw, lambda: page.write(line, first))
             finally:
                 await reader.close()
-        ended = job.status.ended and reader.position >= job.info().events - 1
-        return answer({"events": records, "next": reader.position, "ended": ended, "status": job.status.value})
+            await line.linger(seat)
+        return None
 
-    async def _page(self, reader: JobReader, made: LogRecords, limit: int, wait: float) -> list[msgspec.Raw]:
-        records: list[msgspec.Raw] = []
+
+class _EventPage:
+    """Some events of a job as JSON, made as fast as they are written.
+
+    Args:
+        reader: reads the job.
+        records: makes records of its events.
+        limit: the most events that the page may have.
+        size: how many bytes of records end it.
+
+    Attributes:
+        whole: whether everything that belongs to the page was given.
+    """
+
+    def __init__(self, reader: JobReader, records: LogRecords, limit: int, size: int) -> None:
+        self._reader = reader
+        self._records = records
+        self._left = limit
+        self._room = size
+        self._next: Event | None = None
+        self._empty = True
+        self.whole = False
+
+    async def wait(self, seconds: float) -> None:
+        """Waits for the first event."""
+        found = await self._reader.batch(seconds, 1)
+        if not found and self._reader.interrupted:
+            found = await self._reader.batch(seconds, 1)
+        self._next = found[0] if found else None
+
+    async def part(self) -> bytes:
+        """Gives the next records, one after the other."""
+        parts: list[bytes] = []
         size = 0
-        found = await reader.batch(wait, 1) if wait else []
-        event = found[0] if found else await reader.stored()
-        while event is not None:
-            record = made.json(event)
+        while not self.whole and size < _PART:
+            event, self._next = self._next or await self._reader.stored(), None
+            if event is None:
+                self.whole = True
+                break
+            record = self._records.json(event)
+            parts += [record] if self._empty else [b",", record]
+            self._empty = False
+            self._reader.position = event.offset
             size += len(record)
-            records.append(msgspec.Raw(record))
-            reader.position = event.offset
-            full = len(records) == limit or size >= self._state.limits.record_bytes
-            event = None if full else await reader.stored()
-        return records
+            self._left -= 1
+            self._room -= len(record)
+            self.whole = self._left == 0 or self._room <= 0
+        return b"".join(parts)
+
+    def tail(self) -> bytes:
+        """Gives what comes behind the records."""
+        job, position = self._reader.job, self._reader.position
+        ended = job.status.terminal and position >= job.info().events - 1
+        rest = {"next": position, "ended": ended, "status": job.status.value}
+        return b"]," + msgspec.json.encode(rest)[1:]
+
+    async def write(self, line: Line, first: bytes) -> None:
+        """Writes the page."""
+        await line.write(_OPEN + first)
+        while not self.whole and not self._reader.course.gone:
+            try:
+                part = await self.part()
+            except DfmError:  # the rest cannot be read: who asks for it is told
+                break
+            await line.write(part)
+            await asyncio.sleep(0)
+        await line.write(self.tail(), more=False)
 
 
 def _cursor(text: str | None) -> tuple[float, str] | None:

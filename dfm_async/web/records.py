@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from dfm_async.model.events import Event
 from dfm_async.results.event_data import NAMES, event_data
@@ -19,6 +20,8 @@ _SMALL: Final = 16 * 1024
 """Only records of at most so many bytes are kept."""
 _CHUNK: Final = 64 * 1024
 """About how many bytes are written at once."""
+_MESSAGE: Final = 256 * 1024
+"""The most bytes that a message over a WebSocket has: a server buffers it as a whole."""
 _DATA: Final = b"\ndata: "
 
 Chunk: TypeAlias = tuple[bytes, int]
@@ -29,9 +32,11 @@ class Records:
     """Makes records of events. One that several readers get is made once."""
 
     def __init__(self, limits: WebLimits) -> None:
-        self.values = JsonValues(
-            array_items=limits.array_items, record_bytes=limits.record_bytes, json_depth=limits.json_depth
-        )
+        items, depth = limits.array_items, limits.json_depth
+        self.values = JsonValues(array_items=items, record_bytes=limits.record_bytes, json_depth=depth)
+        most = min(_MESSAGE, limits.record_bytes)
+        self.short_values = JsonValues(array_items=items, record_bytes=most, json_depth=depth)
+        """Writes the values of messages over a WebSocket."""
         # By log and not by job id, which may be used again; weakly, so that a log can go when nobody reads it. The
         # events themselves are not kept: their values may be much larger than their records.
         self._logs: WeakKeyDictionary[ResultLog, dict[bool, LogRecords]] = WeakKeyDictionary()
@@ -59,6 +64,15 @@ class Records:
         self._size = 0
 
 
+class _Large:
+    """A record that is too large to be kept; shared by those who write it at the same time."""
+
+    __slots__ = ("__weakref__", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
 class LogRecords:
     """The records of one log, as JSON in one line, or as server-sent events."""
 
@@ -66,58 +80,81 @@ class LogRecords:
         self._records = records
         self._debug = debug
         self._kept: dict[int, bytes] = {}
-        self._chunks: dict[tuple[int, int], list[Chunk]] = {}
+        self._large: WeakValueDictionary[int, _Large] = WeakValueDictionary()
+        self._chunks: dict[tuple[int, int], Chunk] = {}
 
     def forget(self) -> None:
         """Drops what is kept."""
         self._kept.clear()
         self._chunks.clear()
 
-    def sse(self, event: Event) -> bytes:
-        """Gives a record as a server-sent event, whose id is the offset and whose name is the event's."""
-        found = self._kept.get(event.offset)
+    def _made(self, event: Event) -> bytes | _Large:
+        found = self._kept.get(event.offset) or self._large.get(event.offset)
         if found is None:
-            values = self._records.values
-            data = values.encode_whole(event_data(event, values, tracebacks=self._debug))
-            found = sse_event(NAMES[type(event)], data, event.offset)
-            if len(found) <= _SMALL:
-                self._records.keep(len(found))
-                self._kept[event.offset] = found
+            data = self._encode(event, self._records.values)
+            if len(data) <= _SMALL:
+                self._records.keep(len(data))
+                found = self._kept[event.offset] = data
+            else:
+                found = self._large[event.offset] = _Large(data)
         return found
 
-    def chunks(self, events: list[Event], shared: bool) -> list[Chunk]:
+    def _encode(self, event: Event, values: JsonValues) -> bytes:
+        data = values.encode_whole(event_data(event, values, tracebacks=self._debug))
+        return sse_event(NAMES[type(event)], data, event.offset)
+
+    def sse(self, event: Event) -> bytes:
+        """Gives a record as a server-sent event, whose id is the offset and whose name is the event's."""
+        return _data(self._made(event))
+
+    def chunks(self, events: list[Event], shared: bool) -> Iterator[Chunk]:
         """Gives the records of events that follow each other, as server-sent events, in pieces to be written at once.
+
+        A piece is made when it is asked for: a reader that stops costs one piece, however much there is to read.
 
         Args:
             events: the events, at least one.
             shared: whether other readers will want the same ones.
         """
         key = events[0].offset, len(events)
-        found = self._chunks.get(key)
-        if found is None:
-            found = _chunks([self.sse(event) for event in events], events[0].offset)
-            size = sum(len(data) for data, _ in found)
-            if shared and size <= _CHUNK:
-                self._records.keep(size)
-                self._chunks[key] = found
-        return found
+        known = self._chunks.get(key)
+        if known is not None:
+            yield known
+            return
+        parts: list[bytes] = []
+        size, whole = 0, True
+        made: bytes | _Large = b""
+        for event in events:
+            made = self._made(event)  # held until it is written, so that others share it
+            data = _data(made)
+            if parts and size + len(data) > _CHUNK:
+                yield b"".join(parts), event.offset - 1
+                parts, size, whole = [], 0, False
+            parts.append(data)
+            size += len(data)
+        chunk = parts[0] if len(parts) == 1 else b"".join(parts), events[-1].offset
+        if whole and shared and size <= _CHUNK:
+            self._records.keep(size)
+            self._chunks[key] = chunk
+        del parts
+        yield chunk
 
     def json(self, event: Event) -> bytes:
         """Gives a record as JSON in one line."""
-        return self.sse(event).partition(_DATA)[2][:-2]
+        return _line(self.sse(event))
+
+    def message(self, event: Event) -> bytes:
+        """Gives a record as JSON in one line, short enough for a message over a WebSocket."""
+        found = self.json(event)
+        return found if len(found) <= _MESSAGE else _line(self._encode(event, self._records.short_values))
 
 
-def _chunks(parts: list[bytes], offset: int) -> list[Chunk]:
-    """Joins records while they fit; each piece has at least one."""
-    found: list[Chunk] = []
-    start = size = 0
-    for at, part in enumerate(parts):
-        if size + len(part) > _CHUNK and at > start:
-            found.append((b"".join(parts[start:at]), offset + at - 1))
-            start, size = at, 0
-        size += len(part)
-    found.append((b"".join(parts[start:]), offset + len(parts) - 1))
-    return found
+def _data(made: bytes | _Large) -> bytes:
+    return made.data if isinstance(made, _Large) else made
+
+
+def _line(record: bytes) -> bytes:
+    return record.partition(_DATA)[2][:-2]
 
 
 def sse_event(name: str, data: bytes, offset: int) -> bytes:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final
+from typing import Any, Final
 
 from dfm_async.errors import DfmError
 from dfm_async.model.events import Event
+from dfm_async.model.status import JobStatus
 from dfm_async.session.job import Job
+from dfm_async.session.session import Session
 from dfm_async.web.access import Principal
 from dfm_async.web.answers import Refusal
 from dfm_async.web.course import Course, Phase
@@ -25,17 +27,27 @@ _BATCH: Final = 256
 
 
 class JobReader:
-    """Reads a job's log for one client. Ends with the log, when it is told to, or when the client is gone.
+    """Reads a job's log for one client. Ends with the log, when the service drains, or when the client is gone.
+
+    An interrupted job is not at its end: it can be resumed, here or by another process, and its reader waits for that.
+
+    Args:
+        session: the session that knows the job.
+        job: the job.
+        after: the offset of the last event that the client has; -1 if it has none.
 
     Attributes:
-        course: how it goes on.
+        course: the phase of the stream.
         position: the offset of the last event that was given; -1 before the first.
+        interrupted: whether everything was given of a job that is interrupted.
     """
 
-    def __init__(self, job: Job, after: int) -> None:
+    def __init__(self, session: Session, job: Job, after: int) -> None:
         self.course = Course(self._wake)
         self.job = job
         self.position = after
+        self.interrupted = False
+        self._session = session
         self._events = job.events(after if after >= 0 else None)
         self._reader = self._events.attach()
         self.log = self._reader.log
@@ -70,16 +82,31 @@ class JobReader:
             return found
         try:
             async with asyncio.timeout(patience) as self._waiting:
-                event = await self._reader.next()
+                event = await self._next()
         except TimeoutError:  # nothing is lost by it: an event counts as read only when it is given
             return []
         finally:
             self._waiting = None
         if event is None:
-            # A log that is closed while its job goes on cannot be followed from here any more.
-            self.course.reach(Phase.ENDED if self.job.status.ended else Phase.DRAINING)
+            if not self.interrupted:
+                # A log that is closed while its job goes on cannot be followed from here any more.
+                self.course.reach(Phase.ENDED if self.job.status.terminal else Phase.DRAINING)
             return []
         return [event, *self._reader.take_nowait(most - 1)] if most > 1 else [event]
+
+    async def _next(self) -> Event | None:
+        """Waits for the next event; None at the end of the log, and once when the job turns out to be interrupted."""
+        while (event := await self._reader.next()) is None and self.job.status is JobStatus.INTERRUPTED:
+            known = await self._session.reattach(self.job.job_id)  # another process may have resumed the job
+            if not known.was_found or known.info().created != self.job.info().created:
+                break  # it was forgotten
+            if self.log.closed:
+                if not self.interrupted:
+                    self.interrupted = True
+                    return None
+                await self.log.wait()
+        self.interrupted = False
+        return event
 
     def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.expired():
@@ -97,18 +124,26 @@ class Seat:
         self._streams = streams
 
     @asynccontextmanager
-    async def reading(self, job: Job, after: int) -> AsyncIterator[JobReader]:
+    async def reading(self, session: Session, job: Job, after: int) -> AsyncIterator[JobReader]:
         """Reads a job behind an offset.
 
         Raises:
             ResultsExpired: what comes behind it is gone.
         """
-        reader = JobReader(job, after)
+        reader = JobReader(session, job, after)
         with self.taken(reader.course):
             try:
                 yield reader
             finally:
                 await reader.close()
+
+    async def linger(self, *ends: Coroutine[Any, Any, object]) -> None:
+        """Keeps the seat of a client that reads nothing until one of these returns, or the service drains.
+
+        The server still buffers what the client has not read. A client that could get another seat for that
+        connection's would make the server buffer without bound.
+        """
+        await self._streams.linger(*ends)
 
     @contextmanager
     def taken(self, course: Course) -> Iterator[None]:
@@ -129,6 +164,7 @@ class Streams:
         self._open: set[Course] = set()
         self._counts: dict[str, int] = {}
         self._changed = asyncio.Event()
+        self._drained = asyncio.Event()
         self.draining = False
         """Whether no further streams are opened, and the open ones end."""
         self.opened = 0
@@ -138,6 +174,11 @@ class Streams:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    @property
+    def seats(self) -> int:
+        """The number of connections that count: open streams, and those of clients that read nothing any more."""
+        return self._seats
 
     @contextmanager
     def seat(self, principal: Principal) -> Iterator[Seat]:
@@ -183,13 +224,32 @@ class Streams:
     def _check(self, principal: Principal) -> None:
         if self.draining:
             raise Refusal(503, "draining", "the service is about to end", retry_after=self._limits.retry)
-        if self._seats >= self._limits.streams:
-            raise Refusal(429, "streams", "too many streams are open", retry_after=self._limits.retry)
-        if self._counts.get(principal.id, 0) >= self._limits.streams_per_principal:
-            raise Refusal(429, "streams", "you have too many streams open", retry_after=self._limits.retry)
+        limits, own = self._limits, self._counts.get(principal.id, 0)
+        if self._seats >= limits.streams:
+            raise Refusal(429, "streams", "too many streams are open", retry_after=limits.retry)
+        # The last tenth is for principals that have few: one or two with many must not keep everybody else out.
+        rest = limits.streams // 10
+        if own >= limits.streams_per_principal or (self._seats >= limits.streams - rest and own >= max(1, rest // 10)):
+            raise Refusal(429, "streams", f"you have {own} streams open, as many as you may", retry_after=limits.retry)
+
+    async def linger(self, *ends: Coroutine[Any, Any, object]) -> None:
+        """Waits until one of these returns, or the service drains."""
+        tasks = [asyncio.ensure_future(end) for end in (*ends, self._drained.wait())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def open(self) -> None:
+        """Opens streams again, after a drain."""
+        self.draining = False
+        self._drained = asyncio.Event()
 
     def drain(self) -> None:
         """Opens no further streams, and has the open ones end. No client can hold that up longer than one write."""
         self.draining = True
+        self._drained.set()
         for course in self._open:
             course.reach(Phase.DRAINING)

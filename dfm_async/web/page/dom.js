@@ -53,7 +53,11 @@ export function mark(status) {
   return h("span", { class: "mark", "aria-hidden": "true" }, MARKS[status] ?? "?");
 }
 
+/** Whether nothing of a job runs; an interrupted one can be resumed. */
 export const ended = status => !["submitted", "running"].includes(status);
+
+/** Whether the status of a job can no longer change. */
+export const final = status => ended(status) && status !== "interrupted";
 
 export const frameText = frame => frame.join(".");
 
@@ -107,7 +111,11 @@ export function painter(paint, pause = 0) {
   };
 }
 
-/** Reads a message aloud, politely, to those who listen to the page. */
+const SPOKEN = 10_000;
+
+/** Has a screen reader read a message. Messages do not replace each other: each stays until it can have been read. */
 export function announce(text) {
-  document.getElementById("said").textContent = text;
+  const message = h("p", {}, text);
+  document.getElementById("said").append(message);
+  setTimeout(() => message.remove(), SPOKEN);
 }

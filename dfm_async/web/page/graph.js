@@ -5,10 +5,11 @@ import { jobPath, text } from "./service.js";
 
 const ALLOWED = new Set(("svg g path rect circle ellipse line polyline polygon text tspan title desc defs marker "
   + "linearGradient radialGradient stop clipPath").split(" "));
+const SMALLEST = 0.65;
 // Drawings live in a shadow tree, so that their style and the page's do not meet.
 const LIVE = `
   :host { display: block; }
-  svg { display: block; margin: 0 auto; }
+  svg { display: block; margin: 0 auto; height: auto; max-width: 100%; }
   .dfm-graph {
     --dfm-card: var(--surface); --dfm-text: var(--ink); --dfm-dim: var(--soft); --dfm-failed: var(--bad);
     ${[0, 1, 2, 3, 4, 5, 6, 7].map(index => `--dfm-site-${index}: var(--s${index});`).join(" ")}
@@ -82,6 +83,9 @@ export class Graph {
     const { root, style } = harmless(source);
     this.shadow.adoptedStyleSheets = [sheet(style), sheet(LIVE)];
     this.shadow.replaceChildren(root);
+    // It fits the card, unless that would make it too small to read; then the card scrolls.
+    const natural = Number.parseFloat(root.getAttribute("width"));
+    if (natural) root.style.setProperty("min-width", `${Math.round(natural * SMALLEST)}px`);
     for (const edge of root.querySelectorAll(".edge")) {
       const from = edge.dataset.from;
       this.#edges.set(from, [...(this.#edges.get(from) ?? []), edge]);

@@ -1,14 +1,14 @@
 // One job: everything that is known of it, live.
 
-import { announce, count, duration, ended, h, mark, moment, painter, say } from "./dom.js";
+import { announce, count, duration, ended, final, h, mark, moment, painter, say } from "./dom.js";
 import { Graph } from "./graph.js";
 import { JobModel } from "./model.js";
 import { Faults, Nodes, Series } from "./parts.js";
 import { Results } from "./results.js";
-import { Feed, get, jobPath, post } from "./service.js";
+import { Feed, get, jobPath, post, url } from "./service.js";
 import { Timeline } from "./timeline.js";
 
-const EVENTS = ["result", "failure", "progress", "metrics", "status", "worker", "activity", "end", "drain"];
+const EVENTS = ["result", "failure", "progress", "metrics", "status", "worker", "activity", "interrupted", "end", "drain"];
 const REPLAYED = 10_000;
 const COLORS = 8;
 
@@ -81,7 +81,6 @@ export class JobView {
 
   #follow() {
     const { job_id: id, first, events } = this.model.info;
-    this.#clock = setInterval(() => this.parts.head.paint(), 1000);
     this.#begin = Math.max(first - 1, events - 1 - REPLAYED);
     this.#leaveOut(0, this.#begin, first);
     this.#feed = new Feed(last => `${jobPath(id, "/stream")}?activity=true&after=${Math.max(last ?? -1, this.#begin)}`, EVENTS, {
@@ -101,16 +100,17 @@ export class JobView {
       this.#begin = info.first - 1;
       return false;
     }
-    return ended(info.status) && info.events === last + 1;
+    return final(info.status) && info.events === last + 1;
   }
 
   /** Says which events cannot be seen here. */
   #leaveOut(from, to, first) {
     if (to < from) return;
     const which = to === from ? `Event ${count(from)} is` : `The events ${count(from)} to ${count(to)} are`;
-    const why = to < first ? "the service does not keep them any more" : "the newest are enough for a browser, and the service has them all";
     this.notice.hidden = false;
-    say(this.notice, `${which} not shown: ${why}.`);
+    if (to < first) return say(this.notice, `${which} not shown: the service does not keep them any more.`);
+    const older = h("a", { href: url(`${jobPath(this.model.info.job_id, "/events")}?after=${from - 1}`) }, "as JSON");
+    return this.notice.replaceChildren(`${which} not shown, to save memory. The service has them all, `, older, ".");
   }
 
   #take(name, data) {
@@ -119,7 +119,12 @@ export class JobView {
       get(jobPath(this.model.info.job_id)).then(info => this.update(info), () => {});
       return;
     }
-    for (const part of this.model.take(name, data)) this.parts[part].paint();
+    this.#paint(this.model.take(name, data));
+    if (name === "interrupted") get(jobPath(this.model.info.job_id)).then(info => this.update(info), () => {});
+  }
+
+  #paint(parts) {
+    for (const part of parts) this.parts[part].paint();
   }
 
   #lost() {
@@ -131,28 +136,32 @@ export class JobView {
   /** Takes what the service tells of its jobs. */
   update(info) {
     const before = this.model.info.status;
-    for (const part of this.model.update(info)) this.parts[part].paint();
+    this.#paint(this.model.update(info));
     if (before !== info.status) announce(`The job ${info.pipeline ?? ""} is ${info.status}.`);
   }
 
   #head() {
-    const { info, faultCount } = this.model;
+    const { info, errors } = this.model;
     const over = ended(info.status);
-    if (over) clearInterval(this.#clock);
+    if (over || this.#closed) {
+      clearInterval(this.#clock);
+      this.#clock = null;
+    } else {
+      this.#clock ??= setInterval(() => this.parts.head.paint(), 1000);
+    }
     this.badge.className = `badge s-${info.status}`;
     this.badge.replaceChildren(mark(info.status), info.status);
     this.buttons.cancel.hidden = over && info.status !== "interrupted";
     this.buttons.finish.hidden = over || !info.accepts;
     this.buttons.resume.hidden = info.status !== "interrupted";
     const took = (info.finished ?? Date.now() / 1000) - info.created;
-    const errors = Math.max(info.errors, faultCount);
     const sets = info.sets === null ? null : `${info.done === null ? "" : `${count(info.done)} of `}${count(info.sets)}${info.accepts ? " or more" : ""}`;
     this.facts.replaceChildren(...[
       ["Parameter sets", sets],
       [over ? "Took" : "Running for", duration(Math.max(0, took))],
       ["Errors", count(errors), errors > 0],
       ["Submitted", moment(info.created)],
-      ["By", info.principal],
+      ["Submitted by", info.principal],
       ["Reason", info.reason],
     ].filter(([, value]) => value).map(([name, value, wrong]) =>
       h("div", { class: wrong && "wrong" }, h("dt", {}, name), h("dd", { class: name === "Reason" && "small" }, value))));
@@ -169,25 +178,19 @@ export class JobView {
 
   async #steer(action, body) {
     const button = this.buttons[action];
-    button.disabled = true;
+    const focused = document.activeElement === button;
+    button.disabled = true; // takes the focus away
     this.problem.hidden = true;
     try {
       this.update(await post(jobPath(this.model.info.job_id, `/${action}`), body));
-      if (action === "resume") this.#again();
     } catch (refused) {
       this.problem.hidden = false;
       say(this.problem, `That did not work: ${refused.message}.`);
     } finally {
       button.disabled = false;
-      if (button.hidden) this.title.focus();
+      this.#head();
+      if (focused) (button.hidden ? this.title : button).focus();
     }
-  }
-
-  /** A job that goes on is read anew. */
-  #again() {
-    this.#feed.close();
-    clearInterval(this.#clock);
-    this.#follow();
   }
 
   close() {

@@ -14,6 +14,7 @@ const FILTERS = {
 
 export class JobList {
   #jobs = new Map();
+  #statuses = new Map(); // of more jobs than are kept: totals count them all
   #rows = new Map();
   #filter = "All";
   #current = null;
@@ -34,6 +35,7 @@ export class JobList {
   /** Forgets all jobs: the stream begins with everything that there is. */
   clear() {
     this.#jobs.clear();
+    this.#statuses.clear();
     this.paint();
   }
 
@@ -46,6 +48,7 @@ export class JobList {
 
   take(info) {
     this.#jobs.set(info.job_id, info);
+    this.#statuses.set(info.job_id, info.status);
     if (this.#jobs.size > KEPT) this.#jobs.delete(this.#oldest());
     this.paint();
   }
@@ -54,8 +57,8 @@ export class JobList {
     return this.#jobs.get(id);
   }
 
-  get all() {
-    return [...this.#jobs.values()];
+  get statuses() {
+    return [...this.#statuses.values()];
   }
 
   /** Says which job the page shows. */
@@ -77,7 +80,7 @@ export class JobList {
   }
 
   #paint() {
-    const wanted = this.all.filter(info => FILTERS[this.#filter](info.status));
+    const wanted = [...this.#jobs.values()].filter(info => FILTERS[this.#filter](info.status));
     wanted.sort((one, other) => other.created - one.created || (other.job_id < one.job_id ? -1 : 1));
     const shown = wanted.slice(0, SHOWN);
     const before = document.activeElement?.closest?.(".row")?.dataset.job;
@@ -89,7 +92,8 @@ export class JobList {
     });
     while (this.list.children.length > rows.length) this.list.lastElementChild.remove();
     if (before && document.activeElement === document.body) this.#rows.get(before)?.firstElementChild.focus();
-    const more = wanted.length > SHOWN ? `The newest ${SHOWN} of ${count(wanted.length)}.` : "";
+    const total = this.statuses.filter(FILTERS[this.#filter]).length;
+    const more = total > shown.length ? `The newest ${shown.length} of ${count(total)}.` : "";
     say(this.note, shown.length ? more : this.#jobs.size ? "No such jobs." : "No jobs yet.");
     this.note.hidden = shown.length > 0 && !more;
   }

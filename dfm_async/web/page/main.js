@@ -1,6 +1,6 @@
 // The live page: which job is shown, and the stream of the whole service.
 
-import { announce, h, painter, say } from "./dom.js";
+import { announce, count as whole, h, painter, say } from "./dom.js";
 import { JobView } from "./job.js";
 import { JobList } from "./jobs.js";
 import { Feed, get, jobPath } from "./service.js";
@@ -19,10 +19,10 @@ const create = h("button", { type: "button", hidden: true, onclick: () => { go("
 const jobs = new JobList(document.getElementById("jobs"), { create });
 const totals = h("dl", { class: "facts" });
 const count = painter(() => {
-  const known = jobs.all;
+  const known = jobs.statuses;
   totals.replaceChildren(...Object.entries(TOTALS).map(([name, statuses]) => {
-    const number = known.filter(({ status }) => statuses.includes(status)).length;
-    return h("div", { class: name === "Failed" && number > 0 && "wrong" }, h("dt", {}, name), h("dd", {}, String(number)));
+    const number = known.filter(status => statuses.includes(status)).length;
+    return h("div", { class: name === "Failed" && number > 0 && "wrong" }, h("dt", {}, name), h("dd", {}, whole(number)));
   }));
 });
 let view = null;

@@ -1,9 +1,12 @@
 // What the page knows of one job, bounded: a job may have more events than a browser has memory.
 
+import { ended } from "./dom.js";
+
 const RESULTS = 5000;
 const TEXT = 16_000_000;
 const ONE = 100_000;
-const FAULTS = 200;
+const GROUPS = 100;
+const EXAMPLES = 20;
 const NOTICES = 50;
 const CALLS = 4000;
 const NODES = 2000;
@@ -29,7 +32,7 @@ export class JobModel {
     this.results = []; // the newest last
     this.dropped = 0;
     this.size = 0;
-    this.faults = [];
+    this.faults = new Map(); // by node and type: how many there are, and the newest of them
     this.faultCount = 0;
     this.missing = 0;
     this.notices = [];
@@ -76,10 +79,17 @@ export class JobModel {
       this.missing += 1;
       return ["faults"];
     }
+    const { node, site, error } = data;
+    const key = `${node}\n${site}\n${error.type}`;
+    const group = this.faults.get(key) ?? { key, node, site, type: error.type, count: 0, newest: [] };
+    this.faults.delete(key); // the newest group stands last
+    this.faults.set(key, group);
+    group.count += 1;
+    group.newest.unshift(data);
+    group.newest.length = Math.min(group.newest.length, EXAMPLES);
+    trim(this.faults, GROUPS);
     this.faultCount += 1;
-    this.faults.push(data);
-    if (this.faults.length > FAULTS) this.faults.shift();
-    return ["faults"];
+    return ["faults", "head"];
   }
 
   progress({ frame, site, node, done, total, note }) {
@@ -105,15 +115,29 @@ export class JobModel {
     return ["series"];
   }
 
+  /** The errors of the job: those that the service counts, or that were seen here, if these are more. */
+  get errors() {
+    return Math.max(this.info.errors, this.faultCount);
+  }
+
   status({ status, reason }) {
-    this.info = { ...this.info, status, reason };
-    return ["head", "graph"];
+    return this.#enter({ ...this.info, status, reason });
+  }
+
+  /** The log has no event for an application that was killed: the service tells what it found. */
+  interrupted({ status }) {
+    return this.#enter({ ...this.info, status });
+  }
+
+  #enter(info) {
+    this.info = info;
+    if (ended(info.status)) for (const node of this.nodes.values()) node.started = node.done + node.failed;
+    return ["head", "graph", "nodes", "faults"];
   }
 
   /** Takes what the service tells of its jobs. How many sets were done is not told of every job that has ended. */
   update(info) {
-    this.info = { ...info, done: info.done ?? this.info.done };
-    return ["head", "graph"];
+    return this.#enter({ ...info, done: info.done ?? this.info.done });
   }
 
   worker(data) {

@@ -3,6 +3,7 @@
 import { card, count, frameText, h, painter, plural, s, say, short, siteTag, table } from "./dom.js";
 
 const LISTED = 300;
+const BRIEF = 300;
 
 /** How far each node is, by site. */
 export class Nodes {
@@ -54,9 +55,9 @@ export class Nodes {
   }
 }
 
-/** What went wrong: failures with their tracebacks, and what happened to workers. */
+/** What went wrong: failures by node and type, with the tracebacks of the newest, and what happened to workers. */
 export class Faults {
-  #shown = 0;
+  #rows = new Map();
   #noticed = 0;
 
   constructor(model, color) {
@@ -65,22 +66,29 @@ export class Faults {
     this.note = h("span", { class: "soft" });
     this.list = h("div");
     this.notices = h("ul");
-    this.card = card("Errors", [this.note], this.list, this.notices);
+    this.card = card("Errors", [this.note],
+      h("div", { class: "scroll faults", tabindex: 0, role: "group", "aria-label": "Errors by node and type" }, this.list, this.notices));
     this.card.hidden = true;
     this.paint = painter(() => this.#paint(), 150);
   }
 
   #paint() {
-    const { faults, faultCount, missing, notices } = this.model;
-    this.card.hidden = faultCount + missing + notices.length === 0;
-    this.card.classList.toggle("alert", faultCount > 0);
-    const fresh = faultCount - this.#shown;
-    this.#shown = faultCount;
-    if (fresh > 0) this.list.prepend(...faults.slice(-fresh).reverse().map(fault => this.#fault(fault)));
-    while (this.list.childElementCount > faults.length) this.list.lastElementChild.remove();
-    const parts = [plural(faultCount, "failure")];
-    if (faultCount > faults.length) parts.push(`the newest ${faults.length} are shown`);
-    if (missing) parts.push(`${plural(missing, "result")} will not come`);
+    const { errors, faults, faultCount, missing, notices } = this.model;
+    this.card.hidden = errors + missing + notices.length === 0;
+    this.card.classList.toggle("alert", errors > 0);
+    const groups = [...faults.values()].reverse();
+    for (const [key, row] of this.#rows) {
+      if (faults.get(key)) continue;
+      row.element.remove();
+      this.#rows.delete(key);
+    }
+    groups.forEach((group, index) => {
+      const { element } = this.#row(group);
+      if (this.list.children[index] !== element) this.list.insertBefore(element, this.list.children[index] ?? null);
+    });
+    const parts = [plural(errors, "failure")];
+    if (faultCount < errors) parts.push(`${count(faultCount)} of them below`);
+    if (missing) parts.push(`${plural(missing, "result")} missing`);
     say(this.note, parts.join(", "));
     if (notices.length !== this.#noticed) {
       this.#noticed = notices.length;
@@ -89,12 +97,33 @@ export class Faults {
     }
   }
 
+  /** The failures of one node and type, folded; what is inside is made when it is opened. */
+  #row(group) {
+    let row = this.#rows.get(group.key);
+    if (!row) {
+      const [number, last, body] = [h("span", { class: "times" }), h("span", { class: "soft" }), h("div")];
+      const details = h("details", {},
+        h("summary", {}, h("strong", { class: "bad" }, group.type), number, " in ", h("span", { class: "mono" }, group.node), ": ", last), body);
+      const element = h("div", { class: "fault" }, details);
+      row = { element, number, last, body, details, shown: 0 };
+      details.addEventListener("toggle", () => this.paint());
+      this.#rows.set(group.key, row);
+    }
+    if (row.shown === group.count) return row;
+    say(row.number, group.count > 1 ? ` × ${count(group.count)}` : "");
+    const { message } = group.newest[0].error;
+    say(row.last, message.length > BRIEF ? `${message.slice(0, BRIEF)} …` : message);
+    if (!row.details.open) return row;
+    row.shown = group.count;
+    const more = group.count > group.newest.length ? h("p", { class: "where" }, `The newest ${group.newest.length} of ${count(group.count)}:`) : null;
+    row.body.replaceChildren(...[more, ...group.newest.map(fault => this.#fault(fault))].filter(Boolean));
+    return row;
+  }
+
   #fault({ error, frame, site, node, offset }) {
     const tries = error.attempt > 1 ? `, attempt ${error.attempt}` : "";
     const where = h("p", { class: "where" }, siteTag(site, this.color(site)), ` ${node}, frame ${frameText(frame)}${tries}, offset ${offset}`);
-    const what = [h("strong", { class: "bad" }, error.type), ": ", error.message];
-    if (!error.traceback) return h("div", { class: "fault" }, h("p", {}, ...what), where);
-    return h("div", { class: "fault" }, h("details", {}, h("summary", {}, ...what), h("pre", {}, error.traceback)), where);
+    return h("div", { class: "one" }, h("p", {}, error.message), where, error.traceback ? h("pre", {}, error.traceback) : null);
   }
 }
 

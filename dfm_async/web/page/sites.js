@@ -28,7 +28,7 @@ export class Sites {
 function state(site) {
   if (site.workers.length === 0) return "no worker";
   if (unwell(site)) return "does not respond";
-  return hanging(site) ? `${plural(hanging(site), "call")} not returning` : "well";
+  return hanging(site) ? `${plural(hanging(site), "call")} not returning` : "healthy";
 }
 
 function chip(name, site) {
