@@ -22,7 +22,7 @@ from starlette.routing import Mount, Route
 
 from benchmarks.common import Figure, Options, Target, interleave, main
 from dfm_async import Federation, Pipeline, PlaceParam, Session, Yield
-from dfm_async.web import Service
+from dfm_async.web import AllowAnyone, Service
 from tests.web.page.browser import launched
 
 fed = Federation("bench")
@@ -97,7 +97,9 @@ async def empty(_request: Request) -> HTMLResponse:
 
 
 async def run(options: Options) -> list[Figure]:
-    service = Service(session=lambda: Session(fed, target="inline"), pipelines={"squares": squares})
+    service = Service(
+        session=lambda: Session(fed, target="inline"), pipelines={"squares": squares}, authorizer=AllowAnyone()
+    )
     app = Starlette(lifespan=service.lifespan, routes=[Route("/empty", empty), Mount("/dfm", service.app)])
     listening = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))

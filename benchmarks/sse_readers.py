@@ -24,7 +24,7 @@ from starlette.routing import Mount, Route
 
 from benchmarks.common import Figure, Options, Target, interleave, main
 from dfm_async import Federation, Pipeline, PlaceParam, Session, Yield
-from dfm_async.web import Service, WebLimits
+from dfm_async.web import AllowAnyone, Service, WebLimits
 
 EVENTS = {1: 20_000, 100: 4_000, 500: 1_000}
 """How many events each reader takes, for so many readers."""
@@ -50,7 +50,12 @@ class Bench:
 
     def __init__(self) -> None:
         limits = WebLimits(streams=2000, streams_per_principal=2000)
-        self.service = Service(session=lambda: Session(fed, target="inline"), pipelines={"c": counting}, limits=limits)
+        self.service = Service(
+            session=lambda: Session(fed, target="inline"),
+            pipelines={"c": counting},
+            limits=limits,
+            authorizer=AllowAnyone(),
+        )
         self.parts: list[bytes] = []
         self.app = Starlette(
             lifespan=self.service.lifespan, routes=[Route("/bare", self._bare), Mount("/dfm", self.service.app)]

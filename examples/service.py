@@ -1,9 +1,9 @@
 r"""A FastAPI service over three sites, with a live page: ``python examples/service.py``.
 
 Needs ``pip install 'dfm-async[web,sqlite]' fastapi uvicorn``; ``python3 noxfile.py serve`` installs and starts it.
-Open http://127.0.0.1:8000/dfm/ in a browser, and submit a job in another terminal::
+Open the address that it prints in a browser, and submit a job in another terminal, with the token of the address::
 
-    curl http://127.0.0.1:8000/dfm/pipelines/report/jobs \
+    curl http://127.0.0.1:8000/dfm/pipelines/report/jobs -H 'authorization: Bearer TOKEN' \
         -H 'content-type: application/json' -d '{"params": [{"day": "mon"}, {"day": "tue"}]}'
 
 Then kill a worker whose number the page shows, reload the page, end the service and start it again: nothing is lost.
@@ -66,9 +66,13 @@ with Pipeline("report") as report:
     Yield(summary(day, collect(delta)), place="line")
 
 
-def make_app(store: Path) -> FastAPI:
-    """Makes the application; jobs are kept in a file, so that they outlive it."""
-    service = Service(session=lambda: Session(fed, store=f"sqlite:///{store}"), pipelines={"report": report})
+def make_service(store: Path) -> Service:
+    """Makes the service; jobs are kept in a file, so that they outlive it."""
+    return Service(session=lambda: Session(fed, store=f"sqlite:///{store}"), pipelines={"report": report})
+
+
+def make_app(service: Service) -> FastAPI:
+    """Makes the application."""
     app = FastAPI(lifespan=service.lifespan)
     app.mount("/dfm", service.app)
 
@@ -86,5 +90,6 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--store", type=Path, default=Path("example-jobs.db"))
     arguments = parser.parse_args()
-    print(f"the live page: http://127.0.0.1:{arguments.port}/dfm/")
-    uvicorn.run(make_app(arguments.store), port=arguments.port)
+    service = make_service(arguments.store)
+    print(f"the live page: http://127.0.0.1:{arguments.port}/dfm/?token={service.token}")
+    uvicorn.run(make_app(service), port=arguments.port)

@@ -221,7 +221,7 @@ def _source(
     from dfm_async.cli.sources import open_source
     from dfm_async.cli.tokens import client_token
 
-    return open_source(url, store, client_token(token_file), tuple(modules or ()))
+    return open_source(url, store, client_token(token_file, url), tuple(modules or ()))
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
@@ -15,6 +15,7 @@ from dfm_async.base.installation import install_hint
 from dfm_async.cli.exits import BadInput, Exit
 from dfm_async.cli.references import find_pipeline, named_pipelines
 from dfm_async.cli.terminal import terminal
+from dfm_async.cli.tokens import shared_token
 from dfm_async.cli.view import LineView, logged
 from dfm_async.federation.federation import Federation
 from dfm_async.model.flare import FlareOptions
@@ -25,11 +26,10 @@ from dfm_async.session.session import Session
 try:
     import uvicorn
     from starlette.applications import Starlette
-    from starlette.middleware import Middleware
     from starlette.routing import Mount
 
-    from dfm_async.cli.access import BrowserEntrance, TokenAuthorizer
-    from dfm_async.web import Service
+    from dfm_async.web import Service, TokenAuthorizer
+    from dfm_async.web.access import LocalAuthorizer
     from dfm_async.web.service import valid_name
 except ImportError as error:
     raise BadInput(f"a service needs Starlette and uvicorn: {install_hint('cli')}") from error
@@ -93,6 +93,8 @@ async def serve_federation(serving: Serving) -> int:
         BadInput: the address cannot be used.
     """
     listener = _listen(serving.host, serving.port)
+    local = LocalAuthorizer() if serving.token is None else None
+    authorizer = TokenAuthorizer(serving.token) if serving.token is not None else local
     service = Service(
         session=lambda: Session(
             serving.federation,
@@ -102,7 +104,7 @@ async def serve_federation(serving: Serving) -> int:
             store=serving.store,
         ),
         pipelines=serving.pipelines,
-        authorizer=None if serving.token is None else TokenAuthorizer(serving.token),
+        authorizer=authorizer,
         allow_pipelines=serving.allow_pipelines,
     )
     host, port = listener.getsockname()[:2]
@@ -113,13 +115,13 @@ async def serve_federation(serving: Serving) -> int:
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[None]:
         async with service.lifespan():
-            typer.echo(f"serving {serving.federation.name!r} at {url}/ (pipelines: {names})")
-            if serving.token is not None:
-                typer.echo(f"in a browser: {url}/?token=, and the token")
-            yield
+            with nullcontext() if local is None else shared_token(port, local.token):
+                typer.echo(f"serving {serving.federation.name!r} at {url}/ (pipelines: {names})")
+                shown = "TOKEN" if local is None else local.token
+                typer.echo(f"in a browser: {url}/?token={shown}")
+                yield
 
-    entrance = [] if serving.token is None else [Middleware(BrowserEntrance, token=serving.token)]
-    app = Starlette(lifespan=lifespan, routes=[Mount("/", service.app)], middleware=entrance)
+    app = Starlette(lifespan=lifespan, routes=[Mount("/", service.app)])
     config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=_GRACE)
     server = uvicorn.Server(config)
     with listener, logged(LineView(terminal(stderr=True), None)):

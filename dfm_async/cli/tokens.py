@@ -1,27 +1,39 @@
-"""The token that clients show to a service: from a file, or from ``DFM_TOKEN``."""
+"""The token that clients show to a service: from a file, from ``DFM_TOKEN``, or from a service of the same user."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from dfm_async.cli.exits import BadInput
 
-__all__ = ["VARIABLE", "client_token", "server_token"]
+__all__ = ["VARIABLE", "client_token", "server_token", "shared_token"]
 
 VARIABLE: Final = "DFM_TOKEN"
 _SHORTEST: Final = 16
+_OTHERS: Final = 0o077
+"""The permissions of everybody but the owner."""
 
 
-def client_token(file: Path | None) -> str | None:
-    """The token to show to a service, if the user has one."""
-    return _token(file)
+def client_token(file: Path | None, url: str) -> str | None:
+    """Return the token to show to a service, if the user has one.
+
+    A service of the same user on this machine, which was started by ``dfm-async serve`` without a token, has left its
+    token where only that user can read it.
+    """
+    found = _token(file)
+    return _shared(url) if found is None else found
 
 
 def server_token(file: Path | None, host: str) -> str | None:
-    """The token that clients must show; None if only this machine is served.
+    """Return the token that clients must show; None if the service is to make one, for this machine only.
 
     Raises:
         BadInput: others are to be served, and there is no token; or it is too short.
@@ -46,14 +58,76 @@ def _token(file: Path | None) -> str | None:
     else:
         source = f"--token-file {file}"
         try:
-            found = file.read_text(encoding="utf-8", errors="replace").strip()
+            with file.open(encoding="utf-8", errors="replace") as opened:
+                status = os.fstat(opened.fileno())
+                found = opened.read(_LONGEST).strip()
         except OSError as error:
             raise BadInput(f"{source}: {error.strerror or error}") from error
+        if stat.S_ISREG(status.st_mode) and status.st_mode & _OTHERS:
+            raise BadInput(f"{source}: other users of this machine can read the token. Run: chmod 600 {file}")
     if not found.isascii():
         raise BadInput(f"{source}: a token has only ASCII characters")
     if not found.isprintable() or not found or " " in found:
         raise BadInput(f"{source} must hold one token, without spaces or line breaks in it")
     return found
+
+
+_LONGEST: Final = 4096
+
+
+# services of the same user
+
+
+@contextmanager
+def shared_token(port: int, token: str) -> Iterator[None]:
+    """Leave a token for the commands of the same user, while a service listens at a port of this machine."""
+    path = _path(port)
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        private = _is_private(path.parent)
+    except OSError:
+        private = False
+    if not private:  # the commands need --token-file, or DFM_TOKEN
+        yield
+        return
+    with suppress(FileNotFoundError):
+        path.unlink()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(token)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if path.read_text() == token:  # else it is of another service by now
+                path.unlink()
+                path.parent.rmdir()  # unless there are others
+
+
+def _shared(url: str) -> str | None:
+    try:
+        address = urlsplit(url)
+        port = address.port
+    except ValueError:
+        return None
+    if port is None or not _is_loopback(address.hostname or ""):
+        return None
+    path = _path(port)
+    try:
+        return path.read_text() if _is_private(path.parent) else None
+    except OSError:
+        return None
+
+
+def _path(port: int) -> Path:
+    home = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(home) / "dfm_async" if home else Path(tempfile.gettempdir()) / f"dfm_async-{os.getuid()}"
+    return folder / f"serve-{port}.token"
+
+
+def _is_private(folder: Path) -> bool:
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & _OTHERS
 
 
 def _is_loopback(host: str) -> bool:

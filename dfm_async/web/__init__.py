@@ -7,11 +7,11 @@ try:
 except ImportError as error:
     raise ImportError(f"web services need an extra: {install_hint('web')}") from error
 
-from dfm_async.web.access import Action, Authorizer, Principal
+from dfm_async.web.access import Action, AllowAnyone, Authorizer, Principal, TokenAuthorizer
 from dfm_async.web.limits import WebLimits
 from dfm_async.web.service import Service
 
-__all__ = ["Action", "Authorizer", "Principal", "Service", "WebLimits"]
+__all__ = ["Action", "AllowAnyone", "Authorizer", "Principal", "Service", "TokenAuthorizer", "WebLimits"]
 
 
 def __dir__() -> list[str]:

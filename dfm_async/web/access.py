@@ -1,25 +1,45 @@
-"""Who may do what: principals, authorizers, and the rule without one."""
+"""Who may do what: principals, authorizers, and tokens."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import ipaddress
+import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import RedirectResponse, Response
 
 from dfm_async.model.info import JobInfo
 from dfm_async.web.answers import Refusal
 
-__all__ = ["Action", "Authorizer", "Guard", "Principal"]
+__all__ = ["Action", "AllowAnyone", "Authorizer", "Guard", "LocalAuthorizer", "Principal", "TokenAuthorizer"]
 
-Action: TypeAlias = Literal["list", "submit", "read", "send", "cancel", "forget", "debug", "metrics"]
-"""What a client wants: see jobs and pipelines, submit a job, read one, send it inputs, cancel it, forget it when it has
-ended, see the tracebacks of its errors, see the metrics and how workers are."""
+Action: TypeAlias = Literal["list", "submit", "prioritize", "read", "send", "cancel", "forget", "debug", "metrics"]
+"""What a client wants: see jobs and pipelines, submit a job, submit one with a priority above 0, read one, send it
+inputs or resume it, cancel it, forget it when it has ended, see the tracebacks of its errors, see the metrics and the
+state of workers."""
 
-_FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-real-ip")
+_NOT_BY_DEFAULT: Final = ("debug", "metrics", "prioritize")
+_FORWARDED: Final = (
+    "forwarded",
+    "via",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-proto",
+    "x-real-ip",
+    "x-client-ip",
+    "true-client-ip",
+    "cf-connecting-ip",
+)
+_VARIABLE: Final = "DFM_TOKEN"
+_SHORTEST: Final = 16
+_COOKIE: Final = "dfm_async"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,47 +56,159 @@ class Principal:
 
 
 class Authorizer(Protocol):
-    """Says who a client is, and what it may do. Derive from it, and write ``__call__``."""
+    """Decides who a client is, and what it may do. Derive from it, and write ``__call__``."""
 
     async def __call__(self, request: HTTPConnection, /) -> Principal | None:
-        """Tells who makes a request; None if that is not known (the answer is 401)."""
+        """Return who makes a request; None if that is not known (the answer is 401)."""
         ...
 
     def allows(self, principal: Principal, action: Action, job: JobInfo | None) -> bool:
-        """Tells whether somebody may do something; by default everything but ``"debug"``, with jobs of their own.
+        """Return whether a principal may do something.
+
+        By default everything but ``"debug"``, ``"metrics"`` and ``"prioritize"``, with jobs of their own.
 
         Args:
             principal: who.
             action: what.
             job: with which job; None if it is about no particular one. Its ``label`` is the id of its principal.
         """
-        return action != "debug" and (job is None or job.label == principal.id)
+        return action not in _NOT_BY_DEFAULT and (job is None or job.label == principal.id)
 
 
-class _Loopback(Authorizer):
-    """The rule of a service without an authorizer: whoever is on this machine may do everything, nobody else."""
+class TokenAuthorizer(Authorizer):
+    """Serves clients that have a token; all of them are one principal, who may do everything.
+
+    Programs send ``Authorization: Bearer <token>``. A browser opens ``/?token=<token>`` once, and gets a cookie that is
+    derived from the token. The cookie is not sent with requests that pages of other sites make, and no script can
+    read it.
+
+    Args:
+        token: the token, of at least 16 printable ASCII characters.
+    """
+
+    def __init__(self, token: str) -> None:
+        if not isinstance(token, str):
+            raise TypeError(f"token must be a string, not {type(token).__name__}")
+        if len(token) < _SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
+            raise ValueError(f"a token has at least {_SHORTEST} printable ASCII characters and no spaces")
+        self._token = token
+        self._cookie = hmac.new(token.encode(), b"dfm_async cookie", hashlib.sha256).hexdigest()
 
     async def __call__(self, request: HTTPConnection, /) -> Principal | None:
-        host = None if request.client is None else request.client.host
-        headers = request.headers
-        if not _is_loopback(host):
-            raise Refusal(403, "loopback", "without an authorizer only clients on this machine are served")
-        if any(name in headers for name in _FORWARDED):
-            raise Refusal(403, "loopback", "without an authorizer clients behind a proxy are not served")
-        # A page of some other site, open in a browser on this machine, must not be able to use the service.
-        if not _is_loopback(_host_of(f"//{headers.get('host', '')}")):
-            raise Refusal(403, "host", "without an authorizer the service is only there under a name of this machine")
-        origin = headers.get("origin")
-        if origin is not None:
-            ours = _is_loopback(_host_of(origin))
-        else:  # so it is for images, frames and the like, but browsers tell what they are; links are fine
-            ours = headers.get("sec-fetch-site") != "cross-site" or headers.get("sec-fetch-dest") == "document"
-        if not ours:
-            raise Refusal(403, "origin", "without an authorizer pages of other sites are not served")
-        return Principal("local")
+        """Return the one principal if a request has the token, or the cookie of a browser that had it."""
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            known = _same(given.strip(), self._token)
+        else:
+            known = _same(request.cookies.get(_COOKIE, ""), self._cookie)
+            if known:
+                _check_site(request)
+        return Principal("token") if known else None
 
     def allows(self, principal: Principal, action: Action, job: JobInfo | None) -> bool:
+        """Return True: who has the token may do everything."""
         return True
+
+    def enter(self, request: Request) -> Response | None:
+        """Return the answer for a browser that brings the token in the address; None if it does not."""
+        # Tokens have no spaces, but may have a plus, which means a space in a query.
+        if not _same(request.query_params.get("token", "").replace(" ", "+"), self._token):
+            return None
+        path = f"{request.scope.get('root_path', '')}/"
+        rest = request.url.include_query_params().remove_query_params("token").query
+        answer = RedirectResponse(f"{path}?{rest}" if rest else path, 303, {"referrer-policy": "no-referrer"})
+        answer.set_cookie(
+            _COOKIE, self._cookie, path=path, httponly=True, samesite="strict", secure=request.url.scheme == "https"
+        )
+        return answer
+
+
+class LocalAuthorizer(TokenAuthorizer):
+    """What a service without an authorizer has: a token, and only clients on the same machine.
+
+    A proxy on the same machine makes every client look local, so that the token is what counts; the other checks
+    refuse what can be recognised.
+    """
+
+    def __init__(self) -> None:
+        given = os.environ.get(_VARIABLE, "").strip()
+        self.token = given or secrets.token_urlsafe(24)
+        """The token."""
+        self.generated = not given
+        """Whether the token was made here, and nobody else knows it yet."""
+        super().__init__(self.token)
+
+    async def __call__(self, request: HTTPConnection, /) -> Principal | None:
+        """Return the one principal if a request comes from this machine and has the token."""
+        _check_local(request)
+        return None if await super().__call__(request) is None else Principal("local")
+
+    def enter(self, request: Request) -> Response | None:
+        """Return the answer for a browser on this machine that brings the token in the address."""
+        _check_local(request)
+        return super().enter(request)
+
+
+class AllowAnyone(Authorizer):
+    """Serves everybody as one principal, who may do everything: for tests, and where only trusted programs can connect.
+
+    Pages of other sites are refused, as far as browsers say where a request comes from.
+    """
+
+    async def __call__(self, request: HTTPConnection, /) -> Principal | None:
+        """Return the one principal."""
+        _check_site(request)
+        return Principal("anyone")
+
+    def allows(self, principal: Principal, action: Action, job: JobInfo | None) -> bool:
+        """Return True."""
+        return True
+
+
+def _same(given: str, token: str) -> bool:
+    return secrets.compare_digest(given.encode("utf-8", "replace"), token.encode())
+
+
+def _check_local(request: HTTPConnection) -> None:
+    """Refuse a client that is recognisably not on this machine.
+
+    Raises:
+        Refusal: it is not.
+    """
+    headers = request.headers
+    if not _is_loopback(None if request.client is None else request.client.host):
+        raise Refusal(403, "loopback", f"without an authorizer only clients on this machine are served. {_ADVICE}")
+    if request.scope.get("http_version") == "1.0" or any(name in headers for name in _FORWARDED):
+        raise Refusal(403, "loopback", f"without an authorizer clients behind a proxy are not served. {_ADVICE}")
+    # A page of some other site whose name leads to this machine must not be able to use the service.
+    if not _is_loopback(_host_of(f"//{headers.get('host', '')}")):
+        raise Refusal(403, "host", f"without an authorizer the host must be a name of this machine. {_ADVICE}")
+
+
+_ADVICE: Final = "To serve others: Service(authorizer=...)"
+
+
+def _check_site(request: HTTPConnection) -> None:
+    """Refuse what a page of another site, or of another port of this host, has a browser send.
+
+    Links that lead to the live page are fine.
+
+    Raises:
+        Refusal: it comes from such a page.
+    """
+    headers = request.headers
+    origin = headers.get("origin")
+    if origin is not None:
+        ours = origin.partition("://")[2] == headers.get("host")
+    else:  # so it is for images, frames and links, but browsers say what they are
+        link = headers.get("sec-fetch-dest") == "document" and _is_page(request)
+        ours = link or headers.get("sec-fetch-site", "none") in ("none", "same-origin")
+    if not ours:
+        raise Refusal(403, "origin", "pages of other sites are not served")
+
+
+def _is_page(request: HTTPConnection) -> bool:
+    return str(request.scope.get("path", "")).removeprefix(str(request.scope.get("root_path", ""))) in ("", "/")
 
 
 def _host_of(url: str) -> str | None:
@@ -102,21 +234,39 @@ def _is_loopback(host: str | None) -> bool:
 class Guard:
     """Asks the authorizer, and refuses what it does not allow."""
 
-    def __init__(self, authorizer: Authorizer | None) -> None:
-        self._authorizer = authorizer or _Loopback()
-        self.open_probes = authorizer is not None
-        """Whether anybody may ask if the service is alive and ready."""
+    def __init__(self, authorizer: Authorizer) -> None:
+        self._authorizer = authorizer
 
     async def principal(self, request: HTTPConnection) -> Principal:
-        """Tells who makes a request.
+        """Return who makes a request.
 
         Raises:
             Refusal: that is not known.
         """
         found = await self._authorizer(request)
         if found is None:
-            raise Refusal(401, "unknown", "tell who you are")
+            raise Refusal(401, "unauthenticated", self._how(), challenge="Bearer")
         return found
+
+    def _how(self) -> str:
+        if not isinstance(self._authorizer, TokenAuthorizer):
+            return "the request does not say who you are, or not in a way that this service accepts"
+        where = " that the service printed when it started" if isinstance(self._authorizer, LocalAuthorizer) else ""
+        how = "send it as 'Authorization: Bearer ...', or open /?token=... in a browser"
+        return f"this service needs the token{where}: {how}"
+
+    def admit(self, request: HTTPConnection) -> None:
+        """Refuse a request that needs no principal, if it must not even be answered.
+
+        Raises:
+            Refusal: the client is not on this machine, and others are not served.
+        """
+        if isinstance(self._authorizer, LocalAuthorizer):
+            _check_local(request)
+
+    def enter(self, request: Request) -> Response | None:
+        """Return the answer for a browser that brings a token in the address; None if there is nothing special."""
+        return self._authorizer.enter(request) if isinstance(self._authorizer, TokenAuthorizer) else None
 
     def check(self, principal: Principal, action: Action) -> None:
         """Refuses an action that is about no particular job."""

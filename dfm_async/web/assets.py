@@ -55,8 +55,8 @@ class Assets:
         self._found: dict[str, _Asset] | None = None
 
     async def index(self, request: Request, _send: Send) -> Response:
-        """Gives the page."""
-        return await self._give(request, _INDEX)
+        """Gives the page; lets a browser in that brings a token."""
+        return self._state.guard.enter(request) or await self._give(request, _INDEX)
 
     async def file(self, request: Request, _send: Send) -> Response:
         """Gives what the page is made of."""

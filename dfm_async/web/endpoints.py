@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request
@@ -19,6 +20,9 @@ from dfm_async.web.limits import WebLimits
 __all__ = ["Endpoint", "Handler", "SocketEndpoint", "SocketHandler", "choice", "flag", "unless_gone", "whole_number"]
 
 T = TypeVar("T")
+
+_CLOSING: Final = 1.0
+"""For how many seconds a WebSocket that was refused may take to close."""
 
 Handler: TypeAlias = Callable[[Request, Send], Awaitable[Response | None]]
 """Answers a request: gives the answer, or has sent it and gives None."""
@@ -82,14 +86,21 @@ class SocketEndpoint:
         try:
             await self._handler(socket)
         except Refusal as refusal:
-            await _deny(socket, refusal)
+            await _deny(socket, receive, refusal)
         except DfmError as error:
-            await _deny(socket, refusal_of(error, self._limits.retry))
+            await _deny(socket, receive, refusal_of(error, self._limits.retry))
 
 
-async def _deny(socket: WebSocket, refusal: Refusal) -> None:
+async def _deny(socket: WebSocket, receive: Receive, refusal: Refusal) -> None:
     if "websocket.http.response" in socket.scope.get("extensions", {}):
         await socket.send_denial_response(refusal.response())
+        # Some servers complain of a handshake that was not completed, unless the connection is closed by then. They
+        # notify first that the connection is about to close, then that it has.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSING):
+                for _ in range(2):
+                    while (await receive())["type"] != "websocket.disconnect":
+                        pass
     else:
         await socket.close(1008, refusal.message[:120])
 

@@ -24,6 +24,8 @@ class WebLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How deeply lists and objects may be nested in a request."""
     jobs_per_principal: int = 100
     """How many jobs of one principal may be under way."""
+    idle_jobs_per_principal: int = 20
+    """How many jobs of one principal may wait for inputs without any work."""
     streams_per_principal: int = 500
     """How many streams one principal may have open."""
     streams: int = 1000

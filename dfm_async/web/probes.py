@@ -13,19 +13,19 @@ __all__ = ["Probes"]
 
 
 class Probes:
-    """Answers those who watch the service. With an authorizer, anybody may ask these two things."""
+    """Answers monitors of the service. They need no token, and no principal."""
 
     def __init__(self, state: State) -> None:
         self._state = state
 
     async def health(self, request: Request, _send: Send) -> Response:
         """Says that the service is alive."""
-        await self._admit(request)
+        self._state.guard.admit(request)
         return answer({"status": "alive"})
 
     async def ready(self, request: Request, _send: Send) -> Response:
         """Says whether the service takes jobs and streams, and all its sites can serve."""
-        await self._admit(request)
+        self._state.guard.admit(request)
         state = self._state
         if not state.ready:
             message = "the service drains" if state.streams.draining else "the service is not open"
@@ -35,7 +35,3 @@ class Probes:
             message = f"sites that cannot serve: {', '.join(unready)}"
             raise Refusal(503, "not ready", message, retry_after=state.limits.retry)
         return answer({"status": "ready"})
-
-    async def _admit(self, request: Request) -> None:
-        if not self._state.guard.open_probes:
-            await self._state.guard.principal(request)

@@ -29,16 +29,22 @@ class JobQuota:
         self._entering: dict[str, int] = {}
 
     @contextmanager
-    def room(self, principal: Principal) -> Iterator[None]:
-        """Keeps room for one job while it is submitted.
+    def room(self, principal: Principal, *, idle: bool = False) -> Iterator[None]:
+        """Keeps room for one job while it is submitted; ``idle``: whether it may wait for inputs without any work.
 
         Raises:
             Refusal: there is none.
         """
         held = self._running(principal.id) + self._entering.get(principal.id, 0)
         if held >= self._limits.jobs_per_principal:
-            message = f"you have {held} jobs under way, as many as you may"
+            message = f"{held} of your jobs have not ended, as many as you may have"
             raise Refusal(429, "jobs", message, retry_after=self._limits.retry)
+        if idle:
+            infos = [job.info() for job in self._jobs.get(principal.id, {}).values()]
+            waiting = sum(info.accepts and (info.sets or 0) <= (info.done or 0) for info in infos)
+            if waiting >= self._limits.idle_jobs_per_principal:
+                message = f"{waiting} of your jobs wait for inputs and have no work: send them some, or finish them"
+                raise Refusal(429, "idle", message, retry_after=self._limits.retry)
         self._entering[principal.id] = self._entering.get(principal.id, 0) + 1
         try:
             yield

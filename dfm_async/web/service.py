@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any, Final
@@ -15,7 +16,7 @@ from dfm_async.errors import SessionClosed
 from dfm_async.federation.federation import Federation
 from dfm_async.pipeline.pipeline import Pipeline
 from dfm_async.session.session import Session
-from dfm_async.web.access import Authorizer, Guard
+from dfm_async.web.access import Authorizer, Guard, LocalAuthorizer
 from dfm_async.web.answers import route_refusal
 from dfm_async.web.assets import Assets
 from dfm_async.web.endpoints import Endpoint, Handler, SocketEndpoint
@@ -36,6 +37,11 @@ from dfm_async.web.tracing import traced
 __all__ = ["Service", "valid_name"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._~-]+")
+_NOTICE: Final = """\
+dfm_async: the service has no authorizer, so clients on this machine need a token.
+  In a browser, open the live page with ?token={0}
+  Programs send the header  Authorization: Bearer {0}
+"""
 
 
 def valid_name(name: str) -> bool:
@@ -58,7 +64,9 @@ class Service:
         session: the session to use, or a function that makes one each time that the application starts. One that is
             connected already is used as it is, and not closed.
         pipelines: what clients may run, by name.
-        authorizer: who may do what. Without one, only clients on this machine are served, and they may do everything.
+        authorizer: who may do what. Without one, only clients on this machine are served that have the token of
+            ``DFM_TOKEN``, or else one that is printed when the service starts; they may do everything.
+            ``TokenAuthorizer(token)`` also serves others, ``AllowAnyone()`` asks for no token.
         limits: what clients may have at most.
         allow_pipelines: whether clients may bring pipelines of their own. They can then call every operation of the
             federation, with any arguments.
@@ -101,7 +109,11 @@ class Service:
         self._drain_on_signals = drain_on_signals
         self.limits = limits or WebLimits()
         """What clients may have at most."""
-        self._state = State(Guard(authorizer), self.limits, pipelines or {}, allow_pipelines, page)
+        self._local: LocalAuthorizer | None = None
+        if authorizer is None:
+            authorizer = self._local = LocalAuthorizer()
+        guard = Guard(authorizer)
+        self._state = State(guard, self.limits, pipelines or {}, allow_pipelines, page)
         self._openapi = OpenApi(self._state)
         self.routes: list[BaseRoute] = self._make_routes()
         """The routes, to include them in an application."""
@@ -179,9 +191,12 @@ class Service:
         try:
             for pipeline in state.pipelines.values():
                 await session.prepare(pipeline)
-            state.streams.draining = False
+            state.streams.open()
             state.current = session
             await self._openapi.prepare()
+            if self._local is not None and self._local.generated:
+                sys.stderr.write(_NOTICE.format(self._local.token))
+                sys.stderr.flush()
             with heard_signals(state.streams.drain) if self._drain_on_signals else nullcontext():
                 yield
                 await self.drain()
@@ -207,6 +222,11 @@ class Service:
         """
         self._state.streams.drain()
         await self._state.streams.until(0)
+
+    @property
+    def token(self) -> str | None:
+        """The token that clients need if the service has no authorizer: that of ``DFM_TOKEN``, or a new one."""
+        return None if self._local is None else self._local.token
 
     @property
     def current(self) -> Session | None:

@@ -27,9 +27,9 @@ class Upload:
         """Counts bytes of the body.
 
         Raises:
-            Refusal: all bodies together hold too much.
+            Refusal: the bodies of the principal, or those of all together, hold too much.
         """
-        self._uploads.hold(size)
+        self._uploads.hold(self._who, size)
         self._bytes += size
 
     def release(self) -> None:
@@ -46,6 +46,9 @@ class Uploads:
         self._limits = limits
         self._requests: Counter[str] = Counter()
         self._inputs: Counter[str] = Counter()
+        self._held: Counter[str] = Counter()
+        # One principal cannot keep others from sending; a single body always passes.
+        self._share = max(limits.upload_bytes // 4, limits.body_bytes)
         self.held = 0
         """How many bytes of bodies are held."""
 
@@ -93,19 +96,24 @@ class Uploads:
             raise Refusal(429, "uploads", message, retry_after=self._limits.retry)
         self._requests[who] += 1
 
-    def hold(self, size: int) -> None:
-        """Bytes have come."""
+    def hold(self, who: str, size: int) -> None:
+        """Count bytes that have come."""
+        if self._held[who] + size > self._share:
+            message = f"your requests hold more than {self._share} bytes at the same time"
+            raise Refusal(429, "uploads", message, retry_after=self._limits.retry)
         if self.held + size > self._limits.upload_bytes:
             raise Refusal(503, "uploads", "too much is sent at the same time", retry_after=self._limits.retry)
+        self._held[who] += size
         self.held += size
 
     def leave(self, who: str, size: int) -> None:
-        """A request has ended, or its body is not needed any more."""
+        """Count a request that has ended, or whose body is not needed any more."""
         self.held -= size
+        _less(self._held, who, size)
         _less(self._requests, who)
 
 
-def _less(counter: Counter[str], key: str) -> None:
-    counter[key] -= 1
+def _less(counter: Counter[str], key: str, by: int = 1) -> None:
+    counter[key] -= by
     if not counter[key]:
         del counter[key]

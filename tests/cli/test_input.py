@@ -31,6 +31,7 @@ def write(folder: Path, name: str, text: str) -> str:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
+    path.chmod(0o600)
     return str(path)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from dfm_async.cli.tokens import client_token
 from tests.cli.rig import STATIONS, dfm, invoked, lines, started, until
 
 TOKEN = "a-token+for-the-tests"
@@ -35,7 +38,8 @@ def _address(line: str) -> str:
 
 def submit(url: str, pipeline: str, job_id: str, params: Any) -> None:
     body = {"params": params, "job_id": job_id}
-    httpx.post(f"{url}/pipelines/{pipeline}/jobs", json=body, timeout=30).raise_for_status()
+    headers = {"authorization": f"Bearer {client_token(None, url)}"}
+    httpx.post(f"{url}/pipelines/{pipeline}/jobs", json=body, headers=headers, timeout=30).raise_for_status()
 
 
 def test_attach_writes_what_run_would_have_written(url: str) -> None:
@@ -125,7 +129,8 @@ async def test_a_broken_connection_goes_on_where_it_was(url: str) -> None:
     relay = _Relay(int(url.rpartition(":")[2]))
     async with await asyncio.start_server(relay.connect, "127.0.0.1", 0) as server:
         address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        done = await asyncio.to_thread(dfm, "attach", "broken", "--url", address, "--json", "-q")
+        env = {"DFM_TOKEN": client_token(None, url) or ""}
+        done = await asyncio.to_thread(dfm, "attach", "broken", "--url", address, "--json", "-q", env=env)
         await asyncio.wait(relay.open)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line["frame"][-1] for line in lines(done.stdout)] == list(range(300)), "every result comes once"
@@ -145,6 +150,11 @@ def test_what_is_not_there_is_3(url: str) -> None:
 def test_with_a_token_only_those_who_have_it_are_served(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(TOKEN + "\n")
+    file.chmod(0o640)
+    open_to_others = dfm("serve", STATIONS, "squares", "--port", "0", "--token-file", str(file))
+    assert open_to_others.returncode == 2
+    assert f"other users of this machine can read the token. Run: chmod 600 {file}" in open_to_others.stderr
+    file.chmod(0o600)
     with started("serve", STATIONS, "squares", "--port", "0", "--token-file", str(file)) as process:
         address = _address(until(process.stdout, "serving"))
         refused = invoked("jobs", "--url", address)
@@ -166,9 +176,9 @@ def test_with_a_token_only_those_who_have_it_are_served(tmp_path: Path) -> None:
             )
             assert browser.get("/jobs").status_code == 200
             steering = f"{address}/pipelines/squares/jobs"
-            for origin, status in ((address, 422), ("http://127.0.0.1:9", 401), ("null", 401)):
+            for origin, status in ((address, 422), ("http://127.0.0.1:9", 403), ("null", 403)):
                 assert browser.post(steering, headers={"origin": origin}).status_code == status
-            for kind, status in (("document", 200), ("image", 401)):
+            for kind, status in (("document", 200), ("image", 403)):
                 headers = {"sec-fetch-site": "same-site", "sec-fetch-dest": kind}
                 assert browser.get("/", headers=headers).status_code == status
         process.send_signal(signal.SIGINT)
@@ -193,7 +203,8 @@ def test_a_second_ctrl_c_ends_a_service_at_once(tmp_path: Path) -> None:
         address = _address(until(process.stdout, "serving"))
         submit(address, "holding", "long", {})
         until(process.stderr, "begun")
-        with httpx.stream("GET", f"{address}/jobs/long/stream", timeout=None) as response:
+        headers = {"authorization": f"Bearer {client_token(None, address)}"}
+        with httpx.stream("GET", f"{address}/jobs/long/stream", headers=headers, timeout=None) as response:
             told = response.iter_lines()
             next(told)
             process.send_signal(signal.SIGINT)
@@ -202,6 +213,37 @@ def test_a_second_ctrl_c_ends_a_service_at_once(tmp_path: Path) -> None:
             process.send_signal(signal.SIGINT)
             process.wait(4)  # the first one alone would take the grace of 5 seconds
     assert [job["status"] for job in lines(invoked("jobs", *store, "--json").stdout)] == ["interrupted"]
+
+
+def test_a_service_without_a_token_makes_one_that_only_its_user_can_read(url: str) -> None:
+    assert httpx.get(f"{url}/jobs").status_code == 401
+    token = client_token(None, url)
+    assert token is not None
+    assert httpx.get(f"{url}/jobs", headers={"authorization": f"Bearer {token}"}).status_code == 200
+    assert invoked("jobs", "--url", url).exit_code == 0
+    port = url.rpartition(":")[2]
+    (file,) = [found for folder in _runtime_folders() for found in folder.glob(f"serve-{port}.token")]
+    assert file.stat().st_mode & 0o077 == 0
+    assert file.parent.stat().st_mode & 0o077 == 0
+    file.parent.chmod(0o755)
+    try:
+        assert client_token(None, url) is None, "somebody else may have put it there"
+    finally:
+        file.parent.chmod(0o700)
+
+
+def _runtime_folders() -> list[Path]:
+    home = os.environ.get("XDG_RUNTIME_DIR")
+    return [Path(home) / "dfm_async" if home else Path(tempfile.gettempdir()) / f"dfm_async-{os.getuid()}"]
+
+
+def test_the_token_of_a_service_goes_with_it() -> None:
+    with started("serve", STATIONS, "squares", "--port", "0") as process:
+        address = _address(until(process.stdout, "serving"))
+        assert f"{address}/?token={client_token(None, address)}" in until(process.stdout, "in a browser")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) in (143, -signal.SIGTERM)
+    assert client_token(None, address) is None
 
 
 def test_a_port_that_is_taken_is_told(url: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dfm_async.web import Service
+from dfm_async.web import AllowAnyone, Service
 from tests.safety.documents import DFM_PIPELINES
 from tests.safety.test_pipelines import BAD_BODIES, CALL, yielding
 from tests.web.rig import PIPELINES, inline, serving
@@ -20,7 +20,7 @@ OURS: dict[str, Any] = {
 
 
 async def test_hostile_pipelines_are_refused_and_the_service_goes_on() -> None:
-    async with serving(Service(session=inline, allow_pipelines=True)) as server:
+    async with serving(Service(session=inline, allow_pipelines=True, authorizer=AllowAnyone())) as server:
         for name, data in OURS.items():
             found = await server.client.post("/jobs", json={"pipeline": data})
             assert found.status_code == 422, f"{name}: {found.text}"

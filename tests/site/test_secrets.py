@@ -44,7 +44,7 @@ from dfm_async.federation.bindings import Binding
 from dfm_async.runtime.site import SiteRuntime
 from dfm_async.site import EnvironmentVault, FileVault, KeyringVault
 from dfm_async.targets.hub import Hub
-from dfm_async.web import Service
+from dfm_async.web import AllowAnyone, Service
 from tests.conftest import Connect, TargetName
 from tests.site.adapters import StuckVault
 
@@ -521,7 +521,9 @@ async def test_a_secret_is_in_no_text_that_leaves_the_site(
 async def test_a_secret_is_in_no_answer_of_a_web_service(monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
     monkeypatch.setenv("DFM_SECRET_API_KEY", secret)
     fed = told(None)
-    service = Service(session=Session(fed, target="inline"), pipelines={"telling": telling(fed)})
+    service = Service(
+        session=Session(fed, target="inline"), pipelines={"telling": telling(fed)}, authorizer=AllowAnyone()
+    )
     transport = httpx.ASGITransport(service.app)
     async with service.lifespan(), httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         made = await client.post("/pipelines/telling/jobs", json={"params": {"how": "raise"}})

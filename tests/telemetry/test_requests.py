@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dfm_async.telemetry.current import Position
 from dfm_async.telemetry.traceparent import read_traceparent
-from dfm_async.web import Service
+from dfm_async.web import AllowAnyone, Service
 from tests.telemetry.rig import Gathered, Tree
 from tests.telemetry.test_otel import plain
 from tests.web.rig import PIPELINES, inline, serving
@@ -28,7 +28,7 @@ HEADER = f"00-{TRACE}-{PARENT}-01"
 
 
 def service(sink: Gathered | Path | None) -> Service:
-    return Service(session=lambda: inline(trace=sink), pipelines=PIPELINES)
+    return Service(session=lambda: inline(trace=sink), pipelines=PIPELINES, authorizer=AllowAnyone())
 
 
 async def test_a_request_is_the_beginning_of_the_trace_of_its_job() -> None:

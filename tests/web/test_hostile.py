@@ -19,12 +19,12 @@ from tests.web.rig import Wire, all_events
 
 SERVER = """
 import uvicorn
-from dfm_async.web import Service, WebLimits
+from dfm_async.web import AllowAnyone, Service, WebLimits
 from tests.web.rig import PIPELINES, inline
 
 limits = WebLimits(stall=1.0, body_seconds=1.0)
-uvicorn.run(Service(session=inline, pipelines=PIPELINES, limits=limits).app, port=0, access_log=False,
-            timeout_graceful_shutdown=1)
+service = Service(session=inline, pipelines=PIPELINES, limits=limits, authorizer=AllowAnyone())
+uvicorn.run(service.app, port=0, access_log=False, timeout_graceful_shutdown=1)
 """
 MIB = 1024 * 1024
 MOST = 64 * MIB

@@ -11,12 +11,12 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from dfm_async import JobStatus
-from dfm_async.web import Service
+from dfm_async.web import AllowAnyone, Service
 from tests.web.rig import PIPELINES, all_events, events, gates, inline, serving
 
 
 def make(**options: object) -> Service:
-    return Service(session=inline, pipelines=PIPELINES, **options)  # type: ignore[arg-type]
+    return Service(session=inline, pipelines=PIPELINES, **options, authorizer=AllowAnyone())  # type: ignore[arg-type]
 
 
 async def test_a_job_is_submitted_and_its_events_come_as_a_stream() -> None:
@@ -113,7 +113,7 @@ async def test_the_status_of_a_job_tells_how_far_it_is() -> None:
         job_id = await server.submit("squares", [{"x": 1}, {"x": 2}], open=True, job_id="mine")
         found = (await server.client.get(f"/jobs/{job_id}")).json()
         assert (found["job_id"], found["pipeline"], found["sets"], found["accepts"]) == ("mine", "squares", 2, True)
-        assert (found["principal"], found["places"]) == ("local", ["yield"])
+        assert (found["principal"], found["places"]) == ("anyone", ["yield"])
 
 
 async def test_inputs_are_sent_to_a_job_until_it_is_told_that_there_are_no_more() -> None:
@@ -167,7 +167,7 @@ async def test_a_job_that_has_ended_can_be_forgotten() -> None:
 
 async def test_a_stream_says_where_it_was_when_its_job_is_forgotten_meanwhile(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/jobs.db"
-    service = Service(session=lambda: inline(store=store), pipelines=PIPELINES)
+    service = Service(session=lambda: inline(store=store), pipelines=PIPELINES, authorizer=AllowAnyone())
     async with serving(service) as server:
         job_id = await server.submit("texts", {"n": 4000, "size": 4000})
         assert await (await server.session.reattach(job_id)) is JobStatus.FINISHED

@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dfm_async import JobStatus
-from dfm_async.web import Service, WebLimits
+from dfm_async.web import AllowAnyone, Service, WebLimits
 from tests.web.rig import PIPELINES, Server, all_events, inline, serving
 
 JSON = {"content-type": "application/json"}
 
 
 def limited(**limits: float) -> Service:
-    return Service(session=inline, pipelines=PIPELINES, limits=WebLimits(**limits))  # type: ignore[arg-type]
+    return Service(session=inline, pipelines=PIPELINES, limits=WebLimits(**limits), authorizer=AllowAnyone())  # type: ignore[arg-type]
 
 
 async def test_a_body_that_is_too_large_is_refused_also_if_its_size_is_not_told() -> None:

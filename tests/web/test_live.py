@@ -14,13 +14,13 @@ import httpx
 import pytest
 
 from dfm_async import Pipeline, PlaceParam, Yield
-from dfm_async.web import Service, WebLimits
+from dfm_async.web import AllowAnyone, Service, WebLimits
 from tests.web.rig import PIPELINES, Sent, Server, all_events, events, gates, inline, serving, square
 from tests.web.test_access import Tokens
 
 
 def make(**options: Any) -> Service:
-    return Service(session=inline, pipelines=PIPELINES, **options)
+    return Service(session=inline, pipelines=PIPELINES, **{"authorizer": AllowAnyone(), **options})
 
 
 @asynccontextmanager
@@ -67,7 +67,7 @@ async def test_the_stream_of_a_service_is_a_stream_like_others() -> None:
 
 
 async def test_the_stream_of_a_service_ends_with_its_session() -> None:
-    async with serving(Service(session=inline, pipelines=PIPELINES)) as server:
+    async with serving(Service(session=inline, pipelines=PIPELINES, authorizer=AllowAnyone())) as server:
         async with following(server) as found:
             await until(found, event="sites")
             await server.session.close()
@@ -171,7 +171,7 @@ async def test_a_drawing_that_many_want_is_made_once() -> None:
         for _ in range(300):
             values.append(square(values[-1]))
         Yield(values[-1])
-    async with serving(Service(session=inline, pipelines={"long": long})) as server:
+    async with serving(Service(session=inline, pipelines={"long": long}, authorizer=AllowAnyone())) as server:
         job_id = await server.submit("long", {"x": 1})
         await asyncio.gather(*(server.client.get("/health") for _ in range(8)))  # so that they are connected
         threading.setprofile(began)  # is called in each thread that begins
@@ -236,6 +236,9 @@ async def test_only_files_of_the_page_are_given() -> None:
     async with service.lifespan(), httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         for name in ("nothing.js", "..%2Fservice.py", "%2e%2e/service.py", "__init__.py"):
             assert (await client.get(f"/page/{name}")).status_code == 404
-    outside = httpx.ASGITransport(service.app, client=("192.168.1.7", 1234))
-    async with service.lifespan(), httpx.AsyncClient(transport=outside, base_url="http://localhost") as client:
-        assert (await client.get("/")).status_code == 403
+    service = make(authorizer=None)
+    for address, status in (("192.168.1.7", 403), ("127.0.0.1", 401)):
+        transport = httpx.ASGITransport(service.app, client=(address, 1234))
+        async with service.lifespan(), httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            for path in ("/", "/page/main.js"):
+                assert (await client.get(path)).status_code == status

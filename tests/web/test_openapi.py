@@ -19,7 +19,7 @@ from schemathesis.checks import CheckFunction
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
-from dfm_async.web import Service, WebLimits
+from dfm_async.web import AllowAnyone, Service, WebLimits
 from tests.web.rig import PIPELINES as ALL
 from tests.web.rig import inline, serving
 
@@ -69,7 +69,9 @@ class Background:
 def address() -> Iterator[str]:
     """A service with a job in each state."""
     limits = WebLimits(jobs_per_principal=1000)
-    service = Service(session=inline, pipelines=PIPELINES, limits=limits, allow_pipelines=True)
+    service = Service(
+        session=inline, pipelines=PIPELINES, limits=limits, allow_pipelines=True, authorizer=AllowAnyone()
+    )
     with Background(service).running() as found, httpx.Client(base_url=found) as client:
         for name, job_id, params in (
             ("squares", "finished", {"x": 5}),

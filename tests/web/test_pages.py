@@ -8,12 +8,12 @@ import sqlite3
 from pathlib import Path
 
 from dfm_async import JobStatus, LocalOptions, ResultLimits
-from dfm_async.web import Service, WebLimits
+from dfm_async.web import AllowAnyone, Service, WebLimits
 from tests.web.rig import PIPELINES, gates, inline, serving
 
 
 async def test_jobs_are_listed_page_by_page_the_newest_first() -> None:
-    async with serving(Service(session=inline, pipelines=PIPELINES)) as server:
+    async with serving(Service(session=inline, pipelines=PIPELINES, authorizer=AllowAnyone())) as server:
         made = [await server.submit("squares", {"x": x}) for x in range(7)]
         for job_id in made:
             await (await server.session.reattach(job_id))
@@ -38,7 +38,7 @@ async def test_jobs_are_listed_page_by_page_the_newest_first() -> None:
 
 
 async def test_events_come_page_by_page_until_the_job_has_ended() -> None:
-    async with serving(Service(session=inline, pipelines=PIPELINES)) as server:
+    async with serving(Service(session=inline, pipelines=PIPELINES, authorizer=AllowAnyone())) as server:
         job_id = await server.submit("counting", {"n": 50})
         await (await server.session.reattach(job_id))
         values: list[int] = []
@@ -57,7 +57,7 @@ async def test_events_come_page_by_page_until_the_job_has_ended() -> None:
 
 async def test_a_page_can_wait_for_an_event() -> None:
     gates["page"] = asyncio.Event()
-    async with serving(Service(session=inline, pipelines=PIPELINES)) as server:
+    async with serving(Service(session=inline, pipelines=PIPELINES, authorizer=AllowAnyone())) as server:
         job_id = await server.submit("gated", {"n": 2, "gate": "page"})
         job = await server.session.reattach(job_id)
         last = (await job.first()).offset
@@ -72,7 +72,9 @@ async def test_a_page_can_wait_for_an_event() -> None:
 
 async def test_events_that_are_gone_are_told_with_where_the_log_begins() -> None:
     options = LocalOptions(results=ResultLimits(max_items=10))
-    async with serving(Service(session=lambda: inline(options=options), pipelines=PIPELINES)) as server:
+    async with serving(
+        Service(session=lambda: inline(options=options), pipelines=PIPELINES, authorizer=AllowAnyone())
+    ) as server:
         job_id = await server.submit("counting", {"n": 100})
         job = await server.session.reattach(job_id)
         assert len([event async for event in job.events()]) > 100
@@ -86,13 +88,18 @@ async def test_events_that_are_gone_are_told_with_where_the_log_begins() -> None
 
 async def test_jobs_of_a_store_are_read_also_by_the_next_service(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/jobs.db"
-    service = Service(session=lambda: inline(store=store), pipelines=PIPELINES, limits=WebLimits(page_size=500))
+    service = Service(
+        session=lambda: inline(store=store),
+        pipelines=PIPELINES,
+        limits=WebLimits(page_size=500),
+        authorizer=AllowAnyone(),
+    )
     async with serving(service) as server:
         job_id = await server.submit("counting", {"n": 20}, job_id="kept")
         assert await (await server.session.reattach(job_id)) is JobStatus.FINISHED
     async with serving(service) as server:
         (job,) = (await server.client.get("/jobs")).json()["jobs"]
-        assert (job["job_id"], job["principal"], job["status"]) == ("kept", "local", "finished")
+        assert (job["job_id"], job["principal"], job["status"]) == ("kept", "anyone", "finished")
         page = (await server.client.get("/jobs/kept/events?limit=500")).json()
         assert [event["value"] for event in page["events"] if event["event"] == "result"] == list(range(20))
         assert page["ended"]
@@ -100,7 +107,7 @@ async def test_jobs_of_a_store_are_read_also_by_the_next_service(tmp_path: Path)
 
 async def test_a_store_that_fails_is_told_without_its_place(tmp_path: Path) -> None:
     file = tmp_path / "jobs.db"
-    service = Service(session=lambda: inline(store=f"sqlite:///{file}"), pipelines=PIPELINES)
+    service = Service(session=lambda: inline(store=f"sqlite:///{file}"), pipelines=PIPELINES, authorizer=AllowAnyone())
     async with serving(service) as server:
         with contextlib.closing(sqlite3.connect(file)) as database:
             database.execute("ALTER TABLE jobs RENAME TO lost")

@@ -11,7 +11,7 @@ from openapi_spec_validator import validate
 from pydantic import BaseModel
 
 from dfm_async import Federation, ForEach, Pipeline, PlaceParam, Session, Yield, collect
-from dfm_async.web import Service
+from dfm_async.web import AllowAnyone, Service
 from tests.web.rig import PIPELINES, all_events, inline, serving, square
 
 
@@ -20,18 +20,18 @@ def body(pipeline: Pipeline, **more: Any) -> dict[str, Any]:
 
 
 async def test_a_pipeline_can_come_with_the_request_if_that_is_allowed() -> None:
-    async with serving(Service(session=inline, allow_pipelines=True)) as server:
+    async with serving(Service(session=inline, allow_pipelines=True, authorizer=AllowAnyone())) as server:
         found = await server.client.post("/jobs", json=body(PIPELINES["squares"], params={"x": 6}))
         assert found.status_code == 201, found.text
         events = await all_events(server.client, f"/jobs/{found.json()['job_id']}/stream")
         assert [event.data["value"] for event in events if event.name == "result"] == [36]
-    async with serving(Service(session=inline)) as server:
+    async with serving(Service(session=inline, authorizer=AllowAnyone())) as server:
         found = await server.client.post("/jobs", json=body(PIPELINES["squares"], params={"x": 6}))
         assert (found.status_code, found.json()["error"]) == (403, "pipelines")
 
 
 async def test_a_pipeline_that_comes_with_the_request_may_be_dfms_json() -> None:
-    async with serving(Service(session=inline, allow_pipelines=True)) as server:
+    async with serving(Service(session=inline, allow_pipelines=True, authorizer=AllowAnyone())) as server:
         data = inline().federation.pipeline_to_dfm(PIPELINES["squares"])
         found = await server.client.post("/jobs", json={"pipeline": data, "params": {"x": 6}})
         assert found.status_code == 201, found.text
@@ -48,7 +48,7 @@ async def test_everything_that_is_wrong_with_a_pipeline_is_told() -> None:
         {"kind": "call", "id": 0, "operation": "nothing"},
         {"kind": "call", "id": 1, "operation": "square", "args": {}},
     ]
-    async with serving(Service(session=inline, allow_pipelines=True)) as server:
+    async with serving(Service(session=inline, allow_pipelines=True, authorizer=AllowAnyone())) as server:
         found = await server.client.post("/jobs", json={"pipeline": {"body": statements}})
         assert (found.status_code, found.json()["error"]) == (422, "pipeline")
         assert len(found.json()["problems"]) == 2
@@ -60,7 +60,7 @@ async def test_a_pipeline_cannot_reach_beyond_the_operations() -> None:
         Yield(found.real)
     data = json.loads(json.dumps(inside.model_dump()).replace('"real"', '"__class__"'))
     data["body"].append({"kind": "yield", "id": 7, "value": {"kind": "constant", "encoded": "AAAA"}, "place": "p"})
-    async with serving(Service(session=inline, allow_pipelines=True)) as server:
+    async with serving(Service(session=inline, allow_pipelines=True, authorizer=AllowAnyone())) as server:
         answer = await server.client.post("/jobs", json={"pipeline": data, "params": {"x": 1}})
         assert (answer.status_code, answer.json()["error"]) == (422, "pipeline")
         problems = " ".join(answer.json()["problems"])
@@ -120,7 +120,9 @@ with Pipeline("typed") as typed_pipeline:
 
 
 async def test_schemas_come_from_the_types_that_operations_declare() -> None:
-    service = Service(session=lambda: Session(typed, target="inline"), pipelines={"typed": typed_pipeline})
+    service = Service(
+        session=lambda: Session(typed, target="inline"), pipelines={"typed": typed_pipeline}, authorizer=AllowAnyone()
+    )
     async with serving(service) as server:
         document = (await server.client.get("/openapi.json")).json()
         (found,) = (await server.client.get("/pipelines")).json()["pipelines"]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from dfm_async.web import Service
+from dfm_async.web import AllowAnyone, Service
 from tests.web.rig import PIPELINES, Server, inline, serving
 
 READERS = 500
@@ -58,7 +58,7 @@ async def seen(process: asyncio.subprocess.Process) -> Counter[str]:
 
 
 async def test_five_hundred_readers_of_a_job_all_get_every_event_once_and_in_order() -> None:
-    async with serving(Service(session=inline, pipelines=PIPELINES)) as server:
+    async with serving(Service(session=inline, pipelines=PIPELINES, authorizer=AllowAnyone())) as server:
         job_id = await server.submit("counting", None)
         async with readers(server, job_id, READERS) as process:
             async with asyncio.timeout(60):

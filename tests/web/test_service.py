@@ -23,12 +23,12 @@ from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 
 from dfm_async import Job, JobStatus, Pipeline, PipelineError, Session, SessionClosed, Yield
-from dfm_async.web import Service, WebLimits
+from dfm_async.web import AllowAnyone, Service, WebLimits
 from tests.web.rig import PIPELINES, all_events, events, fed, inline, serving, square
 
 
 def make(**options: object) -> Service:
-    return Service(session=inline, pipelines=PIPELINES, **options)  # type: ignore[arg-type]
+    return Service(session=inline, pipelines=PIPELINES, **options, authorizer=AllowAnyone())  # type: ignore[arg-type]
 
 
 # embedding
@@ -117,14 +117,14 @@ async def test_a_service_can_be_served_by_itself() -> None:
 
 async def test_a_session_that_is_connected_already_is_not_closed() -> None:
     async with inline() as session:
-        async with serving(Service(session=session, pipelines=PIPELINES)) as server:
+        async with serving(Service(session=session, pipelines=PIPELINES, authorizer=AllowAnyone())) as server:
             job_id = await server.submit("squares", {"x": 3})
         assert session.connected
         assert await (await session.reattach(job_id)) is JobStatus.FINISHED
 
 
 async def test_a_service_of_a_federation_runs_in_processes() -> None:
-    async with serving(Service(fed, pipelines={"squares": PIPELINES["squares"]})) as server:
+    async with serving(Service(fed, pipelines={"squares": PIPELINES["squares"]}, authorizer=AllowAnyone())) as server:
         found = await all_events(server.client, f"/jobs/{await server.submit('squares', {'x': 9})}/stream")
         assert [event.data["value"] for event in found if event.name == "result"] == [81]
 
@@ -132,7 +132,7 @@ async def test_a_service_of_a_federation_runs_in_processes() -> None:
 async def test_a_pipeline_that_cannot_run_is_told_when_the_service_opens() -> None:
     with Pipeline("wrong") as wrong:
         Yield(square("no number"))  # type: ignore[call-overload]
-    service = Service(session=inline, pipelines={"wrong": wrong})
+    service = Service(session=inline, pipelines={"wrong": wrong}, authorizer=AllowAnyone())
     with pytest.raises(PipelineError):
         async with service.lifespan():
             pass
@@ -143,7 +143,7 @@ async def test_what_cannot_be_a_service_is_refused() -> None:
     with pytest.raises(TypeError, match="either"):
         Service(pipelines=PIPELINES)
     with pytest.raises(TypeError, match="either"):
-        Service(fed, session=inline)
+        Service(fed, session=inline, authorizer=AllowAnyone())
     wrong: list[dict[str, Any]] = [
         {"federation": "numbers"},
         {"session": fed},
@@ -154,9 +154,9 @@ async def test_what_cannot_be_a_service_is_refused() -> None:
         with pytest.raises(TypeError, match=f"{list(given)[-1]} must be"):
             Service(**given)
     with pytest.raises(TypeError, match="no Pipeline"):
-        Service(fed, pipelines={"x": square})  # type: ignore[dict-item]
+        Service(fed, pipelines={"x": square}, authorizer=AllowAnyone())  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="URL"):
-        Service(fed, pipelines={"a/b": PIPELINES["squares"]})
+        Service(fed, pipelines={"a/b": PIPELINES["squares"]}, authorizer=AllowAnyone())
     service = make()
     with pytest.raises(SessionClosed):
         service.session(Request({"type": "http"}))
@@ -214,7 +214,7 @@ async def test_a_reader_is_not_gone_because_the_service_drains() -> None:
 
 async def test_a_reader_goes_on_at_the_next_service_where_the_last_one_drained(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/jobs.db"
-    service = Service(session=lambda: inline(store=store), pipelines=PIPELINES)
+    service = Service(session=lambda: inline(store=store), pipelines=PIPELINES, authorizer=AllowAnyone())
     seen: list[int] = []
     async with serving(service) as server:
         job_id = await server.submit("squares", {"x": 2}, open=True, job_id="kept")
@@ -242,9 +242,9 @@ async def test_a_reader_goes_on_at_the_next_service_where_the_last_one_drained(t
 SERVED = """
 import uvicorn
 from tests.web.rig import PIPELINES, inline
-from dfm_async.web import Service
+from dfm_async.web import AllowAnyone, Service
 
-service = Service(session=inline, pipelines=PIPELINES)
+service = Service(session=inline, pipelines=PIPELINES, authorizer=AllowAnyone())
 if __name__ == "__main__":
     uvicorn.run(service.app, port=0)
 """
@@ -284,7 +284,7 @@ async def test_a_submission_that_waits_for_its_turn_does_not_hold_up_the_end() -
             await turn.wait()
             return await super().execute(*args, **options)
 
-    service = Service(session=lambda: Busy(fed, target="inline"), pipelines=PIPELINES)
+    service = Service(session=lambda: Busy(fed, target="inline"), pipelines=PIPELINES, authorizer=AllowAnyone())
     async with serving(service) as server:
         headers = {"accept": "text/event-stream"}
         late = asyncio.create_task(server.client.post("/pipelines/endless/jobs", json={}, headers=headers))
@@ -309,7 +309,7 @@ async def test_a_service_is_not_ready_before_it_is_open() -> None:
 
 
 async def test_metrics_are_in_the_format_of_prometheus() -> None:
-    service = Service(fed, pipelines=PIPELINES)
+    service = Service(fed, pipelines=PIPELINES, authorizer=AllowAnyone())
     async with serving(service) as server:
         await all_events(server.client, f"/jobs/{await server.submit('squares', {'x': 9})}/stream")
         await server.submit("endless")

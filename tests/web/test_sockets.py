@@ -11,12 +11,12 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from dfm_async import JobStatus
-from dfm_async.web import Service, WebLimits
+from dfm_async.web import AllowAnyone, Service, WebLimits
 from tests.web.rig import PIPELINES, Server, all_events, inline, serving
 
 
 def make(**limits: Any) -> Service:
-    return Service(session=inline, pipelines=PIPELINES, limits=WebLimits(**limits))
+    return Service(session=inline, pipelines=PIPELINES, limits=WebLimits(**limits), authorizer=AllowAnyone())
 
 
 def to(server: Server, job_id: str, query: str = "", **options: Any) -> connect:

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from dfm_async.web import Service, WebLimits
+from dfm_async.web import AllowAnyone, Service, WebLimits
 from dfm_async.web.uploads import Uploads
 from tests.web.rig import PIPELINES, Server, all_events, gates, inline, serving, wire
 from tests.web.test_access import Tokens
@@ -19,7 +19,7 @@ BODY = json.dumps({"params": {"x": 3}}).encode()
 
 
 def limited(**limits: float) -> Service:
-    return Service(session=inline, pipelines=PIPELINES, limits=WebLimits(**limits))  # type: ignore[arg-type]
+    return Service(session=inline, pipelines=PIPELINES, limits=WebLimits(**limits), authorizer=AllowAnyone())  # type: ignore[arg-type]
 
 
 class Watched(Uploads):
@@ -27,8 +27,8 @@ class Watched(Uploads):
 
     changed = asyncio.Event()
 
-    def hold(self, size: int) -> None:
-        super().hold(size)
+    def hold(self, who: str, size: int) -> None:
+        super().hold(who, size)
         self._tell()
 
     def leave(self, who: str, size: int) -> None:
@@ -98,6 +98,28 @@ async def test_all_bodies_together_hold_no_more_than_allowed() -> None:
         await slow.send(large[-1:])
         assert (await slow.answer()).status == 201
         assert uploads.held == 0
+
+
+async def test_one_principal_cannot_keep_others_from_sending() -> None:
+    limits = WebLimits(upload_bytes=400_000, body_bytes=60_000)
+    service = Service(session=inline, pipelines=PIPELINES, limits=limits, authorizer=Tokens())
+    large = BODY.ljust(50_000)
+    async with serving(service) as server, AsyncExitStack() as stack:
+        held = [await stack.enter_async_context(wire(server)) for _ in range(8)]
+        for number, slow in enumerate(held, 1):  # as much as all may hold together
+            await slow.post(URL, large[:-1], len(large), authorization="mallory")
+            await until(lambda number=number: service._state.uploads.held >= min(number, 2) * (len(large) - 1))  # type: ignore[misc]
+        for slow in held[2:]:
+            found = await slow.answer()
+            assert (found.status, found.data["error"]) == (429, "uploads")
+        for _ in range(3):
+            ada = await stack.enter_async_context(wire(server))
+            await ada.post(URL, large, authorization="ada")
+            assert (await ada.answer()).status == 201
+        for slow in held[:2]:
+            await slow.send(large[-1:])
+            assert (await slow.answer()).status == 201
+        assert service._state.uploads.held == 0
 
 
 async def test_what_was_submitted_is_not_held_while_its_stream_is_open() -> None:

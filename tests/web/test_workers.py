@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from dfm_async import Federation, LocalOptions, Pipeline, PlaceParam, RetryPolicy, Session, Yield
-from dfm_async.web import Service
+from dfm_async.web import AllowAnyone, Service
 from tests.web.rig import events, serving
 
 fragile = Federation("fragile")
@@ -32,7 +32,7 @@ with Pipeline("dies") as dies:
 
 async def test_a_stream_goes_on_while_a_worker_is_lost(tmp_path: Path) -> None:
     options = LocalOptions(lanes=1)
-    service = Service(session=Session(fragile, options=options), pipelines={"dies": dies})
+    service = Service(session=Session(fragile, options=options), pipelines={"dies": dies}, authorizer=AllowAnyone())
     async with serving(service) as server:
         async with server.client.stream(
             "POST",

@@ -10,7 +10,7 @@ from fastapi import Cookie, FastAPI, Header, HTTPException
 from pydantic import BaseModel
 
 from dfm_async import Federation, HttpCallFailed, Pipeline, PlaceParam, Session, Yield
-from dfm_async.web import Service
+from dfm_async.web import AllowAnyone, Service
 from tests.federation.openapi.service import serving_app
 from tests.web import rig
 
@@ -74,7 +74,7 @@ async def test_a_service_of_fastapi_is_asked_by_its_own_document() -> None:
 
 
 async def test_a_federation_can_ask_another_one_by_the_document_of_its_web_service() -> None:
-    async with rig.serving(Service(session=rig.inline, pipelines=rig.PIPELINES)) as server:
+    async with rig.serving(Service(session=rig.inline, pipelines=rig.PIPELINES, authorizer=AllowAnyone())) as server:
         document = (await server.client.get("/openapi.json")).json()
         fed = Federation("asking")
         fed.site("lab")

@@ -10,7 +10,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page
 
 from dfm_async import Session
-from dfm_async.web import Service, WebLimits
+from dfm_async.web import AllowAnyone, Service, WebLimits
 from tests.web.page.browser import launched
 from tests.web.page.site import PIPELINES, fed, gates
 from tests.web.rig import Server, serving
@@ -54,7 +54,9 @@ class Open:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[Server]:
     limits = WebLimits(retry=0.05)  # how soon a browser comes back
-    service = Service(session=lambda: Session(fed, target="inline"), pipelines=PIPELINES, limits=limits)
+    service = Service(
+        session=lambda: Session(fed, target="inline"), pipelines=PIPELINES, limits=limits, authorizer=AllowAnyone()
+    )
     async with serving(service) as running:
         yield running
         for gate in gates.values():
