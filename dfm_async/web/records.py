@@ -121,22 +121,22 @@ class LogRecords:
         if known is not None:
             yield known
             return
-        parts: list[bytes] = []
+        parts: list[bytes | _Large] = []  # held until they are written, so that others share them
         size, whole = 0, True
-        made: bytes | _Large = b""
         for event in events:
-            made = self._made(event)  # held until it is written, so that others share it
-            data = _data(made)
-            if parts and size + len(data) > _CHUNK:
-                yield b"".join(parts), event.offset - 1
+            if size >= _CHUNK:
+                yield _joined(parts), event.offset - 1
                 parts, size, whole = [], 0, False
-            parts.append(data)
-            size += len(data)
-        chunk = parts[0] if len(parts) == 1 else b"".join(parts), events[-1].offset
+            made = self._made(event)
+            if parts and size + len(_data(made)) > _CHUNK:
+                yield _joined(parts), event.offset - 1
+                parts, size, whole = [], 0, False
+            parts.append(made)
+            size += len(_data(made))
+        chunk = _joined(parts), events[-1].offset
         if whole and shared and size <= _CHUNK:
             self._records.keep(size)
             self._chunks[key] = chunk
-        del parts
         yield chunk
 
     def json(self, event: Event) -> bytes:
@@ -151,6 +151,10 @@ class LogRecords:
 
 def _data(made: bytes | _Large) -> bytes:
     return made.data if isinstance(made, _Large) else made
+
+
+def _joined(parts: list[bytes | _Large]) -> bytes:
+    return _data(parts[0]) if len(parts) == 1 else b"".join(map(_data, parts))
 
 
 def _line(record: bytes) -> bytes:

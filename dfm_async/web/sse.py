@@ -101,8 +101,8 @@ class Line:
     async def linger(self, seat: Seat) -> None:
         """Keeps the seat of a client that reads nothing until it reads what the server has buffered, or is gone."""
         if self._course.phase is Phase.STALLED:
-            empty = {"type": "http.response.body", "body": b"", "more_body": True}
-            await seat.linger(self._sender(empty), self._until_gone())
+            end = {"type": "http.response.body", "body": b"", "more_body": False}
+            await seat.linger(self._sender(end), self._until_gone())
 
     def _look_at(self, when: float) -> None:
         self._timer = asyncio.get_running_loop().call_at(when, self._look)
