@@ -629,8 +629,8 @@ class ResultsExpired(DfmError):
     def __str__(self) -> str:
         return (
             f"job {self.job_id}: event {self.wanted} is gone, the log begins at {self.first}. "
-            f"Read from there with after={self.first - 1}. ResultLimits, LocalOptions(keep_finished=...) and "
-            "LocalOptions(keep_finished_for=...) say how much is kept"
+            f"Read from there with after={self.first - 1}. ResultLimits and LocalOptions(keep_finished=..., "
+            "keep_finished_for=..., keep_finished_bytes=...) say how much is kept; a store keeps everything"
         )
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dfm_async.cli.exits import Exit, exit_of_status
 from dfm_async.cli.following import follow
-from dfm_async.cli.program import complain, safe
+from dfm_async.cli.program import complain, safe, safe_json
 from dfm_async.cli.results import json_values, value_text
 from dfm_async.cli.running import Output
 from dfm_async.cli.sources import JobSource
@@ -38,7 +38,7 @@ async def list_jobs(opening: Source, limit: int, status: JobStatus | None, *, as
         found = await source.infos(limit, status)
     if as_json:
         for info in found:
-            await output.line(msgspec.json.encode(info).decode())
+            await output.line(safe_json(msgspec.json.encode(info)))
         return Exit.SUCCESS
     if found:
         _table(found)
@@ -102,7 +102,7 @@ async def show_log(opening: Source, job_id: str, after: int, *, following: bool,
             if isinstance(event, Activity):
                 continue
             if as_json:
-                await output.line(values.encode_whole(event_data(event, values, tracebacks=True)).decode())
+                await output.line(safe_json(values.encode_whole(event_data(event, values, tracebacks=True))))
             else:
                 await output.line(f"{event.offset:>6}  {_line(event)}")
     return Exit.SUCCESS
@@ -116,7 +116,7 @@ async def cancel(opening: Source, job_id: str, reason: str, *, as_json: bool) ->
         info = await source.info(job_id)
     if as_json:
         told: dict[str, Any] = {"job_id": job_id, "status": info.status.value, "outcomes": outcomes}
-        await output.line(msgspec.json.encode(told).decode())
+        await output.line(safe_json(msgspec.json.encode(told)))
         return Exit.SUCCESS
     sites = "".join(f"\n  {safe(site)}: {safe(outcome)}" for site, outcome in outcomes.items())
     await output.line(f"job {safe(job_id)} is {info.status.value}{sites}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -16,12 +17,14 @@ import typer
 from dfm_async.cli.exits import BadInput, Exit, Unreachable, Unwritable, exit_of
 from dfm_async.errors import DfmError
 
-__all__ = ["complain", "plain_errors", "run_async", "safe"]
+__all__ = ["complain", "plain_errors", "run_async", "safe", "safe_json"]
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What is raised where nothing more can be written."""
 _SHOW_CURSOR: Final = "\x1b[?25h"
+_CONTROLS: Final = re.compile(r"[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]")
+"""What a terminal may act on, or show in another order; the encoder escapes those below U+0020."""
 
 
 def safe(text: str) -> str:
@@ -29,6 +32,12 @@ def safe(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def safe_json(data: bytes) -> str:
+    """Makes JSON harmless on a terminal: control and direction characters, which only texts have, are escaped."""
+    text = data.decode()
+    return text if text.isprintable() else _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def complain(message: str) -> None:

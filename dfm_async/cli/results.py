@@ -11,7 +11,7 @@ import anyio.to_thread
 import msgspec
 
 from dfm_async.cli.exits import BadInput, Unwritable
-from dfm_async.cli.program import safe
+from dfm_async.cli.program import safe, safe_json
 from dfm_async.cli.streams import StandardOutput
 from dfm_async.model.events import Result
 from dfm_async.telemetry.spans import frame_text
@@ -156,4 +156,4 @@ def _suffix(value: Any) -> str:
 
 def _json_line(result: Result, **members: Any) -> str:
     where = {"place": result.place, "frame": result.frame, "site": result.site, "node": result.node}
-    return msgspec.json.encode({**where, "offset": result.offset, **members}).decode()
+    return safe_json(msgspec.json.encode({**where, "offset": result.offset, **members}))

@@ -36,6 +36,9 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How many ended jobs are kept with their logs; of older ones only a summary is kept."""
     keep_finished_for: float = 3600.0
     """For how many seconds the log of an ended job is kept."""
+    keep_finished_bytes: int = 512 * 1024 * 1024
+    """About how many bytes of memory the logs of all ended jobs may take together, read or not. The logs of the oldest
+    jobs are dropped when they take more; reading them raises ``ResultsExpired``, unless there is a store."""
     keep_summaries: int = 10_000
     """Of how many further ended jobs a summary is kept; the oldest are forgotten first."""
     cancel_grace: float = 5.0
@@ -62,7 +65,7 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("keep_finished", "keep_finished_for", "keep_summaries", "cancel_grace", "shutdown_grace"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)!r}")
-        for name in ("lanes", "jobs_per_lane", "max_concurrent_jobs", "queue_limit"):
+        for name in ("lanes", "jobs_per_lane", "max_concurrent_jobs", "queue_limit", "keep_finished_bytes"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be a positive whole number, not {value!r}")

@@ -14,6 +14,8 @@ from dfm_async.model.limits import ResultLimits
 __all__ = ["Backing", "LogReader", "ResultLog"]
 
 _COMPACT = 4096
+_EVENT = 256
+"""About how many bytes an event takes besides its value."""
 _BARE = frozenset({FrameCompleted, Metrics, Progress, StatusChanged, WorkerNotice})
 """Events that carry no results: with nobody reading, they make room also unseen."""
 _GONE = FrameCompleted(-1, ())
@@ -83,6 +85,11 @@ class ResultLog:
     def size(self) -> int:
         """How many bytes of encoded values are kept."""
         return self._bytes
+
+    @property
+    def weight(self) -> int:
+        """About how many bytes of memory the log takes."""
+        return self._bytes + _EVENT * self.held
 
     @property
     def full(self) -> bool:

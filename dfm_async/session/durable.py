@@ -8,7 +8,7 @@ import functools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -227,7 +227,8 @@ class DurableJobs:
             read = await self._store.jobs(self._limit) if self._limit else []
         finally:
             self._reading = [other for other in self._reading if other is not deleted]
-        self._listed = [job for job in read if job.job_id not in deleted]
+        found = [job for job in read if job.job_id not in deleted]
+        self._listed = sorted(found, key=lambda job: (job.created, job.job_id))
         for stored in self._listed:
             known = self._jobs.find(stored.job_id)
             if _runs_elsewhere(stored) or (known is not None and known.journal is None):
@@ -250,6 +251,13 @@ class DurableJobs:
             record.reason = error.problem
             record.cut_off(error)
             return record
+
+    def newest(self, before: tuple[float, str] | None) -> Iterator[JobRecord]:
+        """Give the jobs of the store that are not among those of the session, the newest first."""
+        for stored in reversed(self._listed):
+            older = before is None or (stored.created, stored.job_id) < before
+            if older and self._known(stored.job_id) is None:
+                yield self._listing(stored)
 
     def _known(self, job_id: str) -> JobRecord | None:
         return self._creating.get(job_id) or self._jobs.find(job_id)

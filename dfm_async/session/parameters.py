@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterable, Iterable, Mapping
@@ -18,6 +19,8 @@ __all__ = ["ParameterSets", "StoredRow", "stored_row"]
 
 _PLANS: Final = 128
 _PROBLEMS: Final = 10
+_TURN: Final = 500
+"""After how many parameter sets others of the loop run."""
 
 
 class StoredRow(dict[str, Any]):
@@ -32,6 +35,35 @@ def stored_row(row: Row) -> bytes:
     """What is written of a parameter set."""
     assert isinstance(row, StoredRow)  # noqa: S101 - a session with a store makes no others
     return row.data
+
+
+class _Packing:
+    """Parameter sets that are checked and packed, some at a time."""
+
+    def __init__(self, given: list[Any]) -> None:
+        self.given = given
+        self.rows: list[Row] = []
+        self.problems: list[str] = []
+
+    @property
+    def done(self) -> bool:
+        return len(self.rows) == len(self.given)
+
+    def rows_or_raise(self) -> list[Row]:
+        if self.problems:
+            more = len(self.problems) - _PROBLEMS
+            raise ParameterError(self.problems[:_PROBLEMS] + ([f"and {more} more"] if more > 0 else []))
+        return self.rows
+
+
+def _given(params: Any) -> list[Any]:
+    if isinstance(params, Mapping):
+        return [params]
+    if isinstance(params, (list, tuple)):
+        return list(params)
+    wanted = "a dict is one parameter set, a list several, an async iterable a stream of them"
+    hint = ": write list(...)" if hasattr(params, "__next__") else ""
+    raise ParameterError([f"{wanted}, not a value of type {type(params).__name__}{hint}"])
 
 
 class ParameterSets:
@@ -55,20 +87,25 @@ class ParameterSets:
         Raises:
             ParameterError: with everything that is wrong.
         """
-        if isinstance(params, Mapping):
-            given: list[Any] = [params]
-        elif isinstance(params, (list, tuple)):
-            given = list(params)
-        else:
-            wanted = "a dict is one parameter set, a list several, an async iterable a stream of them"
-            hint = ": write list(...)" if hasattr(params, "__next__") else ""
-            raise ParameterError([f"{wanted}, not a value of type {type(params).__name__}{hint}"])
-        problems: list[str] = []
-        rows = [self._row(plan, row, "" if len(given) == 1 else f"set {i}: ", problems) for i, row in enumerate(given)]
-        if problems:
-            more = len(problems) - _PROBLEMS
-            raise ParameterError(problems[:_PROBLEMS] + ([f"and {more} more"] if more > 0 else []))
-        return rows
+        packing = _Packing(_given(params))
+        while not packing.done:
+            self._pack_some(plan, packing)
+        return packing.rows_or_raise()
+
+    async def pack_in_turns(self, plan: Plan, params: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> list[Row]:
+        """Do the same as :meth:`pack`, and let others of the loop run meanwhile if there are many sets."""
+        packing = _Packing(_given(params))
+        self._pack_some(plan, packing)
+        while not packing.done:
+            await asyncio.sleep(0)
+            self._pack_some(plan, packing)
+        return packing.rows_or_raise()
+
+    def _pack_some(self, plan: Plan, packing: _Packing) -> None:
+        given, rows = packing.given, packing.rows
+        for number in range(len(rows), min(len(rows) + _TURN, len(given))):
+            where = "" if len(given) == 1 else f"set {number}: "
+            rows.append(self._row(plan, given[number], where, packing.problems))
 
     def _row(self, plan: Plan, row: Any, where: str, problems: list[str]) -> Row:
         if not isinstance(row, Mapping):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import heapq
 import logging
+import operator
 import os
 import secrets
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
@@ -29,6 +32,7 @@ from dfm_async.model.policies import RetryPolicy
 from dfm_async.model.stats import SessionStats
 from dfm_async.model.status import JobStatus
 from dfm_async.pipeline.pipeline import Pipeline
+from dfm_async.pipeline.statements import walk_statements
 from dfm_async.planner.explain import net_text
 from dfm_async.planner.plan import Plan, misfits, prepare, retry_policies
 from dfm_async.planner.profile import Profile
@@ -399,7 +403,8 @@ class Session:
             return prepare(pipeline, self.federation, self.homesite, restrict_to_sites, self._lanes, measured)
 
         # A large one takes seconds, in which others of this loop want their turn.
-        plan = make() if len(body) < _LARGE else await in_thread(make, "prepare")
+        large = next(islice(walk_statements(body), _LARGE, None), None) is not None
+        plan = await in_thread(make, "prepare") if large else make()
         await self._check_possible(plan)
         if usual and self._planned_at == revision:
             self._plans[id(body)] = (body, plan)
@@ -521,7 +526,8 @@ class Session:
         if limits.overflow == "spill" and self._durable is None:
             raise ValueError("overflow='spill' needs a store: Session(..., store='sqlite:///jobs.db')")
         stream = input_params if isinstance(input_params, AsyncIterable) else None
-        rows = [] if stream is not None or input_params is None else self._params.pack(plan, input_params)  # type: ignore[arg-type]
+        given = stream is None and input_params is not None
+        rows = await self._params.pack_in_turns(plan, input_params) if given else []  # type: ignore[arg-type]
         fingerprint = None if job_id is None else self._params.fingerprint(plan, input_params)
         record = JobRecord(JobId(job_id or secrets.token_hex(8)), JobNumber(-1), plan, limits)
         record.fingerprint, record.label = fingerprint, label
@@ -730,7 +736,7 @@ class Session:
             await self._durable.check_steerable(job_id)
         if coordinator is None or not coordinator.accepts:
             raise ParameterError(["the job takes no further parameter sets: it was told to stop, or has ended"])
-        rows = self._params.pack(coordinator.plan, params)
+        rows = await self._params.pack_in_turns(coordinator.plan, params)
         for start in range(0, len(rows), 64):
             await coordinator.room()
             if not coordinator.accepts:
@@ -789,6 +795,21 @@ class Session:
                 for found in jobs.kept
             ),
         ]
+
+    def recent(self, before: tuple[float, str] | None = None) -> Iterator[JobInfo]:
+        """Gives what is known of the jobs, the newest first, one by one; jobs may come and go between two of them.
+
+        Args:
+            before: when a job was created, and its id: only older ones are given.
+        """
+        durable, jobs = self._durable, self._jobs
+        stored: Iterable[JobRecord] = () if durable is None else durable.newest(before)
+        order = operator.attrgetter("created", "job_id")
+        for found in heapq.merge(jobs.newest(before), stored, key=order, reverse=True):
+            if isinstance(found, JobRecord):
+                yield record_info(found, None if found.status.ended else jobs.coordinator(found.job_id))
+            else:
+                yield summary_info(found, readable=durable is not None)
 
     def changes(self, interval: float = 0.1) -> JobWatch:
         """Gives an iterator over what happens to all jobs: first one item for each that is known, then for each change.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from dfm_async.model.options import LocalOptions
@@ -49,7 +50,9 @@ class JobTable(Generic[C]):
         self._running: dict[str, C] = {}
         self._ended: deque[JobRecord] = deque()
         self._summaries: OrderedDict[str, JobSummary] = OrderedDict()
-        self._retention = Retention()
+        self._order: list[tuple[float, str]] = []
+        self._created: dict[str, float] = {}
+        self._retention = Retention(unread_limit=options.keep_finished_bytes)
         self._timer: asyncio.TimerHandle | None = None
         self.backing: Callable[[str, Plan], Backing] | None = None
         """Where the logs of jobs stand that are not kept here any more."""
@@ -73,7 +76,10 @@ class JobTable(Generic[C]):
         self.ended_elsewhere(record)
 
     def _add(self, record: JobRecord) -> None:
+        self._leave_order(record.job_id)
         self._records[record.job_id] = record
+        self._created[record.job_id] = record.created
+        bisect.insort(self._order, (record.created, record.job_id))
         record.changes = self.changes
         record.changed()
 
@@ -85,6 +91,7 @@ class JobTable(Generic[C]):
 
     def forget(self, job_id: str) -> None:
         """Drops a job that never came to be, or is not wanted any more."""
+        self._leave_order(job_id)
         self._summaries.pop(job_id, None)
         self._running.pop(job_id, None)
         record = self._records.pop(job_id, None)
@@ -165,7 +172,26 @@ class JobTable(Generic[C]):
         del self._records[record.job_id]
         self._summaries[record.job_id] = summary
         while len(self._summaries) > self._options.keep_summaries:
-            self._summaries.popitem(last=False)
+            self._leave_order(self._summaries.popitem(last=False)[0])
+
+    def _leave_order(self, job_id: str) -> None:
+        created = self._created.pop(job_id, None)
+        if created is not None:
+            del self._order[bisect.bisect_left(self._order, (created, job_id))]
+
+    def newest(self, before: tuple[float, str] | None = None) -> Iterator[JobRecord | JobSummary]:
+        """Give the known jobs, the newest first; the table may change between two of them.
+
+        Args:
+            before: when a job was created, and its id: only older ones are given.
+        """
+        at = len(self._order) if before is None else bisect.bisect_left(self._order, before)
+        while at > 0:
+            key = self._order[at - 1]
+            found = self._records.get(key[1]) or self._summaries.get(key[1])
+            if found is not None:
+                yield found
+            at = bisect.bisect_left(self._order, key)
 
     def _due(self) -> float:
         return self._ended[0].ended_at + self._options.keep_finished_for

@@ -90,10 +90,6 @@ class State:
         """The records of a job as somebody may see them."""
         return self.records.of(log, self.guard.allows(principal, "debug", info))
 
-    def infos(self) -> list[JobInfo]:
-        """What is known of all jobs."""
-        return self.session.infos()
-
     async def job(self, principal: Principal, action: Action, job_id: str) -> tuple[Job, JobInfo]:
         """Finds a job that somebody may do something with.
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
+import reprlib
 from collections.abc import Mapping, Set
+from itertools import accumulate, islice
 from typing import Any, Final
 
 import msgspec
@@ -15,15 +18,31 @@ __all__ = ["JsonValues"]
 
 _PREVIEW: Final = 200
 """How much of an object without a rule is shown."""
+_BITS: Final = 14_000
+"""The largest whole number that is written, about 4,200 digits: Python refuses to write much longer ones."""
+_CAREFUL: Final = 50_000
+"""How many elements are written one by one, if arrays may not have more."""
+_SUMMARY: Final = 50
+"""What a summary costs, in elements."""
+_BUILTIN: Final = (list, tuple, dict, set, frozenset)
+
+_repr: Final = reprlib.Repr()
+_repr.maxlevel = 2
+_repr.maxstring = _repr.maxother = _PREVIEW
+
+
+class _TooMuch(Exception):
+    """A value has more elements than can be written one by one."""
 
 
 class JsonValues:
-    """Writes values as JSON.
+    """Writes values as JSON. There is no value that makes it raise.
 
     Dates and times are written as ISO 8601, bytes as base64, decimals and UUIDs as text, sets and tuples as lists,
     enums by their value; dataclasses, pydantic models and structs as objects; NaN and infinity as null. Arrays are
-    nested lists as far as the limits allow, else a summary with their shape and type. What no rule knows is a summary
-    with its type and the beginning of its ``repr``.
+    nested lists as far as the limits allow, else a summary with their shape and type; whole numbers of more than 4,000
+    digits are a summary with their type and number of bits. What no rule knows is a summary with its type and the
+    beginning of its ``repr``.
 
     Args:
         array_items: how many elements of an array are written as lists.
@@ -38,21 +57,41 @@ class JsonValues:
         self._encoder = msgspec.json.Encoder(enc_hook=self._plain)
 
     def encode(self, value: Any) -> bytes:
-        """Writes a value. Never fails: of what is too large or too deep, a summary is written."""
+        """Write a value; of one that is too large, or that cannot be written, a summary."""
         data = self.encode_whole(value)
         if len(data) > self._record_bytes:
             return msgspec.json.encode({"type": type_name(type(value)), "json_bytes": len(data), "omitted": True})
         return data
 
     def encode_whole(self, value: Any) -> bytes:
-        """Writes a value, however large it is. Never fails."""
+        """Write a value, however large it is."""
         try:
             return self._encoder.encode(value)
         except Exception:  # noqa: BLE001 - there are many reasons, some of them in the user's classes
-            return msgspec.json.encode(self._careful(value, 0))
+            try:
+                return msgspec.json.encode(_Careful(self).written(value, 0))
+            except Exception:  # noqa: BLE001 - more elements than can be written one by one
+                return msgspec.json.encode(_summary(value))
+
+    @property
+    def depth(self) -> int:
+        """Down to which depth values are written that need care."""
+        return self._json_depth
+
+    @property
+    def elements(self) -> int:
+        """How many elements are written of a value that needs care."""
+        return max(_CAREFUL, self._array_items)
 
     def _plain(self, value: Any) -> Any:
         """What stands for an object that the encoder does not know."""
+        try:
+            return self.stand_in(value)
+        except Exception:  # noqa: BLE001 - the user's class
+            return _summary(value)
+
+    def stand_in(self, value: Any) -> Any:
+        """Return what stands for an object that the encoder does not know."""
         if isinstance(getattr(type(value), "model_fields", None), dict):
             return {name: getattr(value, name) for name in type(value).model_fields}
         if hasattr(value, "dtype") and hasattr(value, "tolist"):
@@ -64,46 +103,85 @@ class JsonValues:
         return _summary(value)
 
     def _array(self, value: Any) -> Any:
-        if value.size > self._array_items:
-            return {"type": type_name(type(value)), "shape": list(value.shape), "dtype": str(value.dtype)}
-        return value.tolist()
+        shape = [int(length) for length in value.shape]
+        # One without elements can have any number of empty lists in it.
+        if max(accumulate(shape, operator.mul), default=1) > self._array_items and shape[0]:
+            return {"type": type_name(type(value)), "shape": shape, "dtype": str(value.dtype)}
+        found = value.tolist()
+        return _summary(value) if isinstance(found, type(value)) else found
 
-    def _careful(self, value: Any, depth: int) -> Any:
-        """The same rules one by one, for values with something in them that stops the encoder."""
+
+class _Careful:
+    """Writes a value with something in it that stops the encoder: the same rules, one by one, up to a bound."""
+
+    def __init__(self, values: JsonValues) -> None:
+        self._values = values
+        self._left = values.elements
+
+    def written(self, value: Any, depth: int) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise _TooMuch
+        try:
+            return self._one(value, depth)
+        except _TooMuch:
+            raise
+        except Exception:  # noqa: BLE001 - the user's class
+            return _summary(value)
+
+    def _one(self, value: Any, depth: int) -> Any:
         if isinstance(value, str):
-            return value.encode("utf-8", "replace").decode()
+            return _text(value)
         if isinstance(value, bool) or value is None:
             return value
         if isinstance(value, int):
-            return int(value)
+            return _whole(value)
         if isinstance(value, float):
             return float(value) if math.isfinite(value) else None
-        if depth >= self._json_depth:
+        if depth >= self._values.depth:
+            self._left -= _SUMMARY
             return _summary(value)
         if isinstance(value, Mapping):
-            return {_key(key): self._careful(item, depth + 1) for key, item in value.items()}
+            items = islice(value.items(), self._left + 1)
+            return {_key(key): self.written(item, depth + 1) for key, item in items}
         if isinstance(value, (list, tuple, Set)):
-            return [self._careful(item, depth + 1) for item in value]
+            return [self.written(item, depth + 1) for item in islice(value, self._left + 1)]
         if isinstance(value, msgspec.Struct):
-            return {name: self._careful(getattr(value, name), depth + 1) for name in value.__struct_fields__}
+            return {name: self.written(getattr(value, name), depth + 1) for name in value.__struct_fields__}
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = dataclasses.fields(value)
-            return {field.name: self._careful(getattr(value, field.name, None), depth + 1) for field in fields}
+            return {field.name: self.written(getattr(value, field.name, None), depth + 1) for field in fields}
         try:
             msgspec.json.encode(value)
         except Exception:  # noqa: BLE001 - the same reasons
-            plain = self._plain(value)
-            return plain if type(plain) is dict and "repr" in plain else self._careful(plain, depth + 1)
+            plain = self._values.stand_in(value)
+            return plain if type(plain) is dict and "repr" in plain else self.written(plain, depth + 1)
         return value
 
 
+def _text(value: str) -> str:
+    return str.encode(value, "utf-8", "replace").decode()
+
+
+def _whole(value: int) -> Any:
+    bits = int.bit_length(value)
+    return {"type": type_name(type(value)), "bits": bits, "omitted": True} if bits > _BITS else int(value)
+
+
 def _key(key: Any) -> str:
-    return key.encode("utf-8", "replace").decode() if isinstance(key, str) else str(key)
+    if isinstance(key, str):
+        return _text(key)
+    try:
+        return _text(str(key))
+    except Exception:  # noqa: BLE001 - the user's class, or a very large number
+        return f"{type_name(type(key))} at {id(key):#x}"
 
 
 def _summary(value: Any) -> dict[str, Any]:
     try:
-        text = repr(value)[:_PREVIEW].encode("utf-8", "replace").decode()
+        # The repr of a list is as long as the list: only its beginning is made.
+        text = _repr.repr(value) if type(value) in _BUILTIN else repr(value)
+        text = _text(text[:_PREVIEW])
     except Exception as error:  # noqa: BLE001 - the user's code
         text = f"repr raised {type(error).__name__}"
     return {"type": type_name(type(value)), "repr": text}

@@ -250,3 +250,14 @@ def test_a_port_that_is_taken_is_told(url: str) -> None:
     done = dfm("serve", STATIONS, "--port", url.rpartition(":")[2])
     assert (done.returncode, done.stdout) == (2, "")
     assert "Address already in use" in done.stderr
+
+
+def test_json_has_nothing_that_a_terminal_acts_on(url: str) -> None:
+    text = "a\x9b31mb\u202ec\x7fd\u2066e\x1bf"
+    submit(url, "echoes", "controls", {"value": text})
+    invoked("attach", "controls", "--url", url, "-q")
+    for arguments in (["attach", "controls", "--json"], ["logs", "controls", "--json"], ["jobs", "--json"]):
+        done = invoked(*arguments, "--url", url)
+        assert not [found for found in done.stdout if not found.isprintable() and found != "\n"]
+    (result,) = lines(invoked("attach", "controls", "--json", "--url", url).stdout)
+    assert result["value"] == text

@@ -63,6 +63,51 @@ def test_what_was_read_later_goes_later() -> None:
     assert log.held == 1, "as many as fit"
 
 
+def test_the_oldest_logs_are_dropped_unread_when_all_take_too_much() -> None:
+    retention = Retention(unread_limit=10 * MIB)
+    logs = [filled(4, read=False) for _ in range(5)]
+    for log in logs:
+        retention.ended(log)
+    assert [log.held for log in logs] == [0, 0, 0, 4, 4]
+    with pytest.raises(ResultsExpired, match="keep_finished_bytes"):
+        logs[0].reader(None)
+
+
+def test_many_small_logs_are_bounded_together() -> None:
+    retention = Retention(unread_limit=MIB)
+    logs = []
+    for _ in range(100):
+        log = ResultLog("job", ResultLimits())
+        for offset in range(200):
+            log.append(Result(offset, "p", None, (0,), "s", "n"), 1)
+        log.close()
+        logs.append(log)
+        retention.ended(log)
+    assert sum(log.weight for log in logs) <= MIB
+    assert [log.held for log in logs] == sorted(log.held for log in logs), "the oldest have gone first"
+    assert logs[-1].held == 200
+
+
+def test_the_log_of_the_last_job_stays_however_large_it_is() -> None:
+    retention = Retention(unread_limit=MIB)
+    first, last = filled(5, read=False), filled(5, read=False)
+    retention.ended(first)
+    assert first.held == 5
+    retention.ended(last)
+    assert (first.held, last.held) == (0, 5)
+
+
+def test_a_log_that_is_being_read_is_dropped_when_its_reader_leaves() -> None:
+    retention = Retention(unread_limit=MIB)
+    first = filled(5, read=False)
+    reader = first.reader(None)
+    retention.ended(first)
+    retention.ended(filled(5, read=False))
+    assert [reader.next_nowait() is not None for _ in range(6)] == [True] * 5 + [False]
+    reader.close()
+    assert first.held == 0
+
+
 def test_logs_are_not_kept_by_it() -> None:
     retention = Retention(100 * MIB)
     log = filled(3)

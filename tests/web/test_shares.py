@@ -1,0 +1,186 @@
+"""What one client costs the others: lists, slots, turns of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from dfm_async import ForEach, JobInfo, LocalOptions, Pipeline, PlaceParam, Session, Yield
+from dfm_async.web import Action, AllowAnyone, Principal, Service, WebLimits, openapi
+from tests.web.rig import PIPELINES, count, fed, inline, serving, square
+from tests.web.test_access import Tokens, client
+
+
+class Counted(Tokens):
+    """Counts how many jobs are looked at."""
+
+    seen = 0
+
+    def allows(self, principal: Principal, action: Action, job: JobInfo | None) -> bool:
+        self.seen += job is not None
+        return super().allows(principal, action, job)
+
+
+async def test_a_list_of_jobs_looks_only_at_those_that_it_gives() -> None:
+    authorizer = Counted()
+    options = LocalOptions(keep_finished=50)
+    service = Service(session=lambda: inline(options=options), pipelines=PIPELINES, authorizer=authorizer)
+    async with service.lifespan(), client(service, authorization="ada") as ada:
+        assert service.current is not None
+        for number in range(200):
+            job = await service.current.execute(PIPELINES["squares"], {"x": number}, label="ada", job_id=f"{number:03}")
+            await job
+        authorizer.seen = 0
+        page = (await ada.get("/jobs?limit=1")).json()
+        assert [job["job_id"] for job in page["jobs"]] == ["199"]
+        assert authorizer.seen <= 2
+        found = []
+        while page["next"] is not None:
+            page = (await ada.get("/jobs", params={"limit": 30, "after": page["next"]})).json()
+            found += [job["job_id"] for job in page["jobs"]]
+        assert found == [f"{number:03}" for number in range(198, -1, -1)]
+        assert (await ada.delete("/jobs/150")).status_code == 204
+        assert (await ada.delete("/jobs/010")).status_code == 204
+        left = (await ada.get("/jobs?limit=1000")).json()["jobs"]
+        assert [job["job_id"] for job in left] == [f"{n:03}" for n in range(199, -1, -1) if n not in (150, 10)]
+
+
+async def test_a_list_has_jobs_of_a_store_in_order(tmp_path: Any) -> None:
+    store = f"sqlite:///{tmp_path}/jobs.db"
+    names = [f"job-{number}" for number in range(6)]
+    async with inline(store=store) as session:
+        for name in names[:4]:
+            await (await session.execute(PIPELINES["squares"], {"x": 1}, job_id=name))
+    service = Service(session=lambda: inline(store=store), pipelines=PIPELINES, authorizer=AllowAnyone())
+    async with service.lifespan(), client(service) as anyone:
+        assert service.current is not None
+        for name in names[4:]:
+            await (await service.current.execute(PIPELINES["squares"], {"x": 1}, job_id=name))
+        await service.current.reattach(names[1])
+        first = (await anyone.get("/jobs?limit=3")).json()
+        rest = (await anyone.get("/jobs", params={"after": first["next"]})).json()
+        assert [job["job_id"] for job in [*first["jobs"], *rest["jobs"]]] == names[::-1]
+
+
+async def test_open_jobs_without_work_are_bounded_and_those_with_work_are_not() -> None:
+    limits = WebLimits(idle_jobs_per_principal=2)
+    service = Service(session=inline, pipelines=PIPELINES, limits=limits, authorizer=Tokens())
+    async with service.lifespan(), client(service, authorization="ada") as ada:
+        idle = {"params": None}
+        jobs = [(await ada.post("/pipelines/squares/jobs", json=idle)).json()["job_id"] for _ in range(2)]
+        refused = await ada.post("/pipelines/squares/jobs", json=idle)
+        assert (refused.status_code, refused.json()["error"]) == (429, "idle")
+        assert (await ada.post("/pipelines/squares/jobs", json={"params": {"x": 1}})).status_code == 201
+        assert (await ada.post("/pipelines/endless/jobs", json={})).status_code == 201
+        async with client(service, authorization="bob") as bob:
+            assert (await bob.post("/pipelines/squares/jobs", json=idle)).status_code == 201
+        assert (await ada.post(f"/jobs/{jobs[0]}/finish")).status_code == 202
+        assert service.current is not None
+        await (await service.current.reattach(jobs[0]))
+        assert (await ada.post("/pipelines/squares/jobs", json=idle)).status_code == 201
+
+
+@asynccontextmanager
+async def turns() -> AsyncIterator[list[int]]:
+    """Counts the turns of the loop."""
+    counted = [0]
+
+    async def run() -> None:
+        while True:
+            counted[0] += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(run())
+    try:
+        yield counted
+    finally:
+        task.cancel()
+
+
+async def test_many_parameter_sets_let_others_run() -> None:
+    async with inline() as session, turns() as counted:
+        plan = await session.prepare(PIPELINES["squares"])
+        before = counted[0]
+        job = await session.execute(plan, [{"x": number} for number in range(50_000)], autostop=False)
+        assert counted[0] - before > 50
+        await job.cancel()
+
+
+async def test_a_pipeline_with_much_in_one_block_is_prepared_beside_the_loop() -> None:
+    with Pipeline("wide") as wide:
+        with ForEach(count(PlaceParam("n"))) as number:
+            for at in range(600):
+                Yield(square(number), place=f"p{at}")
+    async with inline() as session, turns() as counted:
+        before = counted[0]
+        await session.prepare(wide)
+        assert counted[0] - before > 50
+
+
+async def test_the_openapi_document_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    document = openapi._document
+    monkeypatch.setattr(openapi, "_document", lambda *given: made.append(1) or document(*given))
+    service = Service(session=inline, pipelines=PIPELINES, authorizer=AllowAnyone())
+    async with serving(service) as server:
+        found = [(await server.client.get("/openapi.json")).json() for _ in range(3)]
+        assert len(made) == 1
+        assert found[0] == found[2]
+        assert found[0]["servers"] == [{"url": "/dfm"}]
+
+
+async def test_an_unknown_pipeline_is_answered_with_those_that_there_are() -> None:
+    service = Service(session=inline, pipelines=PIPELINES, authorizer=AllowAnyone())
+    async with service.lifespan(), client(service) as anyone:
+        found = await anyone.post("/pipelines/sqares/jobs", json={})
+        assert found.status_code == 404
+        assert (
+            found.json()["message"] == f"there is no pipeline 'sqares' here; there are: {', '.join(sorted(PIPELINES))}"
+        )
+
+
+async def test_an_offset_that_the_log_does_not_have_is_refused_in_words() -> None:
+    service = Service(session=inline, pipelines=PIPELINES, limits=WebLimits(), authorizer=AllowAnyone())
+    async with service.lifespan(), client(service) as anyone:
+        job = (await anyone.post("/pipelines/squares/jobs", json={"params": None})).json()
+        found = await anyone.get(f"/jobs/{job['job_id']}/stream", headers={"last-event-id": "20"})
+        assert found.status_code == 422
+        assert found.json()["message"].startswith("Last-Event-ID is 20, but its last event is ")
+
+
+async def test_a_number_that_python_cannot_write_is_no_server_error() -> None:
+    """The square of a number that a client sends may have twice as many digits."""
+    service = Service(session=inline, pipelines=PIPELINES, authorizer=AllowAnyone())
+    async with serving(service) as server:
+        body = f'{{"params": [{{"x": {"9" * 4000}}}, {{"x": 3}}]}}'
+        headers = {"content-type": "application/json"}
+        job_id = (await server.client.post("/pipelines/squares/jobs", content=body, headers=headers)).json()["job_id"]
+        await (await server.session.reattach(job_id)).wait_until_finished()
+        page = await server.client.get(f"/jobs/{job_id}/events")
+        assert page.status_code == 200
+        large, small = [event["value"] for event in page.json()["events"] if event["event"] == "result"]
+        assert (large["type"], large["omitted"], small) == ("int", True, 9)
+        text = (await server.client.get(f"/jobs/{job_id}/stream")).text
+        assert json.dumps(large, separators=(",", ":")) in text
+        assert "event: end" in text
+
+
+async def test_ended_jobs_take_no_more_memory_together_than_allowed() -> None:
+    options = LocalOptions(keep_finished_bytes=200_000)
+    session = Session(fed, target="inline", options=options)
+    service = Service(session=session, pipelines=PIPELINES, authorizer=AllowAnyone())
+    async with service.lifespan(), client(service) as anyone:
+        body = {"params": {"n": 10, "size": 5000}}
+        for number in range(10):
+            await anyone.post("/pipelines/texts/jobs", json={**body, "job_id": f"job-{number}"})
+            await (await session.reattach(f"job-{number}")).wait_until_finished()
+        assert session.stats().result_bytes <= 200_000
+        gone = await anyone.get("/jobs/job-0/events")
+        assert (gone.status_code, gone.json()["error"]) == (410, "expired")
+        assert len((await anyone.get("/jobs/job-9/events")).json()["events"]) == 13
+        assert (await anyone.get("/jobs/job-0")).json()["status"] == "finished"
