@@ -18,6 +18,7 @@ export class JobView {
   #colors = new Map();
   #closed = false;
   #begin = -1;
+  #status;
 
   /**
    * @param root where it is shown
@@ -27,6 +28,7 @@ export class JobView {
    */
   constructor(root, info, { confirm, tell }) {
     const model = (this.model = new JobModel(info));
+    this.#status = info.status;
     const color = site => this.#color(site);
     Object.assign(this, { root, confirm, tell });
     this.graph = new Graph(model, { drawn: sites => this.#know(sites) });
@@ -119,12 +121,15 @@ export class JobView {
       get(jobPath(this.model.info.job_id)).then(info => this.update(info), () => {});
       return;
     }
-    this.#paint(this.model.take(name, data));
+    this.#tell(this.model.take(name, data));
     if (name === "interrupted") get(jobPath(this.model.info.job_id)).then(info => this.update(info), () => {});
   }
 
-  #paint(parts) {
+  #tell(parts) {
     for (const part of parts) this.parts[part].paint();
+    const { status, pipeline } = this.model.info;
+    if (status !== this.#status) announce(`The job ${pipeline ?? ""} is ${status}.`);
+    this.#status = status;
   }
 
   #lost() {
@@ -135,9 +140,7 @@ export class JobView {
 
   /** Takes what the service tells of its jobs. */
   update(info) {
-    const before = this.model.info.status;
-    this.#paint(this.model.update(info));
-    if (before !== info.status) announce(`The job ${info.pipeline ?? ""} is ${info.status}.`);
+    this.#tell(this.model.update(info));
   }
 
   #head() {

@@ -120,7 +120,8 @@ export class JobModel {
     return Math.max(this.info.errors, this.faultCount);
   }
 
-  status({ status, reason }) {
+  status({ status, reason, offset }) {
+    if (offset < this.info.events) return []; // what is known of the job is newer
     return this.#enter({ ...this.info, status, reason });
   }
 

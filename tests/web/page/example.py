@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import sys
@@ -13,13 +14,17 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parents[3]
+TOKEN = "a-token-for-the-example"
+KNOWN = {"authorization": f"Bearer {TOKEN}"}
+"""What programs send."""
 
 
 @asynccontextmanager
 async def example(store: Path) -> AsyncIterator[str]:
     """Runs the example service and gives its address; in the end asks it to end, which must leave nothing behind."""
     command = [sys.executable, "-u", "examples/service.py", "--port", "0", "--store", str(store)]
-    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=asyncio.subprocess.PIPE)
+    environment = {**os.environ, "DFM_TOKEN": TOKEN}
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=asyncio.subprocess.PIPE, env=environment)
     assert process.stderr is not None
     said: list[str] = []
     try:

@@ -12,7 +12,7 @@ import httpx
 from playwright.async_api import Page, ViewportSize
 
 from tests.web.page.browser import launched
-from tests.web.page.example import ROOT, example
+from tests.web.page.example import KNOWN, ROOT, TOKEN, example
 
 SIZE = ViewportSize(width=1360, height=850)
 
@@ -22,7 +22,7 @@ async def main(home: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         address = f"{await stack.enter_async_context(example(Path(directory) / 'jobs.db'))}/dfm/"
-        client = await stack.enter_async_context(httpx.AsyncClient(base_url=address))
+        client = await stack.enter_async_context(httpx.AsyncClient(base_url=address, headers=KNOWN))
         browser = await stack.enter_async_context(launched())
 
         async def submit(job_id: str, *days: str, accept: str = "application/json") -> None:
@@ -38,7 +38,7 @@ async def main(home: Path) -> None:
             context = await browser.new_context(viewport=SIZE, locale="en-GB")
             page = await context.new_page()
             await page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-            await page.goto(f"{address}?job=today")
+            await page.goto(f"{address}?job=today&token={TOKEN}")
             pages.append(take(page, home / f"live-page-{scheme}.png"))
         await asyncio.gather(*pages)
 

@@ -15,7 +15,7 @@ from typing import Any
 from playwright.async_api import Browser, Page, expect
 
 from tests.web.page.browser import launched
-from tests.web.page.example import example
+from tests.web.page.example import TOKEN, example
 
 LINES = {"mon": "mon: -2.5 to +4.5", "tue": "tue: -5.5 to +6.5", "wed": "wed: -4.0 to +3.5"}
 DELTAS = {"mon": [-1.0, 4.5, 1.0, -2.5], "tue": [-5.5, -3.0, 6.5], "wed": [0.5, 2.0, -2.0, 3.5, -4.0]}
@@ -27,7 +27,8 @@ EXPECTED = {
 
 async def curl(*arguments: str) -> Any:
     """What one types into another terminal."""
-    process = await asyncio.create_subprocess_exec("curl", "-sS", *arguments, stdout=asyncio.subprocess.PIPE)
+    command = ("curl", "-sS", "-H", f"authorization: Bearer {TOKEN}", *arguments)
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     said, _ = await process.communicate()
     assert process.returncode == 0
     return json.loads(said)
@@ -57,7 +58,7 @@ async def test_a_newcomer_starts_submits_watches_kills_reloads_and_loses_nothing
     store = tmp_path / "jobs.db"
     badge = "h1 .badge"
     async with launched() as browser:
-        async with example(store) as service, opened(browser, f"{service}/dfm/") as page:
+        async with example(store) as service, opened(browser, f"{service}/dfm/?token={TOKEN}") as page:
             body = {"params": [{"day": day} for day in DELTAS], "job_id": "all-days"}
             job = ["-H", "content-type: application/json", "-d", json.dumps(body)]
             await curl(f"{service}/dfm/pipelines/report/jobs", *job)
@@ -74,7 +75,7 @@ async def test_a_newcomer_starts_submits_watches_kills_reloads_and_loses_nothing
             events = (await curl(f"{service}/dfm/jobs/all-days/events?limit=500"))["events"]
             assert [event["kind"] for event in events if event["event"] == "worker"] == ["lost"]
             assert [event["offset"] for event in events] == list(range(len(events)))
-        async with example(store) as service, opened(browser, f"{service}/dfm/?job=all-days") as page:
+        async with example(store) as service, opened(browser, f"{service}/dfm/?job=all-days&token={TOKEN}") as page:
             own = asyncio.ensure_future(curl(f"{service}/lines"))  # a handler of one's own uses the same session
             await expect(page.locator(badge)).to_contain_text("finished")
             assert await shown(page) == EXPECTED

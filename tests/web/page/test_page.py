@@ -99,12 +99,40 @@ async def test_a_failed_job_shows_the_traceback_of_its_site(server: Server, open
     page = await opened(await server.submit("breaking", [{"x": 1}, {"x": 2}]))
     await finished(page, "failed")
     errors = card(page, "Errors")
-    await expect(errors.locator(".fault")).to_have_count(2)
-    fault = errors.locator(".fault", has_text="no 1")
-    await expect(fault).to_contain_text("lab breaks#0, frame 0")
+    await expect(errors.locator(".cap")).to_contain_text("2 failures, 2 results missing")
+    fault = errors.locator(".fault")
+    await expect(fault).to_have_count(1)
+    await expect(fault.locator("summary")).to_contain_text("ValueError \N{MULTIPLICATION SIGN} 2 in breaks#0: no ")
+    await expect(fault.locator("pre")).to_have_count(0)
     await fault.locator("summary").click()
-    await expect(fault.locator("pre")).to_contain_text('raise ValueError(f"no {x}")')
+    first = fault.locator(".one", has_text="no 1")
+    await expect(first).to_contain_text("lab breaks#0, frame 0")
+    await expect(first.locator("pre")).to_contain_text('raise ValueError(f"no {x}")')
     await expect(node(page, "breaks#0")).to_have_class("node call s0 failed")
+
+
+async def test_many_errors_leave_room_for_the_graph(server: Server, opened: Open) -> None:
+    page = await opened(await server.submit("breaking", [{"x": number} for number in range(300)]))
+    await finished(page, "failed")
+    errors = card(page, "Errors")
+    await expect(errors.locator(".cap")).to_contain_text("300 failures, 300 results missing")
+    await expect(page.locator(".facts .wrong dd")).to_have_text("300")
+    await expect(errors.locator(".fault summary")).to_contain_text("ValueError \N{MULTIPLICATION SIGN} 300")
+    await errors.locator(".fault summary").click()
+    await expect(errors.locator(".one")).to_have_count(20)
+    await expect(errors).to_contain_text("The newest 20 of 300:")
+    box = await card(page, "Graph").bounding_box()
+    assert box is not None
+    assert box["y"] < 900, "without scrolling"
+
+
+async def test_errors_before_what_a_browser_holds_are_counted(server: Server, opened: Open) -> None:
+    job = await server.session.execute(PIPELINES["breaking"], [{"x": number} for number in range(4000)], watch=True)
+    await job.wait_until_finished()
+    page = await opened(job.job_id)
+    await expect(card(page, "Errors").locator(".cap")).to_contain_text("4,000 failures, ")
+    await expect(card(page, "Errors").locator(".cap")).to_contain_text(" of them below")
+    await expect(page.locator(".facts .wrong dd")).to_have_text("4,000")
 
 
 async def test_what_jobs_bring_along_is_shown_as_text(server: Server, opened: Open) -> None:
@@ -210,7 +238,9 @@ async def test_long_jobs_are_shown_from_where_a_browser_can_hold_them(server: Se
     job_id = await server.submit("counting", {"n": 10_500})
     await (await server.session.reattach(job_id)).wait_until_finished()
     page = await opened(job_id)
-    await expect(page.locator(".notice").first).to_contain_text("are not shown: the newest are enough for a browser")
+    notice = page.locator(".notice").first
+    await expect(notice).to_contain_text("are not shown, to save memory. The service has them all")
+    assert (await notice.get_by_role("link").get_attribute("href") or "").endswith("/events?after=-1")
     await expect(card(page, "Results").locator(".cap")).to_contain_text("the newest 200 of 5,000")
     await expect(card(page, "Results").locator("tbody tr")).to_have_count(200)
     await expect(card(page, "Results").locator("tbody tr").first).to_contain_text("10499")
@@ -289,6 +319,8 @@ async def test_everything_can_be_done_with_the_keyboard(server: Server, opened: 
     await page.keyboard.press("Tab")
     await page.keyboard.press("Enter")
     await expect(page.locator("h1 .badge")).to_contain_text("aborted")
+    await expect(page.locator("h1")).to_be_focused()  # its button is gone
+    await expect(page.locator("#said")).to_contain_text("The job hold is aborted.")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
