@@ -55,7 +55,8 @@ _FONT = 'system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif'
 STYLE = "\n".join(
     [
         f":where(.dfm-graph){{{_variables(False)}}}",
-        f"@media(prefers-color-scheme:dark){{:where(.dfm-graph){{{_variables(True)}}}}}",
+        f"@media(prefers-color-scheme:dark){{:where(.dfm-graph){{{_variables(True)}}}"
+        "svg.dfm-graph:root{background:#0e1116}}",  # a document of its own: browsers paint it white
         f":where({_SAYS_LIGHT}) :where(.dfm-graph){{{_variables(False)}}}",
         f":where({_SAYS_DARK}) :where(.dfm-graph){{{_variables(True)}}}",
         f".dfm-graph text{{font:13px {_FONT};fill:var(--dfm-text)}}",

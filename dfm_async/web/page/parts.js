@@ -24,6 +24,7 @@ export class Nodes {
   #paint() {
     const nodes = [...this.model.nodes.values()];
     this.card.hidden = nodes.length === 0;
+    this.card.classList.toggle("quiet", !nodes.some(node => node.progress));
     const site = new Map();
     for (const node of nodes.slice(0, LISTED)) {
       this.#update(node);

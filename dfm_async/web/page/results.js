@@ -18,7 +18,7 @@ export class Results {
     this.note = h("span", { class: "soft", role: "note" });
     this.body = h("tbody");
     this.card = card("Results", [this.note, this.place, this.site, this.frame],
-      h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Results" },
+      h("div", { class: "scroll results", tabindex: 0, role: "group", "aria-label": "Results" },
         table(["#Offset", "Place", "Frame", "Site", "Value"], this.body, "Results, the newest first")));
     this.paint = painter(() => this.#paint(), 150);
     this.paint();
