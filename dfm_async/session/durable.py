@@ -217,6 +217,17 @@ class DurableJobs:
         except (JobNotFound, StoreError):
             _log.warning("job %s was not submitted, but could not be deleted", record.job_id, exc_info=True)
 
+    def claim_service(self) -> None:
+        """Makes this session the one whose jobs a web service serves.
+
+        Raises:
+            StoreError: a service in another process has the same store.
+        """
+        if not self._store.claim_service():
+            problem = "another process serves it already"
+            advice = "Each would list other jobs: serve a store from one process, as with uvicorn --workers 1"
+            raise StoreError(self._store.path, problem, advice)
+
     # finding
 
     async def refresh(self) -> None:

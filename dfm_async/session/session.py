@@ -673,6 +673,15 @@ class Session:
         if problems:
             raise PipelineError(plan.pipeline, problems)
 
+    def claim_service(self) -> None:
+        """Makes this the one session on its store that a web service serves; what ``Service`` calls.
+
+        Raises:
+            StoreError: a service in another process has the same store.
+        """
+        if self._durable is not None:
+            self._durable.claim_service()
+
     async def check_steerable(self, job_id: str) -> None:
         """Raises ``JobOwned`` if another process runs a job."""
         if self._durable is not None:

@@ -150,6 +150,10 @@ class Store(Protocol):
     on_gap: Callable[[str, StoreError], None] | None
     on_error: Callable[[StoreError], None] | None
 
+    def claim_service(self) -> bool:
+        """Makes this the one open store that a web service serves; False if another one is. Ends when it is closed."""
+        ...
+
     async def open(self) -> None:
         """Opens the store, and creates it if there is none."""
         ...

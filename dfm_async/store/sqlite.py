@@ -48,6 +48,10 @@ _UNWRITABLE: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLI
 """What SQLite reports where a file can only be read."""
 
 
+_SERVICE: Final = 1 << 62
+"""The byte of the companion file that a web service holds; no fencing number comes that far."""
+
+
 class SqliteStore:
     """Keeps jobs in a file.
 
@@ -145,6 +149,10 @@ class SqliteStore:
             stack, self._stack = self._stack, None
             if stack is not None:
                 await stack.aclose()
+
+    def claim_service(self) -> bool:
+        """Makes this the one open store that a web service serves; False if another one is. Ends when it is closed."""
+        return self._ownership.locks.acquire(_SERVICE)
 
     def _closed(self) -> StoreError:
         return StoreError(self.path, "it is not open", "Use it between open() and close()")

@@ -180,6 +180,7 @@ class Service:
 
         Raises:
             PipelineError: a registered pipeline cannot be run.
+            StoreError: another process serves the same store.
         """
         state = self._state
         if state.current is not None:
@@ -189,6 +190,7 @@ class Service:
         if ours:
             await session.connect()
         try:
+            session.claim_service()
             for pipeline in state.pipelines.values():
                 await session.prepare(pipeline)
             state.streams.open()

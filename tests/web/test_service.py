@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 
-from dfm_async import Job, JobStatus, Pipeline, PipelineError, Session, SessionClosed, Yield
+from dfm_async import Job, JobStatus, Pipeline, PipelineError, Session, SessionClosed, StoreError, Yield
 from dfm_async.web import AllowAnyone, Service, WebLimits
 from tests.web.rig import PIPELINES, all_events, events, fed, inline, serving, square
 
@@ -368,3 +369,40 @@ def test_the_whole_application_has_a_mount_of_its_own() -> None:
     service = make(limits=WebLimits(streams=3))
     assert service.limits.streams == 3
     assert Mount("/dfm", service.app).routes
+
+
+async def test_a_store_is_served_by_one_process(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/jobs.db"
+    first, second = (
+        Service(session=lambda: inline(store=store), pipelines=PIPELINES, authorizer=AllowAnyone()) for _ in range(2)
+    )
+    async with first.lifespan():
+        with pytest.raises(StoreError, match=r"another process serves it already.*uvicorn --workers 1"):
+            async with second.lifespan():
+                pass
+        async with inline(store=store) as reader:  # others may read it
+            assert reader.jobs() == []
+    async with second.lifespan():
+        assert second.ready
+
+
+def test_two_workers_of_a_server_on_one_store_are_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "served.py").write_text(
+        "from tests.web.rig import PIPELINES, inline\n"
+        "from dfm_async.web import AllowAnyone, Service\n"
+        f"service = Service(session=lambda: inline(store='sqlite:///{tmp_path}/jobs.db'), pipelines=PIPELINES,\n"
+        "                  authorizer=AllowAnyone())\n"
+    )
+    command = [sys.executable, "-m", "uvicorn", "served:service.app", "--workers", "2", "--port", "0"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path)
+    try:
+        assert process.stderr is not None
+        said = ""
+        while "another process serves it already" not in said:
+            line = process.stderr.readline()
+            assert line, said
+            said += line
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
