@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 
+from dfm_async.cli.tokens import client_token
 from tests.docs.pages import DOCS, FILE, blocks
 
 PAGE = DOCS / "quickstart.md"
@@ -62,6 +63,7 @@ async def test_the_service_of_the_quickstart_answers_as_the_page_says(tmp_path: 
     given = curl.parse_args(command("curl")[1:])
     headers = dict(header.split(": ", 1) for header in given.headers)
     async with asyncio.timeout(60), serving(tmp_path) as address, httpx.AsyncClient(timeout=30) as client:
+        headers["authorization"] = headers["authorization"].replace("TOKEN", client_token(None, address) or "")
         url = given.url.replace("http://127.0.0.1:8000", address)
         assert url.startswith(address), "the page names another address than the command has"
         answer = await client.post(url, content=given.data, headers=headers)
