@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final
+from typing import Final
 
 from dfm_async.errors import DfmError
 from dfm_async.model.events import Event
@@ -137,7 +137,7 @@ class Seat:
             finally:
                 await reader.close()
 
-    async def linger(self, *ends: Coroutine[Any, Any, object]) -> None:
+    async def linger(self, *ends: Awaitable[object]) -> None:
         """Keeps the seat of a client that reads nothing until one of these returns, or the service drains.
 
         The server still buffers what the client has not read. A client that could get another seat for that
@@ -232,7 +232,7 @@ class Streams:
         if own >= limits.streams_per_principal or (self._seats >= limits.streams - rest and own >= max(1, rest // 10)):
             raise Refusal(429, "streams", f"you have {own} streams open, as many as you may", retry_after=limits.retry)
 
-    async def linger(self, *ends: Coroutine[Any, Any, object]) -> None:
+    async def linger(self, *ends: Awaitable[object]) -> None:
         """Waits until one of these returns, or the service drains."""
         tasks = [asyncio.ensure_future(end) for end in (*ends, self._drained.wait())]
         try:

@@ -103,7 +103,7 @@ HOSTILE: dict[str, Any] = {
     "range": range(10**30),
     "range of a key": {range(10**30): range(-(10**30), 10**30)},
     "memory": memoryview(bytes(1000)),
-    "memory of numbers": memoryview(np.zeros((10, 10))),
+    "memory of numbers": np.zeros((10, 10)).data,
     "decimal": [decimal.Decimal("1e999999999"), decimal.Decimal("sNaN"), decimal.Decimal("-0")],
     "fraction": fractions.Fraction(10**5000, 3),
     "surrogates": {"\ud800": ["\udfff", "a\ud800b"]},
@@ -154,7 +154,7 @@ LEAVES = st.one_of(
     st.integers(0, 20_000).map(lambda bits: 1 << bits),
     st.decimals() | st.fractions() | st.datetimes() | st.timedeltas() | st.uuids() | st.complex_numbers(),
     st.builds(range, st.integers(), st.integers(), st.integers(1)),
-    st.binary().map(memoryview),
+    st.builds(memoryview, st.binary()),
     stn.arrays(
         stn.scalar_dtypes() | stn.array_dtypes(max_size=3), stn.array_shapes(min_dims=0, min_side=0, max_side=6)
     ),

@@ -125,7 +125,12 @@ async def test_a_pipeline_with_much_in_one_block_is_prepared_beside_the_loop() -
 async def test_the_openapi_document_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     document = openapi._document
-    monkeypatch.setattr(openapi, "_document", lambda *given: made.append(1) or document(*given))
+
+    def counted(*given: Any) -> Any:
+        made.append(given)
+        return document(*given)
+
+    monkeypatch.setattr(openapi, "_document", counted)
     service = Service(session=inline, pipelines=PIPELINES, authorizer=AllowAnyone())
     async with serving(service) as server:
         found = [(await server.client.get("/openapi.json")).json() for _ in range(3)]

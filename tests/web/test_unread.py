@@ -57,7 +57,7 @@ async def unread(server: Server, request: bytes, window: int = 4096) -> AsyncIte
 def buffered(server: Server) -> int:
     """The bytes that the server holds for the client that it holds most for."""
     connections = server.uvicorn.server_state.connections
-    return max(connection.transport.get_write_buffer_size() for connection in connections)  # type: ignore[union-attr]
+    return max(connection.transport.get_write_buffer_size() for connection in connections)
 
 
 async def until(reached: Callable[[], bool]) -> None:
