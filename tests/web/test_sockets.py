@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from starlette.websockets import WebSocket
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -96,3 +97,40 @@ async def test_a_socket_that_takes_nothing_is_dropped() -> None:
             assert server.service._state.streams.stalled == 1
             socket.transport.abort()
         assert await (await server.session.reattach(job_id)) is JobStatus.FINISHED
+
+
+async def test_a_socket_lets_others_run_after_a_few_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, most = 0, 0
+    send_text = WebSocket.send_text
+
+    async def counted(self: WebSocket, data: str) -> None:
+        nonlocal sent
+        sent += 1
+        await send_text(self, data)
+
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            before = sent
+            await asyncio.sleep(0)
+            most = max(most, sent - before)
+
+    monkeypatch.setattr(WebSocket, "send_text", counted)
+    async with serving(make()) as server:
+        job_id = await server.submit("counting", {"n": 1000})
+        await (await server.session.reattach(job_id)).wait_until_finished()
+        watching = asyncio.create_task(watch())
+        async with to(server, job_id) as socket:
+            found = await said(socket)
+        watching.cancel()
+        assert len(found) == sent == 1004
+        assert 1 <= most <= 16
+
+
+async def test_a_socket_that_is_refused_is_no_error_in_the_log_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(make()) as server:
+        for _ in range(3):
+            with pytest.raises(InvalidStatus):
+                async with to(server, "nothing"):
+                    pass
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []

@@ -368,6 +368,7 @@ async def test_a_small_screen_needs_no_sideways_scrolling(server: Server, opened
     await row(page, failed).click()
     await page.locator(".fault summary").click()
     assert await page.evaluate(fits)
+    await sound(page, ["wcag2a", "wcag21aa"])
 
 
 async def test_nothing_moves_for_those_who_do_not_want_it(server: Server, opened: Open) -> None:
