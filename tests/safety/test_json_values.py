@@ -77,6 +77,10 @@ def contains_itself(times: int) -> Any:
     return found
 
 
+def viewed(data: bytes) -> memoryview:
+    return memoryview(data)
+
+
 def array_of_objects(*values: Any) -> Any:
     found = np.empty(len(values), object)
     found[:] = values
@@ -154,7 +158,7 @@ LEAVES = st.one_of(
     st.integers(0, 20_000).map(lambda bits: 1 << bits),
     st.decimals() | st.fractions() | st.datetimes() | st.timedeltas() | st.uuids() | st.complex_numbers(),
     st.builds(range, st.integers(), st.integers(), st.integers(1)),
-    st.builds(memoryview, st.binary()),
+    st.binary().map(viewed),
     stn.arrays(
         stn.scalar_dtypes() | stn.array_dtypes(max_size=3), stn.array_shapes(min_dims=0, min_side=0, max_side=6)
     ),
