@@ -95,7 +95,8 @@ class JobHandlers:
         state.check_draining()
         if body.priority > 0 and not state.guard.allows(principal, "prioritize"):
             raise Refusal(403, "forbidden", "you may not submit jobs with a priority above 0")
-        with state.quota.room(principal, idle=body.open or body.params is None):
+        slots = state.session.options.max_concurrent_jobs
+        with state.quota.room(principal, idle=body.open or body.params is None, slots=slots):
             job = await state.session.execute(
                 pipeline,
                 body.params,

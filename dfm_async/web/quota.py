@@ -29,8 +29,13 @@ class JobQuota:
         self._entering: dict[str, int] = {}
 
     @contextmanager
-    def room(self, principal: Principal, *, idle: bool = False) -> Iterator[None]:
-        """Keeps room for one job while it is submitted; ``idle``: whether it may wait for inputs without any work.
+    def room(self, principal: Principal, *, idle: bool = False, slots: int | None = None) -> Iterator[None]:
+        """Keeps room for one job while it is submitted.
+
+        Args:
+            principal: whose job it is.
+            idle: whether it may wait for inputs without any work.
+            slots: how many jobs can run at the same time, if that is few; idle ones take half of them at most.
 
         Raises:
             Refusal: there is none.
@@ -42,7 +47,8 @@ class JobQuota:
         if idle:
             infos = [job.info() for job in self._jobs.get(principal.id, {}).values()]
             waiting = sum(info.accepts and (info.sets or 0) <= (info.done or 0) for info in infos)
-            if waiting >= self._limits.idle_jobs_per_principal:
+            most = self._limits.idle_jobs_per_principal
+            if waiting >= (most if slots is None else min(most, max(1, slots // 2))):
                 message = f"{waiting} of your jobs wait for inputs and have no work: send them some, or finish them"
                 raise Refusal(429, "idle", message, retry_after=self._limits.retry)
         self._entering[principal.id] = self._entering.get(principal.id, 0) + 1

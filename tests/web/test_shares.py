@@ -85,6 +85,18 @@ async def test_open_jobs_without_work_are_bounded_and_those_with_work_are_not() 
         assert (await ada.post("/pipelines/squares/jobs", json=idle)).status_code == 201
 
 
+async def test_open_jobs_without_work_leave_slots_for_others() -> None:
+    options = LocalOptions(max_concurrent_jobs=4)
+    service = Service(session=lambda: inline(options=options), pipelines=PIPELINES, authorizer=Tokens())
+    async with service.lifespan(), client(service, authorization="mallory") as mallory:
+        answers = [await mallory.post("/pipelines/squares/jobs", json={"params": None}) for _ in range(10)]
+        assert [answer.status_code for answer in answers].count(201) == 2
+        async with client(service, authorization="ada") as ada:
+            job = (await ada.post("/pipelines/squares/jobs", json={"params": {"x": 3}})).json()
+            assert service.current is not None
+            await (await service.current.reattach(job["job_id"]))
+
+
 @asynccontextmanager
 async def turns() -> AsyncIterator[list[int]]:
     """Counts the turns of the loop."""
