@@ -255,7 +255,8 @@ class JobStreams:
                 if not export.fetched:
                     export.fetched.extend(await export.subscription.get(export.wanted))
                 size = 0
-                while export.fetched and len(packed) < export.wanted and size < export.wanted_bytes:
+                most = min(export.wanted_bytes, msg.BATCH_BYTES)
+                while export.fetched and len(packed) < export.wanted and size < most:
                     packed.append(pack(export.fetched.popleft()))
                     size += weight(packed[-1])
             except StreamFailed as failed:

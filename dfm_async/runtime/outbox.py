@@ -38,6 +38,17 @@ def error_data(error: ErrorRecord) -> list[Any]:
     return data
 
 
+class _Tokens:
+    """Tokens for one location that have gathered, and how many bytes the heavy ones have."""
+
+    __slots__ = ("heads", "size", "values")
+
+    def __init__(self) -> None:
+        self.heads: list[tuple[int, Frame, int]] = []
+        self.values: list[Any] = []
+        self.size = 0
+
+
 class Outbox:
     """Gathers what is to be sent, and counts what the application still takes.
 
@@ -78,7 +89,7 @@ class Outbox:
         self._values: list[Any] = []
         self._frames_done: list[int] = []
         self._metrics: list[tuple[str, Frame, dict[str, Scalar], int | None]] = []
-        self._tokens: dict[int, tuple[list[tuple[int, Frame, int]], list[Any]]] = {}
+        self._tokens: dict[int, _Tokens] = {}
         self._elements_done: dict[tuple[int, int], list[Frame]] = {}
         self._reported: dict[int, set[str]] = {}
         self._waiters: list[asyncio.Future[None]] = []
@@ -107,6 +118,7 @@ class Outbox:
             self._charge(packed.size)
         self._runs.append((point, frame, -1, 1))
         self._values.append(packed)
+        self._send_full()
 
     def add_element(self, point: int, frame: Frame, index: int, packed: Any) -> None:
         """Adds one element of a yielded stream. Elements that follow each other share their head."""
@@ -119,8 +131,17 @@ class Outbox:
             last_point, last_frame, start, count = runs[-1]
             if last_point == point and start >= 0 and start + count == index and last_frame == frame:
                 runs[-1] = (point, frame, start, count + 1)
+                self._send_full()
                 return
         runs.append((point, frame, index, 1))
+        self._send_full()
+
+    def _send_full(self) -> None:
+        """Sends what has gathered if it is as much as one message shall have."""
+        if self._charged >= msg.BATCH_BYTES:
+            if self._metrics:
+                self.send_metrics()
+            self._send_results([])
 
     def _charge(self, size: int) -> None:
         """Counts a heavy value at once: many of them must not gather before they are sent, and counted exactly."""
@@ -197,9 +218,13 @@ class Outbox:
         """Adds a token for another location."""
         found = self._tokens.get(route)
         if found is None:
-            found = self._tokens[route] = ([], [])
-        found[0].append((place, frame, state))
-        found[1].append(packed)
+            found = self._tokens[route] = _Tokens()
+        found.heads.append((place, frame, state))
+        found.values.append(packed)
+        if type(packed) is Packed:
+            found.size += packed.size
+            if found.size >= msg.BATCH_BYTES:
+                self._send_tokens(route, self._tokens.pop(route))
 
     def element_done(self, control: int, loop: int, frame: Frame) -> None:
         """Tells the control of a loop that this location is done with an element."""
@@ -234,11 +259,9 @@ class Outbox:
 
     def flush(self) -> None:
         """Sends everything that has gathered."""
-        codec, number = self._runtime.codec, self._number
-        for route, (heads, values) in self._tokens.items():
-            payload = codec.payload(values)
-            self.sending(len(heads), payload)
-            self.send(route, msg.Tokens(number, route, heads, payload, self.origin()))
+        number = self._number
+        for route, tokens in self._tokens.items():
+            self._send_tokens(route, tokens)
         self._tokens.clear()
         for (route, loop), frames in self._elements_done.items():
             self.send(route, msg.ElementDone(number, route, loop, frames))
@@ -250,6 +273,11 @@ class Outbox:
             self._send_results(done)
         elif done:
             self._runtime.report(msg.FramesDone(number, self._at, done))
+
+    def _send_tokens(self, route: int, tokens: _Tokens) -> None:
+        payload = self._runtime.codec.payload(tokens.values)
+        self.sending(len(tokens.heads), payload)
+        self.send(route, msg.Tokens(self._number, route, tokens.heads, payload, self.origin()))
 
     def _send_results(self, frames: list[int]) -> None:
         payload = self._runtime.codec.payload(self._values)

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
+from dfm_async.wire.messages import BATCH_BYTES
+
 __all__ = ["FRAME_WINDOW", "Batch", "FrameLedger", "Row"]
 
 FRAME_WINDOW: Final = 256
@@ -129,11 +131,26 @@ class FrameLedger:
                 self.open[index] = self._locations
                 self._keep(index, row)
             self.opened += len(rows)
+        if self._weights:
+            batches = [part for batch in batches for part in self._split(batch)]
         if self.stopped and not self._waiting and not self._again and not self._told_last:
             self._told_last = True
             end = batches.pop() if batches else Batch(self.opened, [], True)
             batches.append(Batch(end.first, end.rows, True))
         return batches
+
+    def _split(self, batch: Batch) -> list[Batch]:
+        """Split heavy sets into several batches: each is one message to a location."""
+        parts: list[Batch] = []
+        size = 0
+        for index, row in enumerate(batch.rows, batch.first):
+            added = self._weights.get(index, 0)
+            if not parts or size + added > BATCH_BYTES:
+                parts.append(Batch(index, [], False))
+                size = 0
+            parts[-1].rows.append(row)
+            size += added
+        return parts
 
     def _take_new(self, count: int) -> list[Row]:
         """Takes up to so many of those that wait: fewer if they are heavy."""

@@ -17,6 +17,7 @@ from dfm_async.telemetry.spans import Origin
 from dfm_async.wire.memory import Block, Payload
 
 __all__ = [
+    "BATCH_BYTES",
     "CARRIERS",
     "AbandonJob",
     "Announce",
@@ -57,6 +58,11 @@ __all__ = [
     "decoder",
     "encoder",
 ]
+
+
+BATCH_BYTES: Final = 1024 * 1024
+"""Large values are put into one message up to this size; a larger value makes a message of its own. So no message is
+much larger than the largest value in it, and a limit for messages is one for values."""
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):

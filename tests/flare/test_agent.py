@@ -461,7 +461,7 @@ async def test_a_message_that_cannot_be_dealt_with_is_an_error_of_its_job(
         assert [started.job for started in lab.worker().channel.of(msg.StartJob)] == [2]
         lab.from_worker(msg.ElementDone(2, 99, 0, []))  # for a location that there is not
         lab.from_worker(msg.ElementDone(2, -1, 0, []))
-        assert [broken.job for broken in lab.node.of(msg.JobBroken)] == [1, 2, 2]
+        assert [(broken.job, broken.at) for broken in lab.node.of(msg.JobBroken)] == [(1, 0), (2, 0), (2, 0)]
         monkeypatch.setattr(lab.agent, "_take_seat", None)
         lab.hear(seat(5))
         assert [refused.job for refused in lab.node.of(fm.SeatRefused)] == [5]

@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dfm_async.targets.flare import duplex as duplex_module
 from dfm_async.targets.flare.duplex import Duplex
+from dfm_async.targets.flare.parts import TooLarge
 
 
 class Ends:
     """Both ends, and a stream between them that can break."""
 
     def __init__(self) -> None:
-        self.at_app: list[bytes] = []
-        self.at_hub: list[bytes] = []
+        self.at_app: list[bytes | memoryview] = []
+        self.at_hub: list[bytes | memoryview] = []
         self.app = Duplex(self.at_app.append)
         self.hub = Duplex(self.at_hub.append)
         self.broken = False
@@ -145,3 +147,32 @@ def test_whatever_happens_each_message_comes_once_and_in_order(steps: list[str])
         assert (ends.at_hub, ends.at_app) == (said["app"], said["hub"])
 
     asyncio.run(play())
+
+
+async def test_large_messages_travel_in_parts_and_survive_a_change_of_transport(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(duplex_module, "_PACKET", 100)
+    ends = Ends()
+    ends.connect()
+    message = bytes(range(256)) * 4
+    ends.app.send(message)
+    await settle()
+    ends.app.send(message)
+    ends.app.send(b"small")
+    ends.cut()  # nothing of them was sent yet
+    ends.app.answer_by(lambda: None)
+    while ends.app.waiting:
+        packet = ends.app.pull()
+        assert len(packet) < 200
+        ends.hub.take(packet)
+        ends.app.take(ends.hub.pull())
+    assert ends.at_hub == [message, message, b"small"]
+    assert ends.app.backlog == 0
+
+
+async def test_a_message_above_the_limit_is_not_taken() -> None:
+    app, hub = Duplex(lambda _: None), Duplex(lambda _: None, largest=100)
+    app.send(bytes(101))
+    with pytest.raises(TooLarge, match="max_message_bytes"):
+        hub.take(app.pull())

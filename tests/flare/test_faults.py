@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pytest
@@ -19,6 +19,7 @@ from dfm_async import (
     Federation,
     Job,
     JobAborted,
+    JobFailed,
     JobStatus,
     Pipeline,
     PlaceParam,
@@ -36,6 +37,9 @@ from tests.flare.shared import KITS, ROOT
 fed = Federation("mortal", api_version="1.0.0")
 archive, lab = fed.site("archive"), fed.site("lab")
 
+MIB = 1 << 20
+LARGEST = 3 * MIB
+"""The size limit of messages to the lab; other sites have the default."""
 BOUND = 3.0
 """For how many seconds messages are sent again."""
 SLACK = 10.0
@@ -64,6 +68,26 @@ async def pid() -> int:
     return os.getpid()
 
 
+@archive.operation
+async def stored(size: int) -> bytes:
+    return bytes(size)
+
+
+@lab.operation
+async def length(data: bytes) -> int:
+    return len(data)
+
+
+@lab.operation
+async def measured(size: int) -> bytes:
+    return bytes(size)
+
+
+@archive.operation
+async def archived(data: bytes) -> int:
+    return len(data)
+
+
 with Pipeline("weighing") as weighing:
     Yield(weigh(PlaceParam("door"), fetch(PlaceParam("n"))))
 
@@ -75,6 +99,15 @@ with Pipeline("staying") as staying:
 
 with Pipeline("who") as who:
     Yield(pid())
+
+with Pipeline("to the lab") as to_lab:
+    Yield(length(stored(PlaceParam("size"))))
+
+with Pipeline("to the archive") as to_archive:
+    Yield(archived(measured(PlaceParam("size"))))
+
+with Pipeline("from the lab") as from_lab:
+    Yield(measured(PlaceParam("size")))
 
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_session]
@@ -88,6 +121,8 @@ async def flare(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Local
     async with LocalFlare.up(
         ["archive", "lab"], folder, users=users, allow_code=True, kits=KITS, environment=environment
     ) as found:
+        with (found.folder / "lab" / "local" / "dfm_async.yaml").open("a") as settings:
+            settings.write(f"\nmax_message_bytes: {LARGEST}\n")
         yield found
 
 
@@ -189,6 +224,35 @@ async def test_jobs_go_on_without_the_gateway_and_each_result_comes_once(flare: 
         assert session.stats().way == "commands"
         assert await job is JobStatus.FINISHED
     await flare.start_client("home")
+
+
+async def test_a_value_above_the_limit_of_a_site_fails_its_job_with_the_reason(flare: LocalFlare) -> None:
+    async with connect(flare) as session:
+        with pytest.raises(JobFailed, match=rf"'lab' cannot be delivered: .* at most {LARGEST:,} bytes .* has 4,19"):
+            await (await session.execute(to_lab, {"size": 4 * MIB}))
+        assert await values(await session.execute(to_lab, {"size": 7})) == [7]
+
+
+async def test_many_large_values_arrive_although_together_they_exceed_the_limit(flare: LocalFlare) -> None:
+    sizes = [{"size": 2 * MIB + n} for n in range(6)]
+    async with connect(flare) as session:
+        assert await values(await session.execute(to_lab, sizes)) == [2 * MIB + n for n in range(6)]
+
+
+@pytest.mark.parametrize("gateway", ["auto", "never"])
+async def test_a_large_result_comes_back_in_parts(flare: LocalFlare, gateway: Literal["auto", "never"]) -> None:
+    async with connect(flare, gateway=gateway) as session:
+        (result,) = await values(await session.execute(from_lab, {"size": 11 * MIB}))
+        assert result == bytes(11 * MIB)
+
+
+@pytest.mark.long
+async def test_hundreds_of_mebibytes_arrive_or_fail_with_the_reason(flare: LocalFlare) -> None:
+    async with connect(flare, delivery_timeout=30.0) as session, asyncio.timeout(300):
+        assert await values(await session.execute(to_archive, {"size": 200 * MIB})) == [200 * MIB]
+        assert await values(await session.execute(to_archive, [{"size": 8 * MIB}] * 40)) == [8 * MIB] * 40
+        with pytest.raises(JobFailed, match=r"'archive' cannot be delivered: .*max_message_bytes"):
+            await (await session.execute(to_archive, {"size": 300 * MIB}))
 
 
 def marked_at(flare: LocalFlare, site: str) -> list[psutil.Process]:

@@ -220,6 +220,25 @@ async def test_a_site_cannot_speak_for_another_one(hub: Hub, sites: Sites, caplo
     assert "not its own" in caplog.text
 
 
+@pytest.mark.parametrize("sender", ["a", "hub"])
+async def test_a_message_that_cannot_be_delivered_fails_its_job(hub: Hub, sites: Sites, sender: str) -> None:
+    app = App(hub)
+    number, other = await launched(hub, sites, app, "job"), await launched(hub, sites, app, "other")
+    hub.receive("stranger", fm.Undeliverable(other, B, "a site that has no part in the job"))
+    hub.receive("a", fm.Undeliverable(other, 99, "there is no such location"))
+    if sender == "hub":
+        hub.refused("b", msg.OpenFrames(number, B, 0, 1, b"", True), "too large")
+    else:
+        hub.receive("a", fm.Undeliverable(number, B, "too large"))
+    assert [cancel.job for cancel in sites.all(msg.CancelJob)] == [number, number]
+    for at, site in enumerate(plan.sites_at):
+        hub.receive(site, msg.JobStopped(number, at))
+    await turn()
+    assert {state.job_id: state.status for state in app.all(fm.JobState)} == {"job": "failed"}
+    (error,) = [decode_error(data) for events in app.all(fm.Events) for _, data in events.errors]
+    assert str(error) == "a message to site 'b' cannot be delivered: too large"
+
+
 async def test_only_the_homesite_speaks_for_applications(
     hub: Hub, sites: Sites, caplog: pytest.LogCaptureFixture
 ) -> None:

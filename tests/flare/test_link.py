@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dfm_async.targets.flare import link as link_module
 from dfm_async.targets.flare import messages as fm
-from dfm_async.targets.flare.link import Inbox, Link, Refused, Undelivered
-from dfm_async.targets.flare.node import Node, TooLarge
+from dfm_async.targets.flare.link import Inboxes, Link, Undelivered
+from dfm_async.targets.flare.node import Node
+from dfm_async.targets.flare.parts import Part
 
 Plan = Callable[[str, bytes], str]
 
@@ -25,6 +28,7 @@ class Wires:
         self.nodes: dict[str, Node] = {}
         self.fate: Callable[[str, str, int], str] = lambda _sender, _peer, _number: "arrives"
         self.carried = 0
+        self.largest = 0
 
     def wire(self, sender: str) -> _Wire:
         return _Wire(self, sender)
@@ -35,23 +39,24 @@ class _Wire:
         self._wires = wires
         self._sender = sender
 
-    async def carry(self, peer: str, packet: bytes) -> str:
+    async def carry(self, peer: str, packet: bytes) -> bytes:
         wires = self._wires
         wires.carried += 1
+        wires.largest = max(wires.largest, len(packet))
         fate = wires.fate(self._sender, peer, wires.carried)
         await asyncio.sleep(0)
         if fate == "lost":
             raise Undelivered("the wire is cut")
         node = wires.nodes[peer]
         try:
-            node.take(self._sender, packet)
-        except TooLarge as error:
-            raise Refused(str(error)) from error
+            answer = node.take(self._sender, packet)
+        except ValueError as error:
+            raise Undelivered(str(error)) from error
         if fate == "twice":
-            node.take(self._sender, packet)
+            assert node.take(self._sender, packet) == answer
         if fate == "unanswered":
             raise Undelivered("no answer")
-        return node.life
+        return answer
 
 
 class Peer:
@@ -61,7 +66,7 @@ class Peer:
         self.told, self.heard = asyncio.Event(), asyncio.Event()
         self.got: list[tuple[str, Any]] = []
         self.broken: list[tuple[str, str, str]] = []
-        self.refused: list[tuple[str, list[Any], str]] = []
+        self.refused: list[tuple[str, Any, str]] = []
         self.node = wires.nodes[name] = Node(
             name,
             wires.wire(name),
@@ -112,7 +117,7 @@ async def test_messages_of_one_turn_of_the_loop_go_together(wires: Wires) -> Non
         one.node.send("two", fm.Echo(number))
     await one.node.drained()
     assert two.numbers() == list(range(1000))
-    assert wires.carried == 1
+    assert wires.carried == 2  # the greeting, and all of them
     await one.node.close()
 
 
@@ -149,18 +154,57 @@ async def test_a_peer_that_has_started_again_breaks_the_link(wires: Wires) -> No
     await one.node.close()
 
 
-async def test_a_message_that_is_too_large_is_told_and_those_behind_it_arrive(wires: Wires) -> None:
+async def test_a_message_above_the_receivers_limit_is_refused_and_others_arrive(wires: Wires) -> None:
     one, two = Peer(wires, "one"), Peer(wires, "two", largest=100)
-    one.node.send("two", fm.Echo(0))
-    one.node.send("two", fm.Bye("x" * 1000))
-    await one.node.drained()
-    one.node.send("two", fm.Echo(1))
-    await one.node.drained()
-    assert one.refused[0][0] == "two"
-    assert [type(message) for message in one.refused[0][1]] == [fm.Echo, fm.Bye]
-    assert "max_message_bytes" in one.refused[0][2]
-    assert two.numbers() == [1]
+    for _ in range(2):  # before the receiver has told its limit, and after that
+        one.node.send("two", fm.Echo(0))
+        one.node.send("two", fm.Bye("x" * 1000))
+        one.node.send("two", fm.Echo(1))
+        await one.node.drained()
+    await asyncio.sleep(0)
+    assert [(peer, type(message)) for peer, message, _ in one.refused] == [("two", fm.Bye)] * 2
+    assert re.search(r"at most 100 bytes \(max_message_bytes\), and this one has 1,\d\d\d", one.refused[0][2])
+    assert two.numbers() == [0, 1, 0, 1]
     assert not one.broken
+    assert one.node.backlog == 0
+    await one.node.close()
+
+
+@pytest.mark.parametrize("fate", ["arrives", "twice", "unanswered first", "lost first"])
+async def test_large_messages_travel_in_packets_of_bounded_size(
+    wires: Wires, fate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "_PACKET", 1000)
+    if fate.endswith("first"):
+        wires.fate = lambda _sender, _peer, count: fate.split()[0] if count % 3 == 1 else "arrives"
+    else:
+        wires.fate = lambda *_: fate
+    one, two = Peer(wires, "one"), Peer(wires, "two", largest=100_000)
+    sizes = [0, 10, 990, 1000, 1001, 50_000, 3, 7000, 99_000]
+    texts = [(chr(97 + index) * size) for index, size in enumerate(sizes)]
+    for text in texts:
+        one.node.send("two", fm.Bye(text))
+    await one.node.drained()
+    assert [message.reason for _, message in two.got] == texts
+    assert wires.largest < 1100
+    assert not one.refused
+    await one.node.close()
+
+
+async def test_a_sender_that_ignores_the_limit_is_not_taken_any_further(
+    wires: Wires, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "_PACKET", 100)
+    one, two = Peer(wires, "one", patience=0.2), Peer(wires, "two", largest=1000)
+    one.node.send("two", fm.Echo(0))
+    await one.node.drained()
+    (link,) = one.node.links
+    link._largest = 1_000_000
+    one.node.send("two", fm.Bye("x" * 5000))
+    one.node.send("two", fm.Echo(1))
+    await one.told.wait()
+    assert "max_message_bytes" in one.broken[0][1]
+    assert two.numbers() == [0]
     await one.node.close()
 
 
@@ -205,9 +249,9 @@ async def test_silent_peers_are_asked_whether_they_are_there(wires: Wires) -> No
 
 async def test_closing_a_link_leaves_nothing_under_way() -> None:
     class Never:
-        async def carry(self, _peer: str, _packet: bytes) -> str:
+        async def carry(self, _peer: str, _packet: bytes) -> bytes:
             await asyncio.Event().wait()
-            return ""
+            return b""
 
     link = Link("two", Never(), 5.0, lambda *_: None, lambda *_: None)
     for _ in range(10):
@@ -220,60 +264,83 @@ async def test_closing_a_link_leaves_nothing_under_way() -> None:
     assert link.backlog == 0
 
 
-async def test_packets_of_an_ended_life_are_not_taken_again() -> None:
-    inbox = Inbox()
-    old, new = _packets(3), _packets(2)
-    assert inbox.take(old[0]) == [b"0"]
-    assert inbox.take(new[0]) == [b"0"]
-    assert inbox.take(old[1]) == []
-    assert inbox.take(new[1]) == [b"1"]
+class Incoming:
+    """The receiving end, without a sender."""
+
+    def __init__(self) -> None:
+        self.inboxes = Inboxes("life", 10_000)
+
+    def take(self, packet: bytes) -> list[bytes | memoryview]:
+        return self.inboxes.take("one", packet)[1]
+
+    def greet(self, link: Stream) -> bytes:
+        answer, messages = self.inboxes.take("one", link.greeting)
+        assert not messages
+        return answer
 
 
-async def test_late_packets_of_a_link_that_was_never_heard_of_do_not_end_the_present_one() -> None:
-    inbox = Inbox()  # that of a site that has begun anew, while packets for the one before were under way
-    old, new = _packets(3), _packets(3)
-    assert inbox.take(new[0]) == [b"0"]
-    assert inbox.take(old[2]) == []
-    assert [inbox.take(new[1]), inbox.take(new[2])] == [[b"1"], [b"2"]]
+async def test_packets_of_a_replaced_link_are_not_taken() -> None:
+    end, old, new = Incoming(), Stream(3), Stream(2)
+    end.greet(old)
+    assert end.take(old.packets[0]) == [b"0"]
+    end.greet(new)
+    assert end.take(new.packets[0]) == [b"0"]
+    assert end.inboxes.take("one", old.packets[1]) == (link_module._UNKNOWN, [])
+    assert end.take(new.packets[1]) == [b"1"]
 
 
-async def test_a_process_that_was_there_before_is_refused_and_one_that_comes_later_is_not() -> None:
-    inbox = Inbox()
-    later, now, before = _packets(1, began=3), _packets(2, began=2), _packets(1, began=1)
-    assert inbox.take(now[0]) == [b"0"]
-    with pytest.raises(ValueError, match="there before"):
-        inbox.take(before[0])
-    assert inbox.take(now[1]) == [b"1"]
-    assert inbox.take(later[0]) == [b"0"]
+async def test_a_late_greeting_does_not_end_a_later_link() -> None:
+    end, old, new = Incoming(), Stream(3), Stream(2)
+    assert end.greet(new) == end.greet(new)
+    assert end.take(new.packets[0]) == [b"0"]
+    with pytest.raises(ValueError, match="replaced"):
+        end.greet(old)
+    assert end.greet(new)
+    assert end.take(new.packets[1]) == [b"1"]
+
+
+async def test_an_earlier_process_is_refused_and_a_later_one_is_not() -> None:
+    end, later, now, before = Incoming(), Stream(1, began=3), Stream(2, began=2), Stream(1, began=1)
+    end.greet(now)
+    with pytest.raises(ValueError, match="replaced"):
+        end.greet(before)
+    assert end.take(now.packets[0]) == [b"0"]
+    end.greet(later)
+    assert end.take(later.packets[0]) == [b"0"]
 
 
 async def test_packets_far_ahead_are_refused() -> None:
-    inbox = Inbox()
-    packets = _packets(40)
+    end, stream = Incoming(), Stream(40)
+    end.greet(stream)
     with pytest.raises(ValueError, match="missing"):
-        inbox.take(packets[30])
+        end.take(stream.packets[30])
 
 
 _links = itertools.count(1)
 
 
-def _packets(count: int, began: int = 1) -> list[bytes]:
-    from dfm_async.targets.flare.link import _encoder, _Packet
+class Stream:
+    """The packets of one link."""
 
-    link = (began, next(_links))
-    return [_encoder.encode(_Packet(link, number, [str(number).encode()])) for number in range(count)]
+    def __init__(self, count: int, began: int = 1) -> None:
+        link, encode = (began, next(_links)), link_module._encoder.encode
+        self.greeting = link_module._GREETING + encode(link_module._Greeting(link))
+        self.packets = [
+            link_module._MESSAGES + encode(link_module._Packet(link, number, [Part(memoryview(str(number).encode()))]))
+            for number in range(count)
+        ]
 
 
 @given(st.data())
 def test_packets_in_any_order_and_repeated_give_each_message_once_in_order(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 12))
-    packets = _packets(count)
+    stream, end = Stream(count), Incoming()
     order = data.draw(st.permutations(range(count)))
     again = data.draw(st.lists(st.integers(0, count - 1), max_size=10))
-    inbox = Inbox()
-    got: list[memoryview] = []
+    end.greet(stream)
+    got: list[bytes | memoryview] = []
     for position, number in enumerate([*order, *again]):
-        got += inbox.take(packets[number])
+        got += end.take(stream.packets[number])
         if position < len(again):
-            got += inbox.take(packets[again[position]])
+            got += end.take(stream.packets[again[position]])
     assert got == [str(number).encode() for number in range(count)]

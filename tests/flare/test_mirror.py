@@ -14,7 +14,7 @@ from dfm_async.results.error_values import decode_error
 from dfm_async.results.record import JobRecord
 from dfm_async.targets.flare import messages as fm
 from dfm_async.targets.flare.mirror import RemoteJob
-from dfm_async.targets.flare.node import TooLarge
+from dfm_async.targets.flare.parts import TooLarge
 from dfm_async.targets.rules import JobRules
 from tests.flare.test_hub import B, codec, plan
 

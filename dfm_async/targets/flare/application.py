@@ -28,13 +28,15 @@ class Application:
         attach: its first words.
         on_message: takes its messages.
         on_room: is called when it has taken something.
+        largest: the size limit of a message of it, in bytes.
     """
 
     def __init__(
         self,
         attach: fm.Attach,
-        on_message: Callable[[Application, bytes], None],
+        on_message: Callable[[Application, bytes | memoryview], None],
         on_room: Callable[[Application], None],
+        largest: int,
     ) -> None:
         hello = attach.hello
         self.name = attach.session
@@ -43,7 +45,7 @@ class Application:
         self.slots = Slots(hello.lanes, hello.slots)
         self.pending: deque[str] = deque()
         """Jobs whose submission is answered when there is room for them in the queue."""
-        self.duplex = Duplex(lambda data: on_message(self, data), lambda: on_room(self))
+        self.duplex = Duplex(lambda data: on_message(self, data), lambda: on_room(self), largest)
         self.connection = ""
         """Its connection at the gateway, if it has one."""
         self.absence: asyncio.TimerHandle | None = None

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable
 from typing import Any, Final
 
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellReturnCode
 from nvflare.fuel.f3.message import Message
 
-from dfm_async.targets.flare.link import Refused, Undelivered
-from dfm_async.targets.flare.node import Node, TooLarge
+from dfm_async.targets.flare.link import Undelivered
+from dfm_async.targets.flare.node import Node
 
 __all__ = ["CellWire"]
 
 _CHANNEL: Final = "dfm_async"
 _PACKET: Final = "packet"
-_LARGE: Final = "large"
-_LIFE: Final = "dfm_async_life"
-"""The header of an answer that names the process that gives it."""
-_ONE_FRAME: Final = 2 * 1024 * 1024
-"""Up to how many bytes a packet goes as one frame; larger ones are streamed."""
 _TRY: Final = 10.0
 """For how many seconds one try to hand over a packet may take at most; large ones get longer."""
 _SLOWEST: Final = 1024 * 1024
@@ -49,7 +43,6 @@ class CellWire:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="dfm-wire")
         cell.core_cell.register_request_cb(_CHANNEL, _PACKET, self._packet)
-        cell.register_request_cb(channel=_CHANNEL, topic=_LARGE, cb=self._packet)
 
     def open(self, node: Node) -> None:
         """Takes packets for a node from now on."""
@@ -61,12 +54,11 @@ class CellWire:
         self._loop = self._node = None
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def carry(self, peer: str, packet: bytes) -> str:
-        """Hands a packet to a peer; gives the peer's life.
+    async def carry(self, peer: str, packet: bytes) -> bytes:
+        """Hand a packet to a peer; return its answer.
 
         Raises:
             Undelivered: it may not have it.
-            Refused: it never will.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -74,12 +66,11 @@ class CellWire:
         except RuntimeError as error:  # no further thread: this process ends
             raise Undelivered(str(error)) from error
 
-    def _carry(self, target: str, packet: bytes) -> str:
-        large = len(packet) > _ONE_FRAME
-        send: Callable[..., Any] = self._cell.send_request if large else self._cell.core_cell.send_request
-        reply = send(
+    def _carry(self, target: str, packet: bytes) -> bytes:
+        # As one frame: a packet is small enough, and FLARE's streams would only add to it.
+        reply = self._cell.core_cell.send_request(
             channel=_CHANNEL,
-            topic=_LARGE if large else _PACKET,
+            topic=_PACKET,
             target=target,
             request=Message({}, packet),
             timeout=self._try + len(packet) / _SLOWEST,
@@ -89,11 +80,12 @@ class CellWire:
             raise Undelivered("FLARE gives no answer")
         code = reply.get_header(MessageHeaderKey.RETURN_CODE)
         why = reply.get_header(MessageHeaderKey.ERROR, "")
-        if code == CellReturnCode.MSG_TOO_BIG:
-            raise Refused(why)
         if code != CellReturnCode.OK:
             raise Undelivered(f"FLARE says {code!r}{': ' * bool(why)}{why}")
-        return str(reply.get_header(_LIFE, ""))
+        answer = reply.payload
+        if not isinstance(answer, bytes | bytearray | memoryview):
+            raise Undelivered("the answer is not bytes")
+        return bytes(answer)
 
     def _packet(self, message: Message) -> Message:
         """Takes a packet, in a thread of FLARE's; its sender waits until our loop has it."""
@@ -104,31 +96,23 @@ class CellWire:
         payload = message.payload  # whoever sent it has chosen what it is
         if not isinstance(payload, bytes | bytearray | memoryview):
             return _reply(CellReturnCode.INVALID_REQUEST, "a packet must be bytes")
-        taken: concurrent.futures.Future[None] = concurrent.futures.Future()
+        taken: concurrent.futures.Future[bytes] = concurrent.futures.Future()
 
         def take() -> None:
             try:
-                node.take(peer, payload if isinstance(payload, bytes) else bytes(payload))
+                taken.set_result(node.take(peer, payload if isinstance(payload, bytes) else bytes(payload)))
             except BaseException as error:  # noqa: BLE001 - told to whoever has sent it
                 taken.set_exception(error)
-            else:
-                taken.set_result(None)
 
         try:
-            node.check_size(len(payload))
             loop.call_soon_threadsafe(take)
-            taken.result(self._try)
-        except TooLarge as error:
-            return _reply(CellReturnCode.MSG_TOO_BIG, str(error))
+            return _reply(CellReturnCode.OK, "", taken.result(self._try))
         except Exception as error:  # noqa: BLE001 - told to whoever has sent it
             return _reply(CellReturnCode.PROCESS_EXCEPTION, f"{type(error).__name__}: {error}")
-        return _reply(CellReturnCode.OK, "", node.life)
 
 
-def _reply(code: str, error: str, life: str = "") -> Message:
+def _reply(code: str, error: str, answer: bytes | None = None) -> Message:
     headers = {MessageHeaderKey.RETURN_CODE: code}
     if error:
         headers[MessageHeaderKey.ERROR] = error
-    if life:
-        headers[_LIFE] = life
-    return Message(headers, None)
+    return Message(headers, answer)

@@ -249,17 +249,16 @@ class _Site:
         else:
             self._node.send(HUB, fm.PeerLost(peer, reason, life))
 
-    def _refused(self, peer: str, messages: list[Any], reason: str) -> None:
-        for message in messages:
-            job, at = getattr(message, "job", None), getattr(message, "at", None)
-            if isinstance(message, fm.AppBytes):  # it is about one application
-                _log.warning("the hub does not take what an application says: %s", reason)
-                if self._gateway is not None:
-                    self._gateway.let_go(message.app)
-            elif job is None or at is None:  # it is about the site as a whole
-                self._broken(peer, f"{peer} does not take {type(message).__name__}: {reason}", "")
-            else:
-                self._node.send(HUB, fm.Undeliverable(job, at, f"{peer} does not take what it is sent: {reason}"))
+    def _refused(self, peer: str, message: Any, reason: str) -> None:
+        job, at = getattr(message, "job", None), getattr(message, "at", None)
+        if isinstance(message, fm.AppBytes):  # it is about one application
+            _log.warning("the hub does not take what an application says: %s", reason)
+            if self._gateway is not None:
+                self._gateway.let_go(message.app)
+        elif job is None or at is None:  # it is about the site as a whole
+            self._broken(peer, f"{peer} does not take {type(message).__name__}: {reason}", "")
+        else:
+            self._node.send(HUB, fm.Undeliverable(job, at, reason))
 
     def _from_app(self, message: Any) -> None:
         self._node.send(HUB, message)
@@ -334,12 +333,11 @@ class HubController(Controller):  # type: ignore[misc] # nvflare has no type inf
             else:
                 agent.receive(peer, message)
 
-        def refused(peer: str, messages: list[Any], reason: str) -> None:
-            for message in messages:
-                if isinstance(message, fm.AppBytes | fm.AppGone):
-                    ports.let_go(message.app)
-                else:
-                    hub.refused(peer, message, reason)
+        def refused(peer: str, message: Any, reason: str) -> None:
+            if isinstance(message, fm.AppBytes | fm.AppGone):
+                ports.let_go(message.app)
+            else:
+                hub.refused(peer, message, reason)
 
         async with AsyncExitStack() as stack:
             stack.callback(process.wire.close)

@@ -21,7 +21,8 @@ from dfm_async.targets.flare.duplex import Duplex
 from dfm_async.targets.flare.gateway_memory import GatewayMemory
 from dfm_async.targets.flare.job_folder import carrier_name, write_job
 from dfm_async.targets.flare.line import CarrierEnded, CommandLine, GatewayLine, Line
-from dfm_async.targets.flare.node import HUB, TooLarge
+from dfm_async.targets.flare.node import HUB
+from dfm_async.targets.flare.parts import TooLarge
 from dfm_async.targets.flare.user_kit import UserKit
 
 __all__ = ["HubConnection"]
@@ -32,8 +33,6 @@ _FOUND: Final = 3.0
 """For how many seconds a carrier that was found is asked; one that has just ended is listed for a while."""
 _ASK_AGAIN: Final = 0.5
 _AGAIN: Final = "Connect again"
-_WRAPPING: Final = 64 * 1024
-"""How many bytes a message can get around it on its way to the hub."""
 
 
 class HubConnection:
@@ -93,7 +92,7 @@ class HubConnection:
             TooLarge: the hub does not take so much at a time.
         """
         data = fm.encode(message)
-        largest = math.inf if self.welcome is None else self.welcome.largest - _WRAPPING
+        largest = math.inf if self.welcome is None else self.welcome.largest
         if len(data) > largest:
             raise TooLarge(f"{len(data):,} bytes are more than the {int(largest):,} that the server takes at a time")
         self._duplex.send(data)
@@ -336,7 +335,7 @@ class HubConnection:
 
     # while it is open
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes | memoryview) -> None:
         message = fm.decode_hub(data)
         if isinstance(message, fm.Welcome):
             self.welcome = message

@@ -9,26 +9,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-__all__ = ["Duplex", "Packet", "together"]
+from dfm_async.targets.flare.parts import Joiner, Part, cut, together
+
+__all__ = ["Duplex", "Packet"]
 
 _PACKET: Final = 4 * 1024 * 1024
-"""How many bytes of messages make a packet; a larger message is a packet of its own."""
+"""The size limit of a packet, in bytes of messages; a larger message is sent in parts."""
 _CONFIRM: Final = 64
 """After how many messages the other end is told that we have them, if there is nothing else to say."""
 _CONFIRM_BYTES: Final = 1024 * 1024
 
 
 class Packet(msgspec.Struct, frozen=True, array_like=True):
-    """Messages ``first, first + 1, ...``; ``have``: the sender has all of ours before this number."""
+    """Parts ``first, first + 1, ...``; ``have``: the sender has all of ours before this number."""
 
     first: int
     have: int
-    messages: list[bytes]
+    parts: list[Part]
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -41,19 +43,26 @@ class Duplex:
     Args:
         on_message: takes messages of the other end.
         on_room: is called when what the other end has not got has become less.
+        largest: the size limit of a message of the other end, in bytes; None means any size.
     """
 
-    def __init__(self, on_message: Callable[[bytes], None], on_room: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        on_message: Callable[[bytes | memoryview], None],
+        on_room: Callable[[], None] | None = None,
+        largest: int | None = None,
+    ) -> None:
         self.backlog = 0
         """How many bytes the other end has not got yet."""
         self.have = 0
-        """How many messages of the other end we have."""
+        """How many parts of messages of the other end we have."""
         self._on_message = on_message
         self._on_room = on_room
-        self._kept: deque[bytes] = deque()
+        self._joiner = Joiner(largest)
+        self._kept: deque[Part] = deque()
         self._first = 0
-        """The number of the first message that is kept."""
-        self._unsent: deque[bytes] = deque()
+        """The number of the first part that is kept."""
+        self._unsent: deque[Part] = deque()
         """Those of them that were not pushed along the stream yet."""
         self._sent = 0
         """The number of the first of these."""
@@ -65,10 +74,11 @@ class Duplex:
 
     def send(self, message: bytes) -> None:
         """Sends a message: along the stream in this turn of the loop, or with the next question or answer."""
-        self._kept.append(message)
+        parts = list(cut(message, _PACKET))
+        self._kept += parts
         self.backlog += len(message)
         if self._push is not None:
-            self._unsent.append(message)
+            self._unsent += parts
         self._schedule()
 
     def _schedule(self) -> None:
@@ -109,36 +119,38 @@ class Duplex:
         self._scheduled = False
         push, unsent = self._push, self._unsent
         while push is not None:
-            messages: list[bytes] = next(together(unsent, _PACKET), [])
-            if not messages and self._confirmed == self.have:
+            parts: list[Part] = next(together(unsent, _PACKET), [])
+            if not parts and self._confirmed == self.have:
                 return
-            for _ in messages:
+            for _ in parts:
                 unsent.popleft()
-            first, self._sent = self._sent, self._sent + len(messages)
-            push(self._packet(first, messages))
+            first, self._sent = self._sent, self._sent + len(parts)
+            push(self._packet(first, parts))
 
     def pull(self) -> bytes:
         """Everything that the other end has not got, as far as it fits into one packet."""
         return self._packet(self._first, next(together(self._kept, _PACKET), []))
 
-    def _packet(self, first: int, messages: list[bytes]) -> bytes:
+    def _packet(self, first: int, parts: list[Part]) -> bytes:
         self._confirmed, self._unconfirmed_bytes = self.have, 0
-        return _encoder.encode(Packet(first, self.have, messages))
+        return _encoder.encode(Packet(first, self.have, parts))
 
     def take(self, data: bytes) -> None:
         """Takes a packet of the other end.
 
         Raises:
-            ValueError: it is none, or messages before it are missing.
+            ValueError: it is not a packet, messages before it are missing, or a message is too large.
         """
         packet = _decoder.decode(data)
         self.release(packet.have)
         if packet.first > self.have:
             raise ValueError(f"messages {self.have} to {packet.first - 1} are missing")
-        for message in packet.messages[self.have - packet.first :]:
+        for part in packet.parts[self.have - packet.first :]:
             self.have += 1
-            self._unconfirmed_bytes += len(message)
-            self._on_message(message)
+            self._unconfirmed_bytes += len(part)
+            message = self._joiner.take(part)
+            if message is not None:
+                self._on_message(message)
         if self.have - self._confirmed >= _CONFIRM or self._unconfirmed_bytes >= _CONFIRM_BYTES:
             self._schedule()
 
@@ -158,17 +170,3 @@ class Duplex:
             self._first = have
             if self._on_room is not None:
                 self._on_room()
-
-
-def together(messages: Iterable[bytes], most: int) -> Iterator[list[bytes]]:
-    """Messages in groups of so many bytes; a larger message is one of its own."""
-    group: list[bytes] = []
-    size = 0
-    for message in messages:
-        if group and size + len(message) > most:
-            yield group
-            group, size = [], 0
-        group.append(message)
-        size += len(message)
-    if group:
-        yield group

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from dfm_async.errors import DfmError, PipelineError, ResultsExpired
+from dfm_async.errors import PipelineError, ResultsExpired
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.status import JobStatus
 from dfm_async.results.error_values import decode_error
@@ -200,7 +200,7 @@ class Hub:
         if job is None:
             _log.warning("site %s does not take %s: %s", peer, type(message).__name__, reason)
         else:
-            job.coordinator.fail(DfmError(f"site {peer!r} does not take what it is sent: {reason}"))
+            self._seating.undeliverable(job, fm.Undeliverable(message.job, message.at, reason))
 
     def _site_reports(self, peer: str, report: fm.SiteReport) -> None:
         """Tells those applications of workers whose code they run."""
@@ -271,7 +271,7 @@ class Hub:
         if app is None and not attach.new:
             return fm.Attached(0, "the hub does not know this application any more")
         if app is None:
-            app = self._apps[attach.session] = Application(attach, self._app_said, self._app_has_room)
+            app = self._apps[attach.session] = Application(attach, self._app_said, self._app_has_room, self._largest)
             hello = attach.hello
             self._linger, self._keep, self._seating.patience = hello.linger, hello.keep, hello.start
             app.send(self._welcome(app))
@@ -294,7 +294,7 @@ class Hub:
             app.duplex.detach()
             self.absent(app)
 
-    def _app_said(self, app: Application, data: bytes) -> None:
+    def _app_said(self, app: Application, data: bytes | memoryview) -> None:
         try:
             message = fm.decode_app(data)
             _APPS[type(message)](self, app, message)

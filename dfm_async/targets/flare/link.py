@@ -3,6 +3,10 @@
 What carries a packet can fail, take long, and carry it twice. Packets have numbers: the other end puts them in order,
 and drops those that it has. A packet that is not acknowledged is sent again, until it is, or the time for it is over:
 then the link is broken, and whoever relied on it is told. What is said after that goes over a new link.
+
+A link begins with a greeting. The answer names the incarnation of the peer and the size limit of its messages: larger
+ones are refused before anything of them is sent. Packets have a size limit of their own; a larger message travels in
+parts, over several packets.
 """
 
 from __future__ import annotations
@@ -14,67 +18,77 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Protocol
 
 import msgspec
 
-__all__ = ["Inbox", "Link", "Refused", "Undelivered", "Wire", "new_life"]
+from dfm_async.targets.flare.parts import Joiner, Part, cut, together
+
+__all__ = ["LARGEST_PACKET", "Inbox", "Inboxes", "Link", "Undelivered", "Wire", "new_life"]
 
 _log = logging.getLogger(__name__)
 
 _WINDOW: Final = 4
 """How many packets are under way at the same time. While they are, messages gather for the next one."""
 _PACKET: Final = 1024 * 1024
-"""How many bytes of messages make a packet; a larger message is a packet of its own."""
+"""The size limit of a packet, in bytes of messages; a larger message is sent in parts."""
 _PACKET_MESSAGES: Final = 4096
+LARGEST_PACKET: Final = _PACKET + 64 * 1024
+"""The size limit of a packet in bytes, with what is added to its messages."""
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
 _EARLY: Final = 4 * _WINDOW
 """How far ahead of one that is missing a packet may be; no honest sender comes near."""
+_GREETING: Final = b"g"
+_MESSAGES: Final = b"m"
+_TAKEN: Final = b"t"
+_UNKNOWN: Final = b"u"
 
 
 class Undelivered(Exception):
     """A packet may not have arrived."""
 
 
-class Refused(Exception):
-    """The other end does not take a packet, and would not take it a second time."""
-
-
 class Wire(Protocol):
     """Carries packets to other processes of the carrier."""
 
-    async def carry(self, peer: str, packet: bytes) -> str:
-        """Hands a packet to a peer; returns when the peer has it, with the peer's life.
+    async def carry(self, peer: str, packet: bytes) -> bytes:
+        """Hand a packet to a peer; return the answer of its :class:`Inboxes`.
 
         Raises:
             Undelivered: it may not have it.
-            Refused: it never will.
         """
         ...
 
 
+class _Greeting(msgspec.Struct, frozen=True, array_like=True):
+    """``link``: which link this begins; later ones of the same sender are larger."""
+
+    link: tuple[int, int]
+
+
+class _Answer(msgspec.Struct, frozen=True, array_like=True):
+    """``life``: the incarnation of the peer; ``largest``: the size limit of messages to it."""
+
+    life: str
+    largest: int
+
+
 class _Packet(msgspec.Struct, frozen=True, array_like=True):
-    """``link``: which link this belongs to; later ones of the same sender are larger."""
+    """``link``: which link this belongs to."""
 
     link: tuple[int, int]
     number: int
-    messages: list[bytes]
-
-
-class _Received(msgspec.Struct, frozen=True, array_like=True):
-    """The same at the other end: large messages are not copied."""
-
-    link: tuple[int, int]
-    number: int
-    messages: list[memoryview]
+    parts: list[Part]
 
 
 _began: Final = time.time_ns()
 _links: Final = itertools.count(1)
 _encoder: Final = msgspec.msgpack.Encoder()
-_decoder: Final = msgspec.msgpack.Decoder(_Received)
+_greeting: Final = msgspec.msgpack.Decoder(_Greeting)
+_answer: Final = msgspec.msgpack.Decoder(_Answer)
+_packet: Final = msgspec.msgpack.Decoder(_Packet)
 
 
 class Link:
@@ -85,7 +99,7 @@ class Link:
         wire: what carries packets.
         patience: for how many seconds a packet is sent again.
         on_broken: is told, once, why the link does not work any more.
-        on_refused: is told of messages that the other end does not take, and why; the link goes on without them.
+        on_refused: is called with a message that is too large for the other end, and the reason.
         on_room: is called when what waits has become less.
     """
 
@@ -95,7 +109,7 @@ class Link:
         wire: Wire,
         patience: float,
         on_broken: Callable[[Link, str], None],
-        on_refused: Callable[[str, list[bytes], str], None],
+        on_refused: Callable[[str, bytes, str], None],
         on_room: Callable[[], None] | None = None,
     ) -> None:
         self.peer = peer
@@ -103,21 +117,19 @@ class Link:
         """Why it does not work any more, if it does not."""
         self.backlog = 0
         """How many bytes wait, or are under way."""
-        self.packets = 0
-        """How many packets have arrived."""
-        self.messages = 0
-        """How many messages were in them."""
-        self.resent = 0
-        """How often a packet was sent again."""
         self._wire = wire
         self._link = (_began, next(_links))
         self.their_life: str | None = None
         """Which life of the peer has answered."""
+        self._largest: int | None = None
+        """The size limit of messages; None before the peer has answered."""
         self._patience = patience
         self._on_broken = on_broken
         self._on_refused = on_refused
         self._on_room = on_room
-        self._waiting: deque[bytes] = deque()
+        self._before: list[bytes] = []
+        """Messages from before the peer has answered."""
+        self._waiting: deque[Part] = deque()
         self._number = 0
         self._scheduled = False
         self._under_way: set[asyncio.Task[None]] = set()
@@ -127,66 +139,83 @@ class Link:
         """Queues a message; those of one turn of the loop go together. Ignored when the link is broken."""
         if self.broken is not None:
             return
-        self._waiting.append(message)
         self.backlog += len(message)
+        if self._largest is None:
+            self._before.append(message)
+        else:
+            self._queue(message, self._largest)
         if not self._scheduled and len(self._under_way) < _WINDOW:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._pump)
 
+    def _queue(self, message: bytes, largest: int) -> None:
+        if len(message) <= largest:
+            self._waiting.extend(cut(message, _PACKET))
+            return
+        self.backlog -= len(message)
+        reason = (
+            f"it takes messages of at most {largest:,} bytes (max_message_bytes), and this one has {len(message):,}"
+        )
+        asyncio.get_running_loop().call_soon(self._on_refused, self.peer, message, reason)
+
     def _pump(self) -> None:
         self._scheduled = False
+        if self._largest is None:
+            if not self._under_way and self.broken is None:
+                self._start(self._greet(), 0)
+            return
         while self._waiting and len(self._under_way) < _WINDOW and self.broken is None:
-            batch, size = self._next_batch()
+            batch = next(together(itertools.islice(self._waiting, _PACKET_MESSAGES), _PACKET))
+            for _ in batch:
+                self._waiting.popleft()
             number, self._number = self._number, self._number + 1
-            task = asyncio.get_running_loop().create_task(self._deliver(number, batch), name=f"to {self.peer}")
-            self._under_way.add(task)
-            task.add_done_callback(functools.partial(self._delivered, size))
+            self._start(self._deliver(number, batch), sum(map(len, batch)))
 
-    def _next_batch(self) -> tuple[list[bytes], int]:
-        waiting = self._waiting
-        batch = [waiting.popleft()]
-        size = len(batch[0])
-        while waiting and len(batch) < _PACKET_MESSAGES and size + len(waiting[0]) <= _PACKET:
-            batch.append(waiting.popleft())
-            size += len(batch[-1])
-        return batch, size
+    def _start(self, work: Coroutine[Any, Any, None], size: int) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=f"to {self.peer}")
+        self._under_way.add(task)
+        task.add_done_callback(functools.partial(self._delivered, size))
 
-    async def _deliver(self, number: int, batch: list[bytes]) -> None:
+    async def _greet(self) -> None:
+        data = await self._carry(_GREETING + _encoder.encode(_Greeting(self._link)))
+        if data is None:
+            return
+        answer = _answer.decode(data)
+        if self.their_life is None:
+            self.their_life = answer.life
+        elif self.their_life != answer.life:
+            self.fail(f"{self.peer} has started again, and does not know what it was told before")
+            return
+        if self._largest is None:
+            self._largest = answer.largest
+            before, self._before = self._before, []
+            for message in before:
+                self._queue(message, answer.largest)
+
+    async def _deliver(self, number: int, batch: list[Part]) -> None:
+        packet = _MESSAGES + _encoder.encode(_Packet(self._link, number, batch))
+        while (answer := await self._carry(packet)) is not None:
+            if answer == _TAKEN:
+                return
+            await self._greet()  # it may have started again, and does not know this link
+
+    async def _carry(self, packet: bytes) -> bytes | None:
+        """Send a packet until it is answered; None if the link is broken before."""
         loop = asyncio.get_running_loop()
-        packet = _encoder.encode(_Packet(self._link, number, batch))
-        began = loop.time()
-        pause = _FIRST_PAUSE
+        began, pause = loop.time(), _FIRST_PAUSE
         while self.broken is None:
             try:
-                self._arrived(await self._wire.carry(self.peer, packet), len(batch))
-            except Refused as error:
-                if not batch:
-                    self.fail(f"{self.peer} takes nothing: {error}")
-                    return
-                self._on_refused(self.peer, batch, str(error))
-                batch = []  # the next ones wait for this number
-                packet = _encoder.encode(_Packet(self._link, number, batch))
-                continue
+                return await self._wire.carry(self.peer, packet)
             except Undelivered as error:
                 reason = str(error)
-            else:
-                return
             waited = loop.time() - began
             if waited + pause > self._patience:
                 self.fail(f"{self.peer} has not taken a message for {waited:.1f} s: {reason}")
-                return
+                break
             _log.debug("a packet for %s is sent again: %s", self.peer, reason)
-            self.resent += 1
             await asyncio.sleep(pause)  # it failed just now: at once it would fail again
             pause = min(pause * 2, _LONGEST_PAUSE)
-
-    def _arrived(self, life: str, count: int) -> None:
-        self.packets += 1
-        self.messages += count
-        if self.their_life is None:
-            self.their_life = life
-        elif self.their_life != life:
-            self.fail(f"{self.peer} has started again, and does not know what it was told before")
+        return None
 
     def _delivered(self, size: int, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
@@ -214,12 +243,13 @@ class Link:
     def _stop(self, reason: str) -> None:
         self.broken = reason
         self._waiting.clear()
+        self._before.clear()
         self.backlog = 0
         self._tell_idle()
 
     async def drained(self) -> None:
         """Waits until everything has arrived, or the link is broken."""
-        while (self._waiting or self._under_way) and self.broken is None:
+        while (self._waiting or self._before or self._under_way) and self.broken is None:
             self._idle = asyncio.get_running_loop().create_future()
             await self._idle
 
@@ -239,42 +269,84 @@ def new_life() -> str:
 
 
 class Inbox:
-    """The receiving end, for one peer.
+    """The receiving end of one link.
 
-    Packets can come late, after the link that they belong to was given up for another one. They must not be taken for
-    those of a new link, also by an inbox that has never heard of theirs: links have an order.
+    Args:
+        link: which link of its sender.
+        largest: the size limit of a message, in bytes.
     """
 
-    def __init__(self) -> None:
-        self._link = (0, 0)
+    def __init__(self, link: tuple[int, int], largest: int) -> None:
+        self.link = link
         self._next = 0
-        self._early: dict[int, list[memoryview]] = {}
+        self._early: dict[int, list[Part]] = {}
+        self._joiner = Joiner(largest)
+        self._failed: ValueError | None = None
+        """Why nothing more is taken: a part of a message was dropped."""
 
-    def take(self, packet: bytes) -> list[memoryview]:
-        """Takes a packet; gives the messages that are in order now.
+    def take(self, packet: _Packet) -> list[bytes | memoryview]:
+        """Take a packet; return the messages that are complete and in order now.
 
         Raises:
-            ValueError: it is no packet, too many before it are missing, or its sender was there before the present one.
+            ValueError: too many packets before it are missing, or a message is too large.
         """
-        found = _decoder.decode(packet)
-        if found.link < self._link:
-            if found.link[0] == self._link[0]:
-                return []  # its sender has given it up
-            # The clock of its machine may have been set back: then its sender must hear of it.
-            raise ValueError("it comes from a process that was there before the one that speaks now")
-        if found.link > self._link:
-            self._link, self._next = found.link, 0
-            self._early.clear()
-        if found.number < self._next:
+        if self._failed is not None:
+            raise self._failed
+        if packet.number < self._next:
             return []  # it came before
-        if found.number > self._next:
-            if found.number > self._next + _EARLY:
-                raise ValueError("too many packets before it are missing")
-            self._early[found.number] = found.messages
-            return []
-        messages = found.messages
-        self._next += 1
-        while self._early and self._next in self._early:
-            messages = messages + self._early.pop(self._next)
-            self._next += 1
+        if packet.number > self._next + _EARLY:
+            raise ValueError("too many packets before it are missing")
+        self._early[packet.number] = packet.parts
+        messages = []
+        try:
+            while self._next in self._early:
+                joined = [self._joiner.take(part) for part in self._early.pop(self._next)]
+                messages += [message for message in joined if message is not None]
+                self._next += 1
+        except ValueError as error:
+            self._failed = error
+            self._early.clear()
+            raise
         return messages
+
+
+class Inboxes:
+    """The receiving ends of all links to a process, one for each peer.
+
+    Packets can come late, after the link that they belong to was given up for another one. They must not be taken for
+    those of a new link: links have an order.
+
+    Args:
+        life: the incarnation of this process.
+        largest: the size limit of a message, in bytes.
+    """
+
+    def __init__(self, life: str, largest: int) -> None:
+        self._life = life
+        self._largest = largest
+        self._inboxes: dict[str, Inbox] = {}
+
+    def take(self, peer: str, packet: bytes) -> tuple[bytes, list[bytes | memoryview]]:
+        """Take a packet of a peer; return the answer, and the messages that are complete and in order now.
+
+        Raises:
+            ValueError: it is not a packet, its sender was there before the present one, or a message is too large.
+        """
+        kind, data = packet[:1], memoryview(packet)[1:]
+        if kind == _GREETING:
+            return self._greeted(peer, _greeting.decode(data)), []
+        if kind != _MESSAGES:
+            raise ValueError("it is not a packet")
+        found, inbox = _packet.decode(data), self._inboxes.get(peer)
+        if inbox is None or found.link != inbox.link:
+            return _UNKNOWN, []
+        return _TAKEN, inbox.take(found)
+
+    def _greeted(self, peer: str, greeting: _Greeting) -> bytes:
+        inbox = self._inboxes.get(peer)
+        if inbox is None or greeting.link > inbox.link:
+            self._inboxes[peer] = Inbox(greeting.link, self._largest)
+        elif greeting.link < inbox.link:
+            # The clock of its machine may have been set back: then its sender must hear of it.
+            raise ValueError("it comes from a process, or belongs to a link, that was replaced by a later one")
+        return _encoder.encode(_Answer(self._life, self._largest))

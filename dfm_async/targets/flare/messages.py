@@ -239,7 +239,7 @@ class SiteLost(_Message, frozen=True, tag=123):
 
 
 class Undeliverable(_Message, frozen=True, tag=118):
-    """Another site does not take what a job has for it, and never will."""
+    """What a job sends to a location, of this or another site, can never be delivered. ``at``: that location."""
 
     job: int
     at: int

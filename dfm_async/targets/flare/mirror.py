@@ -25,7 +25,7 @@ from dfm_async.targets.failures import Told
 from dfm_async.targets.flare import messages as fm
 from dfm_async.targets.flare.connection import HubConnection
 from dfm_async.targets.flare.event_wire import EventReader
-from dfm_async.targets.flare.node import TooLarge
+from dfm_async.targets.flare.parts import TooLarge
 from dfm_async.targets.frames import Row
 from dfm_async.targets.rules import JobRules
 from dfm_async.telemetry.traces import JobTrace
@@ -37,7 +37,7 @@ __all__ = ["RemoteFrames", "RemoteJob"]
 _AHEAD: Final = 1024
 """How many events may be under way to us, at most."""
 _ALL: Final = 1 << 40
-_ROWS: Final = 8 * 1024 * 1024
+_ROWS: Final = msg.BATCH_BYTES
 """How many bytes of parameter sets go together; a larger set goes alone."""
 _TELL: Final = 256 * 1024
 """After how many bytes we tell the hub that we have taken them, at the latest."""

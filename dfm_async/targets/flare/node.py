@@ -7,10 +7,11 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from dfm_async.targets.flare.link import Inbox, Link, Wire, new_life
+from dfm_async.targets.flare.link import LARGEST_PACKET, Inboxes, Link, Wire, new_life
 from dfm_async.targets.flare.messages import Pulse, decode_node, encode
+from dfm_async.targets.flare.parts import TooLarge
 
-__all__ = ["HUB", "Node", "TooLarge"]
+__all__ = ["HUB", "Node"]
 
 _log = logging.getLogger(__name__)
 
@@ -23,10 +24,6 @@ _PULSES: Final = 4
 _SLOWEST_PULSE: Final = 5.0
 
 
-class TooLarge(ValueError):
-    """A packet is larger than what is taken here."""
-
-
 class Node:
     """Sends to and receives from the other processes of a carrier, by their names.
 
@@ -36,9 +33,9 @@ class Node:
         receive: takes messages: the peer, the message.
         on_broken: is told that what was said to a peer may be lost, why, and which life of the peer that was. What is
             said from then on is not lost.
-        on_refused: is told of messages that a peer does not take, and why.
+        on_refused: is called with a message that a peer does not take, and the reason.
         patience: for how many seconds a packet is sent again.
-        largest: how many bytes a packet from outside may have.
+        largest: the size limit of a message from outside, in bytes.
         on_room: is called when what waits to be sent has become less.
     """
 
@@ -48,7 +45,7 @@ class Node:
         wire: Wire,
         receive: Callable[[str, Any], None],
         on_broken: Callable[[str, str, str], None],
-        on_refused: Callable[[str, list[Any], str], None],
+        on_refused: Callable[[str, Any, str], None],
         *,
         patience: float,
         largest: int,
@@ -62,11 +59,10 @@ class Node:
         self._on_broken = on_broken
         self._on_refused = on_refused
         self._patience = patience
-        self._largest = largest
         self._on_room = on_room
         self._links: dict[str, Link] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._inboxes: dict[str, Inbox] = {}
+        self._inboxes = Inboxes(self.life, largest)
         self._peers: Callable[[], Iterable[str]] = tuple
         self._pulse: asyncio.TimerHandle | None = None
 
@@ -101,8 +97,8 @@ class Node:
         self._forget(link)
         self._on_broken(link.peer, reason, link.their_life or "")
 
-    def _undeliverable(self, peer: str, messages: list[bytes], reason: str) -> None:
-        self._on_refused(peer, [decode_node(message) for message in messages], reason)
+    def _undeliverable(self, peer: str, message: bytes, reason: str) -> None:
+        self._on_refused(peer, decode_node(message), reason)
 
     def _forget(self, link: Link) -> None:
         """What is said to the peer from now on goes over a new link."""
@@ -128,22 +124,16 @@ class Node:
         """How many bytes wait to be sent, or are under way."""
         return sum(link.backlog for link in self._links.values())
 
-    def check_size(self, size: int) -> None:
-        """Raises TooLarge if a packet of that many bytes is not taken here."""
-        if size > self._largest:
-            raise TooLarge(f"{size:,} bytes are more than the {self._largest:,} that are taken (max_message_bytes)")
-
-    def take(self, peer: str, packet: bytes) -> None:
-        """Takes a packet of a peer.
+    def take(self, peer: str, packet: bytes) -> bytes:
+        """Take a packet of a peer; return the answer.
 
         Raises:
             ValueError: it is not one that may come, and why.
         """
-        self.check_size(len(packet))
-        inbox = self._inboxes.get(peer)
-        if inbox is None:
-            inbox = self._inboxes[peer] = Inbox()
-        for data in inbox.take(packet):
+        if len(packet) > LARGEST_PACKET:
+            raise TooLarge(f"a packet has {len(packet):,} bytes; at most {LARGEST_PACKET:,} are allowed")
+        answer, messages = self._inboxes.take(peer, packet)
+        for data in messages:
             try:
                 message = decode_node(data)
             except ValueError as error:  # the packet counts as taken: a second time it would be no better
@@ -151,6 +141,7 @@ class Node:
                 self._on_broken(peer, f"a message of {peer} cannot be read: {error}", "")
                 continue
             self._handle(peer, message)
+        return answer
 
     def _handle(self, peer: str, message: Any) -> None:
         try:

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from dfm_async.targets.flare import messages as fm
 from dfm_async.targets.flare.application import Application
-from dfm_async.targets.flare.duplex import together
 from dfm_async.targets.flare.gateway import TOGETHER
 from dfm_async.targets.flare.hub import Hub
 from dfm_async.targets.flare.node import Node
+from dfm_async.targets.flare.parts import together
 
 __all__ = ["Commands", "GatewayPorts"]
 

@@ -52,12 +52,16 @@ class Seating:
         return self._runs.get(number)
 
     def find(self, peer: str, message: Any) -> HubJob | None:
-        """The job that a message is about, if it comes from the site that it speaks for, and is not late."""
+        """The job that a message is about, if it comes from the site that it speaks for, and is not late.
+
+        Any site of a job may report that another location cannot be reached.
+        """
         job = self._runs.get(message.job)
         if job is None:
             return None
         sites = job.plan.sites_at
-        if not 0 <= message.at < len(sites) or sites[message.at] != peer:
+        heard = sites if isinstance(message, fm.Undeliverable) else sites[message.at : message.at + 1]
+        if not 0 <= message.at < len(sites) or peer not in heard:
             _log.warning("site %s speaks for a location of job %s that is not its own", peer, job.job_id)
             return None
         return job
@@ -184,8 +188,9 @@ class Seating:
         job.coordinator.abandon(message.at, message.how)
 
     def undeliverable(self, job: HubJob, message: fm.Undeliverable) -> None:
-        """What a location sends cannot arrive."""
-        job.coordinator.fail(DfmError(f"site {job.plan.sites_at[message.at]!r}: {message.reason}"))
+        """What is sent to a location cannot arrive, now or later."""
+        site, reason = job.plan.sites_at[message.at], cleaned(message.reason, _LONGEST_LINE)
+        job.coordinator.fail(DfmError(f"a message to site {site!r} cannot be delivered: {reason}"))
 
     # what becomes of sites
 
