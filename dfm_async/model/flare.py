@@ -40,7 +40,8 @@ class FlareOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """For how many seconds a message that does not arrive is sent again, before its job fails. Between sites, what
     holds is that of the session which had the carrier started."""
     start_timeout: float = 60.0
-    """For how many seconds the sites may take until they are ready."""
+    """For how many seconds the server may take to answer when a session opens, and a site to be ready when a pipeline
+    needs it."""
     on_close: Literal["abort", "detach"] = "abort"
     """What becomes of running jobs when the session is closed: they end, or go on without the application."""
     classes: tuple[type, ...] = ()

@@ -102,6 +102,11 @@ class ResultLog:
         return len(self._readers)
 
     @property
+    def seen(self) -> int:
+        """The offset behind the last event that a reader has read."""
+        return self._seen
+
+    @property
     def readable(self) -> int:
         """The offset behind the last event that readers see."""
         return self.end if self.backing is None else self._published

@@ -22,6 +22,7 @@ from dfm_async import (
     JobFailed,
     JobStatus,
     Pipeline,
+    PipelineError,
     PlaceParam,
     RetryPolicy,
     Session,
@@ -255,6 +256,11 @@ async def test_hundreds_of_mebibytes_arrive_or_fail_with_the_reason(flare: Local
             await (await session.execute(to_archive, {"size": 300 * MIB}))
 
 
+def carrier_of(session: Session) -> str:
+    """The FLARE job that takes a session's new jobs."""
+    return session._target._carriers.current.carrier  # type: ignore[attr-defined,no-any-return] # that of FLARE
+
+
 def marked_at(flare: LocalFlare, site: str) -> list[psutil.Process]:
     """All processes of a site."""
     variables = psutil.Process(flare.pids[site]).environ()
@@ -265,7 +271,7 @@ async def test_a_killed_process_of_a_site_harms_no_other_site(flare: LocalFlare,
     async with connect(flare) as session:
         job = await session.execute(weighing, {"door": door.path, "n": 1})
         await door.knocked("weigh 1")
-        carrier = session._target._carriers.current.carrier  # type: ignore[attr-defined] # that of FLARE
+        carrier = carrier_of(session)
         commands = {process: " ".join(process.cmdline()) for process in marked_at(flare, "lab")}
         (process,) = [one for one, text in commands.items() if "client.worker_process" in text and carrier in text]
         process.kill()
@@ -273,7 +279,7 @@ async def test_a_killed_process_of_a_site_harms_no_other_site(flare: LocalFlare,
             with pytest.raises(JobAborted, match="'lab'"):
                 await job
         assert await values(await session.execute(fetching, {"n": 7})) == [7]
-        assert session._target._carriers.current.carrier == carrier  # type: ignore[attr-defined] # as above
+        assert carrier_of(session) == carrier
 
 
 async def test_a_site_that_dies_ends_its_jobs_and_serves_again_when_it_is_back(flare: LocalFlare, door: Door) -> None:
@@ -290,6 +296,11 @@ async def test_a_site_that_dies_ends_its_jobs_and_serves_again_when_it_is_back(f
         assert isinstance(caught.value.__cause__, WorkerLost)
         assert caught.value.__cause__.site == "lab"
         assert await values(await session.execute(fetching, {"n": 7})) == [7]  # other sites go on
+        async with connect(flare) as other:  # FLARE still lists the client
+            assert await values(await other.execute(fetching, {"n": 8})) == [8]
+            assert carrier_of(other) == carrier_of(session)
+            with pytest.raises(PipelineError, match="site lab: lab has not taken"):
+                await other.prepare(who)
         await flare.start_client("lab")
         door.open()
         again = await session.execute(weighing, {"door": door.path, "n": 2})  # the same session
@@ -303,6 +314,7 @@ async def test_a_server_that_starts_again_ends_jobs_and_the_session_serves_on(fl
     async with connect(flare) as session:
         job = await session.execute(weighing, {"door": door.path, "n": 1})
         await door.knocked("weigh 1")
+        carrier = carrier_of(session)
         await flare.kill_server()
         async with asyncio.timeout(4 * BOUND + SLACK):
             with pytest.raises(JobAborted, match=r"reached|ended"):
@@ -311,3 +323,18 @@ async def test_a_server_that_starts_again_ends_jobs_and_the_session_serves_on(fl
         door.open()
         again = await session.execute(weighing, {"door": door.path, "n": 2})
         assert await values(again) == [20]
+        connection = session._target._carriers.current  # type: ignore[attr-defined] # that of FLARE
+        running = await connection.carriers()
+        assert carrier_of(session) in running
+        assert carrier not in running, "FLARE reports it as running for ever"
+
+
+async def test_a_host_job_of_which_everything_was_read_ends_after_linger(flare: LocalFlare) -> None:
+    async with connect(flare, linger=0.2) as session:
+        assert await values(await session.execute(fetching, [{"n": n} for n in range(3)])) == [0, 1, 2]
+        carrier = carrier_of(session)
+        at_server = psutil.Process(flare.pids["server"]).children(recursive=True)
+        (process,) = [
+            one for one in at_server if "runner_process" in (text := " ".join(one.cmdline())) and carrier in text
+        ]
+    await asyncio.to_thread(process.wait, 60)  # with unread results it would stay for an hour

@@ -220,6 +220,22 @@ async def test_a_site_cannot_speak_for_another_one(hub: Hub, sites: Sites, caplo
     assert "not its own" in caplog.text
 
 
+@pytest.mark.parametrize("read", [0, 2, 3])
+async def test_a_host_job_stays_for_results_that_nobody_has_read(hub: Hub, sites: Sites, read: int) -> None:
+    app = App(hub, linger=0.0)
+    number = await launched(hub, sites, app, "job")
+    hub.receive("b", results(number, 7))
+    hub.receive("a", msg.FramesDone(number, A, [0]))
+    await turn()
+    (job,) = hub._jobs.values()
+    assert [type(job.record.log.get(at)).__name__ for at in range(3)] == ["StatusChanged", "Result", "FrameCompleted"]
+    app.say(fm.Taken("job", 4, 1000, 0))  # the application has them, but its program has not
+    app.say(fm.Read("job", read))
+    app.say(fm.Leave())
+    await asyncio.sleep(0.05)
+    assert hub.ended.done() is (read > 1)
+
+
 @pytest.mark.parametrize("sender", ["a", "hub"])
 async def test_a_message_that_cannot_be_delivered_fails_its_job(hub: Hub, sites: Sites, sender: str) -> None:
     app = App(hub)

@@ -93,17 +93,13 @@ class Admin:
             if not future.done():
                 future.set_exception(FlareError("the process that speaks to FLARE has ended", "Connect again"))
 
-    async def clients(self) -> list[str]:
-        """The clients that are connected to the server."""
-        return list(await self._ask("clients"))
-
     async def heard(self) -> dict[str, float]:
-        """When the server last heard of each client, by the server's clock."""
+        """When the server last heard of each client that is registered, by the server's clock."""
         return dict(await self._ask("heard"))
 
-    async def carriers(self, name: str) -> list[str]:
-        """The FLARE jobs with this name that have not ended, the oldest first."""
-        return list(await self._ask("carriers", name))
+    async def carriers(self, name: str) -> dict[str, list[str]]:
+        """The FLARE jobs with this name that have not ended, the oldest first, and the sites that refused each."""
+        return dict(await self._ask("carriers", name))
 
     async def submit(self, folder: str | os.PathLike[str]) -> str:
         """Submits a FLARE job; gives its id."""

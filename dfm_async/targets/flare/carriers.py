@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ __all__ = ["Carriers"]
 
 _log = logging.getLogger(__name__)
 
+_NONE: Final[Mapping[str, float]] = {}
 _LOOK_AGAIN: Final = 5.0
 """For how many seconds it is believed that a user has the carriers that were found."""
 
@@ -94,8 +95,11 @@ class Carriers:
 
     # connecting
 
-    async def connected(self) -> HubConnection:
+    async def connected(self, needed: Mapping[str, float] = _NONE) -> HubConnection:
         """The connection for new jobs; a new one if the former was lost, for the first who needs it and all others.
+
+        Args:
+            needed: as in :meth:`HubConnection.open`.
 
         Raises:
             FlareError: the federation cannot be reached.
@@ -104,10 +108,10 @@ class Carriers:
         connection = self.current
         if connection is not None and connection.lost is None:
             return connection
-        return await self.another()
+        return await self.another(needed)
 
-    async def another(self, needed: Collection[str] = ()) -> HubConnection:
-        """Connects anew, to a carrier that has all sites; ``needed``: those that are waited for, for a while."""
+    async def another(self, needed: Mapping[str, float] = _NONE) -> HubConnection:
+        """Connects anew, to a carrier that has all sites; ``needed``: as in :meth:`HubConnection.open`."""
         if self._group is None:
             raise SessionClosed("the session was closed")
         if self._connecting is None:
@@ -115,7 +119,7 @@ class Carriers:
             self._group.create_task(self._connect_for(self._connecting, needed), name="connection to the federation")
         return await asyncio.shield(self._connecting)
 
-    async def _connect_for(self, waiting: asyncio.Future[HubConnection], needed: Collection[str]) -> None:
+    async def _connect_for(self, waiting: asyncio.Future[HubConnection], needed: Mapping[str, float]) -> None:
         """Connects for those who wait: a failure is theirs, and does not end the session."""
         waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # they may have gone
         try:
@@ -126,7 +130,7 @@ class Carriers:
             self._connecting = None
             waiting.cancel()
 
-    async def _connect(self, needed: Collection[str]) -> HubConnection:
+    async def _connect(self, needed: Mapping[str, float]) -> HubConnection:
         connection = self._make()
         async with _closed_if_it_fails(connection):
             await connection.open(self._sites, self._homesite, needed)

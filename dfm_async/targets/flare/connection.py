@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 import platform
 import secrets
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -33,6 +35,19 @@ _FOUND: Final = 3.0
 """For how many seconds a carrier that was found is asked; one that has just ended is listed for a while."""
 _ASK_AGAIN: Final = 0.5
 _AGAIN: Final = "Connect again"
+_NONE: Final[Mapping[str, float]] = {}
+
+
+def _has_all(heard: Mapping[str, float], welcome: fm.Welcome) -> bool | None:
+    """Whether a carrier has all sites that a new one would have; None if that is not known yet.
+
+    A site that was lost, or that the carrier was never sent to, can be in a new one if its client was heard since then.
+    """
+    missing = heard.keys() - welcome.sites.keys()
+    missing -= set(welcome.deployed) - welcome.gone.keys()  # these start
+    if any(heard[site] > welcome.since.get(site, welcome.began) for site in missing):
+        return False
+    return True if HUB in welcome.sites else None
 
 
 class HubConnection:
@@ -77,6 +92,10 @@ class HubConnection:
         self._ended: set[str] = set()
         """Gateways that are not there any more."""
         self._changed = asyncio.Event()
+        self._arrivals: list[asyncio.Future[None]] = []
+        """Those who wait for sites."""
+        self.clients: dict[str, float] = {}
+        """The clients that were registered when it was opened, and when the server has heard of them last."""
 
     # what users of the connection see
 
@@ -122,23 +141,40 @@ class HubConnection:
 
     # opening
 
-    async def open(self, sites: Collection[str], homesite: str, needed: Collection[str] = ()) -> None:
+    async def open(self, sites: Collection[str], homesite: str, needed: Mapping[str, float] = _NONE) -> None:
         """Connects to the carrier of this user's jobs, or has one started.
 
+        Only the hub, and the homesite's gateway if there may be one, must be ready: sites that are missing, or need
+        longer, do not hold up those that are not needed (see :meth:`arrived`).
+
         Args:
-            sites: the sites that are wanted; those that are connected to the federation must be ready.
+            sites: the sites that are wanted.
             homesite: the application's own site.
-            needed: those of them that are waited for, for a while, if they are not connected yet.
+            needed: sites that were lost, and when, by the clock of the server: it waits for them, for a while.
 
         Raises:
-            FlareError: the federation cannot be reached, or its sites do not start.
+            FlareError: the federation cannot be reached, or the hub does not start.
         """
         wanted = {homesite, *sites}
         try:
             async with asyncio.timeout(self._options.start_timeout):
-                await self._open(wanted, set(needed) - {HUB})
+                await self._open(wanted, {site: since for site, since in needed.items() if site != HUB})
         except TimeoutError:
-            raise FlareError(await self._what_is_missing(wanted), "Ask 'dfm-async flare doctor'") from None
+            raise FlareError(await self._what_is_missing(), "Ask 'dfm-async flare doctor'") from None
+
+    async def arrived(self, sites: Collection[str]) -> None:
+        """Wait until sites that the carrier was sent to are ready, or lost, or have had ``start_timeout`` seconds."""
+
+        def decided(welcome: fm.Welcome) -> bool:
+            coming = set(welcome.deployed) - welcome.sites.keys() - welcome.gone.keys()
+            return coming.isdisjoint(sites)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._options.start_timeout):
+                while self.lost is None and self.welcome is not None and not decided(self.welcome):
+                    arrival = asyncio.get_running_loop().create_future()
+                    self._arrivals.append(arrival)
+                    await arrival
 
     async def open_at(self, carrier: str) -> None:
         """Connects to one carrier of this user's jobs, whatever sites it has.
@@ -150,11 +186,11 @@ class HubConnection:
         try:
             async with asyncio.timeout(self._options.start_timeout):
                 await self._admin.open(self._options.start_timeout)
-                if not await self._by_commands(carrier, set(), _FOUND):
+                if not await self._by_commands(carrier, _FOUND, lambda _welcome: True):
                     raise self._broken or FlareError("the carrier of the job has ended", _AGAIN)
                 await self._switch_to_gateway()
         except TimeoutError:
-            raise FlareError(await self._what_is_missing(set()), "Ask 'dfm-async flare doctor'") from None
+            raise FlareError(await self._what_is_missing(), "Ask 'dfm-async flare doctor'") from None
 
     async def carriers(self) -> list[str]:
         """The carriers of this user's jobs that run, the oldest first.
@@ -166,45 +202,48 @@ class HubConnection:
         try:
             async with asyncio.timeout(seconds):
                 await admin.open(seconds)
-                return await admin.carriers(carrier_name(self._options))
+                return list(await admin.carriers(carrier_name(self._options)))
         except TimeoutError:
             raise FlareError(f"the federation has not answered within {seconds:g} s", "Try again") from None
         finally:
             await completed(admin.close())
 
-    async def _open(self, wanted: set[str], needed: set[str]) -> None:
+    async def _open(self, wanted: set[str], needed: dict[str, float]) -> None:
         if await self._through_known_gateway(wanted):
             return
         await self._admin.open(self._options.start_timeout)
-        clients = await self._clients(needed)
-        wanted = {name for name in wanted if name in clients} | {HUB}
+        heard = self.clients = await self._clients(needed)
         name = carrier_name(self._options)
         tried = await self._admin.carriers(name)
-        for carrier in tried:
-            if await self._by_commands(carrier, wanted, _FOUND):
+        for carrier, refused in tried.items():
+            asked = {site: heard[site] for site in wanted if site in heard and site not in refused}
+            if await self._by_commands(carrier, _FOUND, functools.partial(_has_all, asked)):
                 break
         else:
-            await self._start(name, clients, wanted, tried)
+            await self._start(name, list(heard), tried)
+        if self._options.gateway == "auto" and self._hello.homesite in heard:
+            await self.arrived([self._hello.homesite])
         if self._gateway is not None:
             await self._switch_to_gateway()
-        elif self._options.gateway == "auto" and self._hello.homesite not in clients:
+        elif self._options.gateway == "auto" and self._hello.homesite not in heard:
             _log.warning(
                 "no client of the federation is called %r, so results come by app commands, which are slower; "
                 "gateway='never' says that this is meant",
                 self._hello.homesite,
             )
 
-    async def _clients(self, needed: set[str]) -> list[str]:
-        """The clients that are connected, when there is one, and those that are needed are there or do not come."""
+    async def _clients(self, needed: dict[str, float]) -> dict[str, float]:
+        """The clients that are registered, when there is one, and those that are needed are back or do not come."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
-            found = await self._admin.clients()
-            if found and (needed <= set(found) or loop.time() - began > self._options.delivery_timeout):
-                return found
+            heard = await self._admin.heard()
+            back = all(heard.get(site, -math.inf) > since for site, since in needed.items())
+            if heard and (back or loop.time() - began > self._options.start_timeout / 2):
+                return heard
             await asyncio.sleep(_ASK_AGAIN)  # FLARE tells nobody that a client has come
 
-    async def _start(self, name: str, clients: list[str], wanted: set[str], tried: Collection[str]) -> None:
+    async def _start(self, name: str, clients: list[str], tried: Collection[str]) -> None:
         with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
             write_job(Path(folder) / "job", name, clients, self._options)
             ours = await self._admin.submit(Path(folder) / "job")
@@ -212,7 +251,9 @@ class HubConnection:
         oldest = next(carrier for carrier in [*await self._admin.carriers(name), ours] if carrier not in tried)
         if oldest != ours:
             await self._admin.abort(ours)
-        if not await self._by_commands(oldest, wanted, self._options.start_timeout):
+        if not await self._by_commands(
+            oldest, self._options.start_timeout, lambda welcome: HUB in welcome.sites or None
+        ):
             raise self._broken or FlareError("the carrier of the jobs does not start", "Look at the server's log")
 
     def _begin(self, carrier: str) -> fm.Attach:
@@ -263,8 +304,8 @@ class HubConnection:
         await self._leave()
         return False
 
-    async def _by_commands(self, carrier: str, wanted: set[str], patience: float) -> bool:
-        """Connects to a carrier; False if it does not run, was not sent to all sites that are wanted, or lost some."""
+    async def _by_commands(self, carrier: str, patience: float, fits: Callable[[fm.Welcome], bool | None]) -> bool:
+        """Connects to a carrier; False if it does not run, or what its hub tells of the sites does not fit."""
         attach = self._begin(carrier)
         try:
             line = CommandLine(self._admin, carrier, self._duplex, self._lose, patience, ran=False)
@@ -272,12 +313,6 @@ class HubConnection:
         except FlareError as error:
             self._broken = error
             return False
-
-        def fits(welcome: fm.Welcome) -> bool | None:
-            if wanted - set(welcome.deployed) or wanted & welcome.gone.keys():
-                return False
-            return True if wanted <= welcome.sites.keys() else None
-
         if await self._welcomed(fits):
             return True
         await self._leave()
@@ -324,14 +359,11 @@ class HubConnection:
         patience = self._options.delivery_timeout
         return CommandLine(self._admin, self._carrier, self._duplex, self._lose, patience, ran=True)
 
-    async def _what_is_missing(self, wanted: set[str]) -> str:
+    async def _what_is_missing(self) -> str:
         seconds = self._options.start_timeout
-        if self.welcome is None:
-            told = await UserKit.read(Path(self._options.startup_kit)).why_not()
-            why = told or ("" if self._broken is None else self._broken.problem)
-            return f"the federation has not answered within {seconds:g} s{': ' * bool(why)}{why}"
-        missing = [name for name in sorted(wanted) if name not in self.welcome.sites]
-        return f"after {seconds:g} s these sites are not ready: {', '.join(missing)}"
+        told = await UserKit.read(Path(self._options.startup_kit)).why_not()
+        why = told or ("" if self._broken is None else self._broken.problem)
+        return f"the federation has not answered within {seconds:g} s{': ' * bool(why)}{why}"
 
     # while it is open
 
@@ -339,6 +371,7 @@ class HubConnection:
         message = fm.decode_hub(data)
         if isinstance(message, fm.Welcome):
             self.welcome = message
+            self._tell_arrivals()
             self._better = self._line is not None and self._line.kind == "commands" and self._gateway is not None
             self._changed.set()
         if isinstance(message, fm.Bye):
@@ -397,9 +430,16 @@ class HubConnection:
         else:
             self._better = self._gateway is not None and self._broken is None
 
+    def _tell_arrivals(self) -> None:
+        arrivals, self._arrivals = self._arrivals, []
+        for arrival in arrivals:
+            if not arrival.done():
+                arrival.set_result(None)
+
     def _give_up(self, error: FlareError) -> None:
         if self.lost is None:
             self.lost = error
+            self._tell_arrivals()
             self._duplex.detach()
             self._changed.set()
             self._on_lost(self, error)

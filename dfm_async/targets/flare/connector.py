@@ -7,6 +7,7 @@ it wants over the socket that this process got as its standard input; when the s
 from __future__ import annotations
 
 import contextlib
+import datetime
 import logging
 import os
 import queue
@@ -62,20 +63,20 @@ class _Admin:
 
         self._session: Any = new_secure_session(username=user, startup_kit_location=kit, timeout=timeout)
 
-    def clients(self) -> list[str]:
-        """The clients that are connected."""
-        return sorted(client.name for client in self._session.get_connected_client_list())
-
     def heard(self) -> dict[str, float]:
         """When the server last heard of each client."""
         return {client.name: float(client.last_connect_time) for client in self._session.get_connected_client_list()}
 
-    def carriers(self, name: str) -> list[str]:
-        """The jobs with this name that have not ended, the oldest first."""
-        found = self._session.list_jobs(name_prefix=name, detailed=False, reverse=False)
-        alive = [job for job in found if job.get("job_name") == name and str(job.get("status")) in _RUNNING]
-        alive.sort(key=lambda job: (str(job.get("submit_time", "")), str(job["job_id"])))
-        return [str(job["job_id"]) for job in alive]
+    def carriers(self, name: str) -> list[tuple[str, list[str]]]:
+        """The jobs with this name that have not ended, the oldest first, and the sites that each was refused by.
+
+        FLARE reports jobs of an earlier incarnation of the server as running, for ever: they are left out.
+        """
+        began = float(self._session.get_system_info().server_info.start_time)
+        found = self._session.list_jobs(name_prefix=name, detailed=True, reverse=False)
+        alive = [job for job in found if job.get("name") == name and _runs(job, began)]
+        alive.sort(key=lambda job: (float(job.get("submit_time") or 0), str(job["job_id"])))
+        return [(str(job["job_id"]), _refused_by(job)) for job in alive]
 
     def submit(self, folder: str) -> str:
         """Submits a job."""
@@ -106,6 +107,22 @@ class _Admin:
     def close(self) -> None:
         """Ends the connection."""
         self._session.close()
+
+
+def _runs(job: dict[str, Any], began: float) -> bool:
+    """Whether a job has not ended, at a server that began then."""
+    if str(job.get("status")) not in _RUNNING:
+        return False
+    try:
+        return datetime.datetime.fromisoformat(str(job.get("start_time"))).timestamp() >= began
+    except ValueError:  # it was not started yet
+        return True
+
+
+def _refused_by(job: dict[str, Any]) -> list[str]:
+    """The participants that a job could not be deployed to."""
+    details = (str(detail).partition(": ") for detail in job.get("job_deploy_detail") or ())
+    return [site for site, _, detail in details if detail != "OK"]
 
 
 def _serve(link: _Link, requests: queue.SimpleQueue[Any]) -> None:

@@ -316,7 +316,18 @@ class Hub:
         }
         gateway = ("", "") if home is None else (home.host, home.gateway)
         gone, largest = dict(roster.gone), self._largest
-        return fm.Welcome(fm.PROTOCOL, self._version, self.carrier, sites, roster.deployed, gone, gateway, largest)
+        return fm.Welcome(
+            fm.PROTOCOL,
+            self._version,
+            self.carrier,
+            sites,
+            roster.deployed,
+            gone,
+            gateway,
+            largest,
+            roster.began,
+            dict(roster.since),
+        )
 
     def _welcome_all(self) -> None:
         for app in self._apps.values():
@@ -538,6 +549,11 @@ class Hub:
             self._table.forget(message.job_id)
             self._rest()
 
+    def _read(self, _app: Application, message: fm.Read) -> None:
+        job = self._jobs.get(message.job_id)
+        if job is not None:
+            job.ever_read = max(job.ever_read, message.position)
+
     def _job_changed(self, job: HubJob) -> None:
         if job.followers:
             self._dirty[job] = None
@@ -592,5 +608,6 @@ _APPS: Final[dict[type, Callable[[Hub, Application, Any], None]]] = {
     fm.ListJobs: Hub._list,  # noqa: SLF001
     fm.Asked: Hub._asked,  # noqa: SLF001
     fm.Forget: Hub._forget,  # noqa: SLF001
+    fm.Read: Hub._read,  # noqa: SLF001
     fm.Leave: Hub._leave,  # noqa: SLF001
 }

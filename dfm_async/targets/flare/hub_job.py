@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from dfm_async.errors import DfmError, PipelineError, Problem
+from dfm_async.model.events import Failure, Result
 from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.model.status import JobStatus
 from dfm_async.net import spec
@@ -86,7 +87,7 @@ class HubJob:
         self.seated_anew = 0
         """How often it has asked for seats again, because a site has started again."""
         self.ever_read = 0
-        """The offset behind what an application has taken."""
+        """The offset behind what readers at applications have read."""
         self._writer = EventWriter(submit.job_id, plan)
         record = self.record = JobRecord(JobId(submit.job_id), JobNumber(-1), plan, submit.limits)
         record.fingerprint, record.label, record.created = submit.fingerprint, submit.label, submit.created
@@ -160,8 +161,10 @@ class HubJob:
 
     @property
     def unread(self) -> bool:
-        """Whether it has events that no application has taken."""
-        return self.ever_read < self.record.log.end
+        """Whether it has results or failures that nobody has read."""
+        log = self.record.log
+        unread = range(max(self.ever_read, log.first), log.end)
+        return any(isinstance(log.get(offset), Result | Failure) for offset in unread)
 
     def relay(self, message: Any) -> None:
         """Tells followers what a location said of its calls and spans."""
@@ -292,7 +295,6 @@ class Follower:
         if have > self._kept.position:
             self._kept.position = have
             self._job.record.log.passed(have)
-            self._job.ever_read = max(self._job.ever_read, have)
         self._job.record.log.wake()
 
     async def _run(self) -> None:

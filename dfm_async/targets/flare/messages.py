@@ -388,7 +388,9 @@ class Welcome(_Message, frozen=True, tag=131):
     """The first message to an application, and again when a site comes or goes.
 
     ``deployed``: the sites that the carrier was sent to. ``gone``: sites that were lost, and why. ``gateway``: host and
-    address of the homesite's gateway, or empty. ``largest``: how many bytes one message to the hub may have.
+    address of the homesite's gateway, or empty. ``largest``: how many bytes one message to the hub may have. ``began``:
+    since when there has been a hub; ``since``: since when each site of ``gone`` has been missing; both by the clock of
+    the server.
     """
 
     protocol: int
@@ -399,6 +401,8 @@ class Welcome(_Message, frozen=True, tag=131):
     gone: dict[str, str]
     gateway: tuple[str, str]
     largest: int
+    began: float
+    since: dict[str, float]
 
 
 class Traced(msgspec.Struct, frozen=True, array_like=True):
@@ -633,6 +637,13 @@ class Forget(_Message, frozen=True, tag=149):
     job_id: str
 
 
+class Read(_Message, frozen=True, tag=152):
+    """The application has read the results of a job up to an offset."""
+
+    job_id: str
+    position: int
+
+
 class Leave(_Message, frozen=True, tag=150):
     """The application leaves."""
 
@@ -694,6 +705,7 @@ AppMessage: TypeAlias = (
     | ListJobs
     | Asked
     | Forget
+    | Read
     | Leave
 )
 """What an application says."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 
 from dfm_async.targets.flare import messages as fm
@@ -23,6 +24,10 @@ class Roster:
         """Those that are there, and what they have told of themselves."""
         self.gone: dict[str, str] = {}
         """Those that are not any more, or cannot be, and why."""
+        self.began = time.time()
+        """Since when there has been a hub, by the clock of the server."""
+        self.since: dict[str, float] = {}
+        """Since when those of :attr:`gone` have been."""
         self._lives: dict[str, str] = {}
         """The last life of each site that was there."""
         self._strangers: set[str] = set()
@@ -33,11 +38,15 @@ class Roster:
         site = hello.site
         self.sites[site], self._lives[site] = hello, hello.life
         self.gone.pop(site, None)
+        self.since.pop(site, None)
         self._strangers.discard(site)
 
     def unfit(self, site: str, reason: str) -> None:
         """A site cannot take part."""
-        self.gone[site] = reason
+        self._leaves(site, reason)
+
+    def _leaves(self, site: str, reason: str) -> None:
+        self.gone[site], self.since[site] = reason, time.time()
 
     def lost(self, site: str, reason: str, life: str) -> bool:
         """A site is there no more; tells whether that is news. ``life``: which life of it, if that is known."""
@@ -45,7 +54,7 @@ class Roster:
         if (life and life != self._lives.get(site)) or site in self.gone or not (site in self.sites or site == HUB):
             return False
         self.sites.pop(site, None)
-        self.gone[site] = reason
+        self._leaves(site, reason)
         return True
 
     def has(self, site: str, life: str) -> bool:

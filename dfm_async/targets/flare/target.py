@@ -43,6 +43,8 @@ _MORE_PATIENCE: Final = 15.0
 _LAST_WORDS: Final = 2.0
 """For how many seconds closing waits for what the sites have to say."""
 _REMEMBERED: Final = 1000
+_REPORTED: Final = 128
+"""After how many ended jobs the federation is told which results were read, at the latest when the session ends."""
 _UNKNOWN_CLASS: Final = "no operation of the federation names it in its signature, and FlareOptions.classes does not"
 
 
@@ -70,6 +72,8 @@ class FlareTarget:
         """The carriers of the last ended jobs that were not in that for new ones."""
         self._seen: set[str] = set()
         """The sites that were there: they may come back."""
+        self._ended: list[RemoteJob] = []
+        """Ended jobs, of whose results the federation does not know that they were read."""
 
     # life
 
@@ -226,19 +230,18 @@ class FlareTarget:
         Raises:
             FlareError: the federation cannot be reached.
         """
-        connection, problems = await self._carriers.connected(), self._unsendable(plan)
+        connection, problems = await self._connected(plan), self._unsendable(plan)
+        await connection.arrived(plan.sites)
         if not _has(connection, plan):  # a site that was lost may have come back since: another carrier can have it
-            connection = await self._carriers.another(self._seen.intersection(plan.sites))
+            connection = await self._carriers.another(self._lost_of(connection, plan))
+            await connection.arrived(plan.sites)
         welcome = connection.welcome
         assert welcome is not None  # noqa: S101 - it was welcomed when it was opened
         assert self._federation is not None  # noqa: S101 - set while running
         for site in plan.sites:
             found = welcome.sites.get(site)
             if found is None:
-                why = welcome.gone.get(site, "no client of this name is connected to the federation")
-                if site == self._homesite and site not in welcome.gone:
-                    why = "it has no client in the federation, so that nothing can run there"
-                problems.append(Problem(f"site {site}", why))
+                problems.append(Problem(f"site {site}", self._why_missing(connection, welcome, site)))
             elif self._offers:
                 if not found.allow_code:
                     problems.append(Problem(f"site {site}", "it does not run code that applications bring"))
@@ -255,6 +258,31 @@ class FlareTarget:
                         text = f"it takes other arguments at site {site!r}: the federation there is another one"
                         problems.append(Problem(name, text))
         return problems
+
+    async def _connected(self, plan: Plan) -> HubConnection:
+        """The connection for new jobs. A new one waits for the sites that a plan needs, if they were there before."""
+        return await self._carriers.connected(
+            dict.fromkeys(self._seen.intersection([*plan.sites, self._homesite]), 0.0)
+        )
+
+    def _lost_of(self, connection: HubConnection, plan: Plan) -> dict[str, float]:
+        """The sites of a plan that were there before and are not now, and since when."""
+        welcome = connection.welcome
+        if welcome is None:
+            return dict.fromkeys(self._seen.intersection(plan.sites), 0.0)
+        missing = self._seen.intersection(plan.sites) - welcome.sites.keys()
+        return {site: welcome.since.get(site, welcome.began) for site in missing}
+
+    def _why_missing(self, connection: HubConnection, welcome: fm.Welcome, site: str) -> str:
+        if site in welcome.gone:
+            return welcome.gone[site]
+        if site in welcome.deployed:
+            return f"it has not become ready within {self.options.start_timeout:g} s"
+        if site in connection.clients:
+            return "its client is registered with the server, but FLARE could not start the carrier there"
+        if site == self._homesite:
+            return "it has no client in the federation, so that nothing can run there"
+        return "no client of this name is connected to the federation"
 
     def _unsendable(self, plan: Plan) -> list[Problem]:
         """What of a plan only pickle could send, and so nobody may."""
@@ -274,12 +302,12 @@ class FlareTarget:
             FlareError: the federation cannot be reached any more.
         """
         self._update()
-        connection = await self._carriers.connected()
+        connection = await self._connected(job.plan)
         if not _has(connection, job.plan):  # a plan that was prepared when its sites were there
             problems = await self.refusals(job.plan)
             if problems:
                 raise PipelineError(job.plan.pipeline, problems)
-            connection = await self._carriers.connected()
+            connection = await self._connected(job.plan)
         connection.offer(list(self._offers.values()))
         job.connection = connection
         self.jobs.add(job)
@@ -322,8 +350,20 @@ class FlareTarget:
 
     def _job_ended(self, job: RemoteJob) -> None:
         self._note_carrier(job)
+        self._ended.append(job)
+        if len(self._ended) >= _REPORTED:
+            self._report_read()
         self._carriers.expect()
         self._carriers.tidy()
+
+    def _report_read(self) -> None:
+        """Reports how far the results of ended jobs were read: the federation need not keep these."""
+        reachable, ended = self._carriers.reachable, self._ended
+        for job in ended:
+            if job.connection in reachable and job.record.log.seen:
+                job.connection.send(fm.Read(job.record.job_id, job.record.log.seen))
+        unread = [job for job in ended if job.record.log.seen < job.record.log.end]
+        self._ended = unread[-_REPORTED // 2 :]
 
     def _note_carrier(self, job: RemoteJob) -> None:
         """Remembers where a job is that has ended, if that is not where new ones go."""
@@ -385,6 +425,7 @@ class FlareTarget:
             job.shut_down(reason, grace)
         for job in running:
             await job.record.completion_event.wait()
+        self._report_read()
         try:  # what the sites have said before is told before the session ends, if they are still there
             async with asyncio.timeout(_LAST_WORDS):
                 for connection in self._carriers.reachable:

@@ -1,0 +1,58 @@
+"""Which host job a session takes, and which ones FLARE reports although they have ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dfm_async.targets.flare import messages as fm
+from dfm_async.targets.flare.connection import _has_all
+from dfm_async.targets.flare.connector import _refused_by, _runs
+
+BEGAN = 1000.0
+
+
+def welcome(*there: str, deployed: tuple[str, ...] = ("server", "archive", "lab"), **lost: float) -> fm.Welcome:
+    sites = {name: fm.SiteInfo({}, False) for name in there}
+    gone = dict.fromkeys(lost, "it was lost")
+    return fm.Welcome(fm.PROTOCOL, "1", "carrier", sites, list(deployed), gone, ("", ""), 1, BEGAN, lost)
+
+
+@pytest.mark.parametrize(
+    ("found", "heard", "fits"),
+    [
+        (welcome("server", "archive", "lab"), {"archive": 2000.0, "lab": 2000.0}, True),
+        (welcome("server"), {"archive": 2000.0, "lab": 2000.0}, True),  # they are starting
+        (welcome("archive"), {"archive": 2000.0}, None),
+        (welcome("server", "archive", lab=1500.0), {"archive": 2000.0, "lab": 1499.0}, True),  # it is dead
+        (welcome("server", "archive", lab=1500.0), {"archive": 2000.0, "lab": 1501.0}, False),  # it is back
+        (welcome("server", "archive", lab=1500.0), {"archive": 2000.0}, True),
+        (welcome("server", deployed=("server", "archive")), {"archive": 2000.0, "lab": 999.0}, True),
+        (welcome("server", deployed=("server", "archive")), {"archive": 2000.0, "lab": 1001.0}, False),
+    ],
+)
+def test_a_new_host_job_is_started_only_if_it_can_have_more_sites(
+    found: fm.Welcome, heard: dict[str, float], fits: bool | None
+) -> None:
+    assert _has_all(heard, found) is fits
+
+
+@pytest.mark.parametrize(
+    ("meta", "runs"),
+    [
+        ({"status": "RUNNING", "start_time": "1970-01-01T00:16:39+00:00"}, False),  # the server has started again
+        ({"status": "RUNNING", "start_time": "1970-01-01T00:16:41+00:00"}, True),
+        ({"status": "SUBMITTED"}, True),
+        ({"status": "DISPATCHED", "start_time": ""}, True),
+        ({"status": "FINISHED:COMPLETED", "start_time": "1970-01-01T00:16:41+00:00"}, False),
+    ],
+)
+def test_jobs_of_an_earlier_server_process_do_not_count_as_running(meta: dict[str, Any], runs: bool) -> None:
+    assert _runs(meta, BEGAN) is runs
+
+
+def test_sites_that_refuse_a_host_job_are_known() -> None:
+    details = ["server: OK", "lab: BYOC: not allowed", "archive: OK"]
+    assert _refused_by({"job_deploy_detail": details}) == ["lab"]
+    assert _refused_by({}) == []
