@@ -282,6 +282,30 @@ async def test_a_killed_process_of_a_site_harms_no_other_site(flare: LocalFlare,
         assert carrier_of(session) == carrier
 
 
+async def test_packets_in_the_name_of_another_are_refused(flare: LocalFlare) -> None:
+    """Sent by a program on the machine of a site: without a startup kit, and with that of another site."""
+    async with connect(flare) as session:
+        assert await values(await session.execute(to_lab, {"size": 1})) == [1]
+        carrier = carrier_of(session)
+        processes = [process.cmdline() for process in marked_at(flare, "lab")]
+        (command,) = [words for words in processes if "nvflare.private.fed.app.client.worker_process" in words]
+        url = command[command.index("-p") + 1]
+        for kit in ("", str(flare.folder / "archive")):
+            arguments = (url, "lab.intruder", f"server.{carrier}", f"lab.{carrier}", kit)
+            intruder = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.flare.hostile", *arguments), cwd=ROOT, stdout=asyncio.subprocess.PIPE
+            )
+            output, _ = await intruder.communicate()
+            assert output.split() == [b"timeout"] * 5  # FLARE delivers them, and the answer to whom they name
+        assert await values(await session.execute(to_lab, {"size": 2})) == [2]
+        assert carrier_of(session) == carrier
+    lines = [json.loads(line) for line in (flare.folder / "lab" / "audit.jsonl").read_text().splitlines()]
+    forged = [line for line in lines if line["event"] == "forged" and line["carrier"] == carrier]
+    assert [(line["peer"], line["count"]) for line in forged] == [("server", 1), ("server", 10)]
+    assert "not issued by this federation" in forged[0]["reason"]
+    assert forged[1]["reason"] == "a handshake in the name of server has the certificate of archive"
+
+
 async def test_a_site_that_dies_ends_its_jobs_and_serves_again_when_it_is_back(flare: LocalFlare, door: Door) -> None:
     async with connect(flare, on_close="detach") as session:  # a job that the site has no part in
         await session.execute(staying, {"door": door.path}, job_id="stays")

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from dfm_async.targets.flare import link as link_module
 from dfm_async.targets.flare import messages as fm
+from dfm_async.targets.flare.authentication import Forged
 from dfm_async.targets.flare.link import Inboxes, Link, Undelivered
 from dfm_async.targets.flare.node import Node
 from dfm_async.targets.flare.parts import Part
+from tests.flare.identities import credentials
 
 Plan = Callable[[str, bytes], str]
 
@@ -68,7 +70,7 @@ class Peer:
         self.broken: list[tuple[str, str, str]] = []
         self.refused: list[tuple[str, Any, str]] = []
         self.node = wires.nodes[name] = Node(
-            name,
+            credentials(name),
             wires.wire(name),
             self._receive,
             self._broken,
@@ -253,7 +255,7 @@ async def test_closing_a_link_leaves_nothing_under_way() -> None:
             await asyncio.Event().wait()
             return b""
 
-    link = Link("two", Never(), 5.0, lambda *_: None, lambda *_: None)
+    link = Link("two", Never(), credentials("one"), 5.0, lambda *_: None, lambda *_: None)
     for _ in range(10):
         link.send(b"x" * 600_000)
     await asyncio.sleep(0)
@@ -268,14 +270,15 @@ class Incoming:
     """The receiving end, without a sender."""
 
     def __init__(self) -> None:
-        self.inboxes = Inboxes("life", 10_000)
+        self.inboxes = Inboxes(credentials("two"), "life", 10_000)
 
     def take(self, packet: bytes) -> list[bytes | memoryview]:
         return self.inboxes.take("one", packet)[1]
 
-    def greet(self, link: Stream) -> bytes:
-        answer, messages = self.inboxes.take("one", link.greeting)
+    def greet(self, stream: Stream) -> bytes:
+        answer, messages = self.inboxes.take("one", stream.greeting)
         assert not messages
+        stream.take(answer)
         return answer
 
 
@@ -323,12 +326,53 @@ class Stream:
     """The packets of one link."""
 
     def __init__(self, count: int, began: int = 1) -> None:
-        link, encode = (began, next(_links)), link_module._encoder.encode
-        self.greeting = link_module._GREETING + encode(link_module._Greeting(link))
-        self.packets = [
-            link_module._MESSAGES + encode(link_module._Packet(link, number, [Part(memoryview(str(number).encode()))]))
-            for number in range(count)
-        ]
+        self._link, self._count = (began, next(_links)), count
+        self._opening = credentials("one").greet("two", link_module._encoder.encode(link_module._Greeting(self._link)))
+        self.greeting = link_module._GREETING + self._opening.greeting
+        self.packets: list[bytes] = []
+
+    def take(self, answer: bytes) -> None:
+        """Take the answer to the greeting; from then on there are packets."""
+        self.keys, _ = self._opening.finish(answer)
+        self.packets = [self.packet(number) for number in range(self._count)]
+
+    def packet(self, number: int) -> bytes:
+        data = link_module._encoder.encode([Part(memoryview(str(number).encode()))])
+        body = link_module._head.pack(*self._link, number) + data
+        return link_module._MESSAGES + self.keys.tag(body) + body
+
+
+async def test_packets_that_are_changed_or_made_up_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    forged: list[tuple[str, str, int]] = []
+    node = Node(
+        credentials("two"),
+        _Wire(Wires(), "two"),
+        lambda *_: pytest.fail("nothing may come"),
+        lambda *_: None,
+        lambda *_: None,
+        patience=1.0,
+        largest=1000,
+        on_forged=lambda *told: forged.append(told),
+    )
+    stream = Stream(2)
+    stream.take(node.take("one", stream.greeting))
+    packet = stream.packets[0]
+    for at in range(1, len(packet)):
+        changed = packet[:at] + bytes([packet[at] ^ 1]) + packet[at + 1 :]
+        link = range(33, 49)  # which link: a packet of an earlier one may come late
+        if at in link:
+            assert node.take("one", changed) == link_module._UNKNOWN
+        else:
+            with pytest.raises(Forged):
+                node.take("one", changed)
+    assert node.take("three", packet) == link_module._UNKNOWN
+    with pytest.raises(Forged):
+        node.take("three", stream.greeting)
+    assert node.forged == len(packet) - 16
+    assert [count for *_, count in forged] == [1, 10]
+    assert caplog.text.count("is refused") == 2
+    node._receive = lambda *_: None
+    assert node.take("one", packet)[:1] == link_module._TAKEN
 
 
 @given(st.data())

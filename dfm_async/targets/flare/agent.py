@@ -210,6 +210,10 @@ class SiteAgent(AbstractAsyncContextManager["SiteAgent"]):
             _log.warning("site %s said %s, which only the hub may say", peer, kind)
             self._audit.note("not allowed", peer=peer, message=kind)
 
+    def forged(self, peer: str, reason: str, count: int) -> None:
+        """Record a packet that is not authentic; ``count``: how many there were."""
+        self._audit.note("forged", peer=peer, reason=reason, count=count)
+
     def _to_worker(self, seat: Seat, message: Any) -> None:
         kind = type(message)
         if not self._fits(seat, _size(message)) and kind in _BRING_VALUES:

@@ -27,7 +27,7 @@ hold up the others."""
 
 
 class CellWire:
-    """Carries packets by FLARE's cells: authenticated and encrypted as the federation is provisioned.
+    """Carries packets by FLARE's cells: encrypted as the federation is provisioned, from whoever sends them.
 
     Args:
         cell: the cell of this process.

@@ -26,6 +26,7 @@ from dfm_async.model.options import LocalOptions
 from dfm_async.targets.flare import messages as fm
 from dfm_async.targets.flare.agent import SiteAgent
 from dfm_async.targets.flare.audit import AuditLog
+from dfm_async.targets.flare.authentication import Credentials
 from dfm_async.targets.flare.cell_wire import CellWire
 from dfm_async.targets.flare.connector import COMMAND
 from dfm_async.targets.flare.gateway import Gateway
@@ -72,6 +73,7 @@ class _Process:
         self.local = Path(workspace.get_site_config_dir())
         self.root = Path(workspace.get_root_dir())
         self.meta = Path(workspace.get_job_meta_path(self.job_id))
+        self._startup = Path(workspace.get_startup_kit_dir())
         self.wire = CellWire(fl_ctx.get_engine().get_cell(), self.job_id, patience)
         self._run_folder = Path(workspace.get_run_dir(self.job_id))
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -91,6 +93,10 @@ class _Process:
     def settings(self, site: str) -> SiteSettings:
         """The settings of the site."""
         return read_settings(self.local, site)
+
+    def credentials(self) -> Credentials:
+        """Who we are, by the startup kit."""
+        return Credentials.load(self._startup, self.name, self.job_id)
 
     def agent(self, settings: SiteSettings, options: LocalOptions) -> SiteAgent:
         """The site's agent."""
@@ -197,7 +203,7 @@ class _Site:
         async with AsyncExitStack() as stack:
             self._agent = await stack.enter_async_context(process.agent(settings, _OPTIONS))
             node = self._node = Node(
-                process.name,
+                process.credentials(),
                 process.wire,
                 self._receive,
                 self._broken,
@@ -205,6 +211,7 @@ class _Site:
                 patience=process.patience,
                 largest=settings.max_message_bytes,
                 on_room=self._has_room,
+                on_forged=self._agent.forged,
             )
             stack.push_async_callback(node.close)
             self._agent.attach(node)
@@ -343,7 +350,7 @@ class HubController(Controller):  # type: ignore[misc] # nvflare has no type inf
             stack.callback(process.wire.close)
             agent = await stack.enter_async_context(process.agent(settings, _OPTIONS))
             node = Node(
-                HUB,
+                process.credentials(),
                 process.wire,
                 receive,
                 hub.lost_site,
@@ -351,6 +358,7 @@ class HubController(Controller):  # type: ignore[misc] # nvflare has no type inf
                 patience=process.patience,
                 largest=settings.max_message_bytes,
                 on_room=agent.has_room,
+                on_forged=agent.forged,
             )
             stack.push_async_callback(node.close)
             ports = GatewayPorts(hub, node, settings.homesite)

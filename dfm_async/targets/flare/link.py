@@ -4,18 +4,20 @@ What carries a packet can fail, take long, and carry it twice. Packets have numb
 and drops those that it has. A packet that is not acknowledged is sent again, until it is, or the time for it is over:
 then the link is broken, and whoever relied on it is told. What is said after that goes over a new link.
 
-A link begins with a greeting. The answer names the incarnation of the peer and the size limit of its messages: larger
-ones are refused before anything of them is sent. Packets have a size limit of their own; a larger message travels in
-parts, over several packets.
+A link begins with a handshake, which authenticates both ends (see :mod:`~dfm_async.targets.flare.authentication`). The
+answer names the incarnation of the peer and the size limit of its messages: larger ones are refused before anything of
+them is sent. Packets have a size limit of their own; a larger message travels in parts, over several packets.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import hmac
 import itertools
 import logging
 import secrets
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -23,6 +25,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from dfm_async.targets.flare.authentication import TAG, Credentials, Keys
 from dfm_async.targets.flare.parts import Joiner, Part, cut, together
 
 __all__ = ["LARGEST_PACKET", "Inbox", "Inboxes", "Link", "Undelivered", "Wire", "new_life"]
@@ -75,20 +78,14 @@ class _Answer(msgspec.Struct, frozen=True, array_like=True):
     largest: int
 
 
-class _Packet(msgspec.Struct, frozen=True, array_like=True):
-    """``link``: which link this belongs to."""
-
-    link: tuple[int, int]
-    number: int
-    parts: list[Part]
-
-
 _began: Final = time.time_ns()
 _links: Final = itertools.count(1)
 _encoder: Final = msgspec.msgpack.Encoder()
 _greeting: Final = msgspec.msgpack.Decoder(_Greeting)
 _answer: Final = msgspec.msgpack.Decoder(_Answer)
-_packet: Final = msgspec.msgpack.Decoder(_Packet)
+_parts: Final = msgspec.msgpack.Decoder(list[Part])
+_head: Final = struct.Struct(">QQQ")
+"""What the body of a packet begins with: its link, and its number."""
 
 
 class Link:
@@ -97,6 +94,7 @@ class Link:
     Args:
         peer: the other end.
         wire: what carries packets.
+        credentials: who we are.
         patience: for how many seconds a packet is sent again.
         on_broken: is told, once, why the link does not work any more.
         on_refused: is called with a message that is too large for the other end, and the reason.
@@ -107,6 +105,7 @@ class Link:
         self,
         peer: str,
         wire: Wire,
+        credentials: Credentials,
         patience: float,
         on_broken: Callable[[Link, str], None],
         on_refused: Callable[[str, bytes, str], None],
@@ -119,6 +118,8 @@ class Link:
         """How many bytes wait, or are under way."""
         self._wire = wire
         self._link = (_began, next(_links))
+        self._opening = credentials.greet(peer, _encoder.encode(_Greeting(self._link)))
+        self._keys: Keys | None = None
         self.their_life: str | None = None
         """Which life of the peer has answered."""
         self._largest: int | None = None
@@ -177,25 +178,30 @@ class Link:
         task.add_done_callback(functools.partial(self._delivered, size))
 
     async def _greet(self) -> None:
-        data = await self._carry(_GREETING + _encoder.encode(_Greeting(self._link)))
+        data = await self._carry(_GREETING + self._opening.greeting)
         if data is None:
             return
-        answer = _answer.decode(data)
+        keys, told = self._opening.finish(data)
+        answer = _answer.decode(told)
         if self.their_life is None:
             self.their_life = answer.life
         elif self.their_life != answer.life:
             self.fail(f"{self.peer} has started again, and does not know what it was told before")
             return
         if self._largest is None:
-            self._largest = answer.largest
+            self._keys, self._largest = keys, answer.largest
             before, self._before = self._before, []
             for message in before:
                 self._queue(message, answer.largest)
 
     async def _deliver(self, number: int, batch: list[Part]) -> None:
-        packet = _MESSAGES + _encoder.encode(_Packet(self._link, number, batch))
+        keys = self._keys
+        assert keys is not None  # noqa: S101 - nothing is sent before the handshake
+        body = _head.pack(*self._link, number) + _encoder.encode(batch)
+        packet = _MESSAGES + keys.tag(body) + body
+        taken = _TAKEN + keys.acknowledgement(number)
         while (answer := await self._carry(packet)) is not None:
-            if answer == _TAKEN:
+            if hmac.compare_digest(answer, taken):
                 return
             await self._greet()  # it may have started again, and does not know this link
 
@@ -274,29 +280,35 @@ class Inbox:
     Args:
         link: which link of its sender.
         largest: the size limit of a message, in bytes.
+        keys: those of the link.
+        greeting: what the link began with.
+        answer: what that was answered with.
     """
 
-    def __init__(self, link: tuple[int, int], largest: int) -> None:
+    def __init__(self, link: tuple[int, int], largest: int, keys: Keys, greeting: bytes, answer: bytes) -> None:
         self.link = link
+        self.keys = keys
+        self.greeting = greeting
+        self.answer = answer
         self._next = 0
         self._early: dict[int, list[Part]] = {}
         self._joiner = Joiner(largest)
         self._failed: ValueError | None = None
         """Why nothing more is taken: a part of a message was dropped."""
 
-    def take(self, packet: _Packet) -> list[bytes | memoryview]:
-        """Take a packet; return the messages that are complete and in order now.
+    def take(self, number: int, data: memoryview) -> list[bytes | memoryview]:
+        """Take a packet, which is authentic; return the messages that are complete and in order now.
 
         Raises:
-            ValueError: too many packets before it are missing, or a message is too large.
+            ValueError: too many packets before it are missing, it is malformed, or a message is too large.
         """
         if self._failed is not None:
             raise self._failed
-        if packet.number < self._next:
+        if number < self._next:
             return []  # it came before
-        if packet.number > self._next + _EARLY:
+        if number > self._next + _EARLY:
             raise ValueError("too many packets before it are missing")
-        self._early[packet.number] = packet.parts
+        self._early[number] = _parts.decode(data)
         messages = []
         try:
             while self._next in self._early:
@@ -317,11 +329,13 @@ class Inboxes:
     those of a new link: links have an order.
 
     Args:
+        credentials: who we are.
         life: the incarnation of this process.
         largest: the size limit of a message, in bytes.
     """
 
-    def __init__(self, life: str, largest: int) -> None:
+    def __init__(self, credentials: Credentials, life: str, largest: int) -> None:
+        self._credentials = credentials
         self._life = life
         self._largest = largest
         self._inboxes: dict[str, Inbox] = {}
@@ -330,23 +344,31 @@ class Inboxes:
         """Take a packet of a peer; return the answer, and the messages that are complete and in order now.
 
         Raises:
+            Forged: it does not come from the peer that it names.
             ValueError: it is not a packet, its sender was there before the present one, or a message is too large.
         """
         kind, data = packet[:1], memoryview(packet)[1:]
         if kind == _GREETING:
-            return self._greeted(peer, _greeting.decode(data)), []
-        if kind != _MESSAGES:
+            return self._greeted(peer, packet[1:]), []
+        if kind != _MESSAGES or len(data) < TAG + _head.size:
             raise ValueError("it is not a packet")
-        found, inbox = _packet.decode(data), self._inboxes.get(peer)
-        if inbox is None or found.link != inbox.link:
-            return _UNKNOWN, []
-        return _TAKEN, inbox.take(found)
-
-    def _greeted(self, peer: str, greeting: _Greeting) -> bytes:
+        tag, body = data[:TAG], data[TAG:]
+        *link, number = _head.unpack_from(body)
         inbox = self._inboxes.get(peer)
-        if inbox is None or greeting.link > inbox.link:
-            self._inboxes[peer] = Inbox(greeting.link, self._largest)
-        elif greeting.link < inbox.link:
+        if inbox is None or tuple(link) != inbox.link:
+            return _UNKNOWN, []
+        inbox.keys.check(tag, body)
+        messages = inbox.take(number, body[_head.size :])
+        return _TAKEN + inbox.keys.acknowledgement(number), messages
+
+    def _greeted(self, peer: str, greeting: bytes) -> bytes:
+        inbox = self._inboxes.get(peer)
+        if inbox is not None and greeting == inbox.greeting:
+            return inbox.answer  # it comes again: the keys stay as they are
+        link = _greeting.decode(self._credentials.read_greeting(peer, greeting)).link
+        if inbox is not None and link <= inbox.link:
             # The clock of its machine may have been set back: then its sender must hear of it.
             raise ValueError("it comes from a process, or belongs to a link, that was replaced by a later one")
-        return _encoder.encode(_Answer(self._life, self._largest))
+        keys, answer = self._credentials.answer(peer, greeting, _encoder.encode(_Answer(self._life, self._largest)))
+        self._inboxes[peer] = Inbox(link, self._largest, keys, greeting, answer)
+        return answer

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from dfm_async.targets.flare.authentication import Credentials, Forged
 from dfm_async.targets.flare.link import LARGEST_PACKET, Inboxes, Link, Wire, new_life
 from dfm_async.targets.flare.messages import Pulse, decode_node, encode
 from dfm_async.targets.flare.parts import TooLarge
@@ -22,13 +23,15 @@ HUB: Final = "server"
 _PULSES: Final = 4
 """How many times within its patience a node looks whether its peers are there."""
 _SLOWEST_PULSE: Final = 5.0
+_NOTED: Final = frozenset(10**power for power in range(12))
+"""After how many packets that are not authentic this is recorded: others choose how many there are."""
 
 
 class Node:
     """Sends to and receives from the other processes of a carrier, by their names.
 
     Args:
-        name: our own name. What is sent there comes back to us.
+        credentials: who we are. What is sent to ourselves comes back to us.
         wire: what carries packets.
         receive: takes messages: the peer, the message.
         on_broken: is told that what was said to a peer may be lost, why, and which life of the peer that was. What is
@@ -37,11 +40,13 @@ class Node:
         patience: for how many seconds a packet is sent again.
         largest: the size limit of a message from outside, in bytes.
         on_room: is called when what waits to be sent has become less.
+        on_forged: is called with the name that a packet that is not authentic gives, the reason, and how many of them
+            there were: for the first one, and then each time when there are ten times as many.
     """
 
     def __init__(
         self,
-        name: str,
+        credentials: Credentials,
         wire: Wire,
         receive: Callable[[str, Any], None],
         on_broken: Callable[[str, str, str], None],
@@ -50,8 +55,10 @@ class Node:
         patience: float,
         largest: int,
         on_room: Callable[[], None] | None = None,
+        on_forged: Callable[[str, str, int], None] | None = None,
     ) -> None:
-        self.name = name
+        self.name = credentials.name
+        self._credentials = credentials
         self.life = new_life()
         """Names this process, and no other."""
         self._wire = wire
@@ -60,9 +67,12 @@ class Node:
         self._on_refused = on_refused
         self._patience = patience
         self._on_room = on_room
+        self._on_forged = on_forged
+        self.forged = 0
+        """How many packets were refused because they are not authentic."""
         self._links: dict[str, Link] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._inboxes = Inboxes(self.life, largest)
+        self._inboxes = Inboxes(credentials, self.life, largest)
         self._peers: Callable[[], Iterable[str]] = tuple
         self._pulse: asyncio.TimerHandle | None = None
 
@@ -89,7 +99,7 @@ class Node:
         link = self._links.get(peer)
         if link is None:
             link = self._links[peer] = Link(
-                peer, self._wire, self._patience, self._broken, self._undeliverable, self._on_room
+                peer, self._wire, self._credentials, self._patience, self._broken, self._undeliverable, self._on_room
             )
         return link
 
@@ -132,7 +142,15 @@ class Node:
         """
         if len(packet) > LARGEST_PACKET:
             raise TooLarge(f"a packet has {len(packet):,} bytes; at most {LARGEST_PACKET:,} are allowed")
-        answer, messages = self._inboxes.take(peer, packet)
+        try:
+            answer, messages = self._inboxes.take(peer, packet)
+        except Forged as error:
+            self.forged += 1
+            if self.forged in _NOTED:
+                _log.warning("a packet in the name of %s is refused (%d in all): %s", peer, self.forged, error)
+                if self._on_forged is not None:
+                    self._on_forged(peer, str(error), self.forged)
+            raise
         for data in messages:
             try:
                 message = decode_node(data)
