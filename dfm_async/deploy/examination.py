@@ -176,7 +176,7 @@ def _federation(kit: Kit, settings: SiteSettings | None) -> tuple[Federation | N
         told = "none is installed, and users may not bring code: this site offers nothing"
         return None, [Finding(name, "bad", told, "name its file in the settings: federation: ...")]
     try:
-        found = Federation.from_yaml(kit.local / settings.federation)
+        found = Federation.from_yaml(kit.local / settings.federation, compat=settings.compat)
     except (DfmError, OSError) as error:
         advice = f"install its files in local/{FEDERATION_FOLDER}, and name them"
         return None, [Finding(name, "bad", str(error), advice)]

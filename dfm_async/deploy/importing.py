@@ -27,7 +27,8 @@ def _adapters(settings: SiteSettings, local: Path) -> dict[str, str]:
     """Imports the classes of a site; gives what is wrong, by what it is."""
     if settings.federation is None:
         return {}
-    site = Federation.from_yaml(local / settings.federation).sites.get(settings.site)
+    federation = Federation.from_yaml(local / settings.federation, compat=settings.compat)
+    site = federation.sites.get(settings.site)
     if site is None:
         return {}
     config = site.config(settings.homesite)

@@ -129,7 +129,10 @@ class Kit:
             files = files.for_site(site)
             files.write(self.local / FEDERATION_FOLDER)
         installed = None if files is None else f"{FEDERATION_FOLDER}/{files.root}"
-        self._write_settings(SiteSettings(site=site, homesite=homesite, federation=installed, allow_code=allow_code))
+        compat = files is not None and files.federation.compat
+        self._write_settings(
+            SiteSettings(site=site, homesite=homesite, federation=installed, compat=compat, allow_code=allow_code)
+        )
         self._allow_components()
         if not allow_code:
             self._forbid_code()
@@ -139,7 +142,8 @@ class Kit:
         if files is not None:
             files.write(self.local / FEDERATION_FOLDER)
             installed = f"{FEDERATION_FOLDER}/{files.root}"
-            self._write_settings(SiteSettings(site=homesite, homesite=homesite, federation=installed))
+            compat = files.federation.compat
+            self._write_settings(SiteSettings(site=homesite, homesite=homesite, federation=installed, compat=compat))
 
     def _write_settings(self, settings: SiteSettings) -> None:
         data = {name: value for name, value in msgspec.to_builtins(settings).items() if value != _DEFAULTS.get(name)}

@@ -81,6 +81,8 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Which site is that of the applications; its client opens a gateway for those on its machine."""
     federation: str | None = None
     """The path of the installed federation file, from the folder of the settings; None if the site has none."""
+    compat: bool = False
+    """Whether names of nv_dfm_core that the federation's adapters import are provided, if it is not installed."""
     allow_code: bool = False
     """Whether users with the right to bring code may run it here. Only for sites that trust them as their own."""
     authorizer: ClassPath | None = None

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import cloudpickle
 import pytest
 import yaml
 from cryptography import x509
@@ -17,12 +18,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from dfm_async import DeploymentError
+from dfm_async import DeploymentError, Federation
 from dfm_async.deploy import examination
 from dfm_async.deploy.certificates import Certificate
 from dfm_async.deploy.examination import examine
+from dfm_async.deploy.installation import FederationFiles
 from dfm_async.deploy.kit import Kit
 from dfm_async.model.findings import Finding
+from dfm_async.targets.flare.installed import load_installed, read_settings
 from tests.deploy.rig import ANN, Made
 
 Copied = Callable[[str], Path]
@@ -200,3 +203,32 @@ async def test_somebody_else_is_not_taken_for_the_server(kit: Copied, tmp_path: 
         told = await connection(kit("lab"), port)
     assert told["connection"].state == "bad"
     assert "shows a certificate of somebody else" in told["connection"].detail
+
+
+@pytest.mark.parametrize("compat", [True, False])
+async def test_adapters_for_dfm_can_be_installed_at_a_site(
+    kit: Copied, compat: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dfm_adapters.py").write_text(
+        "from nv_dfm_core.exec import Site\n\n\n"
+        "class Greet:\n    async def body(self) -> str:\n        return 'hello'\n"
+    )
+    file = tmp_path / "dfm.yaml"
+    file.write_text(
+        "dfm: 1.0.0\ninfo: {api-version: 1.0.0, code-package: dfm_lab}\n"
+        "operations:\n  lab.Greet: {parameters: {}, returns: string}\n"
+        "sites:\n  lab:\n    interface:\n"
+        '      "#/operations/lab.Greet": {adapter: dfm_adapters.Greet, args: from-operation}\n'
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    lab = Kit(kit("lab"))
+    files = FederationFiles.of(Federation.from_yaml(file, compat=compat))
+    lab.become_site("lab", files, homesite="home", allow_code=False)
+    settings = read_settings(lab.local, "lab")
+    assert settings.compat is compat
+    findings = await found(lab.folder)
+    assert (findings["adapters"].state == "ok") is compat
+    assert compat or "'compat: true' in the settings of a site" in findings["adapters"].detail
+    shipped = load_installed(settings, lab.local).shipped
+    assert shipped is not None
+    assert cloudpickle.loads(shipped)[0] is compat, "workers read it before they import anything"

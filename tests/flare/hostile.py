@@ -1,8 +1,8 @@
 """A program that speaks to the host job of a site in the name of another participant.
 
 ``python -m tests.flare.hostile URL CELL ORIGIN TARGET KIT`` connects to the port of a FLARE client, as any program on
-its machine can, and sends greetings to the process ``TARGET`` of a host job, as if they came from ``ORIGIN``. It has the
-startup kit of a site, or none.
+its machine can, and sends greetings to the process ``TARGET`` of a host job, as if they came from ``ORIGIN``. It has
+the startup kit of a site, or none.
 """
 
 from __future__ import annotations

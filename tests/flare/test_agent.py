@@ -237,12 +237,14 @@ async def test_heads_of_tokens_count_too(tmp_path: Path) -> None:
 
 async def test_code_that_is_refused_is_recorded(tmp_path: Path) -> None:
     async with Lab(tmp_path) as lab:
-        lab.hear(fm.Offer(hashlib.sha256(b"code").hexdigest(), "lab", b"code", 1, 1, 1))
+        lab.hear(fm.Offer(hashlib.sha256(b"code").hexdigest(), "lab", b"code", 1, 1, 1, fm.PYTHON))
         (line,) = lab.recorded("code refused")
         assert line["sha256"] == hashlib.sha256(b"code").hexdigest()
     async with Lab(tmp_path, brings_code=True) as lab:
-        lab.hear(fm.Offer("another", "lab", b"code", 1, 1, 1))
+        lab.hear(fm.Offer("another", "lab", b"code", 1, 1, 1, fm.PYTHON))
         assert len(lab.recorded("code refused")) == 2
+        lab.hear(fm.Offer(hashlib.sha256(b"code").hexdigest(), "lab", b"code", 1, 1, 1, "2.7"))
+        assert "from Python 2.7, and this site runs Python" in lab.recorded("code refused")[2]["reason"]
         assert not lab.recorded("code")
 
 
@@ -492,7 +494,7 @@ async def test_a_question_is_answered_behind_the_log(tmp_path: Path) -> None:
 
 
 def offer(**changes: Any) -> fm.Offer:
-    given = fm.Offer(hashlib.sha256(b"code").hexdigest(), "lab", b"code", None, 8, 1)
+    given = fm.Offer(hashlib.sha256(b"code").hexdigest(), "lab", b"code", None, 8, 1, fm.PYTHON)
     return msgspec.structs.replace(given, **changes)
 
 

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from dfm_async import Federation, FlareOptions, Pipeline, Yield
+from dfm_async.planner.plan import prepare
 from dfm_async.targets.flare import messages as fm
 from dfm_async.targets.flare.connection import _has_all
 from dfm_async.targets.flare.connector import _refused_by, _runs
+from dfm_async.targets.flare.target import FlareTarget
 
 BEGAN = 1000.0
+
+fed = Federation("travelling")
+
+
+@fed.site("lab").operation
+async def weigh() -> int:
+    return 1
+
+
+with Pipeline("weighing") as weighing:
+    Yield(weigh())
 
 
 def welcome(*there: str, deployed: tuple[str, ...] = ("server", "archive", "lab"), **lost: float) -> fm.Welcome:
@@ -56,3 +73,25 @@ def test_sites_that_refuse_a_host_job_are_known() -> None:
     details = ["server: OK", "lab: BYOC: not allowed", "archive: OK"]
     assert _refused_by({"job_deploy_detail": details}) == ["lab"]
     assert _refused_by({}) == []
+
+
+@pytest.mark.parametrize("python", [fm.PYTHON, "2.7"])
+async def test_code_does_not_travel_to_another_version_of_python(
+    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = prepare(weighing, fed, "home")
+    sites = {name: fm.SiteInfo({}, True, python=python) for name in plan.sites}
+
+    async def arrived(_sites: Any) -> None:
+        """All sites are there."""
+
+    async def connected(_target: FlareTarget, _plan: Any) -> Any:
+        return SimpleNamespace(welcome=msgspec.structs.replace(welcome("server"), sites=sites), arrived=arrived)
+
+    monkeypatch.setattr(FlareTarget, "_connected", connected)
+    target = FlareTarget(FlareOptions(startup_kit=tmp_path, user="ann@lab.org", code="travels"))
+    target._federation, target._homesite = fed, "home"
+    target._offers = target._ship(fed, "home")
+    problems = [str(problem) for problem in await target.refusals(plan)]
+    text = f"the site has 2.7, and this program {fm.PYTHON}"
+    assert problems == [] if python == fm.PYTHON else all(text in problem for problem in problems) and problems

@@ -126,6 +126,7 @@ class SiteAgent(AbstractAsyncContextManager["SiteAgent"]):
             self.allow_code,
             gateway,
             self._installed.problem,
+            python=fm.PYTHON,
         )
 
     def attach(self, node: Sender) -> None:

@@ -97,6 +97,8 @@ class Crews:
             reason = "this site does not run code that users bring"
         elif offer.site != self._site or offer.key != digest:
             reason = "it is not what it says it is"
+        elif offer.python != fm.PYTHON:
+            reason = f"it comes from Python {offer.python}, and this site runs Python {fm.PYTHON}"
         elif offer.key not in self._offers and len(self._offers) >= _MOST_OFFERS:
             reason = f"there are {_MOST_OFFERS} others"
         about = {"user": self._user, "sha256": digest, "bytes": len(offer.shipped)}

@@ -312,7 +312,8 @@ class Hub:
         roster = self._roster
         home = roster.sites.get(app.hello.homesite)
         sites = {
-            name: fm.SiteInfo(hello.operations, hello.allow_code, hello.problem) for name, hello in roster.sites.items()
+            name: fm.SiteInfo(hello.operations, hello.allow_code, hello.problem, hello.python)
+            for name, hello in roster.sites.items()
         }
         gateway = ("", "") if home is None else (home.host, home.gateway)
         gone, largest = dict(roster.gone), self._largest

@@ -56,10 +56,12 @@ def load_installed(settings: SiteSettings, folder: Path) -> Installed:
     if settings.federation is None:
         return Installed({}, None, problem="no federation is installed there")
     try:
-        federation = Federation.from_yaml(folder / settings.federation)
+        federation = Federation.from_yaml(folder / settings.federation, compat=settings.compat)
         site = federation.sites.get(settings.site)
         if site is None and settings.site in (settings.homesite, HUB):
-            site = Federation(federation.name).site(settings.site)  # what needs no operation can run there
+            site = Federation(federation.name, compat=settings.compat).site(
+                settings.site
+            )  # what needs no operation can run there
         if site is None:
             return Installed({}, None, problem=f"its federation {federation.name!r} has no site {settings.site!r}")
         shipped = ship_site(site, settings.homesite).data

@@ -6,6 +6,7 @@ unpickled, apart from the code of operations, and that only at sites that allow 
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -75,8 +76,10 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 """Raised when an older hub or site would not understand what is said."""
+PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
+"""Which Python this is. Code that is pickled can only be loaded by the same."""
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -93,7 +96,7 @@ class SiteHello(_Message, frozen=True, tag=100):
     """A site is ready.
 
     ``operations``: what it offers, and the fingerprint of each; ``gateway``: where applications of its machine find it;
-    ``life``: names the site from now on until it begins anew.
+    ``life``: names the site from now on until it begins anew; ``python``: which Python runs there, as :data:`PYTHON`.
     """
 
     site: str
@@ -105,13 +108,14 @@ class SiteHello(_Message, frozen=True, tag=100):
     gateway: str = ""
     problem: str = ""
     life: str = ""
+    python: str = ""
 
 
 class Offer(_Message, frozen=True, tag=101):
     """The code of a site's operations, from the application; only sites that allow it take it.
 
-    ``key``: its hash; jobs name it. ``workers``, ``threads``, ``lanes``: how it runs. ``settings``: further options of
-    the workers.
+    ``key``: its hash; jobs name it. ``workers``, ``threads``, ``lanes``: how it runs. ``python``: which Python it is
+    from, as :data:`PYTHON`.
     """
 
     key: str
@@ -120,6 +124,7 @@ class Offer(_Message, frozen=True, tag=101):
     workers: int | None
     threads: int
     lanes: int
+    python: str
 
 
 class Drop(_Message, frozen=True, tag=102):
@@ -382,6 +387,7 @@ class SiteInfo(msgspec.Struct, frozen=True, array_like=True):
     operations: dict[str, str]
     allow_code: bool
     problem: str = ""
+    python: str = ""
 
 
 class Welcome(_Message, frozen=True, tag=131):

@@ -122,7 +122,7 @@ class FlareTarget:
         for name, site in sites.items():
             shipped = ship_site(site, homesite).data
             key = hashlib.sha256(shipped).hexdigest()
-            offers[name] = fm.Offer(key, name, shipped, site.workers, site.threads, lanes)
+            offers[name] = fm.Offer(key, name, shipped, site.workers, site.threads, lanes, fm.PYTHON)
         return offers
 
     def _lanes(self) -> int:
@@ -245,6 +245,9 @@ class FlareTarget:
             elif self._offers:
                 if not found.allow_code:
                     problems.append(Problem(f"site {site}", "it does not run code that applications bring"))
+                elif found.python != fm.PYTHON:
+                    text = f"code does not travel between versions of Python: the site has {found.python}"
+                    problems.append(Problem(f"site {site}", f"{text}, and this program {fm.PYTHON}"))
             elif found.problem:
                 hint = '; it takes code that applications bring: code="travels"' if found.allow_code else ""
                 problems.append(Problem(f"site {site}", f"{found.problem}{hint}"))
