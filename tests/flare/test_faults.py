@@ -29,7 +29,7 @@ from dfm_async import (
     WorkerLost,
     Yield,
 )
-from dfm_async.deploy.local import LocalFlare
+from dfm_async.deploy.local import LocalFlare, Places
 from dfm_async.deploy.processes import marked
 from dfm_async.model.flare import FlareOptions
 from tests.flare.doors import Door, knock
@@ -119,8 +119,17 @@ async def flare(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Local
     # One federation for all of them: it takes seconds to start. What dies in a test is started again by its end.
     folder, environment = tmp_path_factory.mktemp("flare"), {"PYTHONPATH": str(ROOT)}
     users = ("hasty@dfm.local", "patient@dfm.local")
+    for name in ("pipe", "answer"):
+        os.mkfifo(folder / name)
+    hostile = ("env", f"PYTHONPATH={ROOT}/tests/flare/hostile_site:{ROOT}", f"HOSTILE_PIPE={folder / 'pipe'}")
     async with LocalFlare.up(
-        ["archive", "lab"], folder, users=users, allow_code=True, kits=KITS, environment=environment
+        ["archive", "lab"],
+        folder,
+        users=users,
+        allow_code=True,
+        kits=KITS,
+        environment=environment,
+        places=Places(prefixes={"archive": hostile}),  # when it is asked to be
     ) as found:
         with (found.folder / "lab" / "local" / "dfm_async.yaml").open("a") as settings:
             settings.write(f"\nmax_message_bytes: {LARGEST}\n")
@@ -288,7 +297,11 @@ async def test_packets_in_the_name_of_another_are_refused(flare: LocalFlare) -> 
         assert await values(await session.execute(to_lab, {"size": 1})) == [1]
         carrier = carrier_of(session)
         processes = [process.cmdline() for process in marked_at(flare, "lab")]
-        (command,) = [words for words in processes if "nvflare.private.fed.app.client.worker_process" in words]
+        (command,) = [
+            words
+            for words in processes
+            if "nvflare.private.fed.app.client.worker_process" in words and carrier in words
+        ]
         url = command[command.index("-p") + 1]
         for kit in ("", str(flare.folder / "archive")):
             arguments = (url, "lab.intruder", f"server.{carrier}", f"lab.{carrier}", kit)
@@ -304,6 +317,19 @@ async def test_packets_in_the_name_of_another_are_refused(flare: LocalFlare) -> 
     assert [(line["peer"], line["count"]) for line in forged] == [("server", 1), ("server", 10)]
     assert "not issued by this federation" in forged[0]["reason"]
     assert forged[1]["reason"] == "a handshake in the name of server has the certificate of archive"
+
+
+async def test_a_site_cannot_send_packets_in_the_name_of_another(flare: LocalFlare) -> None:
+    folder, pipes = flare.folder / "lab", flare.folder.parent
+    async with connect(flare) as session:
+        assert await values(await session.execute(to_lab, {"size": 1})) == [1]
+        carrier = carrier_of(session)
+        before = (folder / "audit.jsonl").read_text().count('"seated"')
+        await asyncio.to_thread((pipes / "pipe").write_text, f"server.{carrier} lab.{carrier}")
+        assert await asyncio.to_thread((pipes / "answer").read_text) == "timeout"  # FLARE's server drops it
+        assert await values(await session.execute(to_lab, {"size": 2})) == [2]
+        assert carrier_of(session) == carrier
+    assert (folder / "audit.jsonl").read_text().count('"seated"') == before + 1
 
 
 async def test_a_site_that_dies_ends_its_jobs_and_serves_again_when_it_is_back(flare: LocalFlare, door: Door) -> None:

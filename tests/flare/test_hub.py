@@ -453,7 +453,7 @@ async def test_commands_answer_at_once_also_what_cannot_be_understood(hub: Hub) 
             with pytest.raises((KeyError, ValueError)):
                 await ask(nonsense)
     told: list[bytes] = []
-    duplex = Duplex(told.append)
+    duplex = Duplex(lambda data: told.append(bytes(data)))
     answer = await ask({"session": "s", "packet": base64.b64encode(duplex.pull()).decode(), "wait": 0.1})
     duplex.take(base64.b64decode(answer["packet"]))
     assert isinstance(fm.decode_hub(told[0]), fm.Welcome)

@@ -357,7 +357,7 @@ class SiteAgent(AbstractAsyncContextManager["SiteAgent"]):
             self._take_on(message)
         except Exception as error:  # noqa: BLE001 - as above
             _log.exception("a message of a worker (%s) cannot be sent on", type(message).__name__)
-            job = getattr(message, "job", None)
+            job = getattr(message, "job", -1)
             for at in list(self._seats.of(job))[:1]:  # the message may name another site's location, or none at all
                 self.tell(msg.JobBroken(job, at, broken_record(self.site, error)))
 

@@ -1,9 +1,10 @@
 """Who sent a packet: links between the processes of a host job are authenticated end to end.
 
-FLARE authenticates its connections, but the origin of a message is what its sender says. So each link begins with a
-handshake that both ends sign with the private keys of their startup kits, whose certificates the federation's root
-certificate has issued. It agrees on keys for this link of this host job alone. Packets and their acknowledgements carry
-a MAC under these keys; their numbers, which it covers, make a repeated packet known.
+FLARE authenticates the connections between machines. Those between the processes of one machine are open to all
+programs there, and on them the origin of a message is what its sender says. So each link begins with a handshake that
+both ends sign with the private keys of their startup kits, whose certificates the federation's root certificate has
+issued. It agrees on keys for this link of this host job alone. Packets and their acknowledgements carry a MAC under
+these keys; their numbers, which it covers, make a repeated packet known.
 """
 
 from __future__ import annotations
