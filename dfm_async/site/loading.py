@@ -103,7 +103,9 @@ def _advice(missing: str) -> str:
     if stands_in():
         return f"dfm_async stands in for {_THEIRS} (compat=True), but not for {missing}: install nv-dfm-core"
     if missing == _THEIRS:
-        compat = "Set compat=True for the federation (--compat; 'compat: true' in the settings of a site on NVIDIA FLARE)"
+        compat = (
+            "Set compat=True for the federation (--compat; 'compat: true' in the settings of a site on NVIDIA FLARE)"
+        )
         return f"{compat}, or install nv-dfm-core where that is possible"
     return f"The nv-dfm-core that is installed does not have {missing}: install another version"
 
