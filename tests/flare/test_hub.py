@@ -220,6 +220,17 @@ async def test_a_site_cannot_speak_for_another_one(hub: Hub, sites: Sites, caplo
     assert "not its own" in caplog.text
 
 
+async def test_a_hub_without_linger_waits_for_its_first_application(sites: Sites) -> None:
+    hub = Hub("carrier", "1", ["server"], LocalOptions(), 0.0, 1 << 28)
+    hub.attach_node(sites, lambda _site: None)
+    await asyncio.sleep(0.02)
+    assert not hub.ended.done()
+    App(hub, linger=0.0).say(fm.Leave())
+    async with asyncio.timeout(20):
+        assert await hub.ended == "nobody needs it any more"
+    await hub.close("the test ends")
+
+
 @pytest.mark.parametrize("read", [0, 2, 3])
 async def test_a_host_job_stays_for_results_that_nobody_has_read(hub: Hub, sites: Sites, read: int) -> None:
     app = App(hub, linger=0.0)

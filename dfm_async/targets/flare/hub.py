@@ -46,6 +46,8 @@ FOR_HUB: Final = (
 """What sites say to the hub."""
 _LONGEST_LINE: Final = 4096
 _LONGEST_ERROR: Final = 256 * 1024
+_FIRST: Final = 60.0
+"""For how many seconds the hub waits for its first application, at least."""
 _STATE_EVERY: Final = 0.01
 """Applications are told at most so often how far a job is."""
 
@@ -99,6 +101,8 @@ class Hub:
         self._largest = largest
         self._keep = 3600.0
         self._idle: asyncio.TimerHandle | None = None
+        self._used = False
+        """Whether an application has come."""
         self._rest()
 
     @property
@@ -126,6 +130,8 @@ class Hub:
             return
         unread = any(job.unread for job in self._jobs.values())
         seconds = max(self._linger, self._keep) if unread else self._linger
+        if not self._used:  # whoever had it started is about to come
+            seconds = max(seconds, _FIRST)
         self._idle = asyncio.get_running_loop().call_later(seconds, self.end, "nobody needs it any more")
 
     def end(self, reason: str) -> None:
@@ -271,6 +277,7 @@ class Hub:
         if app is None and not attach.new:
             return fm.Attached(0, "the hub does not know this application any more")
         if app is None:
+            self._used = True
             app = self._apps[attach.session] = Application(attach, self._app_said, self._app_has_room, self._largest)
             hello = attach.hello
             self._linger, self._keep, self._seating.patience = hello.linger, hello.keep, hello.start
