@@ -25,6 +25,8 @@ __all__ = ["COMMAND", "main"]
 COMMAND: Final = "dfm_async"
 """The app command by which applications speak to the hub."""
 _HEAD: Final = struct.Struct("<Q")
+_RETRY: Final = 0.1
+"""After how many seconds a login is tried again."""
 _RUNNING: Final = ("SUBMITTED", "APPROVED", "DISPATCHED", "RUNNING")
 
 
@@ -60,7 +62,11 @@ class _Admin:
 
     def __init__(self, kit: str, user: str, timeout: float) -> None:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
+        from nvflare.fuel.hci.client import api
 
+        # FLARE first tries to log in before it is connected, and then sleeps for a second.
+        login = api.Authenticator
+        api.Authenticator = lambda **given: login(**{**given, "retry_interval": _RETRY})
         self._session: Any = new_secure_session(username=user, startup_kit_location=kit, timeout=timeout)
 
     def heard(self) -> dict[str, float]:
