@@ -198,7 +198,7 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
         """A worker has calls that do not return, and was retired: tells its jobs."""
         self.restarts += 1
         log = "worker %s of site %s takes no further jobs and is replaced: %s"
-        _log.warning(log, worker.aio_process.pid, self.site, text, extra={"site": self.site})
+        _log.warning(log, worker.pid, self.site, text, extra={"site": self.site})
         for seat, at in list(worker.seats):
             seat.retired(at, self.site, text)
 
