@@ -44,6 +44,10 @@ _ATTEMPTS: Final = 8
 _PASSING: Final = (502, 503, 504)
 """What a service that is about to come back answers, or the proxy before it."""
 _PAGE: Final = 500
+_LONGEST_PAUSE: Final = 60.0
+"""At most this many seconds are waited before a broken stream is opened again, whatever the service asks for."""
+_LARGEST: Final = 256 * 1024 * 1024
+"""How many bytes a line of a stream, or another answer, may have."""
 _KINDS: Final[dict[str, Any]] = {
     "result": Result,
     "progress": Progress,
@@ -65,13 +69,48 @@ async def served_jobs(url: str, token: str | None) -> AsyncIterator[JobSource]:
     """
     if not url.startswith(("http://", "https://")):
         raise BadInput(f"--url {url}: an address begins with http:// or https://, as in http://127.0.0.1:8000")
-    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+    headers = {"accept-encoding": "identity"}
+    if token is not None:
+        headers["authorization"] = f"Bearer {token}"
     try:
-        client = httpx.AsyncClient(base_url=url, headers=headers, timeout=httpx.Timeout(30, read=60))
+        client = httpx.AsyncClient(
+            base_url=url,
+            headers=headers,
+            timeout=httpx.Timeout(30, read=60),
+            event_hooks={"response": [_bound]},
+        )
     except (httpx.InvalidURL, TypeError) as error:
         raise BadInput(f"--url {url}: {error}") from error
     async with client:
         yield ServedJobs(client, url)
+
+
+class _Bounded(httpx.AsyncByteStream):
+    """The body of an answer, with a bound for its size; in a stream of events the bound is for each line."""
+
+    def __init__(self, inner: httpx.AsyncByteStream, *, lines: bool) -> None:
+        self._inner = inner
+        self._lines = lines
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for chunk in self._inner:
+            end = chunk.rfind(b"\n") if self._lines else -1
+            size = len(chunk) - end - 1 if end >= 0 else size + len(chunk)
+            if size > _LARGEST:
+                raise httpx.RemoteProtocolError(f"the service sends more than {_LARGEST:,} bytes at once")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+async def _bound(response: httpx.Response) -> None:
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise httpx.RemoteProtocolError("the service compresses its answers, although nobody asked for that")
+    assert isinstance(response.stream, httpx.AsyncByteStream)  # noqa: S101 - of an asynchronous client
+    events = response.headers.get("content-type", "").startswith("text/event-stream")
+    response.stream = _Bounded(response.stream, lines=events)
 
 
 class ServedJobs:
@@ -92,11 +131,12 @@ class ServedJobs:
         query: dict[str, Any] = {} if status is None else {"status": status.value}
         while len(found) < limit:
             page = await self._ask("GET", "/jobs", params={**query, "limit": min(limit - len(found), _PAGE)})
-            found += [self._info(data) for data in page["jobs"]]
-            if page["next"] is None:
+            listed, following = self._parts(page, "jobs")
+            found += [self._info(data) for data in listed]
+            if following is None or not listed:
                 break
-            query["after"] = page["next"]
-        return found
+            query["after"] = following
+        return found[:limit]
 
     async def info(self, job_id: str) -> JobInfo:
         """What is known of one job."""
@@ -116,13 +156,16 @@ class ServedJobs:
         while after + 1 < end:
             query = {"after": after, "limit": _PAGE}
             page = await self._ask("GET", f"{_path(job_id)}/events", job_id, params=query)
-            if not page["events"]:
+            listed, following = self._parts(page, "events")
+            if not listed:
                 return
-            for data in page["events"]:
-                event = self._event(data["event"], data)
+            for data in listed:
+                event = self._event(data["event"] if isinstance(data, dict) else "", data)
                 if event is not None:
                     yield event
-            after = page["next"]
+            if not isinstance(following, int) or following <= after:
+                raise self._not_understood(ValueError(f"after offset {after} it goes on with {following!r}"))
+            after = following
 
     async def _follow(self, job_id: str, after: int) -> AsyncGenerator[Event | Activity, None]:
         """Reads the stream of a job; goes on behind the last event after a break."""
@@ -140,7 +183,7 @@ class ServedJobs:
                     await self._check(source.response, job_id)
                     async for sent in source.aiter_sse():
                         if sent.retry is not None:
-                            pause = sent.retry / 1000
+                            pause = min(max(sent.retry / 1000, 0.0), _LONGEST_PAUSE)
                         if sent.event in ("end", "interrupted"):
                             return
                         event = self._event(sent.event, _json(sent, self._url)) if sent.data else None
@@ -158,6 +201,12 @@ class ServedJobs:
                 raise Unreachable(f"the stream of job {job_id} at {self._url} broke, and cannot be opened: {problem}")
             _log.warning("the stream of job %s broke: %s; it is opened again in %g s", job_id, problem, pause)
             await asyncio.sleep(pause)  # as long as the service asks for
+
+    def _parts(self, page: Any, name: str) -> tuple[list[Any], Any]:
+        """What a page of a list has, and where the next one begins."""
+        if not isinstance(page, dict) or not isinstance(page.get(name), list) or "next" not in page:
+            raise self._not_understood(ValueError(f"a page without {name!r} and 'next'"))
+        return page[name], page["next"]
 
     def _event(self, name: str, data: Any) -> Event | Activity | None:
         try:

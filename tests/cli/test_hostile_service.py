@@ -1,0 +1,122 @@
+"""The command line and a service that answers whatever it likes: it ends, with an error that says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from dfm_async.cli import remote
+from dfm_async.cli.exits import Unreachable
+from dfm_async.cli.remote import ServedJobs
+from dfm_async.model.status import JobStatus
+
+INFO: dict[str, Any] = {
+    "job_id": "j",
+    "status": "running",
+    "reason": None,
+    "pipeline": "p",
+    "places": [],
+    "principal": None,
+    "created": 0.0,
+    "finished": None,
+    "first": 0,
+    "events": 1000,
+    "errors": 0,
+    "sets": None,
+    "done": None,
+    "accepts": False,
+}
+
+
+class Endless(httpx.AsyncByteStream):
+    """A body without an end."""
+
+    def __init__(self, chunk: bytes) -> None:
+        self.chunk = chunk
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            await asyncio.sleep(0)
+            yield self.chunk
+
+
+def jobs(answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> ServedJobs:
+    """The jobs of a service that answers each path in the same way, again and again."""
+    monkeypatch.setattr(remote, "_LARGEST", 1_000_000)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        found = answers[request.url.path]
+        return found() if callable(found) else httpx.Response(200, json=found)
+
+    client = httpx.AsyncClient(
+        base_url="http://service", transport=httpx.MockTransport(answer), event_hooks={"response": [remote._bound]}
+    )
+    return ServedJobs(client, "http://service")
+
+
+async def read(found: ServedJobs, *, following: bool = False) -> list[Any]:
+    async with asyncio.timeout(20):
+        return [event async for event in found.events("j", -1, following=following)]
+
+
+async def test_list_of_jobs_that_never_ends_is_cut_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = jobs({"/jobs": {"jobs": [INFO] * 3, "next": "again"}}, monkeypatch)
+    assert len(await found.infos(100, JobStatus.RUNNING)) == 100
+    assert await jobs({"/jobs": {"jobs": [], "next": "again"}}, monkeypatch).infos(100, None) == []
+
+
+@pytest.mark.parametrize("page", [[], {}, {"jobs": None, "next": 1}, {"jobs": [3], "next": None}, {"jobs": [INFO]}])
+async def test_list_of_jobs_that_is_none_is_an_error(page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unreachable, match="is not understood"):
+        await jobs({"/jobs": page}, monkeypatch).infos(5, None)
+
+
+@pytest.mark.parametrize("following", [-1, -5, None, "x"])
+async def test_pages_of_events_that_go_on_at_the_same_offset_end(
+    following: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = {"event": "status", "offset": 0, "status": "running", "reason": None}
+    answers = {"/jobs/j": INFO, "/jobs/j/events": {"events": [event], "next": following}}
+    with pytest.raises(Unreachable, match="is not understood"):
+        await read(jobs(answers, monkeypatch))
+
+
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])
+async def test_answer_without_an_end_is_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_ATTEMPTS", 0)
+
+    def endless() -> httpx.Response:
+        return httpx.Response(200, headers={"content-type": kind}, stream=Endless(b"x" * 10_000))
+
+    found = jobs({"/jobs/j": endless, "/jobs/j/stream": endless}, monkeypatch)
+    with pytest.raises(Unreachable, match="more than 1,000,000 bytes"):
+        await read(found, following=kind == "text/event-stream")
+
+
+async def test_service_cannot_ask_for_a_pause_of_years(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr("dfm_async.cli.remote.asyncio.sleep", pause)
+
+    def stream() -> httpx.Response:
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=b"retry: 99999999999999\n\n")
+
+    with pytest.raises(Unreachable, match="broke"):
+        await read(jobs({"/jobs/j/stream": stream}, monkeypatch), following=True)
+    assert pauses
+    assert max(pauses) <= 60
+
+
+async def test_compressed_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def packed() -> httpx.Response:
+        return httpx.Response(200, headers={"content-encoding": "gzip"}, stream=Endless(b"x"))
+
+    with pytest.raises(Unreachable, match="compresses"):
+        await jobs({"/jobs/j": packed}, monkeypatch).info("j")
