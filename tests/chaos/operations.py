@@ -23,7 +23,7 @@ for _site, _operations in {
     b: (plain.double, plain.add),
     c: (plain.add, plain.pair),
 }.items():
-    for _operation in (*_operations, *plain.SOURCES, *plain.MAPPERS, plain.merged, *plain.READERS):
+    for _operation in (*_operations, *plain.SOURCES, *plain.MAPPERS, plain.merged, plain.consume, *plain.READERS):
         _site.operation(_operation)
 a.operation(plain.heavy, in_process=True)
 

@@ -287,7 +287,7 @@ class Round:
     async def _quit(self) -> None:
         self.faults = True
         with suppress(SessionClosed, QueueFull):
-            job = await self.session.execute(quits[self.rng.choice("abc")], priority=5)
+            job = await self.session.execute(quits[self.rng.choice(list(quits))], priority=5)
             await job.completed.wait()
             if job.status is JobStatus.INTERRUPTED:
                 assert self.closed

@@ -59,5 +59,5 @@ def test_packages_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(metadata, "version", version)
     told = {finding.name: finding for finding in package_findings()}
     assert (told["packages"].state, told["packages"].detail) == ("bad", "msgspec is missing")
-    assert (told["extra cli"].state, told["extra cli"].detail) == ("warn", "typer is 0.1, needed is >=0.15")
+    assert (told["extra cli"].state, told["extra cli"].detail) == ("warn", "typer is 0.1, needed is >=0.15.4")
     assert told["extra uvloop"].detail == f"not installed; if you want it: {install_hint('uvloop')}"

@@ -1,8 +1,10 @@
 """A program that does what its tasks say, and ends with the exit code that it was given."""
 
 import asyncio
+import contextlib
 import os
-import signal
+import stat
+import subprocess
 import sys
 import time
 from functools import partial
@@ -53,6 +55,15 @@ elif manner == "aborts":
     changed[1].send = say_more_than_hello(messages.Abort("I am not in the mood"))
 
 
+def sockets() -> list[int]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the folder itself
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                found.append(int(name))
+    return found
+
+
 async def do(agent: FlareAgent, task: Task) -> Any:
     order = task.data if isinstance(task.data, dict) else {}
     match order.get("do"):
@@ -66,9 +77,9 @@ async def do(agent: FlareAgent, task: Task) -> Any:
             print("waiting", flush=True)
             await asyncio.get_running_loop().create_future()
         case "leave the connection to a child":
-            if os.fork():
-                os._exit(order["code"])
-            signal.pause()
+            # A process that is forked has no copy of the connection; one that is executed can be given one.
+            subprocess.Popen(["sleep", "60"], pass_fds=sockets())
+            os._exit(order["code"])
         case "raise":
             raise ValueError("no such data")
     return order.get("answer", os.getpid())
