@@ -78,7 +78,7 @@ async def do(agent: FlareAgent, task: Task) -> Any:
             await asyncio.get_running_loop().create_future()
         case "leave the connection to a child":
             # A process that is forked has no copy of the connection; one that is executed can be given one.
-            subprocess.Popen(["sleep", "60"], pass_fds=sockets())
+            subprocess.Popen(["sleep", "60"], pass_fds=sockets())  # noqa: ASYNC220 - it ends at once anyway
             os._exit(order["code"])
         case "raise":
             raise ValueError("no such data")
