@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import heapq
 import logging
@@ -73,6 +74,8 @@ _PLANS: Final = 128
 _LARGE: Final = 500
 """From how many statements on a pipeline is prepared in a thread."""
 _connected: Final[weakref.WeakSet[Session]] = weakref.WeakSet()
+_inside: Final[contextvars.ContextVar[Session | None]] = contextvars.ContextVar("dfm_async session", default=None)
+"""The session that owns the running task, such as one that calls callbacks, or owns what has started it."""
 
 Params = Mapping[str, Any] | Sequence[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]] | None
 
@@ -208,8 +211,9 @@ class Session:
         try:
             await asyncio.wait([supervisor])
         except asyncio.CancelledError:
-            supervisor.cancel()
-            await completed(_settled(supervisor))
+            if _inside.get() is not self:  # the supervisor waits for its own tasks: they cannot wait for it
+                supervisor.cancel()
+                await completed(_settled(supervisor))
             raise
         await _settled(supervisor)
 
@@ -300,7 +304,9 @@ class Session:
         return self._group
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = self._check_open().create_task(_guarded(work))
+        context = contextvars.copy_context()
+        context.run(_inside.set, self)
+        task: asyncio.Task[None] = self._check_open().create_task(_guarded(work), context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: work.close())  # a task that is cancelled early has not begun it

@@ -295,3 +295,19 @@ async def test_close_cancelled_leaves_nothing(target: TargetName, store: str | N
         if not outcome.delivered or number == MOST:
             break
     assert number
+
+
+@pytest.mark.parametrize("waits_for", [False, True], ids=["directly", "in a task of its own"])
+async def test_close_from_a_callback_ends_the_session(target: TargetName, waits_for: bool) -> None:
+    session = Session(fed, target=target, options=OPTIONS)
+    begun = asyncio.Event()
+
+    async def close(*_: object) -> None:
+        begun.set()
+        await (asyncio.wait_for(session.close(), LIMIT) if waits_for else session.close())
+
+    async with owned(session):
+        await session.connect()
+        await session.execute(powers, {"x": 2}, default_callback=close)
+        async with asyncio.timeout(LIMIT):
+            await begun.wait()

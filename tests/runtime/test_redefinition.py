@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import sys
@@ -15,6 +16,7 @@ import pytest
 from dfm_async import (
     Advise,
     Federation,
+    JobStatus,
     LocalOptions,
     Operation,
     Pipeline,
@@ -24,6 +26,7 @@ from dfm_async import (
     Session,
     ShippingError,
     Site,
+    VaultConfig,
     Yield,
 )
 from dfm_async.discovery import AdvisedOneOf
@@ -307,3 +310,39 @@ async def test_a_module_that_is_loaded_again_is_loaded_by_the_workers_too(
             assert await value(session, one(fed.operations["f"])) == 10001
     finally:
         del sys.modules["reloaded_cell"]
+
+
+@pytest.mark.parametrize("again", ["execute", "resume"])
+async def test_job_is_submitted_once_while_a_new_site_starts(tmp_path: Path, again: str) -> None:
+    federation, gate = Federation("once"), asyncio.Event()
+    runs: list[int] = []
+
+    @federation.site("lab").operation
+    async def count(x: int) -> int:
+        runs.append(x)
+        await gate.wait()
+        return x
+
+    with Pipeline("count") as pipeline:
+        Yield(count(PlaceParam("x")))
+    secrets = tmp_path / "secrets.json"
+    secrets.write_text("{}")
+    secrets.chmod(0o600)
+    options = LocalOptions(shutdown_grace=0.5)
+    store = f"sqlite:///{tmp_path}/jobs.db"
+    if again == "resume":
+        async with Session(federation, target="inline", store=store, options=options) as session:
+            await session.execute(pipeline, {"x": 1}, job_id="same")
+    runs.clear()
+    gate.set()
+    async with Session(federation, target="inline", store=store, options=options) as session:
+        # Its vault opens in a thread.
+        federation.site("new", vault=VaultConfig(path="file", args={"path": str(secrets)}))
+
+        async def submit() -> JobStatus:
+            if again == "resume":
+                return await (await session.resume("same"))
+            return await (await session.execute(pipeline, {"x": 1}, job_id="same"))
+
+        assert await asyncio.gather(submit(), submit()) == [JobStatus.FINISHED] * 2
+    assert runs == [1]

@@ -92,9 +92,11 @@ class InlineTarget:
 
     async def submit(self, coordinator: Coordinator, priority: int = 0) -> None:
         """Launches a job at once."""
-        await self._update()
         coordinator.priority = priority
-        self.jobs.add(coordinator)
+        self.jobs.add(coordinator)  # first: nobody may submit a second job with its id meanwhile
+        await self._update()
+        if coordinator.record.status.ended:  # it was cancelled meanwhile
+            return
         coordinator.on_end(self._hub.forget)
         plan = coordinator.plan
         routes = tuple(location.partition("#")[0] for location in plan.locations)
