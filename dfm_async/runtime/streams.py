@@ -17,6 +17,7 @@ from dfm_async.errors import StreamOverrun
 from dfm_async.model.error_record import ErrorRecord
 from dfm_async.net.tokens import StreamValue
 from dfm_async.runtime.faults import cancel_task, is_our_cancellation
+from dfm_async.runtime.threads import IteratorCancelled
 
 __all__ = ["AsyncSource", "Source", "Stream", "StreamFailed", "Subscription"]
 
@@ -166,6 +167,8 @@ class Stream(StreamValue):
             return []
         try:
             found = await self.source.get(limit)
+        except IteratorCancelled as error:
+            raise self.failed(error.__cause__ or error) from error
         except BaseException as error:
             if is_our_cancellation(error):
                 raise

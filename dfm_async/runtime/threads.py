@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 from dfm_async.runtime.fair_queue import FairQueue, JobCalls
 from dfm_async.wire.codec import Packed
 
-__all__ = ["ABANDONED_LIMIT", "Done", "ThreadCall", "ThreadSource", "Threads"]
+__all__ = ["ABANDONED_LIMIT", "Done", "IteratorCancelled", "ThreadCall", "ThreadSource", "Threads"]
 
 Done: TypeAlias = Callable[[Any, BaseException | None], None]
 """Takes a result, or the error that came instead."""
@@ -215,6 +215,10 @@ class Threads:
             self._tokens.put(False)
 
 
+class IteratorCancelled(Exception):
+    """A synchronous iterator has raised ``CancelledError``, which is its cause."""
+
+
 class ThreadSource:
     """The elements of a synchronous iterator, which runs in a thread of its own.
 
@@ -259,6 +263,8 @@ class ThreadSource:
             self._threads.start(self._run, self._name)
         while not self._items:
             if self._ended:
+                if isinstance(self._error, asyncio.CancelledError):  # raised here, it would be its reader's
+                    raise IteratorCancelled from self._error
                 if self._error is not None:
                     raise self._error
                 return []

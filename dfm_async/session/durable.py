@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from dfm_async.base.completion import completed
-from dfm_async.errors import DfmError, JobNotFound, JobOwned, ParameterError, StoreError
+from dfm_async.errors import DfmError, EncodingError, JobNotFound, JobOwned, ParameterError, StoreError
 from dfm_async.model.events import Event
 from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.model.limits import ResultLimits
@@ -449,7 +449,10 @@ class DurableJobs:
         await self._store.flush()
 
     def _row(self, stored: StoredJob, index: int, data: bytes | None, plan: Plan) -> Row:
-        row = None if data is None else self.codec.loads(data)
+        try:
+            row = None if data is None else self.codec.loads(data)
+        except EncodingError as error:
+            raise self._damaged(stored, f"parameter set {index} cannot be read ({error})") from error
         if not isinstance(row, dict) or row.keys() != set(plan.params):
             raise self._damaged(stored, f"parameter set {index} cannot be read")
         return {name: self._target_codec.pack(value) for name, value in row.items()}

@@ -24,7 +24,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no 
         return reduced
 
 
-_SLOTS = (str, tuple, list)
+_SLOTS = (str, tuple, list, dict)
 
 
 def _with_slots(kind: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -37,7 +37,7 @@ def _with_slots(kind: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     constructor, name, bases, namespace, *more = arguments
     made = {"__slots__", *names, *(_mangled(kind.__name__, slot) for slot in names)}
     attributes = {key: value for key, value in state[0].items() if key not in made}
-    arguments = (constructor, name, bases, {**namespace, "__slots__": names}, *more)
+    arguments = (constructor, name, bases, {**namespace, "__slots__": slots}, *more)
     return (make, arguments, (attributes, *state[1:]), *rest)
 
 

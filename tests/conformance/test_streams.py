@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 
 from dfm_async import (
     Failure,
+    Federation,
     ForEach,
     JobFailed,
     JobStatus,
     Pipeline,
     PlaceParam,
+    Result,
     ResultLimits,
     ResultsUnread,
     Yield,
@@ -239,3 +242,31 @@ async def test_readers_that_have_left_do_not_keep_elements_for_themselves(connec
         Yield(w.total_at(values, site="archive", after=[*left, mapped]))
     async with connect(w.fed) as session, asyncio.timeout(120):
         assert (await (await session.execute(pipeline)).first()).value == sum(range(110_000))
+
+
+async def test_generator_that_raises_cancelled_error_fails_its_frame_only(connect: Connect) -> None:
+    federation = Federation("cancelled generators")
+
+    @federation.site("archive").operation
+    def numbers(x: int) -> Iterator[int]:
+        yield x
+        if x == 1:
+            raise asyncio.CancelledError
+        yield x + 10
+
+    @federation.site("lab").operation
+    def total(values: list[int]) -> int:
+        return sum(values)
+
+    with Pipeline("elsewhere") as elsewhere:
+        Yield(total(numbers(PlaceParam("x"))))
+    with Pipeline("yielded") as yielded:
+        Yield(numbers(PlaceParam("x")))
+    async with connect(federation) as session:
+        for pipeline, expected in ((elsewhere, [10, 14]), (yielded, [0, 10, 1, 2, 12])):
+            job = await session.execute(pipeline, [{"x": x} for x in range(3)])
+            found = [item async for item in job.results(errors="yield")]
+            assert sorted(item.value for item in found if isinstance(item, Result)) == sorted(expected)
+            errors = {(error.node, error.type_name) for error in job.errors}
+            assert errors == {("numbers#0", "asyncio.exceptions.CancelledError")}
+            assert {item.frame for item in found if isinstance(item, Failure)} == {(1,)}

@@ -42,6 +42,14 @@ class Inherited(Slots):
         self.y = 2
 
 
+class DocumentedSlots(Slots):
+    __slots__ = {"note": "What is written beside it."}
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.note = "beside"
+
+
 class SlotsAndDict(Slots):
     def __init__(self) -> None:
         super().__init__(1)
@@ -127,6 +135,7 @@ def double(x: int) -> int:
 
 MADE: dict[str, Callable[[], Any]] = {
     "slots": lambda: Slots(5),
+    "documented slots": DocumentedSlots,
     "one slot": OneSlot,
     "inherited": Inherited,
     "slots and dict": SlotsAndDict,

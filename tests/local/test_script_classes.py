@@ -13,4 +13,4 @@ def test_objects_of_a_scripts_own_classes_arrive_as_what_they_were() -> None:
     lines = [line.split("|") for line in done.stdout.splitlines()]
     assert [line for line in lines if line[-1] != "right"] == [], done.stderr
     targets = [line[0] for line in lines]
-    assert targets.count("inline") == targets.count("local") == 46, done.stderr
+    assert targets.count("inline") == targets.count("local") == 48, done.stderr

@@ -346,3 +346,19 @@ async def test_job_is_submitted_once_while_a_new_site_starts(tmp_path: Path, aga
 
         assert await asyncio.gather(submit(), submit()) == [JobStatus.FINISHED] * 2
     assert runs == [1]
+
+
+async def test_job_submitted_before_a_redefinition_runs_the_code_that_was_there(connect: Connect) -> None:
+    federation = Federation("at once")
+    lab = federation.site("lab")
+
+    def added(number: int) -> Pipeline:
+        operation = define(lab, number)
+        with Pipeline("at once") as pipeline:
+            Yield(operation(PlaceParam("x")))
+        return pipeline
+
+    async with connect(federation) as session:
+        first = await session.execute(added(1), {"x": 0})
+        second = await session.execute(added(100), {"x": 0})
+        assert [(await job.first()).value for job in (first, second)] == [1, 100]

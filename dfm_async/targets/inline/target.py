@@ -10,6 +10,7 @@ from typing import Any
 from dfm_async.errors import DfmError, Problem
 from dfm_async.federation.federation import Federation
 from dfm_async.model.options import LocalOptions
+from dfm_async.model.resources import SiteConfig
 from dfm_async.model.stats import TargetStats, Traffic
 from dfm_async.planner.plan import Plan
 from dfm_async.results.record import JobRecord
@@ -64,7 +65,7 @@ class InlineTarget:
     async def _update(self) -> None:
         """Has jobs that begin from now on run the code that the federation has now."""
         federation, homesite = self._federation, self._homesite
-        assert federation is not None  # noqa: S101 - set while running
+        assert federation is not None and self._loop is not None  # noqa: S101, PT018 - set while running
         if federation.revision == self._revision:
             return
         async with self._updating:
@@ -74,8 +75,9 @@ class InlineTarget:
                 table = OperationTable(name, site.adapters.values() if site else ())
                 runtime = self._sites.get(name)
                 if runtime is not None:
-                    runtime.table = table
-                    runtime.config = site.config(homesite) if site else runtime.config
+                    # In turn with the messages: jobs that were submitted before begin with the code that was there.
+                    config = site.config(homesite) if site else runtime.config
+                    self._loop.call_soon(_replace, runtime, table, config)
                 elif self._stack is not None:
                     runtime = SiteRuntime(
                         name,
@@ -172,3 +174,7 @@ class InlineTarget:
     def _report(self, message: msg.Message) -> None:
         assert self._loop is not None  # noqa: S101 - set while running
         self._loop.call_soon(self._hub.receive, message)
+
+
+def _replace(runtime: SiteRuntime, table: OperationTable, config: SiteConfig) -> None:
+    runtime.table, runtime.config = table, config
