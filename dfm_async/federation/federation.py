@@ -62,7 +62,7 @@ class Federation(Shown):
         self.revision = 0
         """How often its sites or operations have changed: connected sessions see by it that they need other code."""
         self.callee: Callable[[Adapter], Any] | None = None
-        """What :attr:`Adapter.callee` of new adapters is. For tests."""
+        """What ``callee`` of new adapters is. For tests."""
         self.operations = Operations()
         self.info: dict[str, Any] = {}
         """Other things that its file says of it."""
