@@ -174,6 +174,7 @@ class Session:
             raise SessionClosed("the session is connected already, or was closed; make a new one")
         self._connected_at = self.federation.revision
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # a cancelled caller does not ask
         self._supervisor = asyncio.create_task(self._supervise(ready), name="dfm_async session")
         self._owner = os.getpid()
         self._loop = OwnLoop(self._supervisor.get_loop())
@@ -184,8 +185,6 @@ class Session:
             await asyncio.shield(ready)
         except asyncio.CancelledError:
             await completed(self.close())
-            if ready.done() and not ready.cancelled():
-                ready.exception()  # nobody else will ask
             raise
         except BaseException:
             self._closing.set()

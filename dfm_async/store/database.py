@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar, cast
 
 import aiosqlite
 
+from dfm_async.base.completion import completed
 from dfm_async.errors import StoreError
 
 __all__ = ["Damage", "Database", "explain", "identity"]
@@ -81,13 +82,20 @@ class Database:
         self._connection = connection
 
     async def connect(self) -> None:
-        """Opens the connection."""
+        """Opens the connection. If it is cancelled, the connection is closed again."""
+        await completed(self._connect(), lambda _: self.close())  # the thread would open it all the same
+
+    async def _connect(self) -> None:
         try:
             await self._connection
         except (sqlite3.Error, OSError) as error:
             self._thread.join()
             raise explain(self.path, error) from error
-        await self.run(_set_up)
+        try:
+            await self.run(_set_up)
+        except StoreError:
+            await self.close()
+            raise
 
     async def run(self, call: Callable[[sqlite3.Connection], T], *, wait: bool = True) -> T:
         """Run a function in the connection's thread: one hop, however many statements it executes.
