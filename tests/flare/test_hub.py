@@ -483,3 +483,16 @@ async def test_applications_with_impossible_wishes_are_refused() -> None:
 def msgspec_hello(lanes: int) -> bytes:
     hello = fm.AppHello(fm.PROTOCOL, "1", "home", lanes, 1, 1, "block", 1.0, 1.0, 1.0, 1.0)
     return fm.encode(fm.Attach("s", True, 0, hello))
+
+
+async def test_participants_that_the_host_job_was_not_sent_to_are_ignored(hub: Hub, sites: Sites) -> None:
+    app = App(hub)
+    await turn()
+    before = len(app.told), len(sites.told)
+    hub.receive("mallory", hello("mallory"))
+    hub.receive("mallory", fm.LogLines("mallory", [], 1))
+    hub.receive("mallory", fm.SiteReport("", "mallory", (), 1, (0, 0)))
+    hub.receive("mallory", fm.PeerLost("a", "made up"))
+    await turn()
+    assert sorted(hub.sites) == ["a", "b"]
+    assert (len(app.told), len(sites.told)) == before

@@ -167,6 +167,8 @@ class Hub:
     def receive(self, peer: str, message: Any) -> None:
         """Takes a message of a site."""
         kind = type(message)
+        if not self._roster.expects(peer):
+            return
         if peer in self._roster.gone and kind is not fm.SiteHello:
             # It was taken for lost: what it says belongs to jobs that have ended.
             told = self._roster.given_up(peer)

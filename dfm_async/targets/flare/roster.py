@@ -20,6 +20,7 @@ class Roster:
 
     def __init__(self, deployed: Collection[str]) -> None:
         self.deployed = list(deployed)
+        self._expected = frozenset(deployed)
         self.sites: dict[str, fm.SiteHello] = {}
         """Those that are there, and what they have told of themselves."""
         self.gone: dict[str, str] = {}
@@ -32,6 +33,10 @@ class Roster:
         """The last life of each site that was there."""
         self._strangers: set[str] = set()
         """Those that were told that they were given up."""
+
+    def expects(self, site: str) -> bool:
+        """Whether the FLARE job was sent to a site: other participants of the federation have no part in it."""
+        return site in self._expected
 
     def came(self, hello: fm.SiteHello) -> None:
         """A site is there."""
@@ -63,7 +68,7 @@ class Roster:
 
     def given_up(self, site: str) -> fm.GivenUp | None:
         """What a site is to be told that speaks and was taken for lost, if it was not told yet."""
-        if site in self._strangers or site not in self.deployed:
+        if site in self._strangers or not self.expects(site):
             return None
         self._strangers.add(site)
         return fm.GivenUp(self._lives.get(site, ""))
