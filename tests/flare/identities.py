@@ -25,13 +25,16 @@ def key(name: str) -> rsa.RSAPrivateKey:
 
 @functools.cache
 def certificate(
-    name: str, issuer: str = "root", *, authority: bool = False, owner: str = "", days: int = 30
+    name: str, issuer: str = "root", *, authority: bool = False, owner: str = "", days: int = 30, role: str = ""
 ) -> x509.Certificate:
     """A certificate with a name in it; ``owner``: whose key it has, if not that of the name."""
     now = datetime.datetime.now(datetime.UTC)
+    subject = [x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]
+    if role:
+        subject.append(x509.NameAttribute(x509.NameOID.UNSTRUCTURED_NAME, role))
     builder = (
         x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]))
+        .subject_name(x509.Name(subject))
         .issuer_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, issuer)]))
         .public_key(key(owner or name).public_key())
         .serial_number(x509.random_serial_number())

@@ -29,16 +29,18 @@ def shake(one: Credentials, two: Credentials) -> tuple[Any, Any]:
 @pytest.mark.parametrize(("first", "second"), [("lab", "server"), ("server", "lab"), ("lab", "desk")])
 def test_both_sides_of_a_handshake_agree_on_keys(first: str, second: str) -> None:
     ours, theirs = shake(credentials(first), credentials(second))
-    theirs.check(ours.tag(b"body"), b"body")
+    packet = ours.encrypt(7, b"head", b"body")
+    assert theirs.decrypt(7, b"head", packet) == b"body"
     assert ours.acknowledgement(7) == theirs.acknowledgement(7) != ours.acknowledgement(8)
-    with pytest.raises(Forged, match="wrong authentication code"):
-        theirs.check(ours.tag(b"body"), b"bodY")
+    for number, head, data in [(8, b"head", packet), (7, b"heaD", packet), (7, b"head", packet[:-1]), (7, b"", b"")]:
+        with pytest.raises(Forged, match="wrong authentication code"):
+            theirs.decrypt(number, head, data)
 
 
 def test_every_link_has_keys_of_its_own() -> None:
     one, two = credentials("lab"), credentials("desk")
     (first, _), (second, _) = shake(one, two), shake(one, two)
-    assert first.tag(b"body") != second.tag(b"body")
+    assert first.encrypt(1, b"", b"body") != second.encrypt(1, b"", b"body")
     assert first.acknowledgement(1) != second.acknowledgement(1)
 
 
@@ -52,6 +54,8 @@ HOSTILE = {
     ),
     "not valid at present": lambda: credentials("lab", chain=[certificate("lab", days=-1)]),
     "not signed, for another job": lambda: credentials("lab", "another job"),
+    "another role: lead": lambda: credentials("lab", chain=[certificate("lab", role="lead")]),  # a user of that name
+    "another role: server": lambda: credentials("lab", chain=[certificate("lab", role="server")]),
     "the certificate of a site called server": lambda: credentials("server", owner="server"),
 }
 
@@ -60,7 +64,9 @@ HOSTILE = {
 def test_nobody_can_take_part_under_the_name_of_another(how: str) -> None:
     hostile, target = HOSTILE[how](), credentials("home")
     greeting = hostile.greet("home", b"hello").greeting
-    with pytest.raises(Forged, match=how.split(",")[0] if how.startswith(("not", "may")) else "the certificate of"):
+    with pytest.raises(
+        Forged, match=how.split(",")[0] if how.startswith(("not", "may", "another")) else "the certificate of"
+    ):
         target.answer(hostile.name, greeting, b"")
     opening = target.greet(hostile.name, b"hello")  # nor can they answer in its place
     with pytest.raises(Forged):
@@ -78,6 +84,11 @@ def test_a_handshake_is_good_for_its_receiver_and_its_greeting_only() -> None:
         lab.greet("desk", b"hello").finish(answer)  # to an earlier greeting
     with pytest.raises(Forged, match="not signed"):
         desk.read_greeting("lab", b"garbage")
+
+
+def test_certificates_that_name_their_kind_of_participant_are_accepted() -> None:
+    server = credentials("server", chain=[certificate(SERVER, role="server")])
+    assert shake(credentials("lab", chain=[certificate("lab", role="client")]), server)
 
 
 def test_certificates_by_an_intermediate_authority_are_taken() -> None:

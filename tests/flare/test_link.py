@@ -249,6 +249,87 @@ async def test_silent_peers_are_asked_whether_they_are_there(wires: Wires) -> No
     await one.node.close()
 
 
+class Intercepted:
+    """A wire to a peer of which another program answers some packets."""
+
+    def __init__(self, forge: Callable[[bytes], bytes | None]) -> None:
+        self.packets: list[bytes] = []
+        self.taken: list[bytes | memoryview] = []
+        self._forge = forge
+        self._inboxes = Inboxes(credentials("two"), "life", 10_000)
+
+    async def carry(self, _peer: str, packet: bytes) -> bytes:
+        self.packets.append(packet)
+        await asyncio.sleep(0)
+        forged = self._forge(packet)
+        if forged is not None:
+            return forged
+        answer, messages = self._inboxes.take("one", packet)
+        self.taken += messages
+        return answer
+
+
+@pytest.mark.parametrize(
+    "wrong", [link_module._TAKEN + bytes(32), link_module._UNKNOWN, b""], ids=["taken", "unknown", "empty"]
+)
+async def test_wrong_acknowledgements_break_a_link_after_its_timeout(wrong: bytes) -> None:
+    wire = Intercepted(lambda packet: wrong if packet[:1] == link_module._MESSAGES else None)
+    broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    link = Link("two", wire, credentials("one"), 0.3, lambda _, reason: broken.set_result(reason), lambda *_: None)
+    link.send(b"hello")
+    assert "does not acknowledge" in await asyncio.wait_for(broken, 60)
+    assert len(wire.packets) < 20
+    await link.close()
+
+
+async def test_forged_answers_to_a_greeting_are_ignored() -> None:
+    forged = [b"", b"garbage", link_module._UNKNOWN]
+    wire = Intercepted(lambda _packet: forged.pop() if forged else None)
+    broken: list[str] = []
+    link = Link("two", wire, credentials("one"), 60.0, lambda _, reason: broken.append(reason), lambda *_: None)
+    link.send(b"hello")
+    await link.drained()
+    assert not broken
+    assert wire.taken == [b"hello"]
+    await link.close()
+
+
+async def test_an_intercepted_packet_shows_nothing_of_its_messages() -> None:
+    lost = [True]
+
+    def lose(packet: bytes) -> bytes | None:
+        return b"" if packet[:1] == link_module._MESSAGES and lost and lost.pop() else None
+
+    wire = Intercepted(lose)
+    link = Link("two", wire, credentials("one"), 60.0, lambda *_: None, lambda *_: None)
+    for number in range(2):
+        link.send(b"a secret value")
+        await link.drained()
+        assert len(wire.taken) == number + 1
+    assert all(b"secret" not in packet for packet in wire.packets)
+    first, again, second = [packet for packet in wire.packets if packet[:1] == link_module._MESSAGES]
+    assert first == again  # the same number may only ever encrypt the same messages
+    assert first[link_module._head.size :] != second[link_module._head.size :]
+    await link.close()
+
+
+async def test_participants_of_other_host_jobs_are_refused() -> None:
+    node = Node(
+        credentials("two"),
+        _Wire(Wires(), "two"),
+        lambda *_: None,
+        lambda *_: None,
+        lambda *_: None,
+        patience=1.0,
+        largest=1000,
+        peers=["two", "three"],
+    )
+    stream = Stream(1)
+    with pytest.raises(Forged, match="one does not take part in this host job"):
+        node.take("one", stream.greeting)
+    assert node.forged == 1
+
+
 async def test_closing_a_link_leaves_nothing_under_way() -> None:
     class Never:
         async def carry(self, _peer: str, _packet: bytes) -> bytes:
@@ -338,8 +419,8 @@ class Stream:
 
     def packet(self, number: int) -> bytes:
         data = link_module._encoder.encode([Part(memoryview(str(number).encode()))])
-        body = link_module._head.pack(*self._link, number) + data
-        return link_module._MESSAGES + self.keys.tag(body) + body
+        head = link_module._head.pack(link_module._MESSAGES, *self._link, number)
+        return head + self.keys.encrypt(number, head, data)
 
 
 async def test_packets_that_are_changed_or_made_up_are_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -359,7 +440,7 @@ async def test_packets_that_are_changed_or_made_up_are_refused(caplog: pytest.Lo
     packet = stream.packets[0]
     for at in range(1, len(packet)):
         changed = packet[:at] + bytes([packet[at] ^ 1]) + packet[at + 1 :]
-        link = range(33, 49)  # which link: a packet of an earlier one may come late
+        link = range(1, 17)  # which link: a packet of an earlier one may come late
         if at in link:
             assert node.take("one", changed) == link_module._UNKNOWN
         else:

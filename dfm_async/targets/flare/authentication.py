@@ -1,10 +1,11 @@
-"""Who sent a packet: links between the processes of a host job are authenticated end to end.
+"""Who sent a packet: links between the processes of a host job are authenticated and encrypted end to end.
 
 FLARE authenticates the connections between machines. Those between the processes of one machine are open to all
-programs there, and on them the origin of a message is what its sender says. So each link begins with a handshake that
-both ends sign with the private keys of their startup kits, whose certificates the federation's root certificate has
-issued. It agrees on keys for this link of this host job alone. Packets and their acknowledgements carry a MAC under
-these keys; their numbers, which it covers, make a repeated packet known.
+programs there: the origin of a message is what its sender claims, and any of them can take over a route. So each link
+begins with a handshake that both ends sign with the private keys of their startup kits, whose certificates the
+federation's root certificate has issued. It agrees on keys for this link of this host job alone: one encrypts packets
+(ChaCha20-Poly1305), the other one authenticates their acknowledgements. Both cover the number of the packet, which
+detects repeated packets and is the nonce.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from typing import Final
 
 import msgspec
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
@@ -30,10 +32,12 @@ from dfm_async.errors import DfmError
 
 __all__ = ["TAG", "Credentials", "Forged", "Keys", "Opening"]
 
-TAG: Final = 32
-"""How many bytes a MAC has."""
+TAG: Final = 16
+"""How many bytes encryption adds to a packet."""
 _HUB: Final = "server"
 _LONGEST_CHAIN: Final = 8
+_ROLE: Final = x509.NameOID.UNSTRUCTURED_NAME
+"""Where FLARE puts the role of a user; certificates of sites have none, or what kind of participant they are for."""
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -59,7 +63,7 @@ _signed: Final = msgspec.msgpack.Decoder(_Signed)
 
 
 class Keys:
-    """The keys of one link.
+    """The keys of one link, which carries packets in one direction and acknowledgements in the other.
 
     Args:
         messages: that of packets.
@@ -67,24 +71,29 @@ class Keys:
     """
 
     def __init__(self, messages: bytes, answers: bytes) -> None:
-        self._messages = messages
+        self._messages = ChaCha20Poly1305(messages)
         self._answers = answers
 
-    def tag(self, body: bytes | memoryview) -> bytes:
-        """Return the MAC of a packet."""
-        return hmac.digest(self._messages, body, "sha256")
+    def encrypt(self, number: int, head: bytes, body: bytes) -> bytes:
+        """Return the encrypted body of a packet; the head, which is sent in the clear, is authenticated.
 
-    def check(self, tag: bytes | memoryview, body: bytes | memoryview) -> None:
-        """Check the MAC of a packet.
+        The number is the nonce: never encrypt two different packets with the same number.
+        """
+        return self._messages.encrypt(_nonce(number), body, head)
+
+    def decrypt(self, number: int, head: bytes | memoryview, body: bytes | memoryview) -> bytes:
+        """Return the body of a packet.
 
         Raises:
-            Forged: it is not that of the packet.
+            Forged: the other end has not sent this packet.
         """
-        if not hmac.compare_digest(tag, self.tag(body)):
-            raise Forged("a packet has a wrong authentication code")
+        try:
+            return self._messages.decrypt(_nonce(number), body, head)
+        except InvalidTag:
+            raise Forged("a packet has a wrong authentication code") from None
 
     def acknowledgement(self, number: int) -> bytes:
-        """Return what acknowledges the packet of a number: only the receiver can make it."""
+        """Return what acknowledges the packet of a number: only the two ends of the link can make it."""
         return hmac.digest(self._answers, number.to_bytes(8, "big"), "sha256")
 
 
@@ -208,7 +217,7 @@ class Credentials:
         return found
 
     def _to_sign(self, kind: str, sender: str, receiver: str, before: bytes, content: bytes, public: bytes) -> bytes:
-        return _encode(["dfm_async link 1", kind, self._host_job, sender, receiver, before, content, public])
+        return _encode(["dfm_async link 2", kind, self._host_job, sender, receiver, before, content, public])
 
     def _key_of(self, peer: str, chain: list[bytes]) -> RSAPublicKey:
         """The public key of a peer, from its certificates."""
@@ -234,6 +243,7 @@ class Credentials:
                 if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
                     raise Forged(f"a certificate of {peer} is not valid at present")
             name, key = _common_name(certificates[0]), certificates[0].public_key()
+            roles = {str(role.value) for role in certificates[0].subject.get_attributes_for_oid(_ROLE)}
         except (InvalidSignature, ValueError, TypeError) as error:
             if isinstance(error, Forged):
                 raise
@@ -241,9 +251,15 @@ class Credentials:
             raise Forged(f"{text}: {error or type(error).__name__}") from error
         if name != (self._server if peer == _HUB else peer):
             raise Forged(f"a handshake in the name of {peer} has the certificate of {name}")
+        if roles - {"server" if peer == _HUB else "client"}:
+            raise Forged(f"the certificate of {peer} is for another role: {', '.join(sorted(roles))}")
         if not isinstance(key, RSAPublicKey):
             raise Forged(f"the certificate of {peer} does not have an RSA key")
         return key
+
+
+def _nonce(number: int) -> bytes:
+    return number.to_bytes(12, "big")
 
 
 def _common_name(certificate: x509.Certificate) -> str:
@@ -265,5 +281,5 @@ def _agree(private: X25519PrivateKey, public: bytes, greeting: bytes, answer: by
     except ValueError as error:
         raise Forged(f"a handshake has an impossible key: {error}") from error
     salt = hashlib.sha256(hashlib.sha256(greeting).digest() + answer).digest()
-    found = HKDF(hashes.SHA256(), 64, salt, b"dfm_async link keys 1").derive(shared)
+    found = HKDF(hashes.SHA256(), 64, salt, b"dfm_async link keys 2").derive(shared)
     return Keys(found[:32], found[32:])

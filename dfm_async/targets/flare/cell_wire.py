@@ -27,7 +27,7 @@ hold up the others."""
 
 
 class CellWire:
-    """Carries packets by FLARE's cells: encrypted as the federation is provisioned, from whoever sends them.
+    """Carries packets by FLARE's cells, which neither authenticate nor hide them from programs on the same machine.
 
     Args:
         cell: the cell of this process.

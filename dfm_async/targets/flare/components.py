@@ -359,6 +359,7 @@ class HubController(Controller):  # type: ignore[misc] # nvflare has no type inf
                 largest=settings.max_message_bytes,
                 on_room=agent.has_room,
                 on_forged=agent.forged,
+                peers=self._deployed,
             )
             stack.push_async_callback(node.close)
             ports = GatewayPorts(hub, node, settings.homesite)

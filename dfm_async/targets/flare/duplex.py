@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from dfm_async.targets.flare.parts import Joiner, Part, cut, together
+from dfm_async.targets.flare.parts import Joiner, Part, Parts, cut, together
 
 __all__ = ["Duplex", "Packet"]
 
@@ -30,7 +30,7 @@ class Packet(msgspec.Struct, frozen=True, array_like=True):
 
     first: int
     have: int
-    parts: list[Part]
+    parts: Parts
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -58,7 +58,7 @@ class Duplex:
         """How many parts of messages of the other end we have."""
         self._on_message = on_message
         self._on_room = on_room
-        self._joiner = Joiner(largest)
+        self._joiner = Joiner(largest, _PACKET)
         self._kept: deque[Part] = deque()
         self._first = 0
         """The number of the first part that is kept."""

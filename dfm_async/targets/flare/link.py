@@ -4,9 +4,10 @@ What carries a packet can fail, take long, and carry it twice. Packets have numb
 and drops those that it has. A packet that is not acknowledged is sent again, until it is, or the time for it is over:
 then the link is broken, and whoever relied on it is told. What is said after that goes over a new link.
 
-A link begins with a handshake, which authenticates both ends (see :mod:`~dfm_async.targets.flare.authentication`). The
-answer names the incarnation of the peer and the size limit of its messages: larger ones are refused before anything of
-them is sent. Packets have a size limit of their own; a larger message travels in parts, over several packets.
+A link begins with a handshake, which authenticates both ends and agrees on the keys that packets are encrypted with
+(see :mod:`~dfm_async.targets.flare.authentication`). The answer names the incarnation of the peer and the size limit of
+its messages: larger ones are refused before anything of them is sent. Packets have a size limit of their own; a larger
+message travels in parts, over several packets.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import secrets
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from dfm_async.targets.flare.authentication import TAG, Credentials, Keys
-from dfm_async.targets.flare.parts import Joiner, Part, cut, together
+from dfm_async.targets.flare.authentication import TAG, Credentials, Forged, Keys
+from dfm_async.targets.flare.parts import Joiner, Part, Parts, cut, together
 
 __all__ = ["LARGEST_PACKET", "Inbox", "Inboxes", "Link", "Undelivered", "Wire", "new_life"]
 
@@ -36,7 +37,6 @@ _WINDOW: Final = 4
 """How many packets are under way at the same time. While they are, messages gather for the next one."""
 _PACKET: Final = 1024 * 1024
 """The size limit of a packet, in bytes of messages; a larger message is sent in parts."""
-_PACKET_MESSAGES: Final = 4096
 LARGEST_PACKET: Final = _PACKET + 64 * 1024
 """The size limit of a packet in bytes, with what is added to its messages."""
 _FIRST_PAUSE: Final = 0.05
@@ -49,8 +49,15 @@ _TAKEN: Final = b"t"
 _UNKNOWN: Final = b"u"
 
 
+T = TypeVar("T")
+
+
 class Undelivered(Exception):
     """A packet may not have arrived."""
+
+
+class _Unacknowledged(Undelivered):
+    """The answer to a packet is not its acknowledgement."""
 
 
 class Wire(Protocol):
@@ -83,9 +90,9 @@ _links: Final = itertools.count(1)
 _encoder: Final = msgspec.msgpack.Encoder()
 _greeting: Final = msgspec.msgpack.Decoder(_Greeting)
 _answer: Final = msgspec.msgpack.Decoder(_Answer)
-_parts: Final = msgspec.msgpack.Decoder(list[Part])
-_head: Final = struct.Struct(">QQQ")
-"""What the body of a packet begins with: its link, and its number."""
+_parts: Final = msgspec.msgpack.Decoder(Parts)
+_head: Final = struct.Struct(">cQQQ")
+"""What a packet begins with, in the clear: its kind, its link, and its number."""
 
 
 class Link:
@@ -163,10 +170,10 @@ class Link:
         self._scheduled = False
         if self._largest is None:
             if not self._under_way and self.broken is None:
-                self._start(self._greet(), 0)
+                self._start(self._greet(asyncio.get_running_loop().time()), 0)
             return
         while self._waiting and len(self._under_way) < _WINDOW and self.broken is None:
-            batch = next(together(itertools.islice(self._waiting, _PACKET_MESSAGES), _PACKET))
+            batch = next(together(self._waiting, _PACKET))
             for _ in batch:
                 self._waiting.popleft()
             number, self._number = self._number, self._number + 1
@@ -177,12 +184,12 @@ class Link:
         self._under_way.add(task)
         task.add_done_callback(functools.partial(self._delivered, size))
 
-    async def _greet(self) -> None:
-        data = await self._carry(_GREETING + self._opening.greeting)
-        if data is None:
+    async def _greet(self, began: float) -> None:
+        found = await self._carry(_GREETING + self._opening.greeting, self._opening.finish, began)
+        if found is None:
             return
-        keys, told = self._opening.finish(data)
-        answer = _answer.decode(told)
+        keys, content = found
+        answer = _answer.decode(content)
         if self.their_life is None:
             self.their_life = answer.life
         elif self.their_life != answer.life:
@@ -197,23 +204,29 @@ class Link:
     async def _deliver(self, number: int, batch: list[Part]) -> None:
         keys = self._keys
         assert keys is not None  # noqa: S101 - nothing is sent before the handshake
-        body = _head.pack(*self._link, number) + _encoder.encode(batch)
-        packet = _MESSAGES + keys.tag(body) + body
+        head = _head.pack(_MESSAGES, *self._link, number)
+        packet = head + keys.encrypt(number, head, _encoder.encode(batch))  # once: a retry sends the same bytes
         taken = _TAKEN + keys.acknowledgement(number)
-        while (answer := await self._carry(packet)) is not None:
-            if hmac.compare_digest(answer, taken):
-                return
-            await self._greet()  # it may have started again, and does not know this link
 
-    async def _carry(self, packet: bytes) -> bytes | None:
-        """Send a packet until it is answered; None if the link is broken before."""
-        loop = asyncio.get_running_loop()
-        began, pause = loop.time(), _FIRST_PAUSE
+        def check(answer: bytes) -> None:
+            if not hmac.compare_digest(answer, taken):
+                raise _Unacknowledged("the answer does not acknowledge it")
+
+        await self._carry(packet, check, asyncio.get_running_loop().time())
+
+    async def _carry(self, packet: bytes, read: Callable[[bytes], T], began: float) -> T | None:
+        """Send a packet until its answer can be read; None if the link is broken before.
+
+        Answers are not authentic before they are read: a wrong one is a failed attempt, and no more.
+        """
+        loop, pause = asyncio.get_running_loop(), _FIRST_PAUSE
         while self.broken is None:
             try:
-                return await self._wire.carry(self.peer, packet)
-            except Undelivered as error:
+                return read(await self._wire.carry(self.peer, packet))
+            except (Undelivered, Forged) as error:
                 reason = str(error)
+                if isinstance(error, _Unacknowledged):
+                    await self._greet(began)  # the peer may have started again, and not know this link
             waited = loop.time() - began
             if waited + pause > self._patience:
                 self.fail(f"{self.peer} has not taken a message for {waited:.1f} s: {reason}")
@@ -292,11 +305,11 @@ class Inbox:
         self.answer = answer
         self._next = 0
         self._early: dict[int, list[Part]] = {}
-        self._joiner = Joiner(largest)
+        self._joiner = Joiner(largest, _PACKET)
         self._failed: ValueError | None = None
         """Why nothing more is taken: a part of a message was dropped."""
 
-    def take(self, number: int, data: memoryview) -> list[bytes | memoryview]:
+    def take(self, number: int, data: bytes) -> list[bytes | memoryview]:
         """Take a packet, which is authentic; return the messages that are complete and in order now.
 
         Raises:
@@ -332,33 +345,36 @@ class Inboxes:
         credentials: who we are.
         life: the incarnation of this process.
         largest: the size limit of a message, in bytes.
+        peers: the participants that packets are accepted from; None means all of the federation.
     """
 
-    def __init__(self, credentials: Credentials, life: str, largest: int) -> None:
+    def __init__(self, credentials: Credentials, life: str, largest: int, peers: Iterable[str] | None = None) -> None:
         self._credentials = credentials
         self._life = life
         self._largest = largest
+        self._accepted = None if peers is None else frozenset(peers)
         self._inboxes: dict[str, Inbox] = {}
 
     def take(self, peer: str, packet: bytes) -> tuple[bytes, list[bytes | memoryview]]:
         """Take a packet of a peer; return the answer, and the messages that are complete and in order now.
 
         Raises:
-            Forged: it does not come from the peer that it names.
+            Forged: it does not come from the peer that it names, or this peer may not send any.
             ValueError: it is not a packet, its sender was there before the present one, or a message is too large.
         """
-        kind, data = packet[:1], memoryview(packet)[1:]
+        if self._accepted is not None and peer not in self._accepted:
+            raise Forged(f"{peer} does not take part in this host job")
+        kind = packet[:1]
         if kind == _GREETING:
             return self._greeted(peer, packet[1:]), []
-        if kind != _MESSAGES or len(data) < TAG + _head.size:
+        if kind != _MESSAGES or len(packet) < _head.size + TAG:
             raise ValueError("it is not a packet")
-        tag, body = data[:TAG], data[TAG:]
-        *link, number = _head.unpack_from(body)
+        head, body = packet[: _head.size], memoryview(packet)[_head.size :]
+        _, *link, number = _head.unpack(head)
         inbox = self._inboxes.get(peer)
         if inbox is None or tuple(link) != inbox.link:
             return _UNKNOWN, []
-        inbox.keys.check(tag, body)
-        messages = inbox.take(number, body[_head.size :])
+        messages = inbox.take(number, inbox.keys.decrypt(number, head, body))
         return _TAKEN + inbox.keys.acknowledgement(number), messages
 
     def _greeted(self, peer: str, greeting: bytes) -> bytes:

@@ -42,6 +42,7 @@ class Node:
         on_room: is called when what waits to be sent has become less.
         on_forged: is called with the name that a packet that is not authentic gives, the reason, and how many of them
             there were: for the first one, and then each time when there are ten times as many.
+        peers: the participants that packets are accepted from; None means all of the federation.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Node:
         largest: int,
         on_room: Callable[[], None] | None = None,
         on_forged: Callable[[str, str, int], None] | None = None,
+        peers: Iterable[str] | None = None,
     ) -> None:
         self.name = credentials.name
         self._credentials = credentials
@@ -72,7 +74,7 @@ class Node:
         """How many packets were refused because they are not authentic."""
         self._links: dict[str, Link] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._inboxes = Inboxes(credentials, self.life, largest)
+        self._inboxes = Inboxes(credentials, self.life, largest, peers)
         self._peers: Callable[[], Iterable[str]] = tuple
         self._pulse: asyncio.TimerHandle | None = None
 
