@@ -261,7 +261,9 @@ async def test_a_message_that_cannot_be_delivered_fails_its_job(hub: Hub, sites:
     for at, site in enumerate(plan.sites_at):
         hub.receive(site, msg.JobStopped(number, at))
     await turn()
-    assert {state.job_id: state.status for state in app.all(fm.JobState)} == {"job": "failed"}
+    states = {state.job_id: state.status for state in app.all(fm.JobState)}
+    assert states["job"] == "failed"
+    assert states.get("other", "running") == "running"  # reported after a while, if it was not before
     (error,) = [decode_error(data) for events in app.all(fm.Events) for _, data in events.errors]
     assert str(error) == "a message to site 'b' cannot be delivered: too large"
 
