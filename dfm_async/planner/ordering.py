@@ -2,7 +2,7 @@
 
 A statement that is ordered after a stream waits for its end, and a stream ends because its readers read it. If one of
 the readers needs what is ordered after the stream, neither could go on: such a stream runs to its end by itself, and
-its elements are kept for its readers.
+its elements are kept for its readers. The same holds for readers of several streams that wait for each other's ends.
 """
 
 from __future__ import annotations
@@ -118,6 +118,9 @@ class _Order:
         spot = self.found.spots[key]
         yield from self.readers.get(key, ())
         yield from self.followers.get(key, ())
+        for stream in _reachable(self._streams_read(key), self._streams_read):
+            # A stream does not end before its reader has read it, nor do the streams that it is made of.
+            yield from self.followers.get(stream, ())
         for inner in walk_statements((spot.statement,)):  # a block waits as a whole
             yield inner.id
         for block, _ in spot.path:
@@ -125,6 +128,14 @@ class _Order:
             outer = self.found.spots[block].statement
             if block not in around and isinstance(outer, (ForEachStatement, RepeatStatement, CacheStatement)):
                 yield block
+
+    def _streams_read(self, key: int) -> Iterator[int]:
+        """The calls whose streams a statement reads."""
+        for _, ref, _ in self.found.spots[key].references:
+            if isinstance(ref, Ref):
+                statement = self.found.spots[ref.node].statement
+                if isinstance(statement, CallStatement) and self.streams(statement.operation):
+                    yield ref.node
 
 
 def _reachable(first: Iterable[int], following: Callable[[int], Iterable[int]]) -> Iterator[int]:

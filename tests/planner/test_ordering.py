@@ -35,13 +35,17 @@ def total(values: Any, other: Any = None) -> int:
     return sum(values)
 
 
-def the_call(pipeline: Pipeline) -> spec.Call:
-    (found,) = (
+def calls_of(pipeline: Pipeline) -> list[spec.Call]:
+    return [
         transition.action
         for net in prepare(pipeline, fed, "a").nets
         for transition in net.transitions
         if isinstance(transition.action, spec.Call) and transition.action.operation == "source"
-    )
+    ]
+
+
+def the_call(pipeline: Pipeline) -> spec.Call:
+    (found,) = calls_of(pipeline)
     return found
 
 
@@ -150,6 +154,65 @@ def test_a_stream_runs_ahead_if_a_reader_needs_what_comes_after_it(write: Callab
     with Pipeline() as pipeline:
         write(source(3))
     assert the_call(pipeline).runs_ahead
+
+
+def crossed() -> None:
+    first, second = source(3), source(3)
+    total(first, after=second)
+    total(second, after=first)
+
+
+def crossed_by_values() -> None:
+    first, second = source(3), source(3)
+    total(first, note(after=second))
+    total(second, note(after=first))
+
+
+def crossed_behind_mappers() -> None:
+    first, second = source(3), source(3)
+    total(mapped(mapped(first)), after=second)
+    total(mapped(mapped(second)), after=first)
+
+
+def crossed_yields() -> None:
+    first, second = source(3), source(3)
+    Yield(first, place="first", after=second)
+    Yield(second, place="second", after=first)
+
+
+def crossed_loops() -> None:
+    first, second = source(3), source(3)
+    with ForEach(first):
+        note(after=second)
+    with ForEach(second):
+        note(after=first)
+
+
+def crossed_in_a_ring() -> None:
+    first, second, third = source(3), source(3), source(3)
+    total(first, after=second)
+    total(second, after=third)
+    total(third, after=first)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [crossed, crossed_by_values, crossed_behind_mappers, crossed_yields, crossed_loops, crossed_in_a_ring],
+    ids=lambda f: f.__name__,
+)
+def test_streams_run_ahead_if_their_readers_wait_for_each_other(write: Callable[[], None]) -> None:
+    with Pipeline() as pipeline:
+        write()
+    assert all(call.runs_ahead for call in calls_of(pipeline))
+
+
+def test_streams_wait_for_their_readers_if_they_are_read_one_after_the_other() -> None:
+    with Pipeline() as pipeline:
+        first, second, third = source(3), source(3), source(3)
+        total(mapped(first))
+        total(mapped(second), after=first)
+        total(third, after=second)
+    assert not any(call.runs_ahead for call in calls_of(pipeline))
 
 
 def test_streams_of_different_elements_do_not_need_each_other() -> None:

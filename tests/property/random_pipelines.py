@@ -246,7 +246,7 @@ class Maker:
             if self.left <= 0:
                 break
             self.left -= 1
-            kinds = ["op", "op", "op", "yield", "fields", "yield", "source", "map", "read", "read", "consume"]
+            kinds = ["op", "op", "op", "yield", "fields", "yield", "source", "map", "read", "read", "consume", "cross"]
             if depth < 3:
                 kinds += ["foreach", "foreach", "if", "repeat", "cache", "total"]
             new = self.statement(self.one(kinds), ints, streams, depth)
@@ -267,6 +267,9 @@ class Maker:
         streams.append(self.source(ints))
         return streams[-1]
 
+    def mapped(self, values: Any) -> Any:
+        return self.one(MAPPERS)(values, **self.anywhere()) if self.one([True, False]) else values
+
     def statement(self, kind: str, ints: list[Any], streams: list[Any], depth: int) -> list[Any]:
         if kind == "source":
             streams.append(self.source(ints))
@@ -283,6 +286,12 @@ class Maker:
                 return [self.one(READERS)(self.some(streams, ints), **self.anywhere(), **after)]
             Yield(self.some(streams, ints), place=self.place(), **after)
             return []
+        if kind == "cross":  # each reader waits for the end of a stream that another one reads
+            crossed = [self.some(streams, ints) for _ in range(self.count(2, 3))]
+            return [
+                self.one(READERS)(self.mapped(values), **self.anywhere(), after=crossed[number - 1])
+                for number, values in enumerate(crossed)
+            ]
         if kind == "op":
             operation = self.one([inc, double, fussy, heavy])
             after = {"after": self.one([*ints, *streams])} if self.one([False, False, True]) and _is_node(ints) else {}
