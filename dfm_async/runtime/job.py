@@ -23,7 +23,7 @@ from dfm_async.runtime import calls
 from dfm_async.runtime.cache import Ticket
 from dfm_async.runtime.faults import broken_record, cancel_task, cause_of, check_cancellation, is_our_cancellation
 from dfm_async.runtime.iterators import is_iterator
-from dfm_async.runtime.job_streams import FAIR, PULL, JobStreams, as_it_is
+from dfm_async.runtime.job_streams import FAIR, PULL, JobStreams
 from dfm_async.runtime.job_threads import JobThreads
 from dfm_async.runtime.objects import JobObjects
 from dfm_async.runtime.observer import CallObserver
@@ -379,11 +379,7 @@ class SiteJob:
 
     async def _emit_batches(self, effect: fx.EmitValue, stream: Stream) -> None:
         subscription = stream.subscribe()
-        pack: Callable[[Any], Any] = self._results.pack
-        if stream.single and hasattr(stream.source, "transform"):
-            # Packed as soon as it is produced: the producer may reuse the object for the next element.
-            stream.source.transform = pack
-            pack = as_it_is
+        pack = stream.transform_early(self._results.pack)
         outbox, index = self.outbox, 0
         try:
             while found := await subscription.get(PULL):

@@ -31,7 +31,7 @@ from dfm_async.wire.memory import size_of
 if TYPE_CHECKING:
     from dfm_async.runtime.job import SiteJob
 
-__all__ = ["FAIR", "PULL", "JobStreams", "as_it_is"]
+__all__ = ["FAIR", "PULL", "JobStreams"]
 
 _log = logging.getLogger(__name__)
 
@@ -243,11 +243,9 @@ class JobStreams:
         """Sends elements of a stream to another location, as many as it asked for."""
         job = self._job
         codec = job.runtime.codec
-        pack: Callable[[Any], Any] = codec.pack
-        if export.stream.single and hasattr(export.stream.source, "transform"):
-            # Packed as soon as it is produced: the producer may reuse the object for the next element.
-            export.stream.source.transform = pack
-            pack = as_it_is
+        if export.pack is None:  # once: the number of consumers may change while the stream is read
+            export.pack = export.stream.transform_early(codec.pack)
+        pack = export.pack
         while export.open and not export.subscription.closed:
             packed: list[Any] = []
             error: ErrorRecord | None = None
@@ -303,11 +301,6 @@ class JobStreams:
             remote.arrived(items, size_of(message.payload), message.ended, message.error)
 
 
-def as_it_is(value: Any) -> Any:
-    """For elements that are packed already."""
-    return value
-
-
 async def _close(stream: Stream) -> None:
     try:
         await stream.aclose()
@@ -321,13 +314,15 @@ async def _close(stream: Stream) -> None:
 class _Export:
     """A stream that another location reads."""
 
-    __slots__ = ("active", "fetched", "frame", "route", "stream", "subscription", "wanted", "wanted_bytes")
+    __slots__ = ("active", "fetched", "frame", "pack", "route", "stream", "subscription", "wanted", "wanted_bytes")
 
     def __init__(self, stream: Stream, subscription: Subscription, route: int, frame: Frame) -> None:
         self.stream = stream
         self.subscription = subscription
         self.route = route
         self.frame = frame
+        self.pack: Callable[[Any], Any] | None = None
+        """Packs the elements that are read; known when the first is requested."""
         self.wanted = 0
         self.wanted_bytes = 0
         self.fetched: deque[Any] = deque()

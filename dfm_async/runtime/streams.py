@@ -108,6 +108,7 @@ class Stream(StreamValue):
 
     __slots__ = (
         "_base",
+        "_begun",
         "_buffer",
         "_describe",
         "_ended",
@@ -134,6 +135,7 @@ class Stream(StreamValue):
         self._describe = describe
         self._buffer: deque[Any] = deque()
         self._base = 0
+        self._begun = False
         self._ended = False
         self._error: ErrorRecord | None = None
         self._fetching: asyncio.Future[None] | None = None
@@ -159,12 +161,26 @@ class Stream(StreamValue):
         """Whether there is only one consumer, so that elements need not be kept."""
         return self.consumers <= 1
 
+    def transform_early(self, transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Has the source transform its elements, if they have one consumer and none was produced yet.
+
+        The producer may reuse an object for the next element, so elements are transformed as soon as possible.
+
+        Returns:
+            What the consumer has to apply to each element, for as long as it reads.
+        """
+        if self.single and not self._begun and hasattr(self.source, "transform"):
+            self.source.transform = transform
+            return _unchanged
+        return transform
+
     async def fetch(self, limit: int) -> list[Any]:
         """Gets elements from the source, describing what it raises."""
         if self._error is not None:
             raise StreamFailed(self._error)
         if self._ended:
             return []
+        self._begun = True
         try:
             found = await self.source.get(limit)
         except IteratorCancelled as error:
@@ -237,6 +253,10 @@ class Stream(StreamValue):
             await self.source.aclose()
         finally:
             self.end()
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 class Subscription:

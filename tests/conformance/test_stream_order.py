@@ -99,6 +99,48 @@ def first(values: Iterator[int]) -> int:
     return next(values)
 
 
+@lab.operation
+def sets(n: int) -> Iterator[set[int]]:
+    for i in range(n):
+        yield {i}
+
+
+@lab.operation
+async def async_sets(n: int) -> AsyncIterator[set[int]]:
+    for i in range(n):
+        yield {i}
+
+
+async def exists(path: str) -> None:
+    while not await asyncio.to_thread(Path(path).exists):
+        await asyncio.sleep(0.01)
+
+
+@desk.operation
+async def types_around_a_skip(values: AsyncIterator[Any], path: str) -> list[str]:
+    """Reads a few elements, waits until another reader was skipped, and reads on."""
+    found = set()
+    count = 0
+    async for value in values:
+        found.add(type(value).__name__)
+        count += 1
+        if count == 10:
+            write(f"{path}-begun", "")
+            await exists(path)
+    return [*sorted(found), str(count)]
+
+
+@lab.operation
+async def begun(path: str) -> str:
+    await exists(f"{path}-begun")
+    return "begun"
+
+
+@lab.operation
+async def read_here(values: AsyncIterator[Any]) -> int:
+    return len([value async for value in values])
+
+
 def path_param() -> Any:
     return PlaceParam("path", multiuse=True)
 
@@ -245,3 +287,57 @@ async def test_a_reader_may_need_what_is_ordered_after_its_stream(connect: Conne
             written, results = await run(session, pipeline, tmp_path / form.__name__)
             assert written == [*(f"step {i}" for i in range(300)), "behind"], form
             assert max(results) == sum(range(300)) * (1 + (form is joined_with_a_mapper)), form
+
+
+def crossed(path: Any) -> list[Any]:
+    values = [steps(path, 300), async_steps(path, 300)]
+    return [total(values[0], after=values[1]), total(doubled(values[1]), after=values[0])]
+
+
+def crossed_behind_mappers(path: Any) -> list[Any]:
+    values = [steps(path, 300), steps(path, 300)]
+    return [total(doubled(values[0]), after=values[1]), total(doubled(values[1]), after=values[0])]
+
+
+def crossed_in_a_ring(path: Any) -> list[Any]:
+    values = [steps(path, 300) for _ in range(3)]
+    return [total(values[i], after=values[i - 1]) for i in range(3)]
+
+
+async def test_readers_of_streams_may_wait_for_the_ends_of_each_others_streams(
+    connect: Connect, tmp_path: Path
+) -> None:
+    async with connect(fed) as session:
+        for form, factors in ((crossed, [1, 2]), (crossed_behind_mappers, [2, 2]), (crossed_in_a_ring, [1, 1, 1])):
+            with Pipeline() as pipeline:
+                for number, value in enumerate(form(path_param())):
+                    Yield(value, place=f"total {number}")
+            _, results = await run(session, pipeline, tmp_path / form.__name__)
+            assert sorted(results) == [factor * sum(range(300)) for factor in factors], form
+
+
+async def test_yields_of_streams_may_wait_for_each_others_streams(connect: Connect, tmp_path: Path) -> None:
+    with Pipeline() as pipeline:
+        first_values, second_values = steps(path_param(), 300), async_steps(path_param(), 300)
+        Yield(first_values, place="first", after=second_values)
+        Yield(second_values, place="second", after=first_values)
+    async with connect(fed) as session:
+        _, results = await run(session, pipeline, tmp_path / "log")
+    assert sorted(results) == sorted([*range(300)] * 2)
+
+
+async def test_elements_that_travel_stay_the_same_when_a_local_reader_is_skipped(
+    connect: Connect, tmp_path: Path
+) -> None:
+    async with connect(fed) as session, asyncio.timeout(60):
+        for source in (sets, async_sets):
+            with Pipeline() as pipeline:
+                values = source(2000)
+                Yield(types_around_a_skip(values, path_param()))
+                with If(begun(path_param()) == "other") as branch:
+                    read_here(values)
+                with branch.otherwise():
+                    note_at(path_param(), "skipped", site="lab")
+            path = str(tmp_path / source.name)
+            job = await session.execute(pipeline, {"path": path})
+            assert (await job.first()).value == ["set", "2000"], source.name
