@@ -345,9 +345,15 @@ def _read_for(job: SiteJob, subscription: Subscription, future: concurrent.futur
 
 async def _read_into(subscription: Subscription, future: concurrent.futures.Future[list[Any]]) -> None:
     try:
-        future.set_result(await subscription.get())
+        found = await subscription.get()
     except StreamFailed as failed:
         future.set_exception(failed)
+    else:
+        if subscription.closed:  # the thread may still run: it must not take this for the end of the stream
+            error = "the call has ended or exceeded its deadline: its stream is closed"
+            future.set_exception(RuntimeError(error))
+        else:
+            future.set_result(found)
 
 
 def wait(job: SiteJob, work: Coroutine[Any, Any, T]) -> T:

@@ -112,7 +112,9 @@ async def async_sets(n: int) -> AsyncIterator[set[int]]:
 
 
 async def exists(path: str) -> None:
-    while not await asyncio.to_thread(Path(path).exists):
+    while True:  # another process makes it
+        if await asyncio.to_thread(Path(path).exists):
+            return
         await asyncio.sleep(0.01)
 
 
