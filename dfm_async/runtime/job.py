@@ -592,6 +592,8 @@ class SiteJob:
         if self._threads is not None:
             for call in list(self._threads.running):
                 self.runtime.abandon(self, call, 0.0)
+        if self._streams is not None:
+            self._streams.abandon()
 
     async def close(self) -> None:
         """After :meth:`cancel`: waits for the tasks, and frees what the job holds."""

@@ -171,6 +171,12 @@ class JobStreams:
         for stream in [*self.live, *self.closing]:
             await _close(stream)
 
+    def abandon(self) -> None:
+        """After :meth:`aclose`, when the grace is over: does not wait any more for threads inside generators."""
+        for stream in [*self.live, *self.closing]:
+            if isinstance(stream.source, ThreadSource):
+                self._job.runtime.abandon_source(self._job, stream.source)
+
     async def stopped(self) -> None:
         """After :meth:`aclose`: waits until no thread is inside a generator of the job."""
         for stream in [*self.live, *self.closing]:

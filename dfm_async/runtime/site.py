@@ -26,7 +26,7 @@ from dfm_async.runtime.objects import JobObjects
 from dfm_async.runtime.once import in_thread
 from dfm_async.runtime.operations import OperationTable
 from dfm_async.runtime.stored_values import StoredValues
-from dfm_async.runtime.threads import ThreadCall, Threads
+from dfm_async.runtime.threads import ThreadCall, Threads, ThreadSource
 from dfm_async.site import shim
 from dfm_async.site.loading import Loader
 from dfm_async.site.secrets import Secrets
@@ -375,12 +375,20 @@ class SiteRuntime:
         what = job.threads.running.get(call, "")
         if self.threads.abandon(call):
             job.threads.left(call)
-            if self.threads.exhausted:
-                self._hangs(call, job.job_id, what)
-            else:
-                asyncio.get_running_loop().call_later(grace, self._hangs, call, job.job_id, what)
+            self._check_later(call, job, what, grace)
 
-    def _hangs(self, call: ThreadCall, job_id: str, what: str) -> None:
+    def abandon_source(self, job: SiteJob, source: ThreadSource) -> None:
+        """The same for a generator, which has a thread of its own, of a job that was cancelled."""
+        if source.abandon():
+            self._check_later(source, job, source.name, 0.0)
+
+    def _check_later(self, call: ThreadCall | ThreadSource, job: SiteJob, what: str, grace: float) -> None:
+        if self.threads.exhausted:
+            self._hangs(call, job.job_id, what)
+        else:
+            asyncio.get_running_loop().call_later(grace, self._hangs, call, job.job_id, what)
+
+    def _hangs(self, call: ThreadCall | ThreadSource, job_id: str, what: str) -> None:
         if call.ended or self._closed:
             return
         count, exhausted = self.threads.abandoned, self.threads.exhausted

@@ -130,7 +130,7 @@ class Threads:
             if leaves:
                 if inspect.iscoroutine(result):
                     result.close()  # nobody will await it
-                self.post(self._returned_late)
+                self.post(self.returned_late)
                 return
             self.post(functools.partial(self._finish, call, result, error))
             del call, result, error  # an idle thread keeps nothing alive
@@ -164,25 +164,32 @@ class Threads:
         call.done = _nothing
         self._busy -= 1
         self._started -= 1
+        self.left_alone()
+        return True
+
+    def left_alone(self) -> None:
+        """Counts a thread that is in code that nobody waits for any more, until :meth:`returned_late`."""
         self.abandoned += 1
         if not self.exhausted:
             self._add_thread()
         elif not self._replaced:
             for waiting in self._calls.clear():
                 self._refuse(waiting)
-        return True
 
     def _refuse(self, call: ThreadCall) -> None:
         call.ended = True
-        error = RuntimeError(
+        self.post(functools.partial(self._finish, call, None, self._refusal()))
+
+    def _refusal(self) -> RuntimeError:
+        return RuntimeError(
             f"site {self._name!r} runs no further synchronous calls: {self.abandoned} calls have exceeded their "
             f"deadline, or belong to jobs that were cancelled, and do not return (at most {ABANDONED_LIMIT} may). "
             "They cannot be killed in the process of the application; restart it, or run the site in worker "
             'processes of its own (target="local")'
         )
-        self.post(functools.partial(self._finish, call, None, error))
 
-    def _returned_late(self) -> None:
+    def returned_late(self) -> None:
+        """A thread has left code that was abandoned."""
         self.abandoned -= 1
         self._add_thread()
 
@@ -206,7 +213,13 @@ class Threads:
                 _log.exception("a call from a thread of site %s failed", self._name)
 
     def start(self, target: Callable[[], None], name: str) -> None:
-        """Starts a thread of its own, for an iterator: it can last as long as its job; calls must not wait for it."""
+        """Starts a thread of its own, for an iterator: it can last as long as its job; calls must not wait for it.
+
+        Raises:
+            RuntimeError: too many threads of the site are in abandoned code.
+        """
+        if self.exhausted and not self._replaced:
+            raise self._refusal()
         threading.Thread(target=target, name=f"dfm-{self._name}-{name}", daemon=True).start()
 
     def close(self) -> None:
@@ -230,11 +243,13 @@ class ThreadSource:
         self._threads = threads
         self._iterator = iterator
         self._context = context
-        self._name = name
+        self.name = name
         self._items: deque[Any] = deque()
         self._window = 1
         self._started = False
-        self._ended = False
+        self.ended = False
+        """Whether the thread has left the iterator."""
+        self._abandoned = False
         self._error: BaseException | None = None
         self._closed = False
         self._signalled = False
@@ -259,10 +274,10 @@ class ThreadSource:
             BaseException: what the iterator raised.
         """
         if not self._started:
+            self._threads.start(self._run, self.name)
             self._started = True
-            self._threads.start(self._run, self._name)
         while not self._items:
-            if self._ended:
+            if self.ended:
                 if isinstance(self._error, asyncio.CancelledError):  # raised here, it would be its reader's
                     raise IteratorCancelled from self._error
                 if self._error is not None:
@@ -339,18 +354,23 @@ class ThreadSource:
         self._notify()
 
     def _finish(self, error: BaseException | None) -> None:
-        self._ended = True
+        self.ended = True
         self._error = error
         if self._closed:
             self._items.clear()  # nobody wants them, and they may hold memory that others wait for
         self._notify()
+        self._release_waiters()
+        if self._abandoned:
+            self._threads.returned_late()
+
+    def _release_waiters(self) -> None:
         for waiter in self._ending:
             if not waiter.done():
                 waiter.set_result(None)
         self._ending.clear()
 
     async def wait_ended(self) -> None:
-        """Waits until the thread has left the iterator."""
+        """Waits until the thread has left the iterator, or was abandoned."""
         if self.running:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._ending.append(waiter)
@@ -362,14 +382,23 @@ class ThreadSource:
 
     @property
     def running(self) -> bool:
-        """Whether the thread is still in the iterator."""
-        return self._started and not self._ended
+        """Whether the thread is still in the iterator, and was not abandoned."""
+        return self._started and not self.ended and not self._abandoned
+
+    def abandon(self) -> bool:
+        """Stops waiting for the thread. Returns whether it was still in the iterator."""
+        if not self.running:
+            return False
+        self._abandoned = True
+        self._threads.left_alone()
+        self._release_waiters()
+        return True
 
     async def aclose(self) -> None:
         """Lets the iterator end at its next element."""
         self._closed = True
         if not self._started:
-            self._ended = True
+            self.ended = True
             return
         self._allow(1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from dfm_async import Federation, Pipeline, PlaceParam, Yield
@@ -78,6 +79,25 @@ def steps(x: int, gate: str, hanging: int) -> Iterator[int]:
     if x < hanging:
         hang(gate)
     yield 1
+
+
+@lab.operation(deadline=0.4)
+def written(values: Iterator[int], gate: str, path: str) -> None:
+    """Writes how its input ended, in the end; hangs after the first element if it gets a gate."""
+    end = "all"
+    try:
+        for _ in values:
+            if gate:
+                hang(gate)
+    except RuntimeError as error:
+        end = str(error)
+    Path(f"{path}-new").write_text(end)
+    Path(f"{path}-new").rename(path)
+
+
+@lab.operation
+def thousand() -> Iterator[int]:
+    yield from range(1000)
 
 
 @lab.operation

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +56,11 @@ from tests.runtime.hanging import (
     quickly,
     steps,
     sticks,
+    thousand,
     unlimited,
     where,
     work,
+    written,
 )
 from tests.waiting import running
 
@@ -103,6 +105,14 @@ async def outcome(job: Job) -> Counter[str]:
         elif item.place is None:
             found[getattr(item.error, "type_name", type(item.error).__name__)] += 1
     return found
+
+
+async def until(fact: Callable[[], bool]) -> None:
+    """Polls for something that no event reports."""
+    while True:
+        if fact():
+            return
+        await asyncio.sleep(0.01)
 
 
 async def value(session: Session, pipeline: Pipeline, params: dict[str, Any] | None = None) -> Any:
@@ -351,6 +361,61 @@ async def test_calls_that_wait_are_not_run_after_a_cancellation(connect: Connect
         await asyncio.to_thread(hang, started.path)
         await job.cancel(grace=20)
     assert noted.read_text() == "x"
+
+
+@pytest.mark.parametrize("target", ["inline"])
+@pytest.mark.parametrize("hangs", ["reader", "source"])
+async def test_an_abandoned_call_does_not_take_its_closed_input_for_a_complete_one(
+    connect: Connect, gate: Gate, tmp_path: Path, hangs: str
+) -> None:
+    path = tmp_path / "end"
+    with Pipeline("written") as pipeline:
+        if hangs == "reader":
+            written(thousand(), PlaceParam("gate"), PlaceParam("path"))
+        else:
+            written(steps(0, PlaceParam("gate"), 1), "", PlaceParam("path"))
+    async with connect(fed) as session, asyncio.timeout(30):
+        job = await session.execute(pipeline, {"gate": gate.path, "path": str(path)})
+        with pytest.raises(JobFailed, match="the deadline of"):
+            await job
+        gate.open()
+        await until(path.exists)  # nobody waits for the call any more
+    assert path.read_text() == "the call has ended or exceeded its deadline: its stream is closed"
+
+
+@pytest.mark.parametrize("target", ["inline"])
+async def test_a_generator_that_hangs_is_abandoned_with_its_cancelled_job(
+    connect: Connect, gate: Gate, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    started = Gate(tmp_path / "started")
+    async with connect(fed) as session, asyncio.timeout(30):
+        job = await session.execute(holds_in_steps, {"started": started.path, "gate": gate.path})
+        await asyncio.to_thread(hang, started.path)
+        assert await job.cancel(grace=0.1) == {"lab": "abandoned"}
+        await until(lambda: not any("stop of job" in task.get_name() for task in asyncio.all_tasks()))
+        await until(lambda: "a call of 'held_steps#0' of job" in caplog.text)
+    assert "site lab: 1 calls do not return and are left alone" in caplog.text
+
+
+@pytest.mark.parametrize("target", ["inline"])
+async def test_too_many_generators_that_hang_make_their_site_unready(
+    connect: Connect, gate: Gate, tmp_path: Path
+) -> None:
+    with Pipeline("many") as pipeline:
+        Yield(steps(0, PlaceParam("gate"), 1))
+    count = ABANDONED_LIMIT + 1
+    async with connect(fed) as session, asyncio.timeout(60):
+        job = await session.execute(pipeline, [{"gate": gate.path}] * count)
+        results = job.results()
+        for _ in range(count):
+            await anext(results)
+        await job.cancel(grace=0.0)
+        await until(lambda: session.stats().unready == ("lab",))
+        with pytest.raises(JobFailed, match="site 'lab' runs no further synchronous calls: "):
+            await (await session.execute(pipeline, {"gate": gate.path}))
+        gate.open()
+        await until(lambda: not session.stats().unready)  # the threads return one by one
+        assert await value(session, quickly, {"x": 3}) == 3
 
 
 # waiting and running
