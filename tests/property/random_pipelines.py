@@ -287,7 +287,8 @@ class Maker:
             Yield(self.some(streams, ints), place=self.place(), **after)
             return []
         if kind == "cross":  # each reader waits for the end of a stream that another one reads
-            crossed = [self.some(streams, ints) for _ in range(self.count(2, 3))]
+            crossed = [self.source(ints) for _ in range(self.count(2, 3))]
+            streams += crossed
             return [
                 self.one(READERS)(self.mapped(values), **self.anywhere(), after=crossed[number - 1])
                 for number, values in enumerate(crossed)
