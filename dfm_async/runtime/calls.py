@@ -172,11 +172,14 @@ def _in_background(job: SiteJob, call: _Call, work: Callable[[], Any], context: 
     def done(value: Any, error: BaseException | None) -> None:
         if job.stopping:
             return
-        if error is None:
-            _returned(job, call, value)
-        else:
-            _raised(job, call, error)
-        job.advance()
+        try:
+            if error is None:
+                _returned(job, call, value)
+            else:
+                _raised(job, call, error)
+            job.advance()
+        except BaseException as fault:  # noqa: BLE001 - a fault of ours: the job would wait for ever
+            job.broken(fault)
 
     in_background(job, call.operation, work, context, done)
 

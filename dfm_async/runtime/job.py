@@ -582,16 +582,17 @@ class SiteJob:
             cancel_task(task)
         if self._threads is None:
             return 0
-        withdrawn = self.runtime.threads.withdraw(self._threads.calls)
-        for call in withdrawn:
-            self._threads.left(call)
-        return len(withdrawn)
+        return self.runtime.threads.withdraw(self._threads.calls, RuntimeError("the job was cancelled"))
 
     def abandon(self) -> None:
-        """After :meth:`cancel`, when the grace is over: does not wait any more for threads that run something."""
+        """After :meth:`cancel`, when the grace is over: does not wait any more for threads, to be free or to return."""
         if self._threads is not None:
+            if self._threads.closes is not None:
+                error = TimeoutError("no thread was free before the grace period of the cancellation was over")
+                self.runtime.threads.withdraw(self._threads.closes, error)
             for call in list(self._threads.running):
-                self.runtime.abandon(self, call, 0.0)
+                error = TimeoutError("the grace period of the cancellation is over, and the call has not returned")
+                self.runtime.abandon(self, call, 0.0, error)
         if self._streams is not None:
             self._streams.abandon()
 

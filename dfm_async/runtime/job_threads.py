@@ -24,11 +24,13 @@ class JobThreads:
         priority: the job's priority.
     """
 
-    __slots__ = ("_idle", "calls", "running")
+    __slots__ = ("_idle", "calls", "closes", "running")
 
     def __init__(self, priority: int) -> None:
         self.calls: JobCalls[ThreadCall] = JobCalls(priority)
         """Those that wait for a thread."""
+        self.closes: JobCalls[ThreadCall] | None = None
+        """Those among them that close objects: a cancelled job closes its objects too."""
         self.running: dict[ThreadCall, str] = {}
         """Those that wait or run, with what they call."""
         self._idle: asyncio.Future[None] | None = None
@@ -48,21 +50,29 @@ class JobThreads:
 
 
 def in_background(
-    job: SiteJob, what: str, work: Callable[[], Any], context: contextvars.Context, done: Done
+    job: SiteJob, what: str, work: Callable[[], Any], context: contextvars.Context, done: Done, *, closes: bool = False
 ) -> ThreadCall:
-    """Runs synchronous code, called ``what``, in a thread, and then ``done(result, error)`` on the loop."""
+    """Runs synchronous code, called ``what``, in a thread, and then ``done(result, error)`` on the loop.
+
+    ``closes``: whether the code closes an object, and runs even if the job is cancelled.
+    """
     threads = job.threads
+    calls = threads.calls
+    if closes:
+        calls = threads.closes = threads.closes or JobCalls(calls.priority)
 
     def left(value: Any, error: BaseException | None) -> None:
         threads.left(call)
         done(value, error)
 
-    call = job.runtime.threads.run(context, work, left, threads.calls)
+    call = job.runtime.threads.run(context, work, left, calls)
     threads.running[call] = what
     return call
 
 
-async def in_thread(job: SiteJob, what: str, work: Callable[[], Any], deadline: float | None = None) -> Any:
+async def in_thread(
+    job: SiteJob, what: str, work: Callable[[], Any], deadline: float | None = None, *, closes: bool = False
+) -> Any:
     """Runs synchronous code and waits for it; when cancelled, it is left alone but still counted.
 
     Args:
@@ -70,9 +80,10 @@ async def in_thread(job: SiteJob, what: str, work: Callable[[], Any], deadline: 
         what: the name of the code.
         work: the code.
         deadline: how many seconds it may take, from the moment that it has its thread.
+        closes: whether the code closes an object, and runs even if the job is cancelled.
 
     Raises:
-        TimeoutError: it has taken longer; its thread is abandoned.
+        TimeoutError: it has taken longer, or than the grace period of the job's cancellation; its thread is abandoned.
         BaseException: what the code raised.
     """
     loop = asyncio.get_running_loop()
@@ -82,11 +93,11 @@ async def in_thread(job: SiteJob, what: str, work: Callable[[], Any], deadline: 
         if not future.done():
             future.set_result((value, error))
 
-    call = in_background(job, what, work, contextvars.copy_context(), done)
+    call = in_background(job, what, work, contextvars.copy_context(), done, closes=closes)
     if deadline is None:
         value, error = await future
     else:
-        timer = _Deadline(job, what, call, deadline, done)
+        timer = _Deadline(job, what, call, deadline)
         try:
             value, error = await future
         finally:
@@ -99,15 +110,14 @@ async def in_thread(job: SiteJob, what: str, work: Callable[[], Any], deadline: 
 class _Deadline:
     """Abandons a call that takes too long. Nobody reports when a call gets its thread, so the timer may fire early."""
 
-    __slots__ = ("_call", "_done", "_job", "_queued", "_seconds", "_timer", "_what")
+    __slots__ = ("_call", "_job", "_queued", "_seconds", "_timer", "_what")
 
-    def __init__(self, job: SiteJob, what: str, call: ThreadCall, seconds: float, done: Done) -> None:
+    def __init__(self, job: SiteJob, what: str, call: ThreadCall, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         self._job = job
         self._what = what
         self._call = call
         self._seconds = seconds
-        self._done = done
         self._queued = loop.time()
         self._timer = loop.call_later(seconds, self._check)
 
@@ -124,8 +134,8 @@ class _Deadline:
         if now < due:  # it got its thread later, or has none
             self._timer = loop.call_at(due, self._check)
         else:
-            self._job.runtime.abandon(self._job, self._call, self._seconds)
-            self._done(None, late(self._what, self._seconds, (started or 0.0) - self._queued))
+            error = late(self._what, self._seconds, (started or 0.0) - self._queued)
+            self._job.runtime.abandon(self._job, self._call, self._seconds, error)
 
 
 def late(what: str, deadline: float, waited: float) -> TimeoutError:

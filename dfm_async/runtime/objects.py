@@ -195,7 +195,7 @@ class JobObjects:
             elif inspect.iscoroutinefunction(found.close):
                 done = found.close()
             else:
-                done = await in_thread(self._job, type(found).__qualname__, found.close)
+                done = await in_thread(self._job, type(found).__qualname__, found.close, closes=True)
             if inspect.isawaitable(done):
                 await done
         except BaseException as error:

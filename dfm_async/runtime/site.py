@@ -367,14 +367,13 @@ class SiteRuntime:
 
     # calls that do not return
 
-    def abandon(self, job: SiteJob, call: ThreadCall, grace: float) -> None:
-        """Nobody waits any more for a call that runs in a thread: its place is free for another one.
+    def abandon(self, job: SiteJob, call: ThreadCall, grace: float, error: TimeoutError) -> None:
+        """Fail a call that runs in a thread, and free its place for another one.
 
         If it has not returned after the grace, the process is to be replaced.
         """
         what = job.threads.running.get(call, "")
-        if self.threads.abandon(call):
-            job.threads.left(call)
+        if self.threads.abandon(call, error):
             self._check_later(call, job, what, grace)
 
     def abandon_source(self, job: SiteJob, source: ThreadSource) -> None:

@@ -108,10 +108,18 @@ class Threads:
         return call
 
     def _add_thread(self) -> None:
-        if self._busy > self._started and self._started < self._limit:
-            self._started += 1
-            self._made += 1
-            threading.Thread(target=self._serve, name=f"dfm-{self._name}-{self._made}", daemon=True).start()
+        if self._busy <= self._started or self._started >= self._limit:
+            return
+        thread = threading.Thread(target=self._serve, name=f"dfm-{self._name}-{self._made + 1}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no room for it
+            if not self._started:  # else the threads that exist serve the queue
+                for waiting in self._calls.clear():
+                    self._fail(waiting, RuntimeError(f"site {self._name!r} cannot run synchronous calls: {error}"))
+            return
+        self._made += 1
+        self._started += 1
 
     def _serve(self) -> None:
         while self._tokens.get():
@@ -141,29 +149,26 @@ class Threads:
         call.forget()
         done(result, error)
 
-    def withdraw(self, job: JobCalls[ThreadCall]) -> list[ThreadCall]:
-        """Takes back the calls of a job that wait for a thread; they are not run."""
+    def withdraw(self, job: JobCalls[ThreadCall], error: BaseException) -> int:
+        """Fail the calls of a job that wait for a thread; they are not run. Return their number."""
         found = self._calls.withdraw(job)
-        self._busy -= len(found)
         for call in found:
             call.ended = True
-            call.forget()
-        return found
+            self._finish(call, None, error)
+        return len(found)
 
     # calls that do not return
 
-    def abandon(self, call: ThreadCall) -> bool:
-        """Frees the place of a running call that nobody waits for any more; tells whether its code still runs.
-
-        ``done`` is not called for it.
-        """
+    def abandon(self, call: ThreadCall, error: BaseException) -> bool:
+        """Fail a running call, free its place for another one, and return True; False if it has just returned."""
         with self._lock:
             call.abandoned = True
             if call.ended:
                 return False
-        call.done = _nothing
+        done, call.done = call.done, _nothing
         self._busy -= 1
         self._started -= 1
+        done(None, error)  # before others take its place
         self.left_alone()
         return True
 
@@ -177,16 +182,19 @@ class Threads:
                 self._refuse(waiting)
 
     def _refuse(self, call: ThreadCall) -> None:
-        call.ended = True
-        self.post(functools.partial(self._finish, call, None, self._refusal()))
+        self._fail(call, self._refusal())
 
     def _refusal(self) -> RuntimeError:
         return RuntimeError(
             f"site {self._name!r} runs no further synchronous calls: {self.abandoned} calls have exceeded their "
             f"deadline, or belong to jobs that were cancelled, and do not return (at most {ABANDONED_LIMIT} may). "
             "They cannot be killed in the process of the application; restart it, or run the site in worker "
-            'processes of its own (target="local")'
+            'processes of its own (target="local")',
         )
+
+    def _fail(self, call: ThreadCall, error: RuntimeError) -> None:
+        call.ended = True
+        self.post(functools.partial(self._finish, call, None, error))
 
     def returned_late(self) -> None:
         """A thread has left code that was abandoned."""
@@ -205,12 +213,17 @@ class Threads:
 
     def _drain(self) -> None:
         self._scheduled = False
-        while self._done:
-            call = self._done.popleft()
-            try:
-                call()
-            except Exception:  # noqa: BLE001 - a fault of ours; the calls behind it are not to blame
-                _log.exception("a call from a thread of site %s failed", self._name)
+        try:
+            while self._done:
+                call = self._done.popleft()
+                try:
+                    call()
+                except Exception:  # noqa: BLE001 - a fault of ours; the calls behind it are not to blame
+                    _log.exception("a call from a thread of site %s failed", self._name)
+        finally:
+            if self._done:  # an interrupt ends this turn of the loop; the others are served in the next one
+                self._scheduled = True
+                self._loop.call_soon(self._drain)
 
     def start(self, target: Callable[[], None], name: str) -> None:
         """Starts a thread of its own, for an iterator: it can last as long as its job; calls must not wait for it.
@@ -275,7 +288,7 @@ class ThreadSource:
         """
         if not self._started:
             self._threads.start(self._run, self.name)
-            self._started = True
+            self._started = True  # not if the system has no room for a thread
         while not self._items:
             if self.ended:
                 if isinstance(self._error, asyncio.CancelledError):  # raised here, it would be its reader's
