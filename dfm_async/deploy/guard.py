@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+from dfm_async.base.descriptors import close_in_children, no_fork
 from dfm_async.deploy.processes import MARK
-from dfm_async.descriptors import close_in_children, no_fork
 from dfm_async.exchange.exits import process_exit
 
 __all__ = ["guarded"]

@@ -17,7 +17,7 @@ import threading
 import time
 from typing import Final
 
-from dfm_async.descriptors import no_fork
+from dfm_async.base.descriptors import no_fork
 from dfm_async.exchange.exits import process_exit
 
 __all__ = ["Keeper", "keeper"]

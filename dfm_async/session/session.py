@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 from dfm_async.base.completion import completed
-from dfm_async.descriptors import OwnLoop
+from dfm_async.base.descriptors import OwnLoop
 from dfm_async.errors import DfmError, JobExists, JobNotFound, ParameterError, PipelineError, Problem, SessionClosed
 from dfm_async.federation.federation import Federation
 from dfm_async.federation.operation import Operation

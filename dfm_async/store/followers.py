@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 
-from dfm_async.descriptors import close_in_children
+from dfm_async.base.descriptors import close_in_children
 from dfm_async.errors import StoreError
 from dfm_async.store.liveness import Locks
 from dfm_async.wire.local_sockets import require_same_user, same_user

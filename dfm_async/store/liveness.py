@@ -18,7 +18,7 @@ import struct
 import sys
 from typing import Protocol
 
-from dfm_async.descriptors import close_in_children
+from dfm_async.base.descriptors import close_in_children
 
 __all__ = ["Locks", "OfdLocks", "ProcessLocks", "open_locks"]
 

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable
 from typing import Final, cast
 
-from dfm_async.descriptors import close_in_children, disconnect
+from dfm_async.base.descriptors import close_in_children, disconnect
 from dfm_async.wire.memory import Arena, Lease, Loans, Payload, PeerMemory
 from dfm_async.wire.messages import CARRIERS, Memory, Message, Release, decoder, encoder
 

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from dfm_async.descriptors import close_in_children, no_fork
+from dfm_async.base.descriptors import close_in_children, no_fork
 
 __all__ = ["LocalListener", "connect_local", "require_same_user", "same_user", "user_of"]
 

@@ -25,7 +25,7 @@ import threading
 from multiprocessing import forkserver, process, resource_tracker, spawn, util
 from typing import Final
 
-from dfm_async.descriptors import close_in_children, disconnect, no_fork, occupy_standard_streams
+from dfm_async.base.descriptors import close_in_children, disconnect, no_fork, occupy_standard_streams
 
 __all__ = [
     "ForkServer",

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from multiprocessing import reduction
 from typing import Any, BinaryIO, Final, TextIO, cast
 
-from dfm_async.descriptors import disconnect
+from dfm_async.base.descriptors import disconnect
 from dfm_async.model.ids import Frame
 from dfm_async.redaction import LONGEST as LONGEST_SECRET
 from dfm_async.redaction import hide

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from dfm_async.descriptors import close_in_children, disconnect
+from dfm_async.base.descriptors import close_in_children, disconnect
 from dfm_async.wire.output import LogRecord, Output, OutputSplitter, Pulse
 
 __all__ = ["OutputReader", "site_logger"]

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from aiomultiprocess import Pool
 
 from dfm_async.base.completion import completed
-from dfm_async.descriptors import occupy_standard_streams
+from dfm_async.base.descriptors import occupy_standard_streams
 from dfm_async.errors import WorkerLost
 from dfm_async.model.stats import SiteStats, Traffic
 from dfm_async.workers.fork_server import ForkServer

@@ -18,7 +18,7 @@ from aiomultiprocess.core import Process
 from aiomultiprocess.pool import PoolWorker
 from aiomultiprocess.types import Unit
 
-from dfm_async.descriptors import close_in_children, no_fork
+from dfm_async.base.descriptors import close_in_children, no_fork
 from dfm_async.errors import DfmError, WorkerLost
 from dfm_async.model.stats import Traffic, WorkerStats
 from dfm_async.runtime.once import in_thread

@@ -16,7 +16,7 @@ from multiprocessing import context, popen_forkserver, popen_spawn_posix, proces
 from multiprocessing.connection import wait
 from typing import Any, Literal
 
-from dfm_async.descriptors import close_in_children, disconnect, no_fork, occupy_standard_streams
+from dfm_async.base.descriptors import close_in_children, disconnect, no_fork, occupy_standard_streams
 from dfm_async.workers.fork_server import (
     ForkServer,
     Started,

@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
-from dfm_async.descriptors import close_in_children
+from dfm_async.base.descriptors import close_in_children
 from dfm_async.errors import DfmError
 from dfm_async.model.resources import SiteConfig
 from dfm_async.runtime.faults import keep_causes_here

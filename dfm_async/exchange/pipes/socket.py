@@ -8,7 +8,7 @@ import socket
 import struct
 from typing import Final, cast
 
-from dfm_async.descriptors import close_in_children, disconnect
+from dfm_async.base.descriptors import close_in_children, disconnect
 from dfm_async.exchange.messages import Chunk, Message, ResultOffer, TaskAnswer, TaskOffer, decode, encode
 from dfm_async.exchange.pipes.base import Receiver
 from dfm_async.wire.local_sockets import user_of

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final
 
-from dfm_async.descriptors import close_in_children, disconnect
+from dfm_async.base.descriptors import close_in_children, disconnect
 from dfm_async.targets.flare.messages import AppBytes, AppGone
 from dfm_async.targets.flare.parts import together
 from dfm_async.wire.local_sockets import user_of
