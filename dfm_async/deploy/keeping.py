@@ -26,7 +26,7 @@ from dfm_async.deploy.project import SERVER_SITE
 from dfm_async.errors import DeploymentError
 from dfm_async.exchange.exits import process_exit
 from dfm_async.federation.federation import Federation
-from dfm_async.wire.local_sockets import same_user, user_of
+from dfm_async.wire.local_sockets import connected, same_user, user_of
 
 __all__ = ["Carrier", "Keeper", "KeeperStatus", "NodeStatus", "ask_status", "tell_to_end"]
 
@@ -265,12 +265,14 @@ def _who_listens(folder: Path) -> str:
 
 async def _ask(folder: Path, word: bytes) -> tuple[KeeperStatus, asyncio.StreamReader, asyncio.StreamWriter] | None:
     try:
-        reader, writer = await asyncio.open_unix_connection(_address(folder))
+        connection = await connected(_address(folder))
     except OSError:
         return None
-    if not same_user(writer.get_extra_info("socket")):
-        writer.close()
-        return None
+    try:
+        reader, writer = await asyncio.open_unix_connection(sock=connection)
+    except BaseException:
+        connection.close()
+        raise
     writer.write(word + b"\n")
     line = await reader.readline()
     if not line:  # it has ended in this moment

@@ -236,6 +236,7 @@ async def connect(address: Address, stamp: int) -> SocketPipe | MemoryPipe:
 
     Raises:
         PermissionError: a process of another user listens there.
+        TimeoutError: it has not accepted connections for a long time.
         OSError: nobody listens there.
     """
     loop = asyncio.get_running_loop()

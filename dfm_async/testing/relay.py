@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 
 import cloudpickle
 
-from dfm_async.wire.local_sockets import require_same_user, same_user
+from dfm_async.wire.local_sockets import connected, require_same_user, same_user
 
 __all__ = ["Conversation", "Line", "Relay", "ask"]
 
@@ -219,15 +219,7 @@ class Line:
         except Exception as error:
             raise TypeError(f"what is asked of the test cannot be sent there: {error}") from error
         if self._socket is None:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                connection.setblocking(False)
-                await loop.sock_connect(connection, self._address)
-                require_same_user(connection)
-            except BaseException:
-                connection.close()
-                raise
-            self._socket = connection
+            self._socket = await connected(self._address)
             data = self._opening + data
         await loop.sock_sendall(self._socket, data)
         (size,) = _HEAD.unpack(await self._receive(_HEAD.size))

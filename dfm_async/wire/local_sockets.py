@@ -9,24 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import socket
 import struct
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from dfm_async.base.descriptors import close_in_children, no_fork
 
-__all__ = ["LocalListener", "connect_local", "require_same_user", "same_user", "user_of"]
+__all__ = ["LocalListener", "connect_local", "connected", "require_same_user", "same_user", "user_of"]
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 _ABSTRACT: Final = sys.platform == "linux"
-_CREDENTIALS: Final = struct.Struct("3i")
+_CREDENTIALS: Final = struct.Struct("iII")
 _BACKLOG: Final = 128
+_NO_USER: Final = 2**32 - 1
+"""The user of the peer of a socket that is not connected."""
+_CONNECT_TIMEOUT: Final = 60.0
+"""How many seconds the queue of a listener may be full."""
+_FIRST_PAUSE: Final = 0.005
+_LONGEST_PAUSE: Final = 0.2
 
 
 def user_of(connection: Any) -> int | None:
@@ -48,9 +56,14 @@ def require_same_user(connection: Any) -> None:
 
     Raises:
         PermissionError: it is another user.
+        OSError: the socket is not connected.
     """
-    if not same_user(connection):
-        raise PermissionError(f"a process of another user (uid {user_of(connection)}) listens there")
+    if same_user(connection):
+        return
+    user = user_of(connection)
+    if user == _NO_USER:
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+    raise PermissionError(f"a process of another user (uid {user}) listens there")
 
 
 class LocalListener:
@@ -93,21 +106,48 @@ class LocalListener:
 async def connect_local(protocol: Callable[[], P], address: str) -> P:
     """Connect to an address of a process of the same user.
 
-    By hand, because uvloop cannot connect to an abstract address.
-
     Raises:
         PermissionError: a process of another user listens there.
+        TimeoutError: it has not accepted connections for a long time.
         OSError: nobody listens there.
     """
-    loop = asyncio.get_running_loop()
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = await connected(address)
     try:
-        connection.setblocking(False)
-        await loop.sock_connect(connection, address)
-        require_same_user(connection)
-        _, made = await loop.create_unix_connection(protocol, sock=connection)
+        _, made = await asyncio.get_running_loop().create_unix_connection(protocol, sock=connection)
     except BaseException:
         with contextlib.suppress(OSError):
             connection.close()
         raise
     return made
+
+
+async def connected(address: str) -> socket.socket:
+    """Return a socket that is connected to an address of a process of the same user.
+
+    By hand: uvloop cannot connect to an abstract address, and asyncio takes a socket for connected that the listener's
+    full queue has refused.
+
+    Raises:
+        PermissionError: a process of another user listens there.
+        TimeoutError: it has not accepted connections for a long time.
+        OSError: nobody listens there.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(False)
+        end, pause = time.monotonic() + _CONNECT_TIMEOUT, _FIRST_PAUSE
+        while True:
+            try:
+                connection.connect(address)  # succeeds or fails at once
+                break
+            except BlockingIOError as error:  # nothing reports when the queue has space again
+                if time.monotonic() >= end:
+                    text = f"the listener at {address!r} has accepted no connection within {_CONNECT_TIMEOUT:g} s"
+                    raise TimeoutError(text) from error
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        require_same_user(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection

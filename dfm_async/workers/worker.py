@@ -248,10 +248,11 @@ class _Worker:
     async def _connect(self, peer: Channel, address: str) -> None:
         try:
             await connect_local(lambda: peer, address)
-        except (ConnectionError, FileNotFoundError, PermissionError) as error:
-            # The peer has died, and somebody else may have its address. The application ends the jobs on it.
+        except (ConnectionError, FileNotFoundError) as error:  # the peer has died: the application ends the jobs on it
             peer.connection_lost(error)
-        except OSError as error:  # the peer lives and waits for us: better no worker than one that cannot answer
+        except OSError as error:
+            # The peer may be alive and wait for us, or another user has its address: better no worker than one that
+            # cannot answer.
             peer.connection_lost(error)
             if not self._ended.done():
                 self._ended.set_exception(error)

@@ -109,29 +109,26 @@ async def test_a_worker_sends_no_token_to_another_user_who_has_the_address_of_a_
     def take(value: str) -> str:
         return value
 
-    @desk.operation
-    def pid() -> int:
-        return os.getpid()
-
-    with Pipeline("pid") as pids:
-        Yield(pid())
+    with Pipeline("takes") as takes:
+        Yield(take("nothing"))
     with Pipeline("sends") as sends:
         Yield(take(secret()))
     name = f"dfm-async-{secrets.token_hex(8)}"
     async with Session(fed) as session:
-        desk_pid = (await (await session.execute(pids)).first()).value
+        await (await session.execute(takes))
         with attacker(name, "takes") as other:
             assert await other.says() == "has it"
             # As if the worker had died, and the application were too busy to notice it.
             (worker,) = session.target.workers("desk")  # type: ignore[attr-defined]
-            worker.address = f"\0{name}"
+            address, worker.address = worker.address, f"\0{name}"
             job = await session.execute(sends)
             assert [await other.says(), await other.says()] == ["connected", "got 0 bytes"]
-            os.kill(desk_pid, 9)
             with pytest.raises(JobAborted) as caught:
                 async with asyncio.timeout(30):
                     await job
             assert isinstance(caught.value.__cause__, WorkerLost)
+            assert any("a process of another user" in line for line in caught.value.__cause__.lines)
+            worker.address = address
         assert (await (await session.execute(sends)).first()).value == "confidential"
 
 
