@@ -325,7 +325,9 @@ class DurableJobs:
     def _follow(self, record: JobRecord, fence: int) -> None:
         """Shows what another process writes of a job, from now on."""
         if fence in self._followed:
-            self._followed[fence][record.job_id] = record
+            if record.job_id not in self._followed[fence]:
+                self._followed[fence][record.job_id] = record
+                self._spawn(self._join_followed(record))
         else:
             self._followed[fence] = {record.job_id: record}
             self._spawn(self._follow_owner(fence))
@@ -381,6 +383,13 @@ class DurableJobs:
                 record.cut_off(error)
         finally:
             del self._followed[fence]
+
+    async def _join_followed(self, record: JobRecord) -> None:
+        """Shows commits that the follower received between the reading of a record and its registration."""
+        try:
+            await self._catch_up(record)
+        except StoreError as error:
+            record.cut_off(error)
 
     async def _catch_up(self, record: JobRecord) -> None:
         stored = await self._store.find(record.job_id)

@@ -651,6 +651,37 @@ async def test_a_session_that_knew_a_job_as_interrupted_sees_all_of_it_when_anot
             assert sorted(r.value for r in await before.collect()) == [1, 25]
 
 
+async def test_a_job_that_ends_while_a_session_begins_to_follow_it_is_seen_to_end(
+    opens_inline: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session follows another job of the same owner already, and receives the last commit with that one."""
+    async with asyncio.timeout(LIMIT), opens_inline() as owner, opens_inline() as watcher:
+        first = await owner.execute(squares, None, job_id="first")
+        late = await owner.execute(squares, None, job_id="late")
+        await running(first)
+        await running(late)
+        followed = await watcher.reattach("first")
+        find, found = SqliteStore.find, asyncio.Event()
+
+        async def find_before_the_end(store: SqliteStore, job_id: str) -> StoredJob | None:
+            stored = await find(store, job_id)
+            if job_id == "late" and not found.is_set():
+                found.set()
+                await late.send_stop_frame()
+                assert await late is JobStatus.FINISHED
+                await first.send_input_params({"n": 3})  # behind the end of the other one
+                async for event in followed.events():
+                    if isinstance(event, FrameCompleted):
+                        break
+            return stored
+
+        monkeypatch.setattr(SqliteStore, "find", find_before_the_end)
+        assert await (await watcher.reattach("late")) is JobStatus.FINISHED
+        assert found.is_set()
+        await first.send_stop_frame()
+        assert await followed is JobStatus.FINISHED
+
+
 async def test_ordered_results_of_a_job_that_another_session_runs_come_before_its_end(
     opens: Open, opens_inline: Open, path: Path
 ) -> None:
