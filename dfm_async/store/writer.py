@@ -8,6 +8,7 @@ import sqlite3
 from functools import partial
 from typing import Any, Protocol
 
+from dfm_async.base.completion import completed
 from dfm_async.errors import StoreError
 from dfm_async.store.batch import Batch, Command, Committed, Run
 from dfm_async.store.database import Database, identity
@@ -99,11 +100,11 @@ class Writer:
             if command.withdraw():
                 command.outcome.cancel()
                 raise
-            while not command.outcome.done():  # soon: its transaction has the lock
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([command.outcome])
-            if command.outcome.exception() is None and command.outcome.result() and undo is not None:
-                self.queue(undo)
+            try:
+                await completed(_settled(command.outcome))  # soon: its transaction has the lock
+            finally:
+                if command.outcome.exception() is None and command.outcome.result() and undo is not None:
+                    self.queue(undo)
             raise
 
     def queue(self, run: Run) -> Command:
@@ -232,6 +233,10 @@ class Writer:
         for command in self.batch.commands:
             command.done(None, error)
         self._listener.failed(error)
+
+
+async def _settled(outcome: asyncio.Future[Any]) -> None:
+    await asyncio.wait([outcome])
 
 
 def _wait(_connection: sqlite3.Connection) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -764,3 +765,38 @@ def test_it_is_a_store() -> None:
     """For the type checker."""
     store: Store = SqliteStore("jobs.db")
     assert store.backlog == 0
+
+
+async def test_waiting_for_a_command_in_a_cancelled_scope_does_not_spin(store: SqliteStore) -> None:
+    loop = asyncio.get_running_loop()
+    begun, proceed = asyncio.Event(), threading.Event()
+    selector = loop._selector  # type: ignore[attr-defined]
+    turns, select = 0, selector.select
+
+    def count(timeout: float | None = None) -> Any:
+        nonlocal turns
+        turns += 1
+        return select(timeout)
+
+    def run(_connection: sqlite3.Connection, _ends: dict[str, int]) -> bool:
+        loop.call_soon_threadsafe(begun.set)
+        return proceed.wait(30)
+
+    undone = asyncio.Event()
+    with anyio.CancelScope() as scope:  # noqa: TID251 - as the code of users may
+
+        async def cancel() -> None:
+            await begun.wait()
+            scope.cancel()
+            selector.select = count
+            await asyncio.sleep(0.2)
+            del selector.select
+            proceed.set()
+
+        cancelling = asyncio.create_task(cancel())
+        await store._writer.command(run, lambda *_: loop.call_soon_threadsafe(undone.set))
+    await cancelling
+    assert scope.cancelled_caught
+    assert turns < 100
+    async with asyncio.timeout(30):
+        await undone.wait()
