@@ -23,13 +23,14 @@ import subprocess
 import sys
 import threading
 from multiprocessing import forkserver, process, resource_tracker, spawn, util
-from typing import Final
+from typing import Final, Protocol
 
 from dfm_async.base.descriptors import close_in_children, disconnect, no_fork, occupy_standard_streams
 
 __all__ = [
     "ForkServer",
     "ForkServerEnded",
+    "Requester",
     "Started",
     "exit_code_of",
     "kill_group",
@@ -108,6 +109,13 @@ class Started:
             disconnect(number)
 
 
+class Requester(Protocol):
+    """Wants a process to be started."""
+
+    abandoned: bool
+    """Whether it does not want it any more."""
+
+
 class ForkServer:
     """A fork server that the sessions of this process share; the last to leave ends it."""
 
@@ -120,6 +128,13 @@ class ForkServer:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._loaded = False
+        """Whether the server has answered a request: before, it loads modules and has no workers."""
+        self._requests_lock = threading.Lock()
+        """Guards the two below. Never held while anything waits, unlike the other lock."""
+        self._requesters: set[Requester] = set()
+        self._loading: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+        """The server whose first answer is awaited."""
 
     @classmethod
     def acquire(cls, preload: tuple[str, ...]) -> ForkServer:
@@ -140,7 +155,21 @@ class ForkServer:
                 return
             ForkServer._shared = None
         with self._lock:
-            self._end(_GRACE)
+            self._end(_GRACE if self._loaded else 0)
+
+    def abandon(self, requester: Requester) -> None:
+        """Stop waiting for the start of a process, if it waits for a server that still loads its modules.
+
+        Such a server has no workers yet. It is killed when nobody else waits for it, and the start raises
+        :exc:`ForkServerEnded`. A server that has loaded its modules answers at once. Does not block.
+        """
+        with self._requests_lock:
+            requester.abandoned = True
+            if self._loading is not None and all(waiting.abandoned for waiting in self._requesters):
+                server, control = self._loading
+                server.kill()
+                with contextlib.suppress(OSError):  # a process that it has started may have the other end
+                    control.shutdown(socket.SHUT_RDWR)
 
     @property
     def kept(self) -> set[int]:
@@ -157,34 +186,48 @@ class ForkServer:
             tracker_descriptor()
             self._ensure_running()
 
-    def start(self, descriptors: list[int]) -> Started:
+    def start(self, descriptors: list[int], requester: Requester) -> Started:
         """Fork a process that has these descriptors. Blocks until the server has done so.
 
         Raises:
-            ForkServerEnded: the server has ended meanwhile.
+            ForkServerEnded: the server has ended meanwhile, or the start was abandoned.
             OSError: the system refuses another process or descriptor.
         """
         started = Started()
+        with self._requests_lock:
+            self._requesters.add(requester)
         try:
             with self._lock:
-                started.pid = self._request([*started.theirs, tracker_descriptor(), *descriptors])
+                started.pid = self._request([*started.theirs, tracker_descriptor(), *descriptors], requester)
         except BaseException:
             started.close()
             raise
+        finally:
+            with self._requests_lock:
+                self._requesters.discard(requester)
         started.sent()
         return started
 
-    def _request(self, descriptors: list[int]) -> int:
+    def _request(self, descriptors: list[int], requester: Requester) -> int:
         control = self._ensure_running()
         try:
+            with self._requests_lock:
+                if requester.abandoned:
+                    raise ForkServerEnded("the start of the worker was abandoned")
+                if not self._loaded and self._process is not None:
+                    self._loading = self._process, control
             socket.send_fds(control, [b"+"], descriptors)
             data = control.recv(_ANSWER.size, socket.MSG_WAITALL)
         except ConnectionError as error:
             self._end(0)
             raise ForkServerEnded(f"the process that starts workers has ended ({error})") from error
+        finally:
+            with self._requests_lock:
+                self._loading = None
         if len(data) < _ANSWER.size:
             code = self._end(0)
             raise ForkServerEnded(f"the process that starts workers has ended with {code}")
+        self._loaded = True
         (answer,) = _ANSWER.unpack(data)
         if answer < 0:
             raise OSError(-answer, os.strerror(-answer))
@@ -217,6 +260,7 @@ class ForkServer:
         finally:
             theirs.close()
         self._control = ours
+        self._loaded = False
         return ours
 
     def _end(self, grace: float) -> int | None:
@@ -241,6 +285,7 @@ class ForkServer:
         cls._class_lock = threading.Lock()
         if shared is not None:
             shared._lock = threading.Lock()  # noqa: SLF001 - its own class
+            shared._requests_lock = threading.Lock()  # noqa: SLF001 - its own class
             shared._control = None  # noqa: SLF001 - its own class
             if shared._process is not None:  # noqa: SLF001 - its own class
                 shared._process.returncode = 0  # noqa: SLF001 - not a child of this process: nothing to wait for

@@ -169,14 +169,14 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
             if self.running:
                 self.create_worker(qid)
 
-    def reload(self, shipped: bytes) -> None:
-        """Replaces all workers by others with this code: idle ones at once, others when their jobs have ended."""
+    def reload(self, shipped: bytes, grace: float) -> None:
+        """Replace all workers by others with this code: idle ones at once, others when their jobs have ended.
+
+        A worker that is asked to end has the grace period, in seconds.
+        """
         self._shipped = shipped
         for worker in [worker for worker in self._slots if worker is not None]:
-            worker.outdated = True
-            worker.retire()
-            if not worker.seats:
-                worker.hang_up()
+            worker.outdate(grace)
 
     def worker_unresponsive(self, worker: SiteWorker, seconds: float) -> None:
         """A worker with jobs does not respond: tells them."""

@@ -184,6 +184,8 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         self.channel: Channel | None = None
         self.refused: msg.Refused | None = None
         self._hung_up = False
+        self._grace: float | None = None
+        self._starting: WorkerProcess | None = None
         self._reaping: asyncio.Task[None] | None = None
         self._on_message = on_message
         self._pool = pool
@@ -268,13 +270,16 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
             loop_initializer=self._loop_initializer,
         )
         process = WorkerProcess(self._fork_server, target=Process.run_async, args=(unit,), name=f"dfm-{self.site}")
+        self._starting = process
         try:
             process.start()
-        except _SERVER_ENDED:  # the next start launches another one: once more, nothing is lost yet
+        except _SERVER_ENDED as error:  # the next start launches another one: once more, nothing is lost yet
+            if self._hung_up:
+                raise WorkerLost(self.site, None, str(error)) from error
             try:
                 process.start()
-            except _SERVER_ENDED as error:
-                raise WorkerLost(self.site, None, str(error)) from error
+            except _SERVER_ENDED as again:
+                raise WorkerLost(self.site, None, str(again)) from again
         self.aio_process = process
         self._output.pid = process.pid
 
@@ -351,13 +356,14 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         self._pool.worker_changed()
 
     def _channel_ended(self, _error: Exception | None) -> None:
-        # The process's end should follow at once. If it does not, it is stuck on its way out.
-        if not self.ended.done():
-            self._stuck_timer = asyncio.get_running_loop().call_later(_REAP, self._stuck)
+        # If the process closed it, its end should follow at once; if we did, it has the grace period.
+        seconds = self._grace if self._hung_up else _REAP
+        if seconds is not None and not self.ended.done():
+            self._stuck_timer = asyncio.get_running_loop().call_later(seconds, self._stuck, seconds)
 
-    def _stuck(self) -> None:
+    def _stuck(self, seconds: float) -> None:
         if not self.ended.done():
-            self.kill("it did not end after it had closed its channel")
+            self.kill(f"it did not end within {seconds:g} s after its channel was closed")
 
     def _process_ended(self) -> None:
         assert self.aio_process is not None  # noqa: S101 - it was started
@@ -449,6 +455,14 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         self.retired = True
         self._pool.retire(self)
 
+    def outdate(self, grace: float) -> None:
+        """Retire the worker, because its code is not the newest. Idle, it has the grace period to end."""
+        self.outdated = True
+        self._grace = grace
+        self.retire()
+        if not self.seats:
+            self.hang_up()
+
     def abandon(self, job: int, at: int) -> None:
         """Does not wait any more for a cancelled job whose calls do not return; other jobs go on to their ends."""
         self.retire()
@@ -460,7 +474,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         self._output.when_read(call)
 
     def hang_up(self) -> None:
-        """Asks the process to end, by closing the channel."""
+        """Ask the process to end, by closing the channel. Only an outdated worker is killed if it takes too long."""
         self._hung_up = True
         if os.getpid() != self._owner:  # a forked child: the worker is its parent's
             if not self.ended.done():
@@ -479,6 +493,8 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
                 os.kill(pid, signal.SIGKILL)  # one that was spawned may not lead its group yet
             except ProcessLookupError:
                 _log.debug("worker %s of site %s had ended already", pid, self.site)
+        elif self._starting is not None and self._fork_server is not None and os.getpid() == self._owner:
+            self._fork_server.abandon(self._starting)
 
 
 def remember_net(worker: SiteWorker, plan: str, at: int) -> None:

@@ -65,7 +65,7 @@ class _ForkServerPopen(popen_forkserver.Popen):
 
     def _launch(self, process_obj: Any) -> None:
         data = _pickled(process_obj, self)
-        started = self._started = process_obj.fork_server.start(self._fds)
+        started = self._started = process_obj.fork_server.start(self._fds, process_obj)
         try:
             started.write(data)
         except BaseException:
@@ -165,10 +165,13 @@ class WorkerProcess(context.ForkServerProcess):
     """A process that starts as described above."""
 
     fork_server: ForkServer | None
+    abandoned: bool
+    """Whether nobody waits any more for it to start; see :meth:`ForkServer.abandon`."""
 
     def __init__(self, fork_server: ForkServer | None, **options: Any) -> None:
         super().__init__(**options)
         self.fork_server = fork_server
+        self.abandoned = False
         self._start_method = "spawn" if fork_server is None else "forkserver"
 
     @staticmethod

@@ -71,7 +71,7 @@ class SitePools:
         for pool in self._pools.values():
             shipped = self._shipped.get(pool.site)
             if shipped is not None and not shipped.same_as(before[pool.site]):
-                pool.reload(shipped.data)
+                pool.reload(shipped.data, self._options.shutdown_grace)
 
     @property
     def pools(self) -> Mapping[str, SitePool]:
