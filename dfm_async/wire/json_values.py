@@ -24,6 +24,12 @@ _CAREFUL: Final = 50_000
 """How many elements are written one by one, if arrays may not have more."""
 _SUMMARY: Final = 50
 """What a summary costs, in elements."""
+_HOLLOW: Final = 100
+"""How many empty lists of an array without elements are written: they take no bytes in the array."""
+_LEAST: Final = 2
+"""The bytes of JSON that an element takes at least."""
+_BITS_PER_ELEMENT: Final = 256
+"""How many bits of a whole number cost as much as an element: the time to write one grows with their square."""
 _BUILTIN: Final = (list, tuple, dict, set, frozenset)
 
 _repr: Final = reprlib.Repr()
@@ -32,7 +38,7 @@ _repr.maxstring = _repr.maxother = _PREVIEW
 
 
 class _TooMuch(Exception):
-    """A value has more elements than can be written one by one."""
+    """A value has more elements than can be written one by one, or than fit into its record."""
 
 
 class JsonValues:
@@ -54,11 +60,14 @@ class JsonValues:
         self._array_items = array_items
         self._record_bytes = record_bytes
         self._json_depth = json_depth
-        self._encoder = msgspec.json.Encoder(enc_hook=self._plain)
 
     def encode(self, value: Any) -> bytes:
         """Write a value; of one that is too large, or that cannot be written, a summary."""
-        data = self.encode_whole(value)
+        room = _Room(self, self._record_bytes)
+        try:
+            data = self._carefully(value) if _has_large_numbers(value) else self._written(value, room)
+        except _TooMuch:
+            return msgspec.json.encode({"type": type_name(type(value)), "omitted": True})
         if len(data) > self._record_bytes:
             return msgspec.json.encode({"type": type_name(type(value)), "json_bytes": len(data), "omitted": True})
         return data
@@ -66,12 +75,25 @@ class JsonValues:
     def encode_whole(self, value: Any) -> bytes:
         """Write a value, however large it is."""
         try:
-            return self._encoder.encode(value)
+            return self._written(value, _Room(self, None))
+        except _TooMuch:
+            return msgspec.json.encode(_summary(value))
+
+    def _written(self, value: Any, room: _Room) -> bytes:
+        try:
+            return msgspec.json.encode(value, enc_hook=room.plain)
+        except _TooMuch:
+            raise
         except Exception:  # noqa: BLE001 - there are many reasons, some of them in the user's classes
-            try:
-                return msgspec.json.encode(_Careful(self).written(value, 0))
-            except Exception:  # noqa: BLE001 - more elements than can be written one by one
-                return msgspec.json.encode(_summary(value))
+            return self._carefully(value)
+
+    def _carefully(self, value: Any) -> bytes:
+        try:
+            return msgspec.json.encode(_Careful(self).written(value, 0))
+        except _TooMuch:
+            raise
+        except Exception:  # noqa: BLE001 - the user's class
+            return msgspec.json.encode(_summary(value))
 
     @property
     def depth(self) -> int:
@@ -82,13 +104,6 @@ class JsonValues:
     def elements(self) -> int:
         """How many elements are written of a value that needs care."""
         return max(_CAREFUL, self._array_items)
-
-    def _plain(self, value: Any) -> Any:
-        """What stands for an object that the encoder does not know."""
-        try:
-            return self.stand_in(value)
-        except Exception:  # noqa: BLE001 - the user's class
-            return _summary(value)
 
     def stand_in(self, value: Any) -> Any:
         """Return what stands for an object that the encoder does not know."""
@@ -104,11 +119,90 @@ class JsonValues:
 
     def _array(self, value: Any) -> Any:
         shape = [int(length) for length in value.shape]
-        # One without elements can have any number of empty lists in it.
-        if max(accumulate(shape, operator.mul), default=1) > self._array_items and shape[0]:
+        if _lists_and_elements(value, shape) > self._array_items or (0 in shape and _lists(shape) > _HOLLOW):
             return {"type": type_name(type(value)), "shape": shape, "dtype": str(value.dtype)}
         found = value.tolist()
         return _summary(value) if isinstance(found, type(value)) else found
+
+    def cost(self, value: Any) -> int:
+        """Return how many elements :meth:`stand_in` makes of an object, which may be far more than it has bytes."""
+        if isinstance(value, range):
+            return min(len(value[: self._array_items]), self._array_items)
+        if hasattr(value, "dtype") and hasattr(value, "tolist"):
+            count = _lists_and_elements(value, [int(length) for length in value.shape])
+            return count if count <= self._array_items else _SUMMARY
+        return 1
+
+
+class _Room:
+    """What one value may still become, and the hook of the encoder that takes from it.
+
+    Args:
+        values: the rules.
+        size: how many bytes of JSON there is room for; None means any number.
+    """
+
+    def __init__(self, values: JsonValues, size: int | None) -> None:
+        self._values = values
+        self._left = size
+
+    def plain(self, value: Any) -> Any:
+        """Return what stands for an object that the encoder does not know.
+
+        Raises:
+            _TooMuch: the value is larger than its record with it.
+        """
+        try:
+            self._take(_LEAST * self._values.cost(value))
+            return self._values.stand_in(value)
+        except _TooMuch:
+            raise
+        except Exception:  # noqa: BLE001 - the user's class
+            return _summary(value)
+
+    def _take(self, size: int) -> None:
+        if self._left is not None:
+            self._left -= size
+            if self._left < 0:
+                raise _TooMuch
+
+
+def _has_large_numbers(value: Any) -> bool:
+    """Return whether there are whole numbers of more than 64 bits, which are slow to write.
+
+    MessagePack refuses them, and is much faster than JSON at finding out.
+    """
+    try:
+        msgspec.msgpack.encode(value, enc_hook=_fields)
+    except OverflowError:
+        return True
+    except Exception:  # noqa: BLE001, S110 - the encoder for JSON finds the same
+        pass
+    return False
+
+
+def _fields(value: Any) -> Any:
+    """Of an object that the encoder does not know, what may have numbers in it."""
+    fields = getattr(type(value), "model_fields", None)
+    return {name: getattr(value, name) for name in fields} if isinstance(fields, dict) else None
+
+
+def _lists(shape: list[int]) -> int:
+    """Return how many elements the largest level of an array has as nested lists, which may all be empty."""
+    return max(accumulate(shape, operator.mul), default=1)
+
+
+def _lists_and_elements(value: Any, shape: list[int]) -> int:
+    return _lists(shape) * _items(value.dtype)
+
+
+def _items(dtype: Any) -> int:
+    """Return how many values an element of an array has: those of its fields, which may take no bytes."""
+    inner = getattr(dtype, "subdtype", None)
+    if inner is not None:
+        return max(1, _lists(list(inner[1]))) * _items(inner[0])
+    fields = getattr(dtype, "fields", None)
+    return max(1, sum(_items(field[0]) for field in fields.values())) if isinstance(fields, Mapping) else 1
 
 
 class _Careful:
@@ -135,6 +229,7 @@ class _Careful:
         if isinstance(value, bool) or value is None:
             return value
         if isinstance(value, int):
+            self._pay(value)
             return _whole(value)
         if isinstance(value, float):
             return float(value) if math.isfinite(value) else None
@@ -143,7 +238,7 @@ class _Careful:
             return _summary(value)
         if isinstance(value, Mapping):
             items = islice(value.items(), self._left + 1)
-            return {_key(key): self.written(item, depth + 1) for key, item in items}
+            return {self._key(key): self.written(item, depth + 1) for key, item in items}
         if isinstance(value, (list, tuple, Set)):
             return [self.written(item, depth + 1) for item in islice(value, self._left + 1)]
         if isinstance(value, msgspec.Struct):
@@ -157,6 +252,17 @@ class _Careful:
             plain = self._values.stand_in(value)
             return plain if type(plain) is dict and "repr" in plain else self.written(plain, depth + 1)
         return value
+
+    def _pay(self, number: int) -> None:
+        bits = int.bit_length(number)
+        self._left -= bits // _BITS_PER_ELEMENT if bits <= _BITS else _SUMMARY
+        if self._left < 0:
+            raise _TooMuch
+
+    def _key(self, key: Any) -> str:
+        if isinstance(key, int):
+            self._pay(key)
+        return _key(key)
 
 
 def _text(value: str) -> str:

@@ -146,6 +146,43 @@ def test_an_array_is_lists_or_a_summary_by_its_shape(shape: tuple[int, ...]) -> 
         assert found == np.zeros(shape).tolist()
 
 
+WHOLE = JsonValues(array_items=10_000, record_bytes=MIB, json_depth=16)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [np.zeros((9999, 0))] * 8000,
+        [np.zeros((99, 0))] * 100_000,
+        [np.zeros((100, 100), "u1")] * 1000,
+        [np.zeros(100, [("a", "u1"), *((f"f{number}", "S0") for number in range(99))])] * 1000,
+        [np.zeros(100, [("a", "u1"), ("b", "u1", (99, 0))])] * 1000,
+        [range(10_000)] * 1000,
+    ],
+    ids=["hollow", "slightly hollow", "arrays", "fields", "fields with a shape", "ranges"],
+)
+def test_parts_that_are_larger_as_json_are_counted_together(value: Any) -> None:
+    tracemalloc.start()
+    try:
+        found = json.loads(WHOLE.encode(value))
+        assert tracemalloc.get_traced_memory()[1] < 32 * MIB
+    finally:
+        tracemalloc.stop()
+    if isinstance(found, dict):
+        assert found["omitted"]
+    else:
+        assert found[0] == {"type": "numpy.ndarray", "shape": [9999, 0], "dtype": "float64"}
+
+
+def test_long_whole_numbers_are_counted_by_their_length() -> None:
+    number = 10**4000
+    few = [number] * 10
+    assert json.loads(WHOLE.encode(few)) == few
+    for value in ([number] * 20_000, {number + more: 1 for more in range(20_000)}, [Holder([number] * 20_000)]):
+        assert len(WHOLE.encode(value)) < 1000
+    assert json.loads(WHOLE.encode_whole([2**100] * 100_000)) == [2**100] * 100_000
+
+
 def test_a_whole_number_is_written_as_long_as_it_can_be_read() -> None:
     assert json.loads(VALUES.encode(10**4000)) == 10**4000
     found = json.loads(VALUES.encode({"n": 10**5000}))
