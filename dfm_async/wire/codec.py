@@ -37,6 +37,7 @@ from msgspec.msgpack import Ext
 from dfm_async.errors import EncodingError
 from dfm_async.wire.by_value import dumps as by_value_dumps
 from dfm_async.wire.classes import KnownClasses
+from dfm_async.wire.map_keys import check_keys, may_have_large_maps
 from dfm_async.wire.memory import LARGE, Allocator, Part, Payload, WritablePart
 from dfm_async.wire.standard import STANDARD, offset_arguments, rebuild, state_of
 
@@ -48,7 +49,7 @@ _PYDANTIC_STATE: Final = {"__dict__", "__pydantic_extra__", "__pydantic_fields_s
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**64 - 1
 _BULK_FROM: Final = 8
-_SAME_HASH: Final = 1000
+_SAME_HASH: Final = 32
 _HEAVY: Final = 4096
 """From how many bytes on a part counts for the weight of its value."""
 _NUMBER: Final = 8
@@ -177,6 +178,7 @@ class Codec:
         self._packers: dict[type, Packer] = dict(_PACKERS)
         self._decoder = msgspec.msgpack.Decoder(ext_hook=self._extension)
         self._broken: Broken | None = None
+        self._suspect = False  # whether what is being read may have large maps of untrusted keys
         self._parts: dict[int, Part] = {}
 
     # encoding
@@ -417,14 +419,21 @@ class Codec:
         try:
             if type(data) is Payload:
                 self._parts = {part.offset: part for part in data.blocks}
-                return self._decoder.decode(data.data)
-            return self._decoder.decode(data)  # type: ignore[arg-type]
+                data = data.data
+            self._suspect = not self.trusted and may_have_large_maps(data)  # type: ignore[arg-type]
+            return self.decode(data)  # type: ignore[arg-type]
         except (msgspec.DecodeError, RecursionError, TypeError, ValueError) as error:
             self._broken = None
             raise EncodingError("value", "value", f"the bytes are not a value: {error}") from error
         finally:
             if self._parts:
                 self._parts = {}
+
+    def decode(self, data: bytes | memoryview) -> Any:
+        """For unpackers: rebuild what an extension holds."""
+        if self._suspect:
+            check_keys(data)
+        return self._decoder.decode(data)
 
     def part(self, offset: int, size: int) -> memoryview:
         """For unpackers: the bytes of a block of the message that is being read, read-only."""
@@ -764,7 +773,7 @@ _PACKERS: Final[dict[type, Packer]] = {
 
 
 def _list_of(codec: Codec, data: memoryview) -> list[Any]:
-    found = codec._decoder.decode(data)  # noqa: SLF001 - same module
+    found = codec.decode(data)
     if not isinstance(found, list):
         raise TypeError("a list was expected")
     return found

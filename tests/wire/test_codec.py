@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.msgpack import Ext
 
@@ -796,5 +796,59 @@ def test_untrusted_keys_with_one_hash_are_refused(value: Any) -> None:
 
 
 def test_untrusted_keys_with_different_hashes_arrive() -> None:
-    value = {*range(50_000), *COLLIDING[:500], *map(str, range(1000))}
+    value = {*range(50_000), *COLLIDING[:30], *map(str, range(1000))}
     assert untrusted.loads(untrusted.dumps(untrusted.pack(value))) == value
+
+
+def map_of(*keys: bytes) -> bytes:
+    """A MessagePack map as our encoder never writes one."""
+    return b"\xdf" + len(keys).to_bytes(4, "big") + b"".join(key + b"\xc0" for key in keys)
+
+
+SCALAR_KEYS = list(
+    map(msgspec.msgpack.encode, [*range(300), "x" * 40, "y" * 300, b"z" * 300, 1.5, None, True, -(2**40)])
+)
+OTHER_KEYS = {
+    "array": msgspec.msgpack.encode([1, 2]),
+    "long array": msgspec.msgpack.encode(list(range(20))),
+    "big int": msgspec.msgpack.encode(msgspec.msgpack.Ext(4, bytes(9))),
+    "fixed extension": msgspec.msgpack.encode(msgspec.msgpack.Ext(4, bytes(8))),
+    "long extension": msgspec.msgpack.encode(msgspec.msgpack.Ext(4, bytes(300))),
+}
+AROUND: dict[str, Callable[[bytes], bytes]] = {
+    "alone": lambda data: data,
+    "in lists": lambda data: b"\x93\x01\x91" + data + b"\xa1x",
+    "in a long list": lambda data: b"\xdc\x01\x00" + b"\xcb@\xdf\0\0\0\0\0\0" * 255 + data,
+    "in a map": lambda data: b"\x82\xa1a\xc4\x28" + b"\xdf" * 40 + b"\xa1b" + data,
+    "in a large map": lambda data: map_of(*SCALAR_KEYS)[:-1] + data,
+    "in a tuple": lambda data: msgspec.msgpack.encode([msgspec.msgpack.Ext(1, b"\x91" + data)]),
+    "behind a broken extension": lambda data: (
+        b"\x92" + msgspec.msgpack.encode(msgspec.msgpack.Ext(1, b"\xdb\xff")) + data
+    ),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("key", OTHER_KEYS)
+def test_untrusted_large_maps_have_only_scalar_keys(around: str, key: str) -> None:
+    place = SCALAR_KEYS.index(msgspec.msgpack.encode(None))
+    data = AROUND[around](map_of(*SCALAR_KEYS[:place], OTHER_KEYS[key], *SCALAR_KEYS[place:]))
+    with pytest.raises(EncodingError, match="a key of a large map"):
+        untrusted.loads(data)
+    found = untrusted.loads_batch(b"\x91" + data) if around == "in a tuple" else None
+    assert found is None or type(found[0]) is Broken
+
+
+@pytest.mark.parametrize("around", [name for name in AROUND if "broken" not in name])
+def test_untrusted_large_maps_with_scalar_keys_arrive(around: str) -> None:
+    data = AROUND[around](map_of(*SCALAR_KEYS))
+    assert untrusted.loads(data) == trusted.loads(data)
+
+
+@given(
+    st.recursive(st.integers() | st.text(max_size=300) | st.binary(max_size=300) | st.floats(allow_nan=False), st.lists)
+)
+@settings(deadline=None, max_examples=100)
+def test_values_beside_a_large_map_arrive(value: Any) -> None:
+    whole = [value, dict.fromkeys(range(300), value), value]
+    assert untrusted.loads(untrusted.encode(whole)) == whole
