@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -26,7 +27,8 @@ class JobQuota:
     def __init__(self, limits: WebLimits) -> None:
         self._limits = limits
         self._jobs: dict[str, dict[str, Job]] = {}
-        self._entering: dict[str, int] = {}
+        self._entering: Counter[str] = Counter()
+        self._entering_idle: Counter[str] = Counter()
 
     @contextmanager
     def room(self, principal: Principal, *, idle: bool = False, slots: int | None = None) -> Iterator[None]:
@@ -40,24 +42,28 @@ class JobQuota:
         Raises:
             Refusal: there is none.
         """
-        held = self._running(principal.id) + self._entering.get(principal.id, 0)
+        held = self._running(principal.id) + self._entering[principal.id]
         if held >= self._limits.jobs_per_principal:
             message = f"{held} of your jobs have not ended, as many as you may have"
             raise Refusal(429, "jobs", message, retry_after=self._limits.retry)
         if idle:
             infos = [job.info() for job in self._jobs.get(principal.id, {}).values()]
             waiting = sum(info.accepts and (info.sets or 0) <= (info.done or 0) for info in infos)
+            waiting += self._entering_idle[principal.id]
             most = self._limits.idle_jobs_per_principal
             if waiting >= (most if slots is None else min(most, max(1, slots // 2))):
                 message = f"{waiting} of your jobs wait for inputs and have no work: send them some, or finish them"
                 raise Refusal(429, "idle", message, retry_after=self._limits.retry)
-        self._entering[principal.id] = self._entering.get(principal.id, 0) + 1
+        counters = (self._entering, self._entering_idle) if idle else (self._entering,)
+        for counter in counters:
+            counter[principal.id] += 1
         try:
             yield
         finally:
-            self._entering[principal.id] -= 1
-            if not self._entering[principal.id]:
-                del self._entering[principal.id]
+            for counter in counters:
+                counter[principal.id] -= 1
+                if not counter[principal.id]:
+                    del counter[principal.id]
 
     def add(self, principal: Principal, job: Job) -> None:
         """Counts a job that was submitted."""

@@ -85,6 +85,16 @@ async def test_open_jobs_without_work_are_bounded_and_those_with_work_are_not() 
         assert (await ada.post("/pipelines/squares/jobs", json=idle)).status_code == 201
 
 
+async def test_open_jobs_without_work_are_bounded_also_when_they_are_submitted_at_once(tmp_path: Any) -> None:
+    limits = WebLimits(idle_jobs_per_principal=2)
+    store = f"sqlite:///{tmp_path}/jobs.db"
+    service = Service(session=lambda: inline(store=store), pipelines=PIPELINES, limits=limits, authorizer=Tokens())
+    async with service.lifespan(), client(service, authorization="ada") as ada:
+        idle = [ada.post("/pipelines/squares/jobs", json={"params": None}) for _ in range(8)]
+        codes = [answer.status_code for answer in await asyncio.gather(*idle)]
+        assert (codes.count(201), codes.count(429)) == (2, 6)
+
+
 async def test_open_jobs_without_work_leave_slots_for_others() -> None:
     options = LocalOptions(max_concurrent_jobs=4)
     service = Service(session=lambda: inline(options=options), pipelines=PIPELINES, authorizer=Tokens())
