@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter, deque
 from typing import Final
 
 from dfm_async.results.log import ResultLog
@@ -17,8 +18,9 @@ class Retention:
     """Bounds the memory that the logs of ended jobs take together.
 
     A session remembers many ended jobs. When their logs hold too much, they drop what was read, the oldest first, and
-    the arenas of the sites that it came from are free again. When what nobody has read is too much as well, the logs of
-    the oldest jobs are dropped as a whole; their readers get ``ResultsExpired``. The log of the job that has ended last
+    the arenas of the sites that it came from are free again. When what nobody has read is too much as well, logs are
+    dropped as a whole: the oldest one of the label whose logs take the most, until the rest fits. So the jobs of one
+    user cannot displace those of others. Their readers get ``ResultsExpired``. The log of the job that has ended last
     always stays.
 
     Args:
@@ -30,30 +32,42 @@ class Retention:
         self._limit = limit
         self._unread_limit = unread_limit
         self._logs: list[weakref.ref[ResultLog]] = []
-        self._all: list[weakref.ref[ResultLog]] = []
+        self._all: dict[weakref.ref[ResultLog], str | None] = {}  # and the label of its job
         self._weight = 0  # at most: what was dropped since the last look is counted
 
-    def ended(self, log: ResultLog) -> None:
-        """Add the log of a job that has ended."""
+    def ended(self, log: ResultLog, label: str | None = None) -> None:
+        """Add the log of a job that has ended, and whose job it was."""
         if log.size >= _HEAVY:
             self._logs.append(weakref.ref(log))
             self.tidy()
         if self._unread_limit is not None:
-            self._all.append(weakref.ref(log))
+            self._all[weakref.ref(log, self._gone)] = label
             self._weight += log.weight
             if self._weight > self._unread_limit:
                 self._evict(self._unread_limit)
 
+    def _gone(self, log: weakref.ref[ResultLog]) -> None:
+        self._all.pop(log, None)
+
     def _evict(self, limit: int) -> None:
-        logs = [log for log in (found() for found in self._all) if log is not None and log.held]
-        self._weight = sum(log.weight for log in logs)
-        for log in logs[:-1]:
-            if self._weight <= limit:
-                break
+        found = [(log, label, ref) for ref, label in list(self._all.items()) if (log := ref()) is not None and log.held]
+        self._all = {ref: label for _, label, ref in found}
+        self._weight = sum(log.weight for log, _, _ in found)
+        weights: Counter[str | None] = Counter()
+        oldest: dict[str | None, deque[ResultLog]] = {}
+        for number, (log, label, _) in enumerate(found, 1):
+            weights[label] += log.weight
+            if number < len(found):
+                oldest.setdefault(label, deque()).append(log)
+        while self._weight > limit and oldest:
+            label = max(oldest, key=weights.__getitem__)
+            log = oldest[label].popleft()
             before = log.weight
             log.expire()
             self._weight -= before - log.weight
-        self._all = [weakref.ref(log) for log in logs if log.held]
+            weights[label] -= before - log.weight
+            if not oldest[label]:
+                del oldest[label]
 
     def tidy(self) -> None:
         """Drops what may be dropped. Called when a job ends, and when another one begins."""

@@ -159,7 +159,7 @@ class JobTable(Generic[C]):
 
     def _remember_ended(self, record: JobRecord) -> None:
         self._ended.append(record)
-        self._retention.ended(record.log)
+        self._retention.ended(record.log, record.label)
         while len(self._ended) > self._options.keep_finished:
             self._summarise(self._ended.popleft())
         if self._timer is None and self._ended:

@@ -108,6 +108,28 @@ def test_a_log_that_is_being_read_is_dropped_when_its_reader_leaves() -> None:
     assert first.held == 0
 
 
+def test_the_logs_of_the_heaviest_label_are_dropped_first() -> None:
+    retention = Retention(unread_limit=10 * MIB)
+    quiet = filled(1, read=False)
+    retention.ended(quiet, "bob")
+    loud = [filled(4, read=False) for _ in range(6)]
+    for log in loud:
+        retention.ended(log, "mallory")
+    assert [log.held for log in loud] == [0, 0, 0, 0, 4, 4]
+    assert quiet.held == 1
+    late = filled(3, read=False)
+    retention.ended(late, "bob")
+    assert [log.held for log in (quiet, *loud[-2:], late)] == [1, 0, 4, 3]
+
+
+def test_logs_that_are_gone_leave_nothing() -> None:
+    retention = Retention(unread_limit=MIB)
+    for _ in range(10):
+        retention.ended(ResultLog("job", ResultLimits()), "bob")
+    gc.collect()
+    assert not retention._all
+
+
 def test_logs_are_not_kept_by_it() -> None:
     retention = Retention(100 * MIB)
     log = filled(3)
