@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -31,7 +32,7 @@ from dfm_async.model.status import JobStatus
 
 try:
     import httpx
-    from httpx_sse import ServerSentEvent, SSEError, aconnect_sse
+    from httpx_sse import SSEError, aconnect_sse
 except ImportError as error:
     raise BadInput(f"looking at a service needs httpx and httpx-sse: {install_hint('cli')}") from error
 
@@ -47,7 +48,8 @@ _PAGE: Final = 500
 _LONGEST_PAUSE: Final = 60.0
 """At most this many seconds are waited before a broken stream is opened again, whatever the service asks for."""
 _LARGEST: Final = 256 * 1024 * 1024
-"""How many bytes a line of a stream, or another answer, may have."""
+"""How many bytes an event of a stream, or another answer, may have."""
+_BLANK_LINE: Final = re.compile(rb"\n\r?\n")
 _KINDS: Final[dict[str, Any]] = {
     "result": Result,
     "progress": Progress,
@@ -86,17 +88,21 @@ async def served_jobs(url: str, token: str | None) -> AsyncIterator[JobSource]:
 
 
 class _Bounded(httpx.AsyncByteStream):
-    """The body of an answer, with a bound for its size; in a stream of events the bound is for each line."""
+    """The body of an answer, with a bound for its size; in a stream of events the bound is for each event."""
 
-    def __init__(self, inner: httpx.AsyncByteStream, *, lines: bool) -> None:
+    def __init__(self, inner: httpx.AsyncByteStream, *, events: bool) -> None:
         self._inner = inner
-        self._lines = lines
+        self._events = events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
+        size, last = 0, b""
         async for chunk in self._inner:
-            end = chunk.rfind(b"\n") if self._lines else -1
-            size = len(chunk) - end - 1 if end >= 0 else size + len(chunk)
+            size += len(chunk)
+            if self._events:  # a blank line ends an event, and may be in two chunks
+                seen = last + chunk
+                end = max((found.end() for found in _BLANK_LINE.finditer(seen)), default=-1)
+                size = len(seen) - end if end >= 0 else size
+                last = seen[-3:]
             if size > _LARGEST:
                 raise httpx.RemoteProtocolError(f"the service sends more than {_LARGEST:,} bytes at once")
             yield chunk
@@ -110,7 +116,7 @@ async def _bound(response: httpx.Response) -> None:
         raise httpx.RemoteProtocolError("the service compresses its answers, although nobody asked for that")
     assert isinstance(response.stream, httpx.AsyncByteStream)  # noqa: S101 - of an asynchronous client
     events = response.headers.get("content-type", "").startswith("text/event-stream")
-    response.stream = _Bounded(response.stream, lines=events)
+    response.stream = _Bounded(response.stream, events=events)
 
 
 class ServedJobs:
@@ -145,7 +151,10 @@ class ServedJobs:
     async def cancel(self, job_id: str, reason: str) -> dict[str, str]:
         """Cancels a job; waits until nothing of it runs any more."""
         found = await self._ask("POST", f"{_path(job_id)}/cancel", job_id, json={"reason": reason})
-        return dict(found["outcomes"])
+        try:
+            return msgspec.convert(found["outcomes"], dict[str, str])
+        except (msgspec.ValidationError, KeyError, TypeError) as error:
+            raise self._not_understood(error) from error
 
     def events(self, job_id: str, after: int, *, following: bool) -> AsyncGenerator[Event | Activity, None]:
         """Gives the events of a job behind an offset: those that are there, or all until it ends."""
@@ -160,7 +169,9 @@ class ServedJobs:
             if not listed:
                 return
             for data in listed:
-                event = self._event(data["event"] if isinstance(data, dict) else "", data)
+                if not isinstance(data, dict) or not isinstance(data.get("event"), str):
+                    raise self._not_understood(ValueError("an event without a name"))
+                event = self._event(data["event"], data)
                 if event is not None:
                     yield event
             if not isinstance(following, int) or following <= after:
@@ -186,7 +197,7 @@ class ServedJobs:
                             pause = min(max(sent.retry / 1000, 0.0), _LONGEST_PAUSE)
                         if sent.event in ("end", "interrupted"):
                             return
-                        event = self._event(sent.event, _json(sent, self._url)) if sent.data else None
+                        event = self._event(sent.event, self._json(sent.data)) if sent.data else None
                         if event is not None:
                             failed = 0
                             after = after if isinstance(event, Activity) else event.offset
@@ -211,13 +222,19 @@ class ServedJobs:
     def _event(self, name: str, data: Any) -> Event | Activity | None:
         try:
             return event_of(name, data)
-        except (msgspec.ValidationError, KeyError, TypeError) as error:
+        except (msgspec.ValidationError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise self._not_understood(error) from error
 
     def _info(self, data: Any) -> JobInfo:
         try:
             return msgspec.convert({**data, "label": data.get("principal")}, JobInfo)
-        except (msgspec.ValidationError, TypeError, AttributeError) as error:
+        except (msgspec.ValidationError, TypeError, AttributeError, RecursionError) as error:
+            raise self._not_understood(error) from error
+
+    def _json(self, data: bytes | str) -> Any:
+        try:
+            return msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise self._not_understood(error) from error
 
     async def _ask(self, method: str, path: str, job_id: str = "", **options: Any) -> Any:
@@ -226,10 +243,7 @@ class ServedJobs:
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
         await self._check(response, job_id)
-        try:
-            return msgspec.json.decode(response.content)
-        except msgspec.DecodeError as error:
-            raise self._not_understood(error) from error
+        return self._json(response.content)
 
     async def _check(self, response: httpx.Response, job_id: str) -> None:
         """Raises what the service refuses."""
@@ -238,14 +252,17 @@ class ServedJobs:
         try:
             refused = msgspec.json.decode(await response.aread())
             code, message = str(refused["error"]), str(refused["message"])
-        except (msgspec.DecodeError, TypeError, KeyError):
+        except (msgspec.DecodeError, UnicodeError, RecursionError, TypeError, KeyError):
             raise Unreachable(
                 f"{self._url} answered {response.status_code}: is there a dfm_async service at this address?"
             ) from None
         if code == "job":
             raise Unreachable(f"there is no job {job_id!r} at {self._url}: dfm-async jobs lists those that are there")
         if code == "expired":
-            message += f". Read from there with --after {refused.get('first', 0) - 1}"
+            first = refused.get("first", 0)
+            if not isinstance(first, int):
+                raise self._not_understood(ValueError(f"the log begins at {first!r}"))
+            message += f". Read from there with --after {first - 1}"
         if response.status_code == 401:
             message = "it needs a token: give --token-file, or set DFM_TOKEN"
         raise Unreachable(f"{self._url} refused ({response.status_code}): {message}")
@@ -292,13 +309,6 @@ def _failure(data: Any) -> Failure:
     else:
         error = DfmError(f"{told['type']}: {told['message']}")
     return Failure(data["offset"], data["place"], error, frame, data["site"], data["node"])
-
-
-def _json(sent: ServerSentEvent, url: str) -> Any:
-    try:
-        return msgspec.json.decode(sent.data)
-    except msgspec.DecodeError as error:
-        raise Unreachable(f"what {url} sent is not JSON: {error}") from error
 
 
 def _path(job_id: str) -> str:

@@ -85,16 +85,79 @@ async def test_pages_of_events_that_go_on_at_the_same_offset_end(
         await read(jobs(answers, monkeypatch))
 
 
+@pytest.mark.parametrize(
+    "chunk", [b"x" * 10_000, b"data: " + b"x" * 10_000 + b"\n", b"data: " + b"x" * 10_000 + b"\r\n"]
+)
 @pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])
-async def test_answer_without_an_end_is_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answer_without_an_end_is_refused(kind: str, chunk: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_ATTEMPTS", 0)
 
     def endless() -> httpx.Response:
-        return httpx.Response(200, headers={"content-type": kind}, stream=Endless(b"x" * 10_000))
+        return httpx.Response(200, headers={"content-type": kind}, stream=Endless(chunk))
 
     found = jobs({"/jobs/j": endless, "/jobs/j/stream": endless}, monkeypatch)
     with pytest.raises(Unreachable, match="more than 1,000,000 bytes"):
         await read(found, following=kind == "text/event-stream")
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
+async def test_many_events_may_be_longer_together(end: bytes, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_LARGEST", 40)
+    data = (b": a comment of 30 characters...." + end + end) * 10
+
+    class Chunks(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            for start in range(0, len(data), size):
+                yield data[start : start + size]
+
+    stream = remote._Bounded(Chunks(), events=True)
+    assert b"".join([chunk async for chunk in stream]) == data
+
+
+EVENTS: list[Any] = [{}, {"event": 3}, 3, None, {"event": "failure"}, {"event": "failure", "error": 3, "frame": []}]
+EVENTS += [{"event": "failure", "error": {"operation": 1}, "frame": 3}, {"event": "result", "value": 3}]
+
+
+@pytest.mark.parametrize("event", EVENTS)
+async def test_event_that_is_none_is_an_error(event: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"/jobs/j": INFO, "/jobs/j/events": {"events": [event], "next": 3}}
+    with pytest.raises(Unreachable, match="is not understood"):
+        await read(jobs(answers, monkeypatch))
+
+
+@pytest.mark.parametrize("answer", [{"outcomes": 3}, {"outcomes": {"a": 3}}, {"outcomes": ["ab"]}, {}, [], 3])
+async def test_outcomes_of_a_cancellation_that_are_none_are_an_error(
+    answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Unreachable, match="is not understood"):
+        await jobs({"/jobs/j/cancel": answer}, monkeypatch).cancel("j", "because")
+
+
+DEEP = b"[" * 100_000
+
+
+async def test_deep_json_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def page() -> httpx.Response:
+        return httpx.Response(200, content=DEEP)
+
+    def stream() -> httpx.Response:
+        data = b"event: result\ndata: " + DEEP + b"\n\n"
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=data)
+
+    found = jobs({"/jobs": page, "/jobs/j": page, "/jobs/j/stream": stream}, monkeypatch)
+    for asked in (found.infos(5, None), found.info("j"), read(found, following=True)):
+        with pytest.raises(Unreachable, match="is not understood"):
+            await asked
+
+
+@pytest.mark.parametrize("first", ["q", None, [], 1.5])
+async def test_refusal_with_an_offset_that_is_none_is_an_error(first: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def expired() -> httpx.Response:
+        return httpx.Response(410, json={"error": "expired", "message": "x", "first": first})
+
+    with pytest.raises(Unreachable, match="is not understood"):
+        await jobs({"/jobs/j": expired}, monkeypatch).info("j")
 
 
 async def test_service_cannot_ask_for_a_pause_of_years(monkeypatch: pytest.MonkeyPatch) -> None:
