@@ -48,8 +48,10 @@ def note_secret(value: Any) -> None:
         new = False
         for part in _parts(value, _DEEPEST):
             if isinstance(part, (int, float, bytes)):
-                _pickled[_in_pickle(part)] = None
-                _pickled.move_to_end(_in_pickle(part))
+                pickled = _in_pickle(part)
+                if len(pickled if isinstance(part, bytes) else repr(part)) >= SHORTEST:
+                    _pickled[pickled] = None
+                    _pickled.move_to_end(pickled)
         while len(_pickled) > _KEPT:
             _pickled.popitem(last=False)
         for text in _texts(value):
@@ -122,9 +124,12 @@ def _inner(value: Any) -> Iterable[Any] | None:
     return found.values() or None
 
 
-def _slots(kind: type) -> Iterable[str]:
+def _slots(kind: type) -> Iterator[str]:
+    """Yield the names of the attributes that a class declares, private ones as Python mangles them."""
     slots = kind.__dict__.get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else slots
+    for name in (slots,) if isinstance(slots, str) else slots:
+        private = name.startswith("__") and not name.endswith("__")
+        yield f"_{kind.__name__.lstrip('_')}{name}" if private else name
 
 
 def _is_scalar(value: Any) -> bool:
@@ -164,6 +169,7 @@ def _written(part: bytes | int | float) -> Iterator[str]:
     yield repr(part)[2:-1]
     yield part.hex()
     yield base64.b64encode(part).decode().rstrip("=")
+    yield base64.urlsafe_b64encode(part).decode().rstrip("=")
 
 
 _LEFT_IN_URLS: Final = ("/", "", "/:@", "!$&'()*+,;=:@/", "!$&'()*+,;=:@/?~%")

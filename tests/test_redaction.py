@@ -9,7 +9,7 @@ import pickle
 import secrets
 import urllib.parse
 import uuid
-from base64 import b64encode
+from base64 import b64encode, urlsafe_b64encode
 from decimal import Decimal
 from typing import Any
 
@@ -162,6 +162,20 @@ class Slotted:
         self.token = token
 
 
+class Private:
+    __slots__ = ("__token",)
+
+    def __init__(self, token: str) -> None:
+        self.__token = token
+
+
+class _Private(Private):
+    __slots__ = "__other"
+
+    def __init__(self, token: str) -> None:
+        self.__other = token
+
+
 class Struct(msgspec.Struct):
     token: str
 
@@ -175,7 +189,15 @@ class Plain:
         self.inner = {"token": [token]}
 
 
-OBJECTS = [lambda token: Login("ann", token), Slotted, Struct, lambda token: Settings(token=token), Plain]
+OBJECTS = [
+    lambda token: Login("ann", token),
+    Slotted,
+    Private,
+    _Private,
+    Struct,
+    lambda token: Settings(token=token),
+    Plain,
+]
 
 
 @pytest.mark.parametrize("make", OBJECTS)
@@ -207,6 +229,20 @@ def test_numbers_and_bytes_are_hidden_and_do_not_travel_in_exceptions(value: Any
     if isinstance(value, (int, float, bytes)):
         assert holds_secret(pickle.dumps(ValueError(value), protocol=5))
     assert not holds_secret(pickle.dumps(ValueError("another"), protocol=5))
+
+
+@pytest.mark.parametrize("value", [b"", b"k", 1, 443, 0.5, -1])
+def test_small_numbers_and_bytes_keep_no_exception_from_travelling(value: Any) -> None:
+    note_secret({"part": value, "password": unused()})
+    for error in (ValueError("plain", 1), OSError(2, "no such file"), KeyError(value), ValueError(443)):
+        assert not holds_secret(pickle.dumps(error, protocol=5))
+
+
+def test_bytes_are_hidden_in_both_alphabets_of_base64() -> None:
+    secret = b"\xff\xfe\xfb" + secrets.token_bytes(12)
+    note_secret(secret)
+    for text in (b64encode(secret).decode(), urlsafe_b64encode(secret).decode()):
+        assert hide(f"key {text}").startswith("key ***")
 
 
 def test_long_secret_is_hidden_in_whole() -> None:
