@@ -115,7 +115,7 @@ async def serve_federation(serving: Serving) -> int:
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[None]:
         async with service.lifespan():
-            with nullcontext() if local is None else shared_token(port, local.token):
+            with nullcontext() if local is None else shared_token(host, port, local.token):
                 typer.echo(f"serving {serving.federation.name!r} at {url}/ (pipelines: {names})")
                 shown = "TOKEN" if local is None else local.token
                 typer.echo(f"in a browser: {url}/?token={shown}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -26,7 +27,8 @@ def client_token(file: Path | None, url: str) -> str | None:
     """Return the token to show to a service, if the user has one.
 
     A service of the same user on this machine, which was started by ``dfm-async serve`` without a token, has left its
-    token where only that user can read it.
+    token where only that user can read it. It is shown only at the address that the service listens at; at
+    ``localhost`` only if that has no other address.
     """
     found = _token(file)
     return _shared(url) if found is None else found
@@ -79,9 +81,9 @@ _LONGEST: Final = 4096
 
 
 @contextmanager
-def shared_token(port: int, token: str) -> Iterator[None]:
-    """Leave a token for the commands of the same user, while a service listens at a port of this machine."""
-    path = _path(port)
+def shared_token(address: str, port: int, token: str) -> Iterator[None]:
+    """Leave a token for the commands of the same user, while a service listens at an address of this machine."""
+    path = _path(address, port)
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         private = _is_private(path.parent)
@@ -110,19 +112,33 @@ def _shared(url: str) -> str | None:
         port = address.port
     except ValueError:
         return None
-    if port is None or not _is_loopback(address.hostname or ""):
+    host = address.hostname or ""
+    if port is None or not _is_loopback(host):
         return None
-    path = _path(port)
+    # A program of another user may listen at another address of the same port, and clients try all that a name has.
+    found = {_left(where, port) for where in (_addresses(port) if host == "localhost" else [host])}
+    return found.pop() if len(found) == 1 else None
+
+
+def _addresses(port: int) -> list[str]:
+    try:
+        return [str(found[4][0]) for found in socket.getaddrinfo("localhost", port, type=socket.SOCK_STREAM)]
+    except OSError:
+        return []
+
+
+def _left(address: str, port: int) -> str | None:
+    path = _path(address, port)
     try:
         return path.read_text() if _is_private(path.parent) else None
     except OSError:
         return None
 
 
-def _path(port: int) -> Path:
+def _path(address: str, port: int) -> Path:
     home = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(home) / "dfm_async" if home else Path(tempfile.gettempdir()) / f"dfm_async-{os.getuid()}"
-    return folder / f"serve-{port}.token"
+    return folder / f"serve-{ipaddress.ip_address(address)}-{port}.token"
 
 
 def _is_private(folder: Path) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dfm_async.cli.tokens import client_token
+from dfm_async.cli.tokens import client_token, shared_token
 from tests.cli.rig import STATIONS, dfm, invoked, lines, started, until
 
 TOKEN = "a-token+for-the-tests"
@@ -222,7 +222,7 @@ def test_a_service_without_a_token_makes_one_that_only_its_user_can_read(url: st
     assert httpx.get(f"{url}/jobs", headers={"authorization": f"Bearer {token}"}).status_code == 200
     assert invoked("jobs", "--url", url).exit_code == 0
     port = url.rpartition(":")[2]
-    (file,) = [found for folder in _runtime_folders() for found in folder.glob(f"serve-{port}.token")]
+    (file,) = [found for folder in _runtime_folders() for found in folder.glob(f"serve-*-{port}.token")]
     assert file.stat().st_mode & 0o077 == 0
     assert file.parent.stat().st_mode & 0o077 == 0
     file.parent.chmod(0o755)
@@ -230,6 +230,28 @@ def test_a_service_without_a_token_makes_one_that_only_its_user_can_read(url: st
         assert client_token(None, url) is None, "somebody else may have put it there"
     finally:
         file.parent.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("localhost", "shown"), [(["127.0.0.1"], True), (["::1", "127.0.0.1"], False), (["::1"], False), ([], False)]
+)
+def test_the_token_of_a_service_is_shown_only_at_its_own_address(
+    localhost: list[str], shown: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("DFM_TOKEN", raising=False)
+    monkeypatch.setattr(
+        "socket.getaddrinfo", lambda *_args, **_more: [(0, 0, 0, "", (name, 8000)) for name in localhost]
+    )
+    with shared_token("127.0.0.1", 8000, "the-token-of-ada"):
+        assert client_token(None, "http://127.0.0.1:8000") == "the-token-of-ada"
+        assert client_token(None, "http://localhost:8000") == ("the-token-of-ada" if shown else None)
+        for other in ("http://[::1]:8000", "http://127.0.0.2:8000", "http://127.0.0.1:8001", "http://example.org:8000"):
+            assert client_token(None, other) is None
+        with shared_token("::1", 8000, "the-token-of-ada"):
+            assert client_token(None, "http://[0::1]:8000") == "the-token-of-ada"
+            assert (client_token(None, "http://localhost:8000") is None) == (not localhost)
+    assert client_token(None, "http://127.0.0.1:8000") is None
 
 
 def _runtime_folders() -> list[Path]:
