@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from dfm_async.cli.exits import BadInput
+from dfm_async.cli.program import safe_json
 from dfm_async.cli.references import find_federation, find_pipeline
 from dfm_async.drawing import graph_of, svg
 from dfm_async.federation.federation import Federation
@@ -89,7 +90,7 @@ def explain(federation: str, pipeline: str | None, *, as_json: bool, costs: Path
             told |= {"depth": node.depth, "inputs": inputs}
             if node.cost is not None:
                 told |= {"cost": node.cost, "alternatives": node.alternatives}
-            yield msgspec.json.encode(told).decode()
+            yield safe_json(msgspec.json.encode(told))
     else:
         yield str(plan.explain())
 

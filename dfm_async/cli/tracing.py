@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dfm_async.cli.pictures import write_text
-from dfm_async.cli.program import complain, safe
+from dfm_async.cli.program import complain, safe, safe_json
 from dfm_async.cli.terminal import terminal
 from dfm_async.cli.timeline import Figures, Lane, Row, Timeline, read_timeline
 from dfm_async.cli.timeline_page import MOST_SPANS, timeline_page
@@ -45,7 +45,7 @@ def show_trace(path: Path, *, job: str | None, as_json: bool, html: Path | None,
     timeline = read_timeline(path, job, MOST_SPANS if html is not None or desktop else 0)
     if as_json:
         for name, figures in sorted(timeline.names.items()):
-            typer.echo(msgspec.json.encode(figures_data(name, figures)))
+            typer.echo(safe_json(msgspec.json.encode(figures_data(name, figures))))
     else:
         _print(timeline)
     if html is not None or desktop:

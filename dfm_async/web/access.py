@@ -92,6 +92,8 @@ class TokenAuthorizer(Authorizer):
         if len(token) < _SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
             raise ValueError(f"a token has at least {_SHORTEST} printable ASCII characters and no spaces")
         self._token = token
+        # Browsers send cookies to all ports of a host: services with different tokens need different names.
+        self._name = f"{_COOKIE}_{hmac.new(token.encode(), b'dfm_async name', hashlib.sha256).hexdigest()[:8]}"
         self._cookie = hmac.new(token.encode(), b"dfm_async cookie", hashlib.sha256).hexdigest()
 
     async def __call__(self, request: HTTPConnection, /) -> Principal | None:
@@ -100,7 +102,7 @@ class TokenAuthorizer(Authorizer):
         if scheme.lower() == "bearer":
             known = _same(given.strip(), self._token)
         else:
-            known = _same(request.cookies.get(_COOKIE, ""), self._cookie)
+            known = _same(request.cookies.get(self._name, ""), self._cookie)
             if known:
                 _check_site(request)
         return Principal("token") if known else None
@@ -118,7 +120,7 @@ class TokenAuthorizer(Authorizer):
         rest = request.url.include_query_params().remove_query_params("token").query
         answer = RedirectResponse(f"{path}?{rest}" if rest else path, 303, {"referrer-policy": "no-referrer"})
         answer.set_cookie(
-            _COOKIE, self._cookie, path=path, httponly=True, samesite="strict", secure=request.url.scheme == "https"
+            self._name, self._cookie, path=path, httponly=True, samesite="strict", secure=request.url.scheme == "https"
         )
         return answer
 
@@ -152,7 +154,8 @@ class LocalAuthorizer(TokenAuthorizer):
 class AllowAnyone(Authorizer):
     """Serves everybody as one principal, who may do everything: for tests, and where only trusted programs can connect.
 
-    Pages of other sites are refused, as far as browsers say where a request comes from.
+    Pages of other sites are refused, as far as browsers say where a request comes from. The host name is not checked: a
+    page whose own name is made to lead to this service (DNS rebinding) is served. Do not use it where browsers run.
     """
 
     async def __call__(self, request: HTTPConnection, /) -> Principal | None:

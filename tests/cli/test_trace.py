@@ -104,6 +104,14 @@ def test_the_terminal_shows_lanes_and_what_went_wrong(file: Path) -> None:
     assert re.search(r"█✗ +2 +50.0 ms +10.0 ms +40.0 ms +1", load)
 
 
+def test_figures_steer_no_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps(span("a\x9b31m\u202eb", 0, 1)) + "\n")
+    done = invoked("trace", str(path), "--json")
+    assert done.stdout.strip().isprintable()
+    assert json.loads(done.stdout)["name"] == "a\x9b31m\u202eb"
+
+
 def test_figures_are_json_lines_in_seconds(file: Path) -> None:
     done = invoked("trace", str(file), "--json", "--job", "a")
     assert done.exit_code == 0, done.output

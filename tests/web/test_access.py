@@ -97,14 +97,24 @@ async def test_a_browser_that_brings_the_token_gets_a_cookie_that_is_not_the_tok
         for part in ("HttpOnly", "SameSite=strict", f"Path={prefix}/"):
             assert part in cookie
         assert "Secure" not in cookie
-        value = cookie.partition("=")[2].partition(";")[0]
-        with_cookie = {"cookie": f"dfm_async={value}"}
+        name, _, rest = cookie.partition("=")
+        value = rest.partition(";")[0]
+        with_cookie = {"cookie": f"{name}={value}"}
         browser.cookies.clear()
         assert (await browser.get(f"{prefix}/jobs", headers=with_cookie)).status_code == 200
         assert (await browser.get(f"{prefix}/jobs", headers={"authorization": f"Bearer {value}"})).status_code == 401
-        assert (
-            await browser.get(f"{prefix}/jobs", headers={"cookie": f"dfm_async={service.token}"})
-        ).status_code == 401
+        assert (await browser.get(f"{prefix}/jobs", headers={"cookie": f"{name}={service.token}"})).status_code == 401
+
+
+async def test_services_with_different_tokens_have_different_cookies() -> None:
+    names = []
+    for token in ("0123456789abcdef", "fedcba9876543210"):
+        service = Service(session=inline, authorizer=TokenAuthorizer(token))
+        transport = httpx.ASGITransport(service.app)
+        async with service.lifespan(), httpx.AsyncClient(transport=transport, base_url="http://h:1") as browser:
+            entered = await browser.get(f"/?token={token}")
+            names.append(entered.headers["set-cookie"].partition("=")[0])
+    assert len(set(names)) == 2
 
 
 async def test_the_cookie_is_only_for_tls_behind_tls() -> None:
