@@ -527,4 +527,4 @@ async def test_spans_begin_when_calls_have_their_threads(connect: Connect, tmp_p
     spans = sorted((span for span in read_trace(path) if span.name == "dfm.operation"), key=lambda span: span.start)
     assert len(spans) == 8
     assert all(after.start - before.start > 0.04e9 for before, after in itertools.pairwise(spans))
-    assert float(spans[-1].attributes["dfm.waited"]) >= 7 * 0.05
+    assert float(spans[-1].attributes["dfm.waited"]) >= 6 * 0.05  # the first may run before the last is queued
