@@ -152,6 +152,8 @@ class _Room:
         Raises:
             _TooMuch: the value is larger than its record with it.
         """
+        if isinstance(value, (tuple, list, dict)):  # the encoder knows them, but not as keys: so others write them
+            raise TypeError("a key that JSON does not have")
         try:
             self._take(_LEAST * self._values.cost(value))
             return self._values.stand_in(value)
