@@ -148,5 +148,6 @@ async def test_a_script_can_fork_and_its_forks_neither_hang_nor_speak_for_it() -
         for _ in range(2):
             assert (await executor.execute(Task("any"))).data == [3, [1]]
         await executor.end()
-    assert heard.lines == ["child False", "child CallStateError"] * 2
+    said = [line for line in heard.lines if line.startswith("child")]  # newer Pythons warn of forks beside threads
+    assert said == ["child False", "child CallStateError"] * 2
     assert launcher.status().exit_code == 0
