@@ -24,7 +24,7 @@ _COLUMNS: Final = 60
 _ROWS: Final = 200
 """How many rows one process has at most; further ones are counted together."""
 _LANES: Final = 100
-"""How many processes are told apart; further ones are counted together."""
+"""How many processes are shown separately; further ones are counted together."""
 _LARGEST: Final = 2**63 - 1
 
 

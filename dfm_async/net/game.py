@@ -489,7 +489,7 @@ class Game:
                     unused.append((stream, record))
 
     def _settle(self, unused: list[tuple[StreamValue, StreamRecord]]) -> None:
-        """Closes streams that nobody reads any more, and those that only they were read for."""
+        """Close streams without readers, and the streams that only they were read for."""
         while unused:  # not by recursion: chains of generators can be long
             self._count_down(self._close(*unused.pop()), True, unused)
 

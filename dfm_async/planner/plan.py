@@ -68,7 +68,7 @@ class ParameterUse(msgspec.Struct, frozen=True):
 
 
 def misfits(plan: Plan, federation: Federation) -> list[Problem]:
-    """Why a plan that was made before cannot run any more: operations that are gone, or have other parameters."""
+    """Return why an earlier plan no longer fits: operations that are gone, or have other parameters."""
     problems = []
     for name, net in zip(plan.sites_at, plan.nets, strict=True):
         site = federation.sites.get(name)

@@ -67,4 +67,4 @@ def _plain(value: Any) -> Any:
         return value
     if type(value) in (list, tuple):
         return tuple(map(_plain, value))
-    raise TypeError(f"a value of type {type(value).__name__} is none of what errors hold")
+    raise TypeError(f"errors cannot hold a value of type {type(value).__name__}")

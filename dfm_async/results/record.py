@@ -92,7 +92,7 @@ class JobRecord:
         """Reads the errors of a job that did not run here, when they are first wanted."""
         self._cut_off: DfmError | None = None
         self.unwritten: DfmError | None = None
-        """Why the job cannot be written any more, if it cannot: it is interrupted then."""
+        """Why the job can no longer be written, if so: it is interrupted then."""
         self.blocked: Callable[[], bool] | None = None
         """Tells whether the job cannot go on before somebody reads its log."""
         self.activity: JobActivity | None = None
