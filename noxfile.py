@@ -1,6 +1,6 @@
-"""Everything that is run on this project. ``python3 noxfile.py NAME ...`` needs nothing but Python.
+"""Development tasks of this project. ``python3 noxfile.py NAME ...`` needs only Python.
 
-Started as a script, it makes a virtual environment with nox in it and hands over; nox then does the rest.
+Run as a script, this file creates a virtual environment with nox in it and runs the named sessions there.
 """
 
 import os
@@ -12,11 +12,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # thousands of processes start here: their code is compiled once
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the tests start thousands of processes: compile their code once
 
 
 def bootstrap(names: list[str]) -> int:
-    """Runs the named sessions with a nox of our own."""
+    """Run the named sessions with nox from a private virtual environment."""
     home = ROOT / ".nox" / "bootstrap"
     python = home / "bin" / "python"
     if not python.exists():
@@ -38,32 +38,31 @@ nox.options.sessions = ["check"]
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_external_run = True
 
-SIDE_BY_SIDE = ["-n", str(min(4, (os.cpu_count() or 1) + 1)), "--dist", "worksteal"]
-"""How all tests run: in one process more than there are cores, because many of them wait for processes of their own;
-each process with those that stand together as long as there are enough."""
+PARALLEL = ["-n", str(min(4, (os.cpu_count() or 1) + 2)), "--dist", "worksteal"]
+"""Options to run tests in parallel. Two processes more than cores, because half of their time is waiting."""
 
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 
 
 def install(session: nox.Session, *groups: str) -> None:
-    """Installs the project and groups of what is needed around it."""
+    """Install the project and some of its dependency groups."""
     session.install("-q", "-e", ".", *nox.project.dependency_groups(PROJECT, *groups))
 
 
 BROWSER = {"chromium": "chromium fonts-liberation", "curl": "curl"}
 NETWORK = {"ip": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
-"""Programs that tests need, and the packages of Debian that they are in."""
+"""Programs that tests need, with the Debian packages that contain them."""
 
 
 def install_programs(session: nox.Session, programs: dict[str, str]) -> None:
-    """Installs programs of the system where that is possible; tests that miss them say so."""
+    """Install system programs where possible; tests that need a missing program fail with a message."""
     chromium = ("chromium-browser", "google-chrome", "google-chrome-stable")
     found = {"chromium"} if "DFM_CHROMIUM" in os.environ or any(map(shutil.which, chromium)) else set()
     missing = [name for name in programs if name not in found and shutil.which(name) is None]
     if not missing:
         return
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        session.warn(f"{', '.join(missing)} missing, and only root can install that: tests that need it will fail")
+        session.warn(f"{', '.join(missing)} not found: tests that need them will fail. Run nox as root on Debian")
         return
     apt = ["apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300"]
     env = {"DEBIAN_FRONTEND": "noninteractive"}
@@ -74,21 +73,21 @@ def install_programs(session: nox.Session, programs: dict[str, str]) -> None:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """The main job on an embedded example: three sites, progress, results."""
+    """Run the built-in example: three sites, progress, results."""
     session.install("-q", "-e", ".[cli]")
     session.run("dfm-async", "demo", *session.posargs)
 
 
 @nox.session
 def serve(session: nox.Session) -> None:
-    """The example service, with its live page."""
+    """Start the example service with its live page."""
     session.install("-q", "-e", ".[web,sqlite]", "fastapi>=0.115", "uvicorn>=0.53")
     session.run("python", "examples/service.py", *session.posargs)
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style, and which module may import which."""
+    """Check the style and the import contracts."""
     install(session, "lint")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
@@ -97,21 +96,21 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Strict types, of the package and of everything around it."""
+    """Check the types of the package, the tests and the tools."""
     install(session, "types", "bench")
     session.run("mypy")
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """All tests: pure, in process, with real processes, random pipelines, and the code of the guide."""
+    """Run all tests, including real processes, random pipelines and the code of the guide."""
     install(session, "test")
     install_programs(session, BROWSER | NETWORK)
-    session.run("pytest", *(session.posargs or SIDE_BY_SIDE))
+    session.run("pytest", *(session.posargs or PARALLEL))
 
 
 def interpreter(version: str) -> str:
-    """Returns the Python of a version: that in the path, or one of pyenv; else the version, which nox looks for."""
+    """Return the interpreter of a version, from the path or from pyenv; otherwise the version, for nox to resolve."""
     found = shutil.which(f"python{version}")
     kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     installed = [path for path in sorted(kept.glob(f"{version}.*/bin/python")) if path.exists()]
@@ -120,47 +119,47 @@ def interpreter(version: str) -> str:
 
 
 def tests_on(version: str) -> None:
-    """Makes the session that runs all tests on one version of Python."""
+    """Define the session that runs all tests on one version of Python."""
 
     def run(session: nox.Session) -> None:
         tests(session)
 
-    run.__doc__ = f"All tests on Python {version}."
+    run.__doc__ = f"Run all tests on Python {version}."
     nox.session(python=interpreter(version), name=f"tests-{version}")(run)
 
 
 SUPPORTED = nox.project.python_versions(PROJECT)
-"""The versions of Python that the classifiers of the project name."""
+"""The Python versions in the classifiers of the project."""
 for each in SUPPORTED:
     tests_on(each)
 
 
 @nox.session
 def pythons(session: nox.Session) -> None:
-    """All tests on every supported version of Python that is installed."""
+    """Run all tests on every supported version of Python that is installed."""
     for version in SUPPORTED:
         if Path(interpreter(version)).exists():
             session.notify(f"tests-{version}")
         else:
-            session.warn(f"Python {version} is not installed: nothing is tested on it")
+            session.warn(f"Python {version} is not installed: skipped")
 
 
 @nox.session(python=interpreter("3.11"))
 def lowest(session: nox.Session) -> None:
-    """All tests with the oldest dependencies that pyproject.toml allows."""
+    """Run all tests with the oldest dependencies that pyproject.toml allows."""
     session.install("-q", "uv")
     group = nox.project.dependency_groups(PROJECT, "test")
     place = ["--python", str(Path(session.virtualenv.location) / "bin" / "python")]
     session.run("uv", "pip", "install", "-q", *place, "--resolution", "lowest-direct", "-e", ".[all]", *group)
     install_programs(session, BROWSER | NETWORK)
-    session.run("pytest", *(session.posargs or SIDE_BY_SIDE))
+    session.run("pytest", *(session.posargs or PARALLEL))
 
 
 @nox.session
 def chaos(session: nox.Session) -> None:
-    """Workers and applications killed at random moments, and other faults: ``-- 1000`` says how many rounds.
+    """Inject random faults, such as killed workers and applications: ``-- 1000`` sets the number of rounds.
 
-    Every round tells its seed. ``-- 1 4711`` runs the round with the seed 4711 again.
+    Every round prints its seed. ``-- 1 4711`` repeats the round with the seed 4711.
     """
     install(session, "test")
     rounds, *seed = session.posargs or ["100"]
@@ -170,25 +169,25 @@ def chaos(session: nox.Session) -> None:
 
 @nox.session
 def flare(session: nox.Session) -> None:
-    """Everything past one machine, longer: all tests on real federations, through the gateway and by app commands."""
+    """Run all tests on real FLARE federations in their long version, with the gateway and with app commands."""
     install(session, "test")
     install_programs(session, NETWORK)
     paths = session.posargs or ["tests/flare", "tests/deploy", "tests/conformance"]
-    for way in ("auto", "never"):
-        env = {"DFM_FLARE_GATEWAY": way, "DFM_FLARE_PIPELINES": "200"}
-        session.run("pytest", *SIDE_BY_SIDE, "-m", "", "-k", "flare", *paths, env=env)
+    for gateway in ("auto", "never"):
+        env = {"DFM_FLARE_GATEWAY": gateway, "DFM_FLARE_PIPELINES": "200"}
+        session.run("pytest", *PARALLEL, "-m", "", "-k", "flare", *paths, env=env)
 
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """The documentation; every warning is an error."""
+    """Build the documentation; every warning is an error."""
     install(session, "docs")
     session.run("sphinx-build", "-q", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
 
 
 @nox.session
 def screenshot(session: nox.Session) -> None:
-    """The pictures of the live page in the documentation."""
+    """Take the screenshots of the live page for the documentation."""
     install(session, "test")
     install_programs(session, BROWSER)
     session.run("python", "-m", "tests.web.page.screenshots", *session.posargs)
@@ -196,14 +195,14 @@ def screenshot(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """The benchmarks: one command per figure, each beside a peer or a raw limit."""
-    install(session, "bench")
+    """Run the benchmarks: one command per figure, each compared with a peer or a lower bound."""
+    install(session, "bench", "peers")
     install_programs(session, BROWSER)
     session.run("python", "-m", "benchmarks.all", *session.posargs)
 
 
 @nox.session
 def check(session: nox.Session) -> None:
-    """Everything that must pass."""
+    """Run everything that must pass."""
     for name in ("lint", "types", "docs", "tests"):
         session.notify(name)

@@ -1,4 +1,4 @@
-"""Fixtures for all tests: sessions on both targets, and a watch on what tests leave behind."""
+"""Fixtures for all tests: sessions on both targets, stores, and checks for leaks."""
 
 from __future__ import annotations
 
@@ -12,34 +12,46 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from multiprocessing.util import Finalize
+from pathlib import Path
 from typing import Any, Literal
 
 import hypothesis
 import pytest
 
-from dfm_async import Federation, Session, redaction
+from dfm_async import Federation, Session
+from dfm_async.base import redaction
 from dfm_async.workers.fork_server import ForkServer
 from tests.federations import NAMES, ROOT
+from tests.support.sessions import SHORT
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60, print_blob=True)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=1000, print_blob=True)
-# The same examples in every run that decides about a change; others look for new ones.
+# The same examples in every run that decides about a change; other runs search for new ones.
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=60, print_blob=True, derandomize=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
 
-if beside := os.environ.get("PYTEST_XDIST_WORKER"):
-    # Tests that run beside others look for the temporary files of their own process, and of those that it starts.
-    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix=f"{beside}-")
+
+def _use_own_temporary_folder(name: str) -> None:
+    """Have tests check the temporary files of their own process, and of those that it starts, not of other runs."""
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix=f"{name}-")
     # After multiprocessing's own clean-up, which deletes what it has in there.
     Finalize(None, shutil.rmtree, (tempfile.tempdir,), {"ignore_errors": True}, exitpriority=-200)
 
+
+if beside := os.environ.get("PYTEST_XDIST_WORKER"):
+    _use_own_temporary_folder(beside)
+
 TargetName = Literal["inline", "local", "flare"]
 Connect = Callable[..., AbstractAsyncContextManager[Session]]
+Open = Callable[..., Session]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def shared_fork_server() -> Iterator[None]:
-    """Keeps the fork server between tests; each would start its own otherwise."""
+def shared_fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the fork server between tests; each would start its own otherwise."""
+    if not beside:
+        tmp_path_factory.getbasetemp()  # the folders of tests stay where they are, and are kept
+        _use_own_temporary_folder("tests")
     server = ForkServer.acquire(())
     yield
     server.release()
@@ -52,7 +64,7 @@ def target(request: pytest.FixtureRequest) -> TargetName:
 
 @pytest.fixture
 def connect(target: TargetName) -> Connect:
-    """Connects a session on the target under test."""
+    """Connect a session on the target under test."""
 
     @asynccontextmanager
     async def connect(federation: Federation, **options: Any) -> AsyncIterator[Session]:
@@ -63,8 +75,47 @@ def connect(target: TargetName) -> Connect:
 
 
 @pytest.fixture
+async def session(connect: Connect, request: pytest.FixtureRequest) -> AsyncIterator[Session]:
+    """A session of the federation ``fed`` of the test's module, on the target under test."""
+    async with connect(request.module.fed) as session:
+        yield session
+
+
+@pytest.fixture
+def store_path(tmp_path: Path) -> Path:
+    """The path of a store."""
+    return tmp_path / "jobs.db"
+
+
+@pytest.fixture
+def store_url(store_path: Path) -> str:
+    """The URL of a store."""
+    return f"sqlite:///{store_path}"
+
+
+def _opener(request: pytest.FixtureRequest, store_url: str, target: TargetName) -> Open:
+    def opens(federation: Federation | None = None, **options: Any) -> Session:
+        common = {"target": target, "store": store_url, "options": SHORT}
+        return Session(federation or request.module.fed, **{**common, **options})
+
+    return opens
+
+
+@pytest.fixture
+def opens(request: pytest.FixtureRequest, store_url: str, target: TargetName) -> Open:
+    """Makes sessions of the federation ``fed`` of the test's module, on the target under test, with one store."""
+    return _opener(request, store_url, target)
+
+
+@pytest.fixture
+def opens_inline(request: pytest.FixtureRequest, store_url: str) -> Open:
+    """Makes sessions with the same store where the target does not matter."""
+    return _opener(request, store_url, "inline")
+
+
+@pytest.fixture
 def adapter_packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Makes the packages of ``tests/federations`` importable, here and in workers, and forgets them afterwards."""
+    """Make the packages of ``tests/federations`` importable, here and in workers, and unload them afterwards."""
     monkeypatch.syspath_prepend(ROOT)
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] in NAMES]:
@@ -73,14 +124,14 @@ def adapter_packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_secrets_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process remembers its secrets for good; words that are some in one test are plain words in another."""
-    monkeypatch.setattr(redaction, "_secrets", type(redaction._secrets)())
+    """Forget secrets: a process remembers them for good, but the secrets of one test are plain words in another."""
+    monkeypatch.setattr(redaction, "_secrets", type(redaction._secrets)(redaction._secrets.limit))
     monkeypatch.setattr(redaction, "_hidden", ())
 
 
 @pytest.fixture(autouse=True)
 async def nothing_left(request: pytest.FixtureRequest) -> AsyncIterator[None]:
-    """No task and no thread of ours outlives a test."""
+    """Check that no task and no thread of ours outlives a test."""
     before = asyncio.all_tasks()
     threads = set(threading.enumerate())
     yield
@@ -92,4 +143,4 @@ async def nothing_left(request: pytest.FixtureRequest) -> AsyncIterator[None]:
                 thread.join(5)
                 assert not thread.is_alive(), f"thread left behind: {thread}"
     gc.collect()
-    gc.freeze()  # whatever still lives will not be garbage soon: the next collection need not look at it
+    gc.freeze()  # objects that still live are not garbage soon: the next collection skips them

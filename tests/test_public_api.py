@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import inspect
 import pickle
@@ -15,113 +16,131 @@ import cloudpickle
 import pytest
 
 import dfm_async
-from dfm_async import deploy, discovery, drawing, errors, exchange, site, telemetry, testing, web
-from dfm_async.base.installation import install_hint
+from dfm_async import _MOVED, deploy, errors
+from dfm_async.base.text import install_hint
 from dfm_async.errors import FileProblem, Problem
-from dfm_async.exchange import sync
-from dfm_async.exchange.filepipe.gate import FilePipeGate
+from tests.public import PUBLIC_MODULES, public_names
 
-REQUIRED = {
-    "Federation", "Site", "Pipeline", "PlaceParam", "Yield", "ForEach", "Repeat", "If", "TryFromCache", "BestOf",
-    "collect", "Session", "Job", "JobStatus", "Plan", "Result", "RetryPolicy", "ResultLimits", "LocalOptions",
-    "DfmError", "PipelineError", "ParameterError", "JobFailed", "JobAborted", "JobNotFound", "OperationFailed",
-    "WorkerLost", "EncodingError", "ResultsExpired", "SessionClosed", "FlareAgent", "LauncherExecutor", "Program",
-    "SubprocessLauncher", "FlareOptions", "LocalFlare", "FlareError", "PipelineDenied", "DeploymentError",
-}  # fmt: skip
-PACKAGES = [dfm_async, deploy, discovery, drawing, exchange, site, telemetry, testing, web]
 EVERYTHING = {
-    **{name: getattr(dfm_async, name) for name in dfm_async.__all__},
-    **{f"deploy.{name}": getattr(deploy, name) for name in deploy.__all__},
-    **{f"exchange.{name}": getattr(exchange, name) for name in exchange.__all__},
-    **{f"sync.{name}": getattr(sync, name) for name in sync.__all__},
-    **{f"testing.{name}": getattr(testing, name) for name in testing.__all__},
-    "FilePipeGate": FilePipeGate,
-    **{f"discovery.{name}": getattr(discovery, name) for name in discovery.__all__},
-    **{f"drawing.{name}": getattr(drawing, name) for name in drawing.__all__},
-    **{f"site.{name}": getattr(site, name) for name in site.__all__},
-    **{f"telemetry.{name}": getattr(telemetry, name) for name in telemetry.__all__},
-    **{f"web.{name}": getattr(web, name) for name in web.__all__ if name != "Action"},
+    f"{module.__name__}.{name}": getattr(module, name)
+    for module in PUBLIC_MODULES
+    for name in public_names(module)
+    if name != "Action"
 }
+ROOT = public_names(dfm_async)
 
 
 # names
 
 
-_of_each_package = pytest.mark.parametrize("package", PACKAGES, ids=lambda found: found.__name__)
+_of_each_module = pytest.mark.parametrize("module", PUBLIC_MODULES, ids=lambda found: found.__name__)
 
 
-def test_all_has_what_is_required() -> None:
-    assert set(dfm_async.__all__) >= REQUIRED
+def _output(code: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.split()
 
 
-@_of_each_package
-def test_all_is_sorted_without_repetition(package: types.ModuleType) -> None:
-    assert package.__all__ == sorted(set(package.__all__))
+def test_the_root_has_the_names_that_most_programs_use() -> None:
+    assert 35 <= len(ROOT) <= 45
 
 
-@_of_each_package
-def test_every_public_name_can_be_imported(package: types.ModuleType) -> None:
+@_of_each_module
+def test_no_public_name_is_listed_twice(module: types.ModuleType) -> None:
+    assert len(public_names(module)) == len(set(public_names(module)))
+
+
+@_of_each_module
+def test_every_public_name_can_be_imported(module: types.ModuleType) -> None:
     names: dict[str, Any] = {}
-    exec(f"from {package.__name__} import *", names)
-    assert set(package.__all__) <= names.keys()
+    exec(f"from {module.__name__} import *", names)
+    assert set(public_names(module)) <= names.keys()
 
 
-@_of_each_package
-def test_the_package_shows_what_it_lists_and_nothing_else(package: types.ModuleType) -> None:
-    """Also before a name was used for the first time: names are loaded lazily."""
-    code = f"import {package.__name__} as it; print(*[name for name in dir(it) if not name.startswith('_')])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert sorted(done.stdout.split()) == package.__all__
+def _lazy() -> list[types.ModuleType]:
+    return [module for module in PUBLIC_MODULES if hasattr(module, "__dir__") and "__getattr__" in vars(module)]
 
 
-@_of_each_package
-def test_a_name_that_does_not_exist_is_an_attribute_error(package: types.ModuleType) -> None:
+@pytest.mark.parametrize("module", _lazy(), ids=lambda found: found.__name__)
+def test_dir_shows_the_listed_names_before_they_are_loaded(module: types.ModuleType) -> None:
+    code = f"import {module.__name__} as it; print(*[name for name in dir(it) if not name.startswith('_')])"
+    assert _output(code) == public_names(module)
+
+
+@_of_each_module
+def test_a_name_that_does_not_exist_is_an_attribute_error(module: types.ModuleType) -> None:
     with pytest.raises(AttributeError, match="Nothing"):
-        package.Nothing  # noqa: B018 - the access is the test
+        module.Nothing  # noqa: B018 - the access is the test
 
 
-def test_a_name_in_both_packages_is_the_same_thing() -> None:
-    both = set(dfm_async.__all__) & set(exchange.__all__)
-    assert both == {"FlareAgent", "LauncherExecutor", "Program", "SubprocessLauncher"}
-    assert all(getattr(dfm_async, name) is getattr(exchange, name) for name in both)
-    assert set(dfm_async.__all__) & set(deploy.__all__) == {"LocalFlare"}
-    assert dfm_async.LocalFlare is deploy.LocalFlare
+def test_a_name_that_cannot_be_loaded_reports_why(tmp_path: Path) -> None:
+    # "from package import name" replaces every AttributeError by "cannot import name".
+    script = "import os; del os.register_at_fork; from dfm_async import Session"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "ImportError: cannot load 'Session' of dfm_async: AttributeError: " in done.stderr
+    assert "register_at_fork" in done.stderr.splitlines()[-1]
 
 
-def test_whoever_stays_on_one_machine_loads_nothing_of_flare() -> None:
-    code = "import sys; from dfm_async import FlareOptions, Session; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = done.stdout.split()
+@pytest.mark.parametrize("name", ROOT)
+def test_a_name_is_the_same_object_in_every_module_that_has_it(name: str) -> None:
+    if name == "Site":  # dfm_async.site.Site is what adapters see of their site
+        return
+    value = getattr(dfm_async, name)
+    assert all(getattr(module, name) is value for module in PUBLIC_MODULES if name in public_names(module))
+
+
+@pytest.mark.parametrize(("home", "name"), [(home, name) for home, names in _MOVED.items() for name in names.split()])
+def test_a_moved_name_warns_and_names_its_new_module(home: str, name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=rf"dfm_async\.{name} is deprecated: import it from {home}$") as caught:
+        value = getattr(dfm_async, name)
+    assert value is getattr(importlib.import_module(home), name)
+    assert caught[0].filename == __file__
+    assert name not in ROOT
+
+
+@pytest.mark.parametrize("name", ["LocalFlare", "Project", "SiteSettings", "User"])
+def test_a_name_moved_out_of_deploy_warns(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match="import it from dfm_async.flare"):
+        getattr(deploy, name)
+
+
+# what importing loads
+
+
+def test_importing_the_package_loads_nothing_of_it_but_utilities() -> None:
+    code = "import sys; before = set(sys.modules); import dfm_async; print(*(set(sys.modules) - before))"
+    loaded = {name for name in _output(code) if name.startswith("dfm_async")}
+    assert loaded == {"dfm_async", "dfm_async.base", "dfm_async.base.lazy", "dfm_async.base.rendering"}
+
+
+def test_a_session_on_one_machine_loads_nothing_of_flare() -> None:
+    loaded = _output("import sys; from dfm_async import FlareOptions, Session; print(*sys.modules)")
     assert "dfm_async.session.session" in loaded
-    assert [
-        name for name in loaded if name.startswith(("nvflare", "dfm_async.targets.flare", "dfm_async.deploy"))
-    ] == []
+    of_flare = ("nvflare", "dfm_async.targets.flare", "dfm_async.deploy")
+    assert [name for name in loaded if name.startswith(of_flare)] == []
 
 
 def test_a_program_does_not_load_what_only_a_site_needs() -> None:
-    """It waits for its imports before it says hello."""
-    code = "import sys; from dfm_async.exchange import Model, sync; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
+    loaded = set(_output("import sys; from dfm_async.exchange import Model, sync; print(*sys.modules)"))
     assert "dfm_async.exchange.agent" in loaded
     assert not loaded & {"dfm_async.exchange.executor", "dfm_async.session.session", "pydantic", "numpy"}
 
 
 def test_an_extra_that_is_missing_is_named() -> None:
-    code = "import sys; sys.modules['msgpack'] = None; import dfm_async.exchange.filepipe.gate"
+    code = "import sys; sys.modules['msgpack'] = None; import dfm_async.exchange.filepipe.transport"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1].endswith(f"need an extra here: {install_hint('filepipe')}")
 
 
-def test_the_extra_for_web_services_is_named() -> None:
-    code = "import sys; sys.modules['starlette'] = None; import dfm_async.web"
+@pytest.mark.parametrize(("package", "missing"), [("web", "starlette"), ("client", "httpx"), ("client", "httpx_sse")])
+def test_the_extra_of_a_package_is_named_if_it_is_missing(package: str, missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; import dfm_async.{package}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1].endswith(install_hint("web"))
+    assert done.stderr.splitlines()[-1].endswith(install_hint(package))
 
 
 def test_every_error_is_public() -> None:
     defined = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
-    assert defined <= set(dfm_async.__all__)
     assert defined <= set(errors.__all__)
 
 
@@ -186,6 +205,7 @@ ERRORS: list[errors.DfmError] = [
     errors.PartialError("city", "Rome"),
     errors.ParameterError(["x is missing", "y is unknown"]),
     errors.JobExists("order-17"),
+    errors.NotEnoughReplies(1, 2, ("train#1 at west: OSError: no signal",)),
     errors.DecodingError("op#1", "module 'm' is not loaded here"),
     errors.EncodingError("function", "value[0]", "it cannot be pickled"),
     errors.FobsError("it has no encoding", "fractions.Fraction"),
@@ -211,6 +231,8 @@ ERRORS: list[errors.DfmError] = [
     errors.ResultsUnread("j", 1000),
     errors.SessionClosed("closed"),
     errors.StoreError("jobs.db", "the disk is full", "Make room"),
+    errors.ServiceError("http://127.0.0.1:8000", "too many jobs wait", 429, "queue"),
+    errors.ServiceError("http://127.0.0.1:8000", "cannot be reached"),
     errors.ExchangeError("plain"),
     errors.HandshakeRefused("its token was used already"),
     errors.HttpCallFailed("pets.Get", "GET", "/pets/{id}", 404, "Not Found", "no such pet"),
@@ -311,7 +333,27 @@ def some(n: int) -> Iterator[int]:
 def total(values: list[int]) -> int:
     return sum(values)
 
+@site.operation
+class Adder:
+    def body(self, x: int) -> int:
+        return x
+
+@fed.pipeline
+def report(day: int, base: float = 1.0) -> float:
+    return plain(day)
+
+@fed.pipeline(name="other")
+def silent(day: int) -> None:
+    plain(day)
+
+session = Session(fed)
+
 """
+
+
+def _in_async(*lines: str) -> str:
+    return "async def f() -> None:\n" + "\n".join("    " + line for line in lines)
+
 
 _GOOD = {
     "a plain call": "plain(1)",
@@ -332,6 +374,42 @@ _GOOD = {
     "        async for result in job:\n            place: str = result.place",
     "an async operation's value used by another": "with Pipeline('p'):\n    optioned(later(1))",
     "a generator's value used by another": "with Pipeline('p'):\n    total(some(3))",
+    "results and failures": _in_async(
+        "job = await session.execute(report, {'day': 1})",
+        "async for item in job.results(errors='yield'):",
+        "    if isinstance(item, Failure):",
+        "        error: DfmError = item.error",
+        "    else:",
+        "        place: str = item.place",
+    ),
+    "a direct call": _in_async(
+        "x: float = await session.call(plain, 1, text='x')", "print(await session.call(plain, 1))"
+    ),
+    "a direct call of a coroutine": _in_async("x: int = await session.call(later, 1)"),
+    "a direct call with options": _in_async("x: float = await session.call(plain, 1, site=site, deadline=2)"),
+    "a direct call of a class": _in_async("await session.call(Adder, 1)"),
+    "a direct call of a generator": _in_async("x: list[int] = await session.call(some, 1)"),
+    "a map": _in_async("async for x in session.map(plain, [1, 2], concurrency=2):", "    y: float = x"),
+    "a map of a coroutine": _in_async("x: list[int] = [y async for y in session.map(later, range(3), site='here')]"),
+    "a map with errors": _in_async(
+        "async for x in session.map(plain, [1], errors='yield', ordered=False):",
+        "    n: int = x.index",
+        "    y: float = x.value",
+        "    e: Exception | None = x.error",
+    ),
+    "a block of a map": _in_async(
+        "async with session.map(plain, [1]) as values:", "    x: float = await anext(values)"
+    ),
+    "a call at each site": _in_async(
+        "async for reply in session.each(later, 1, at_least=1, within=2):",
+        "    name: str = reply.site",
+        "    y: int = reply.value",
+    ),
+    "a run": _in_async("x: float = await session.run(report, 1, base=2.0)", "print(await session.run(report, day=1))"),
+    "a run without a result": _in_async("await session.run(silent, 1)"),
+    "an execution of a function": _in_async("await session.execute(report, [{'day': 1}])"),
+    "a type of an operation": "x: Operation[[int], int] = optioned\ny: Pipeline = report",
+    "a name of a public module": "from dfm_async.stats import LaneStats\nn: int = LaneStats(jobs=1, alive=True).jobs",
 }
 _BAD = {
     "a wrong type": "plain('one')",
@@ -342,7 +420,27 @@ _BAD = {
     "a wrong type with options": "optioned('one')",
     "a retry that is none": "plain(1, retry=3)",
     "a deadline that is none": "plain(1, deadline='soon')",
+    "a failure used as a result": _in_async(
+        "job = await session.execute(report, {'day': 1})",
+        "print([item.value async for item in job.results(errors='yield')])",
+    ),
+    "a direct call with a wrong type": _in_async("await session.call(plain, 'one')"),
+    "a direct call without an argument": _in_async("await session.call(plain)"),
+    "a direct call with a wrong keyword": _in_async("await session.call(plain, 1, txt='x')"),
+    "a direct call with a wrong result": _in_async("x: str = await session.call(later, 1)"),
+    "a direct call of a function": _in_async("await session.call(len, [])"),
+    "a direct call with a wrong option": _in_async("await session.call(plain, 1, retry=3)"),
+    "a map with a wrong result": _in_async("x: list[str] = [y async for y in session.map(plain, [1])]"),
+    "a map with wrong errors": _in_async("session.map(plain, [1], errors='skip')"),
+    "a map over no iterable": _in_async("session.map(plain, 1)"),
+    "a map of wrong inputs": _in_async("session.map(plain, ['one'])"),
+    "a reply with a wrong value": _in_async("async for r in session.each(later, 1):", "    x: str = r.value"),
+    "a run with a wrong type": _in_async("await session.run(report, 'one')"),
+    "a run with a wrong keyword": _in_async("await session.run(report, 1, bas=2.0)"),
+    "a run with a wrong result": _in_async("x: str = await session.run(report, 1)"),
     "an operation that does not exist": "site.operatoin(plain)",
+    "a name that does not exist": "import dfm_async\ndfm_async.Sesion",
+    "a name that does not exist in a public module": "from dfm_async.stats import LaneStat",
 }
 
 

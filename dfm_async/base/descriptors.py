@@ -1,6 +1,6 @@
 """Descriptors that belong to one process: forked children must not hold them, and none may be a standard stream.
 
-The end of a connection tells its peer that a process has ended. A forked child has copies of all descriptors, so it
+The end of a connection notifies its peer that a process has ended. A forked child has copies of all descriptors, so it
 would keep the connection open after its parent has died. What registers here is disconnected in forked children.
 """
 
@@ -14,8 +14,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
-
-__all__ = ["ClosedInChildren", "OwnLoop", "close_in_children", "disconnect", "no_fork", "occupy_standard_streams"]
 
 
 class ClosedInChildren(Protocol):
@@ -64,8 +62,8 @@ def disconnect(item: int | _HasDescriptor) -> None:
 class OwnLoop:
     """An event loop that forked children cannot use.
 
-    They share its selector. What a child removed there, also when it only closed the loop, the parent would not
-    hear of any more.
+    They share its selector. What a child removed there, also when it only closed the loop, would not wake
+    the parent any longer.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -7,13 +7,13 @@ import sys
 from importlib.util import find_spec
 from typing import NoReturn
 
-from dfm_async.base.installation import install_hint
+from dfm_async.base.text import install_hint
 
 __all__ = ["Interrupted", "main"]
 
 
 class Interrupted(SystemExit):
-    """Ctrl-C, before a command has begun to listen for it."""
+    """Ctrl-C, before a command handles it."""
 
 
 def _interrupt(number: int, _frame: object) -> NoReturn:
@@ -21,7 +21,7 @@ def _interrupt(number: int, _frame: object) -> NoReturn:
 
 
 def main() -> int:
-    """Runs the command line. Says what to install if something is missing; otherwise the program ends here."""
+    """Run the command line, or name the extra that is missing."""
     missing = [name for name in ("typer", "rich") if find_spec(name) is None]
     if missing:
         sys.stderr.write(f"the command line needs an extra ({', '.join(missing)}): {install_hint('cli')}\n")

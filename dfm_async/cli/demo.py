@@ -15,8 +15,6 @@ from collections.abc import Iterator
 
 from dfm_async import Federation, ForEach, If, Job, JobStatus, Pipeline, PlaceParam, Result, Session, Yield, collect
 
-__all__ = ["demonstrate", "fed", "pipeline"]
-
 fed = Federation("weather", api_version="1.0.0")
 archive = fed.site("archive")
 lab = fed.site("lab", workers=2)
@@ -27,7 +25,7 @@ MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", 
 
 @archive.operation
 def readings(month: str, days: int = 200) -> Iterator[dict[str, float]]:
-    """Streams the readings of one month."""
+    """Stream the readings of one month."""
     noise = random.Random(month)  # noqa: S311 - weather is no secret
     base = 10 - 12 * math.cos(2 * math.pi * MONTHS.index(month) / 12)
     for day in range(days):
@@ -36,19 +34,19 @@ def readings(month: str, days: int = 200) -> Iterator[dict[str, float]]:
 
 @lab.operation
 async def clean(reading: dict[str, float]) -> float:
-    """Rounds a reading as the instrument would."""
+    """Round a reading as the instrument would."""
     return round(reading["celsius"], 1)
 
 
 @lab.operation
 def anomaly(celsius: float, usual: float = 10.0) -> float:
-    """Returns how far a temperature lies from the usual one."""
+    """Return how far a temperature is from the usual one."""
     return round(celsius - usual, 1)
 
 
 @desk.operation
 def mean(values: list[float]) -> float:
-    """Returns the mean of a month."""
+    """Return the mean of a month."""
     return round(sum(values) / len(values), 2)
 
 
@@ -62,14 +60,14 @@ with Pipeline("year") as pipeline:
 
 
 class _Year:
-    """Takes the results of all months, and draws them."""
+    """Collects the results of all months, and draws them."""
 
     def __init__(self) -> None:
         self._means: dict[str, float] = {}
         self._heat: Counter[str] = Counter()
 
     async def write(self, result: Result) -> None:
-        """Takes a result."""
+        """Add a result."""
         month = MONTHS[result.frame[0]]
         if result.place == "mean":
             self._means[month] = result.value
@@ -77,7 +75,7 @@ class _Year:
             self._heat[month] += 1
 
     def drawing(self) -> Iterator[str]:
-        """Draws the year, line by line."""
+        """Yield the lines of the drawing."""
         low = min(self._means.values())
         yield "month   mean   " + "temperature".ljust(32) + "hot days"
         for month in MONTHS:
@@ -86,12 +84,11 @@ class _Year:
 
 
 async def demonstrate(*, quiet: bool = False) -> int:
-    """Runs the pipeline for a year, shows its progress, and draws the results. Gives the exit code."""
+    """Run the pipeline for a year, show its progress, and draw the results. Return the exit code."""
     # Here: worker processes import this module for its operations, and need nothing of the terminal.
-    from dfm_async.cli.exits import exit_of_status
-    from dfm_async.cli.following import follow, watched
-    from dfm_async.cli.streams import StandardOutput
-    from dfm_async.cli.view import LiveView, view_of
+    from dfm_async.cli.program import exit_of_status
+    from dfm_async.cli.terminal import StandardOutput
+    from dfm_async.cli.view import LiveView, follow, view_of, watched
 
     start = time.perf_counter()
     output, year = StandardOutput(), _Year()

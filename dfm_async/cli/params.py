@@ -10,30 +10,21 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from dfm_async.cli.exits import BadInput
-from dfm_async.cli.streams import input_lines
-from dfm_async.planner.types import validate
-
-__all__ = ["ParameterFile", "ParameterSet", "parse_params"]
+from dfm_async.cli.program import BadInput
+from dfm_async.cli.terminal import input_lines
+from dfm_async.planning.types import validate
 
 ParameterSet: TypeAlias = dict[str, Any]
 
 _LINES: Final = (".jsonl", ".ndjson")
 _BATCH: Final = 1024 * 1024
-"""About how many bytes of a file are read at once."""
+"""The approximate number of bytes that are read at once."""
 
 
 def parse_params(given: Sequence[str], types: Mapping[str, Sequence[Any]]) -> ParameterSet:
-    """Reads ``name=value`` arguments.
+    """Parse ``name=value`` arguments, given the types that the operations declare for each parameter.
 
-    A value is JSON if that is what the declared type of the parameter wants, and text otherwise.
-
-    Args:
-        given: the arguments.
-        types: the types that the operations declare for each parameter.
-
-    Raises:
-        BadInput: one of them is no ``name=value``, or comes twice.
+    A value is JSON if the declared type of the parameter accepts that, and text otherwise.
     """
     found: ParameterSet = {}
     for argument in given:
@@ -41,7 +32,7 @@ def parse_params(given: Sequence[str], types: Mapping[str, Sequence[Any]]) -> Pa
         if not separator or not name:
             raise BadInput(f"--param takes name=value, not {argument!r}")
         if name in found:
-            raise BadInput(f"--param {name} is given twice; for several sets of parameters use --params FILE")
+            raise BadInput(f"--param {name} is given twice. For several parameter sets, use --params FILE")
         found[name] = _value(text, types.get(name, ()))
     return found
 
@@ -49,7 +40,7 @@ def parse_params(given: Sequence[str], types: Mapping[str, Sequence[Any]]) -> Pa
 def _value(text: str, types: Sequence[Any]) -> Any:
     try:
         data = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeError):
+    except (ValueError, RecursionError):
         return text
     wanted = all(validate(hint, data)[1] is None for hint in types)
     return data if wanted else text
@@ -58,12 +49,12 @@ def _value(text: str, types: Sequence[Any]) -> Any:
 class ParameterFile:
     """The parameter sets of a file: one JSON object, a list of them, or one per line.
 
-    Lines are read as the job takes them, so that a file may be larger than memory, and standard input may never end.
+    Lines are read as the job needs them: a file may be larger than memory, and standard input need not end.
 
     Args:
         path: the file; ``-`` is standard input. One object per line if it ends with ``.jsonl`` or ``.ndjson``, and on
             standard input unless that begins with ``[``.
-        common: parameters for every set that does not have its own.
+        common: parameters for every set that lacks them.
     """
 
     def __init__(self, path: str, common: Mapping[str, Any]) -> None:
@@ -71,14 +62,10 @@ class ParameterFile:
         self._common = dict(common)
         self._shown = "standard input" if path == "-" else path
         self.problem: BadInput | None = None
-        """What is wrong with the file, when that was found while the job ran."""
+        """The problem with the file that was found while the job ran."""
 
     async def sets(self) -> list[ParameterSet] | AsyncIterator[ParameterSet]:
-        """Gives all parameter sets, or an iterator over those that stand in lines.
-
-        Raises:
-            BadInput: the file cannot be read, or does not hold parameter sets.
-        """
+        """Return all parameter sets, or an iterator over those of lines."""
         if self._path == "-":
             lines = input_lines()
             first = await self._first(lines)
@@ -133,7 +120,7 @@ class ParameterFile:
     def _decode(self, data: bytes, where: str) -> Any:
         try:
             return msgspec.json.decode(data)
-        except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise BadInput(f"{where} is not JSON: {error}") from error
 
     def _one(self, found: Any, where: str) -> ParameterSet:

@@ -1,9 +1,10 @@
-"""Finds federations and pipelines by what users call them: ``package.module:name``, ``file.py:name``, a file."""
+"""Find federations and pipelines by reference: ``package.module:name``, ``file.py:name``, or a file."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import traceback
 from contextlib import redirect_stdout
@@ -12,38 +13,45 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from dfm_async.cli import Interrupted
-from dfm_async.cli.exits import BadInput
+from dfm_async.cli.program import BadInput
 from dfm_async.errors import PipelineError
 from dfm_async.federation.federation import Federation
-from dfm_async.pipeline.pipeline import Pipeline
-
-__all__ = ["find_federation", "find_pipeline", "load_module", "named_pipelines", "read_pipeline"]
+from dfm_async.language.pipeline import Pipeline
 
 T = TypeVar("T", Federation, Pipeline)
 
 
 def find_federation(reference: str, *, compat: bool = False) -> tuple[Federation, ModuleType | None]:
-    """Finds a federation, and the module that it is in; one from a file has none.
+    """Find a federation and its module; a federation file has no module.
 
-    Args:
-        reference: what the user calls it.
-        compat: provide the names of nv_dfm_core that adapters import; only for files, which name their adapters.
-
-    Raises:
-        BadInput: there is none, or more than one and no name.
-        FederationError: its file is wrong.
+    With ``compat``, adapters of a federation file find the names of nv_dfm_core that they import.
     """
     if reference.endswith((".yaml", ".yml")):
         return _read_federation(reference, compat), None
     if compat:
-        raise BadInput(f"--compat is for federation files (.yaml); {reference} says itself what it needs")
+        raise BadInput(f"--compat is for federation files (.yaml); {reference} imports what it needs itself")
     module, name = _split(reference)
     loaded = load_module(module)
     return _choose(loaded, module, name, Federation), loaded
 
 
+def set_workers(federation: Federation, workers: str | None, idle_after: float | None = None) -> None:
+    """Give all sites this number of workers, written as ``8`` or ``1-8``, and when idle ones end."""
+    chosen = None if workers is None else _workers(workers)
+    for site in federation.sites.values():
+        site.workers = chosen or site.workers
+        site.idle_after = site.idle_after if idle_after is None else idle_after
+
+
+def _workers(text: str) -> int | tuple[int, int]:
+    ends = [int(part) for part in text.split("-")] if re.fullmatch(r"[0-9]{1,6}(-[0-9]{1,6})?", text) else []
+    if not ends or ends[0] < 1 or ends[0] > ends[-1]:
+        raise BadInput(f"--workers {text}: write a number from 1 on, or the smallest and the largest one, as in 1-8")
+    return ends[0] if len(ends) == 1 else (ends[0], ends[1])
+
+
 def _read_federation(path: str, compat: bool) -> Federation:
-    """Reads a federation file. Its adapters are found from here, and from where its own package is."""
+    """Read a federation file; its adapters are found from here, and from the folder of its package."""
     try:
         found = Federation.from_yaml(path, compat=compat)
     except OSError as error:
@@ -58,22 +66,18 @@ def _read_federation(path: str, compat: bool) -> Federation:
 
 
 def find_pipeline(reference: str | None, module: ModuleType | None, federation: Federation | None = None) -> Pipeline:
-    """Finds a pipeline: in a JSON file, in a module, or by its name in a module that is known already.
+    """Find a pipeline: in a JSON file, in a module, or by its name in the given module.
 
     Args:
-        reference: what the user calls it; None for the only one of the module.
-        module: where a bare name is looked for.
-        federation: whose operations DFM's JSON means; without one, only our own JSON is read.
-
-    Raises:
-        BadInput: there is none, or more than one and no name.
-        PipelineError: the JSON is none.
+        reference: what the user wrote; None for the only one of the module.
+        module: where to look up a bare name.
+        federation: the operations for DFM's JSON; without it, only our own JSON can be read.
     """
     if reference == "-" or (reference is not None and reference.endswith(".json")):
         return read_pipeline(reference, federation)
     if reference is None or not _is_path(reference):
         if module is None:
-            what = "say which pipeline" if reference is None else f"{reference!r} is no pipeline"
+            what = "name a pipeline" if reference is None else f"{reference!r} is not a pipeline"
             raise BadInput(f"{what}: give file.py:name, package.module:name or a .json file")
         return _choose(module, _shown(module), reference, Pipeline, separator=" ")
     where, name = _split(reference)
@@ -81,7 +85,7 @@ def find_pipeline(reference: str | None, module: ModuleType | None, federation: 
 
 
 def read_pipeline(path: str, federation: Federation | None = None) -> Pipeline:
-    """Reads a pipeline from a JSON file, or from standard input if the path is ``-``."""
+    """Read a pipeline from a JSON file, or from standard input if the path is ``-``."""
     if path == "-":
         content = sys.stdin.buffer.read()
         try:
@@ -97,17 +101,14 @@ def read_pipeline(path: str, federation: Federation | None = None) -> Pipeline:
 
 
 def named_pipelines(module: ModuleType) -> dict[str, Pipeline]:
-    """The pipelines of a module, by the names of their variables."""
+    """Return the pipelines of a module by the names of their variables."""
     return _candidates(module, Pipeline)
 
 
 def load_module(target: str) -> ModuleType:
-    """Imports a module, or a file as the module that it is.
+    """Import a module, given by its name or its file.
 
-    Worker processes import it again by that name, so that a file has to be where its name leads to.
-
-    Raises:
-        BadInput: it is not there, or cannot be imported.
+    Worker processes import it again by its name, so the file must be importable by that name.
     """
     if target.endswith(".py") or target.startswith(".") or os.sep in target:
         return _load_file(target)
@@ -120,7 +121,7 @@ def _load_file(target: str) -> ModuleType:
     if not path.is_file():
         raise BadInput(f"there is no file {target}")
     if path.suffix != ".py":
-        raise BadInput(f"{target} is no Python file (.py)")
+        raise BadInput(f"{target} is not a Python file (.py)")
     parts = [] if path.stem == "__init__" else [path.stem]
     folder = path.parent
     while (folder / "__init__.py").is_file():  # a file of a package is a module of that package
@@ -150,7 +151,7 @@ def _search_first(folder: Path) -> None:
 
 def _import(name: str, target: str) -> ModuleType:
     try:
-        with redirect_stdout(sys.stderr):  # what it prints is no result
+        with redirect_stdout(sys.stderr):  # its output is not a result
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
@@ -160,12 +161,12 @@ def _import(name: str, target: str) -> ModuleType:
         raise BadInput(_import_problem(target, error)) from error
     except Interrupted:
         raise
-    except (Exception, SystemExit) as error:  # the user's code: whatever it raises is told
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise BadInput(_import_problem(target, error)) from error
 
 
 def _import_problem(target: str, error: BaseException) -> str:
-    """Where in the user's files it went wrong: the frames of the import itself say nothing."""
+    """Return the error with its lines in the user's files, without the frames of the import machinery."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -195,17 +196,9 @@ def _shown(module: ModuleType) -> str:
 
 
 def _choose(module: ModuleType, target: str, name: str | None, kind: type[T], separator: str = ":") -> T:
-    """Takes the named object of a module, or the only one of its kind.
+    """Return the named object of a module, or the only one of its kind.
 
-    Args:
-        module: the module.
-        target: what the user calls it.
-        name: the name of the object, if the user gave one.
-        kind: what it should be.
-        separator: what stands between module and name on the command line.
-
-    Raises:
-        BadInput: there is none, or more than one and no name.
+    Messages name the module as the user wrote it: ``target``, with a separator before the name of the object.
     """
     what = kind.__name__.lower()
     candidates = _candidates(module, kind)
@@ -216,7 +209,7 @@ def _choose(module: ModuleType, target: str, name: str | None, kind: type[T], se
         if not candidates:
             raise BadInput(f"{target} has no {what}")
         example = f"{target}{separator}{next(iter(candidates))}"
-        raise BadInput(f"{target} has several {what}s ({known}): say which, as in '{example}'")
+        raise BadInput(f"{target} has several {what}s ({known}): name one, as in '{example}'")
     found = _attribute(module, name)
     if isinstance(found, kind):
         return found
@@ -224,7 +217,7 @@ def _choose(module: ModuleType, target: str, name: str | None, kind: type[T], se
     if len(called) == 1:
         return called[0]
     if len(called) > 1:
-        raise BadInput(f"{target} has several {what}s that are called {name!r}: use the name of the variable ({known})")
+        raise BadInput(f"{target} has several {what}s named {name!r}: use the name of the variable ({known})")
     if found is not None:
         problem = f"{name!r} of {target} is a value of type {type(found).__name__}, not a {kind.__name__}"
         if kind is Federation and isinstance(found, Pipeline):
@@ -234,7 +227,7 @@ def _choose(module: ModuleType, target: str, name: str | None, kind: type[T], se
 
 
 def _candidates(module: ModuleType, kind: type[T]) -> dict[str, T]:
-    """The objects of a kind that a module has; one with several names counts once."""
+    """Return the objects of a type in a module; one with several names counts once."""
     found: dict[str, T] = {}
     for name, value in vars(module).items():
         if isinstance(value, kind) and not any(value is other for other in found.values()):

@@ -1,36 +1,35 @@
-"""Writes results: as text, as JSON lines, or as files."""
+"""Write results: as text, as JSON lines, or as files."""
 
 from __future__ import annotations
 
-import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import anyio.to_thread
 import msgspec
 
-from dfm_async.cli.exits import BadInput, Unwritable
-from dfm_async.cli.program import safe, safe_json
-from dfm_async.cli.streams import StandardOutput
+from dfm_async.base.files import replaced
+from dfm_async.cli.options import Output
+from dfm_async.cli.program import BadInput, Unwritable, safe, safe_json
+from dfm_async.cli.terminal import StandardOutput
 from dfm_async.model.events import Result
 from dfm_async.telemetry.spans import frame_text
 from dfm_async.wire.json_values import JsonValues
 
-__all__ = ["FileResults", "JsonResults", "ResultWriter", "TextResults", "json_values", "value_text"]
-
 _SHOWN: Final = 2000
-"""How many characters of a value are shown as text."""
+"""The maximum number of characters of a value in text."""
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def json_values() -> JsonValues:
-    """The rules by which values are written as JSON: those of the web service, with room for larger ones."""
+    """Return the encoder of values as JSON: that of the web service, with higher limits."""
     return JsonValues(array_items=1_000_000, record_bytes=256 * 1024 * 1024, json_depth=64)
 
 
 def value_text(value: Any) -> str:
-    """Writes a value for people."""
+    """Return a value as text for people."""
     if isinstance(value, str):
         text = value
     else:
@@ -45,24 +44,24 @@ class ResultWriter(Protocol):
     """Writes results."""
 
     async def write(self, result: Result) -> None:
-        """Writes one result; waits while its reader is slow."""
+        """Write one result; wait while the reader is slow."""
         ...
 
 
-class TextResults:
+class _TextResults:
     """Writes one result per line, for people."""
 
     def __init__(self, output: StandardOutput) -> None:
         self._output = output
 
     async def write(self, result: Result) -> None:
-        """Writes the place, the frame and the value."""
+        """Write the place, the frame and the value."""
         text = value_text(result.value)
         separator = "\n" if "\n" in text else " "
         await self._output.line(f"{safe(result.place)} [{frame_text(result.frame)}]{separator}{text}")
 
 
-class JsonResults:
+class _JsonResults:
     """Writes one JSON object per line, for programs."""
 
     def __init__(self, output: StandardOutput) -> None:
@@ -70,21 +69,16 @@ class JsonResults:
         self._values = json_values()
 
     async def write(self, result: Result) -> None:
-        """Writes everything about a result."""
+        """Write all fields of a result."""
         value = msgspec.Raw(self._values.encode(result.value))
         await self._output.line(_json_line(result, value=value))
 
 
-class FileResults:
-    """Writes every result to a file of its own, and its name to the standard output.
+class _FileResults:
+    """Writes every result to its own file, and the name of the file to standard output, or a JSON object about it.
 
-    Arrays are ``.npy``, bytes ``.bin``, text ``.txt``, and everything else ``.json``. A file is there as a whole or
-    not at all. The same place and frame give the same name in every run.
-
-    Args:
-        folder: where; it is made if it is not there.
-        output: where the names are written to.
-        as_json: whether a JSON object is written for each file, instead of its name alone.
+    Arrays are ``.npy``, bytes ``.bin``, text ``.txt``, and everything else ``.json``. A file is
+    written atomically. The same place and frame give the same name in every run.
     """
 
     def __init__(self, folder: Path, output: StandardOutput, *, as_json: bool) -> None:
@@ -100,11 +94,7 @@ class FileResults:
         self._taken: set[str] = set()
 
     async def write(self, result: Result) -> None:
-        """Writes the value to its file.
-
-        Raises:
-            Unwritable: that is not possible.
-        """
+        """Write the value to its file."""
         path = self._folder / self._name(result)
         try:
             await anyio.to_thread.run_sync(self._save, path, result.value)
@@ -114,33 +104,42 @@ class FileResults:
         await self._output.line(line)
 
     def _name(self, result: Result) -> str:
-        # A place may be called anything: what is not a letter, a digit, _ or - is written by its code.
+        # A place can have any name: other characters than letters, digits, _ and - are written by their codes.
         place = _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", result.place)
         stem = "-".join(filter(None, [place, frame_text(result.frame)])) or "result"
         while True:
             count = self._counts[stem] = self._counts.get(stem, 0) + 1
             name = stem if count == 1 else f"{stem}-{count}"  # several yields to one place in one frame
-            if name not in self._taken:  # else a place is called as others are when they are numbered
+            if name not in self._taken:  # another place may have this name
                 self._taken.add(name)
                 return name + _suffix(result.value)
 
     def _save(self, path: Path, value: Any) -> None:
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            with part.open("wb") as file:
-                if path.suffix == ".npy":
-                    import numpy as np
+        with replaced(path) as file:
+            if path.suffix == ".npy":
+                import numpy as np
 
-                    np.save(file, value, allow_pickle=False)
-                elif path.suffix == ".bin":
-                    file.write(value)
-                elif path.suffix == ".txt":
-                    file.write(value.encode("utf-8", "surrogatepass"))
-                else:
-                    file.write(self._values.encode_whole(value) + b"\n")
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+                np.save(file, value, allow_pickle=False)
+            elif path.suffix == ".bin":
+                file.write(value)
+            elif path.suffix == ".txt":
+                file.write(value.encode("utf-8", "surrogatepass"))
+            else:
+                file.write(self._values.encode_whole(value) + b"\n")
+
+
+def writer_of(output: Output, stdout: StandardOutput) -> ResultWriter:
+    """Return the writer of results."""
+    if output.folder is not None:
+        return _FileResults(output.folder, stdout, as_json=output.as_json)
+    return _JsonResults(stdout) if output.as_json else _TextResults(stdout)
+
+
+def check_places(output: Output, known: Sequence[str]) -> None:
+    """Raise ``BadInput`` for places that the pipeline does not have."""
+    for place in output.places or ():
+        if place not in known:
+            raise BadInput(f"the pipeline has no place {place!r}; it has: {', '.join(known) or 'none'}")
 
 
 def _suffix(value: Any) -> str:

@@ -1,6 +1,6 @@
-"""What a trace tells, in bounded memory: figures by span name, what each process did when, and the longest spans.
+"""Summarise a trace in bounded memory: figures by span name, the activity of each process, and the longest spans.
 
-Files may be large, so that they are read twice rather than kept.
+Files may be large, so they are read twice instead of being kept in memory.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ import itertools
 import math
 from array import array
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Final
 
-from dfm_async.cli.exits import BadInput
+from dfm_async.cli.program import BadInput
 from dfm_async.telemetry.spans import APPLICATION, Span, iter_trace
 
-__all__ = ["Figures", "Lane", "Row", "Timeline", "label_of", "read_timeline"]
-
 _COLUMNS: Final = 60
-"""How many pieces the time is cut into for the rows of a terminal."""
+"""The number of intervals that the time is divided into."""
 _ROWS: Final = 200
-"""How many rows one process has at most; further ones are counted together."""
+"""The maximum number of rows of a process; further ones are combined."""
 _LANES: Final = 100
-"""How many processes are shown separately; further ones are counted together."""
+"""The maximum number of processes; further ones are combined."""
 _LARGEST: Final = 2**63 - 1
 
 
@@ -35,23 +34,21 @@ class Figures:
     durations: array[int] = field(default_factory=lambda: array("q"))
     errors: int = 0
     waited: float = 0.0
-    """For how many nanoseconds calls waited before they began, such as for a thread; not a part of the durations."""
+    """The nanoseconds that calls waited before they began, such as for a thread; not included in the durations."""
 
     def add(self, span: Span) -> None:
-        """Counts a span."""
+        """Add a span."""
         self.durations.append(span.end - span.start)
         self.errors += span.status == "error"
-        waited = span.attributes.get("dfm.waited")
-        if isinstance(waited, float) and 0 < waited < math.inf:
-            self.waited += waited * 1e9
+        self.waited += waited_of(span)
 
     @property
     def total(self) -> int:
-        """All of them together."""
+        """The sum of the durations."""
         return max(-_LARGEST, min(sum(self.durations), _LARGEST))
 
     def percentiles(self, *wanted: float) -> list[int]:
-        """The durations that so many percent of the spans do not exceed."""
+        """Return the durations that the given percentages of the spans do not exceed."""
         ordered = sorted(self.durations)
         return [ordered[max(0, math.ceil(len(ordered) * part / 100) - 1)] for part in wanted]
 
@@ -61,11 +58,10 @@ class Row:
     """What one node, hop or span of a user's own did in one process.
 
     Attributes:
-        label: what it is called.
-        first: when it began for the first time.
-        figures: how long it took.
-        busy: for each piece of the time, how many nanoseconds it was busy in it; several at the same time add up.
-        failed: for each piece, how many errors there were.
+        first: when it began first.
+        busy: the busy nanoseconds of each interval; overlapping spans add up.
+        waiting: whether calls waited in each interval.
+        failed: the number of errors in each interval.
     """
 
     label: str
@@ -73,40 +69,19 @@ class Row:
     figures: Figures = field(default_factory=Figures)
     busy: list[int] = field(default_factory=lambda: [0] * _COLUMNS)
     failed: list[int] = field(default_factory=lambda: [0] * _COLUMNS)
-
-
-@dataclass(slots=True)
-class Lane:
-    """What one process did."""
-
-    process: str
-    rows: dict[str, Row] = field(default_factory=dict)
-
-    def row(self, span: Span) -> Row:
-        """The row that a span belongs to."""
-        label = label_of(span)
-        found = self.rows.get(label)
-        if found is None:
-            if len(self.rows) >= _ROWS:
-                label = "others"
-            found = self.rows.setdefault(label, Row(label, span.start))
-        found.first = min(found.first, span.start)
-        return found
+    waiting: list[bool] = field(default_factory=lambda: [False] * _COLUMNS)
 
 
 @dataclass(slots=True)
 class Timeline:
-    """What a trace tells.
+    """The summary of a trace.
 
     Attributes:
         start: when the first span began, in nanoseconds since 1970.
-        end: when the last one ended.
-        count: how many spans there are.
-        errors: how many of them went wrong.
-        jobs: how many spans belong to each job.
+        jobs: the number of spans of each job.
         names: the figures of each span name.
-        lanes: what each process did.
-        longest: spans to draw one by one: those that went wrong, and the longest of the others, by their beginning.
+        lanes: what each process did: rows by process and label.
+        longest: the spans to draw individually: failed ones first, then the longest; in the order of their start.
     """
 
     start: int = 0
@@ -115,21 +90,28 @@ class Timeline:
     errors: int = 0
     jobs: Counter[str] = field(default_factory=Counter)
     names: dict[str, Figures] = field(default_factory=dict)
-    lanes: dict[str, Lane] = field(default_factory=dict)
+    lanes: dict[str, dict[str, Row]] = field(default_factory=dict)
     longest: list[Span] = field(default_factory=list)
 
     @property
     def length(self) -> int:
-        """How long it lasted, in nanoseconds; at least one."""
+        """The duration in nanoseconds; at least 1."""
         return max(1, self.end - self.start)
 
-    def ordered_lanes(self) -> list[Lane]:
-        """The processes: the application first, then the sites by name."""
-        return sorted(self.lanes.values(), key=lambda lane: (lane.process != APPLICATION, lane.process))
+
+def lane_order(process: str) -> tuple[bool, str]:
+    """Return the sort key of a process: the application first, then the sites by name."""
+    return process != APPLICATION, process
+
+
+def waited_of(span: Span) -> float:
+    """Return the nanoseconds that a call waited before its span began, such as for a thread."""
+    waited = span.attributes.get("dfm.waited")
+    return min(waited * 1e9, _LARGEST) if isinstance(waited, float) and 0 < waited < math.inf else 0.0
 
 
 def label_of(span: Span) -> str:
-    """What a span is called in a drawing."""
+    """Return the label of a span in a drawing."""
     attributes = span.attributes
     if span.name == "dfm.hop":
         return f"{attributes.get('dfm.from', '?')} → {attributes.get('dfm.to', '?')}"
@@ -141,16 +123,7 @@ def label_of(span: Span) -> str:
 
 
 def read_timeline(path: str | PathLike[str], job: str | None = None, kept: int = 0) -> Timeline:
-    """Reads a trace.
-
-    Args:
-        path: the file.
-        job: only what belongs to this job.
-        kept: how many spans are kept to be drawn one by one.
-
-    Raises:
-        BadInput: there is no such file or job, or the file is no trace.
-    """
+    """Read a trace, or the spans of one job in it, and keep the longest spans to draw them individually."""
     try:
         return _read(path, job, kept)
     except OSError as error:
@@ -161,19 +134,21 @@ def read_timeline(path: str | PathLike[str], job: str | None = None, kept: int =
 
 def _read(path: str | PathLike[str], job: str | None, kept: int) -> Timeline:
     found = Timeline()
-    longest = _Longest(kept)
-    for span in iter_trace(path):
-        if job is None or span.attributes.get("dfm.job") == job:
+
+    def spans() -> Iterator[Span]:
+        return (span for span in iter_trace(path) if job is None or span.attributes.get("dfm.job") == job)
+
+    def counted() -> Iterator[Span]:
+        for span in spans():
             _count(found, span)
-            longest.add(span)
+            yield span
+
+    longest = heapq.nlargest(max(kept, 1), counted(), key=lambda span: (span.status == "error", span.end - span.start))
     if not found.count:
         raise BadInput(f"{path} has no spans" + ("" if job is None else f" of job {job!r}"))
-    limit = found.count  # what is appended between the two readings is not looked at
-    for span in iter_trace(path):
-        if limit and (job is None or span.attributes.get("dfm.job") == job):
-            limit -= 1
-            _draw(found, span)
-    found.longest = longest.spans()
+    for span in itertools.islice(spans(), found.count):  # without what is appended between the two passes
+        _draw(found, span)
+    found.longest = sorted(longest, key=lambda span: (span.start, -span.end))
     return found
 
 
@@ -190,9 +165,12 @@ def _count(found: Timeline, span: Span) -> None:
 
 def _draw(found: Timeline, span: Span) -> None:
     known = span.process in found.lanes or len(found.lanes) < _LANES
-    process = span.process if known else "others"
-    lane = found.lanes.setdefault(process, Lane(process))
-    row = lane.row(span)
+    rows = found.lanes.setdefault(span.process if known else "others", {})
+    label = label_of(span)
+    if label not in rows and len(rows) >= _ROWS:
+        label = "others"
+    row = rows.setdefault(label, Row(label, span.start))
+    row.first = min(row.first, span.start)
     row.figures.add(span)
     start, end = span.start - found.start, max(span.end, span.start + 1) - found.start
     first = min(_COLUMNS - 1, start * _COLUMNS // found.length)
@@ -201,22 +179,6 @@ def _draw(found: Timeline, span: Span) -> None:
         piece = (column * found.length // _COLUMNS, (column + 1) * found.length // _COLUMNS)
         row.busy[column] += max(1, min(end, piece[1]) - max(start, piece[0]))
     row.failed[last] += span.status == "error"
-
-
-class _Longest:
-    """Keeps the longest spans of many; those that went wrong before the others."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._heap: list[tuple[bool, int, int, Span]] = []
-        self._number = itertools.count()
-
-    def add(self, span: Span) -> None:
-        entry = (span.status == "error", span.end - span.start, next(self._number), span)
-        if len(self._heap) < self._most:
-            heapq.heappush(self._heap, entry)
-        elif self._heap:
-            heapq.heappushpop(self._heap, entry)
-
-    def spans(self) -> list[Span]:
-        return sorted((entry[3] for entry in self._heap), key=lambda span: (span.start, -span.end))
+    queued = max(0, int(start - waited_of(span))) * _COLUMNS // found.length
+    for column in range(queued, first):
+        row.waiting[column] = True

@@ -1,4 +1,4 @@
-"""The token that clients show to a service: from a file, from ``DFM_TOKEN``, or from a service of the same user."""
+"""The token that clients send to a service: from a file, from ``DFM_TOKEN``, or from a service of the same user."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from dfm_async.cli.exits import BadInput
-
-__all__ = ["VARIABLE", "client_token", "server_token", "shared_token"]
+from dfm_async.base.addresses import is_loopback
+from dfm_async.cli.program import BadInput
 
 VARIABLE: Final = "DFM_TOKEN"
 _SHORTEST: Final = 16
 _OTHERS: Final = 0o077
-"""The permissions of everybody but the owner."""
+"""The permissions of all users but the owner."""
 
 
 def client_token(file: Path | None, url: str) -> str | None:
-    """Return the token to show to a service, if the user has one.
+    """Return the token for a service, if the user has one.
 
     A service of the same user on this machine, which was started by ``dfm-async serve`` without a token, has left its
-    token where only that user can read it. It is shown only at the address that the service listens at; at
+    token where only that user can read it. It is sent only to the address that the service listens on; to
     ``localhost`` only if that has no other address.
     """
     found = _token(file)
@@ -35,20 +34,16 @@ def client_token(file: Path | None, url: str) -> str | None:
 
 
 def server_token(file: Path | None, host: str) -> str | None:
-    """Return the token that clients must show; None if the service is to make one, for this machine only.
-
-    Raises:
-        BadInput: others are to be served, and there is no token; or it is too short.
-    """
+    """Return the token that clients must send; None if the service generates one, for this machine only."""
     found = _token(file)
-    if found is None and not _is_loopback(host):
+    if found is None and not is_loopback(host):
         raise BadInput(
-            f"--host {host} serves other machines, so that clients need a token: write one to a file and give "
+            f"--host {host} serves other machines, so clients need a token: write one to a file and give "
             f"--token-file FILE, or set {VARIABLE}. "
             "python -c 'import secrets; print(secrets.token_urlsafe())' makes one"
         )
     if found is not None and len(found) < _SHORTEST:
-        raise BadInput(f"the token has {len(found)} characters: at least {_SHORTEST} are needed")
+        raise BadInput(f"the token has {len(found)} characters, but needs at least {_SHORTEST}")
     return found
 
 
@@ -68,9 +63,9 @@ def _token(file: Path | None) -> str | None:
         if stat.S_ISREG(status.st_mode) and status.st_mode & _OTHERS:
             raise BadInput(f"{source}: other users of this machine can read the token. Run: chmod 600 {file}")
     if not found.isascii():
-        raise BadInput(f"{source}: a token has only ASCII characters")
+        raise BadInput(f"{source}: a token can only have ASCII characters")
     if not found.isprintable() or not found or " " in found:
-        raise BadInput(f"{source} must hold one token, without spaces or line breaks in it")
+        raise BadInput(f"{source} must contain one token without spaces or line breaks")
     return found
 
 
@@ -89,7 +84,7 @@ def shared_token(address: str, port: int, token: str) -> Iterator[None]:
         private = _is_private(path.parent)
     except OSError:
         private = False
-    if not private:  # the commands need --token-file, or DFM_TOKEN
+    if not private:  # commands need --token-file or DFM_TOKEN then
         yield
         return
     with suppress(FileNotFoundError):
@@ -101,9 +96,9 @@ def shared_token(address: str, port: int, token: str) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            if path.read_text() == token:  # else it is of another service by now
+            if path.read_text() == token:  # otherwise another service has replaced it
                 path.unlink()
-                path.parent.rmdir()  # unless there are others
+                path.parent.rmdir()  # unless there are other tokens
 
 
 def _shared(url: str) -> str | None:
@@ -113,7 +108,7 @@ def _shared(url: str) -> str | None:
     except ValueError:
         return None
     host = address.hostname or ""
-    if port is None or not _is_loopback(host):
+    if port is None or not is_loopback(host):
         return None
     # A program of another user may listen at another address of the same port, and clients try all that a name has.
     found = {_left(where, port) for where in (_addresses(port) if host == "localhost" else [host])}
@@ -144,12 +139,3 @@ def _path(address: str, port: int) -> Path:
 def _is_private(folder: Path) -> bool:
     found = folder.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & _OTHERS
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -1,4 +1,4 @@
-"""Shows how a job is getting on, on standard error: live on a terminal, as lines elsewhere."""
+"""Show the progress of a job on standard error: live on a terminal, as lines elsewhere."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import AsyncIterator, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager, redirect_stdout
 from typing import Final
 
 from rich.console import Console, Group
@@ -17,32 +17,33 @@ from rich.table import Table
 from rich.text import Text
 
 from dfm_async.cli.program import safe
-from dfm_async.cli.streams import StandardOutput
-from dfm_async.cli.terminal import terminal
+from dfm_async.cli.results import ResultWriter
+from dfm_async.cli.terminal import StandardOutput, terminal
 from dfm_async.errors import DecodingError
-from dfm_async.model.activity import Activity, NodeActivity
 from dfm_async.model.events import (
+    Activity,
     Event,
     Failure,
+    FailureHandled,
     FrameCompleted,
     Metrics,
+    NodeActivity,
     Progress,
     Result,
     StatusChanged,
     WorkerNotice,
 )
 from dfm_async.model.status import JobStatus
+from dfm_async.session.job import Job
 from dfm_async.telemetry.spans import frame_text
 
-__all__ = ["STATUS_STYLES", "JobView", "LineView", "LiveView", "counted", "logged", "view_of"]
-
 _FULL_ERRORS: Final = 10
-"""How many errors are shown with their tracebacks; of further ones one line is shown, and at last only their number."""
+"""The number of errors shown with tracebacks; of further ones one line is shown, and finally only their number."""
 _SHORT_ERRORS: Final = 100
 _PAUSE: Final = 0.1
-"""At most so often is the screen drawn again, in seconds."""
+"""The shortest interval between two drawings of the screen, in seconds."""
 _NOTES: Final = 12
-"""Of how many nodes the last progress report is shown."""
+"""The number of nodes whose last progress report is shown."""
 _BAR: Final = 24
 
 STATUS_STYLES: Final = {
@@ -51,30 +52,40 @@ STATUS_STYLES: Final = {
     JobStatus.ABORTED: "bold red",
     JobStatus.INTERRUPTED: "bold yellow",
 }
-"""How a status is shown, if it is a special one."""
+"""The styles of final statuses."""
 
 
-class JobView:
-    """Counts what happens to a job, and says what a user should know at once."""
+class LineView:
+    """Counts the events of a job, and shows as lines what users need to know at once, for logs and pipes."""
 
     def __init__(self, console: Console, sets: int | None, *, quiet: bool = False) -> None:
         self.console = console
         self.quiet = quiet
-        """Whether only errors are told."""
+        """Whether only errors are shown."""
         self.sets = sets
-        """How many parameter sets there are, if that is known."""
+        """The number of parameter sets, if it is known."""
         self.status = JobStatus.SUBMITTED
         self.done = 0
         self.failures = 0
         self.unread: Counter[str | None] = Counter()
-        """How many results of each place came as values that cannot be rebuilt here."""
+        """The number of results of each place that cannot be decoded here."""
         self.results: Counter[str] = Counter()
         self.progress: dict[tuple[str, str], Progress] = {}
         self.calls: dict[str, NodeActivity] = {}
         self._began = time.monotonic()
 
+    @contextmanager
+    def shown(self, output: StandardOutput) -> Iterator[None]:
+        """Show the job while the block runs. What the application prints goes to standard error, too."""
+        with logged(self), redirect_stdout(sys.stderr):
+            yield
+
+    def touch(self) -> None:
+        """Show soon what has changed."""
+
     def take(self, event: Event) -> None:
-        """Takes the next event of the job."""
+        """Process the next event of the job."""
+        self.touch()
         match event:
             case Result():
                 self.results[event.site] += 1
@@ -85,27 +96,32 @@ class JobView:
             case StatusChanged():
                 self.status = event.status
             case WorkerNotice():
-                self.say(f"{event.site}: worker {event.kind}: {event.detail}", "yellow")
+                about = "" if event.kind == "bound" else f"{event.site}: worker {event.kind}: "
+                self.print(f"{about}{event.detail}", "yellow")
             case Progress():
                 key = (event.site, event.node)
                 self.progress.pop(key, None)  # the newest are last
                 self.progress[key] = event
+            case FailureHandled():
+                failed = f"{event.node} at {event.site} [{frame_text(event.frame)}]"
+                self.print(f"handled: {failed}: {event.type_name}: {event.message}", "yellow")
             case Metrics():
                 pass
 
-    def look(self, activity: Activity) -> None:
-        """Takes what operations have done since the last time."""
+    def take_activity(self, activity: Activity) -> None:
+        """Process what operations have done since the last call."""
+        self.touch()
         for node in activity.nodes:
             self.calls[node.node] = node
 
-    def say(self, text: str, style: str = "") -> None:
-        """Writes lines that stay; if quiet is wanted, only errors."""
+    def print(self, text: str, style: str = "") -> None:
+        """Write lines that stay; only errors if quiet."""
         if self.quiet and "red" not in style:
             return
         self.console.print(Text(safe(text), style), soft_wrap=True)
 
     def _fail(self, failure: Failure) -> None:
-        # A yield that will not come repeats the error that is its reason, which was told already.
+        # A result that will not come repeats the error that caused this, which was shown already.
         if isinstance(failure.error, DecodingError):
             self.unread[failure.place] += 1
         elif failure.place is not None:
@@ -116,31 +132,21 @@ class JobView:
             if self.failures > _SHORT_ERRORS:
                 return
             text = text.split("\n", 1)[0]
-        self.say(f"error: {text.rstrip()}", "red")
+        self.print(f"error: {text.rstrip()}", "red")
 
-    def sum_up(self, job_id: str, reason: str | None = None) -> None:
-        """Says how the job ended."""
+    def summarize(self, job_id: str, reason: str | None = None) -> None:
+        """Show how the job ended."""
         counts = [counted(sum(self.results.values()), "result"), counted(self.done, "set") + " done"]
         if self.failures:
             counts.append(counted(self.failures, "error"))
         why = f" ({reason})" if reason else ""
         seconds = time.monotonic() - self._began
         text = f"job {job_id} {self.status.value}{why}: {', '.join(counts)}, {seconds:.2f} s"
-        self.say(text, STATUS_STYLES.get(self.status, ""))
+        self.print(text, STATUS_STYLES.get(self.status, ""))
 
 
-class LineView(JobView):
-    """Says what matters in lines; for logs and pipes. What is printed meanwhile is no result, and goes there, too."""
-
-    @contextmanager
-    def shown(self, output: StandardOutput) -> Iterator[None]:
-        """Shows the job while the block runs."""
-        with logged(self), redirect_stdout(sys.stderr):
-            yield
-
-
-class LiveView(JobView):
-    """Keeps a picture of the job at the bottom of the terminal. What is printed meanwhile goes above it."""
+class LiveView(LineView):
+    """Keeps a picture of the job at the bottom of the terminal; printed lines go above it."""
 
     def __init__(self, console: Console, sets: int | None, *, quiet: bool = False) -> None:
         super().__init__(console, sets, quiet=quiet)
@@ -149,14 +155,9 @@ class LiveView(JobView):
 
     @contextmanager
     def shown(self, output: StandardOutput) -> Iterator[None]:
-        """Shows the job while the block runs."""
-        live = Live(
-            self.picture(),
-            console=self.console,
-            auto_refresh=False,
-            transient=True,
-        )
-        if output.terminal:  # both are on one screen: what is written there has to go above the picture
+        """Show the job while the block runs."""
+        live = Live(self.picture(), console=self.console, auto_refresh=False, transient=True)
+        if output.terminal:  # results go above the picture
             output.divert = self._above
         with logged(self), live:
             self._live = live
@@ -169,18 +170,8 @@ class LiveView(JobView):
                     self._timer.cancel()
                     self._timer = None
 
-    def take(self, event: Event) -> None:
-        """Takes the next event of the job, and draws it soon."""
-        super().take(event)
-        self.touch()
-
-    def look(self, activity: Activity) -> None:
-        """Takes what operations have done since the last time, and draws it soon."""
-        super().look(activity)
-        self.touch()
-
     def touch(self) -> None:
-        """Has the picture drawn again: not at once, so that many events cost one drawing."""
+        """Schedule a redraw: many events cost one drawing."""
         if self._timer is None and self._live is not None:
             self._timer = asyncio.get_running_loop().call_later(_PAUSE, self._draw)
 
@@ -193,7 +184,7 @@ class LiveView(JobView):
         self.console.print(Text(text), soft_wrap=True)
 
     def picture(self) -> Group:
-        """What is to be seen now."""
+        """Return the current picture."""
         head = Text.assemble(
             (self.status.value, STATUS_STYLES.get(self.status, "bold cyan")),
             f"  {_bar(self.done, self.sets)}",
@@ -224,29 +215,28 @@ class LiveView(JobView):
             yield Text(safe(f"{site} {node} {frame} {done} {progress.note}"), "dim", no_wrap=True, overflow="ellipsis")
 
 
-def view_of(*, quiet: bool, sets: int | None) -> LineView | LiveView:
-    """The view that suits where standard error goes."""
+def view_of(*, quiet: bool, sets: int | None) -> LineView:
+    """Return the view for a terminal, or for other outputs."""
     console = terminal(stderr=True)
     live = console.file.isatty() and not console.is_dumb_terminal and not quiet
-    kind = LiveView if live else LineView
-    return kind(console, sets, quiet=quiet)
+    return (LiveView if live else LineView)(console, sets, quiet=quiet)
 
 
 class _SiteLines(logging.Handler):
-    """Shows what the processes of sites say."""
+    """Shows what the processes of sites log."""
 
-    def __init__(self, view: JobView) -> None:
+    def __init__(self, view: LineView) -> None:
         super().__init__()
         self._view = view
 
     def emit(self, record: logging.LogRecord) -> None:
         site = getattr(record, "site", None)
-        self._view.say(f"{site or record.name}: {record.getMessage()}", "yellow" if record.levelno > 20 else "dim")
+        self._view.print(f"{site or record.name}: {record.getMessage()}", "yellow" if record.levelno > 20 else "dim")
 
 
 @contextmanager
-def logged(view: JobView) -> Iterator[None]:
-    """Shows what is logged; what sites print counts as information."""
+def logged(view: LineView) -> Iterator[None]:
+    """Show log records while the block runs; what sites print has the level INFO."""
     logger, handler = logging.getLogger("dfm_async"), _SiteLines(view)
     sites = logging.getLogger("dfm_async.site")
     logger.addHandler(handler)
@@ -273,5 +263,56 @@ def _unicode() -> bool:
 
 
 def counted(number: int, what: str) -> str:
-    """Tells how many there are: ``1 result``, ``2 results``."""
+    """Return a number with its noun: ``1 result``, ``2 results``."""
     return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+async def follow(
+    events: AsyncIterator[Event | Activity],
+    writer: ResultWriter,
+    view: LineView,
+    places: Collection[str],
+    limit: int | None = None,
+) -> StatusChanged | None:
+    """Read a job to its end: show its events, write its results (of all places or of some), return its last status.
+
+    ``limit``: end after this many results instead.
+    """
+    last: StatusChanged | None = None
+    written = 0
+    async for event in events:
+        if isinstance(event, Activity):
+            view.take_activity(event)
+            continue
+        view.take(event)
+        if isinstance(event, Result):
+            if not places or event.place in places:
+                await writer.write(event)
+                written += 1
+                if written == limit:
+                    break
+        elif isinstance(event, StatusChanged):
+            last = event
+    return last
+
+
+@asynccontextmanager
+async def watched(job: Job, view: LineView) -> AsyncIterator[None]:
+    """Show what the operations of a job do while the block runs, if the job is watched."""
+    if not job.watched:
+        yield
+        return
+    task = asyncio.create_task(_look(job, view), name="dfm_async view")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
+
+
+async def _look(job: Job, view: LineView) -> None:
+    async with job.activity() as reader:
+        async for activity in reader:
+            view.take_activity(activity)

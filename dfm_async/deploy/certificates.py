@@ -1,61 +1,46 @@
-"""Certificates of participants: what is in them, and how long they are valid. Read with what nvflare brings along."""
+"""Certificates of participants: their content and validity. Read with a dependency of nvflare."""
 
 from __future__ import annotations
 
 import datetime
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from dfm_async.base.files import replaced
+
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate as X509
 
-__all__ = ["ENDS_SOON", "Certificate", "forget_ending", "handed_out", "signed_by"]
-
 ENDS_SOON: Final = datetime.timedelta(days=60)
-"""So long before their end certificates are made anew: kits have to travel to their sites."""
+"""The time before their expiry at which certificates are renewed: kits have to travel to their sites."""
 _SUBJECT: Final = {"CN": "2.5.4.3", "O": "2.5.4.10", "role": "1.2.840.113549.1.9.2"}
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What a certificate says.
-
-    Attributes:
-        name: whose it is.
-        org: their organisation.
-        role: the role of a user; empty for others.
-        begins: from when on it is valid.
-        ends: until when.
-    """
+    """The content of a certificate: the participant, the organisation, the role of a user, the end of its validity."""
 
     name: str
     org: str
     role: str
-    begins: datetime.datetime
     ends: datetime.datetime
 
     @classmethod
     def read(cls, path: Path) -> Certificate:
-        """Reads a file.
-
-        Raises:
-            ValueError: there is no certificate in it.
-            OSError: it cannot be read.
-        """
+        """Read a file. Raises ``ValueError`` if it has no certificate."""
         return cls.of(_load(path.read_bytes()))
 
     @classmethod
     def of(cls, found: X509) -> Certificate:
-        """Reads one that is loaded."""
+        """Return the content of a loaded certificate."""
         words = {attribute.oid.dotted_string: str(attribute.value) for attribute in found.subject}
         name, org, role = (words.get(oid, "") for oid in _SUBJECT.values())
-        return cls(name, org, role, found.not_valid_before_utc, found.not_valid_after_utc)
+        return cls(name, org, role, found.not_valid_after_utc)
 
     def left(self) -> datetime.timedelta:
-        """How long it is still valid; negative if it has ended."""
+        """Return the time until it expires; negative if it has expired."""
         return self.ends - datetime.datetime.now(datetime.UTC)
 
 
@@ -66,12 +51,7 @@ def _load(data: bytes) -> X509:
 
 
 def signed_by(certificate: Path, authority: Path) -> bool:
-    """Whether a certificate was signed by another one.
-
-    Raises:
-        ValueError: one of the files has no certificate in it.
-        OSError: one of them cannot be read.
-    """
+    """Return whether a certificate was signed by another one."""
     from cryptography.exceptions import InvalidSignature
 
     try:
@@ -82,32 +62,27 @@ def signed_by(certificate: Path, authority: Path) -> bool:
 
 
 def handed_out(state: Path) -> dict[str, Certificate]:
-    """The certificates that FLARE has made in a folder, by whose they are; all of them, also of those who left.
-
-    Args:
-        state: where FLARE keeps them; it need not be there.
-    """
-    return {name: Certificate.of(_load(found["cert"].encode())) for name, found in _subjects(state).items()}
+    """Return the certificates in the file of FLARE, by participant, with former ones; none if there is no file."""
+    return {
+        name: Certificate.of(_load(found["cert"].encode()))
+        for name, found in _kept(state).items()
+        if isinstance(found, dict) and "cert" in found
+    }
 
 
 def forget_ending(state: Path) -> None:
-    """Has certificates made anew that end soon: FLARE hands out those that it finds, whether they are valid or not.
-
-    Args:
-        state: where FLARE keeps them; it need not be there.
-    """
+    """Remove certificates that expire soon from the file of FLARE, so that it renews them: it reuses what it finds."""
     ending = [name for name, found in handed_out(state).items() if found.left() < ENDS_SOON]
     if ending:
-        kept = json.loads(state.read_text())
-        new = state.with_name(f".{state.name}.{os.getpid()}")
-        new.touch(mode=0o600)
-        new.write_text(json.dumps({name: found for name, found in kept.items() if name not in ending}))
-        new.replace(state)
+        kept = {name: found for name, found in _kept(state).items() if name not in ending}
+        write_private(state, json.dumps(kept))
 
 
-def _subjects(state: Path) -> dict[str, Any]:
-    try:
-        kept: dict[str, Any] = json.loads(state.read_text())
-    except FileNotFoundError:
-        return {}
-    return {name: found for name, found in kept.items() if isinstance(found, dict) and "cert" in found}
+def _kept(state: Path) -> dict[str, Any]:
+    return dict(json.loads(state.read_text())) if state.exists() else {}
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file atomically, readable only for its owner."""
+    with replaced(path, 0o600) as file:
+        file.write(text.encode())

@@ -1,11 +1,9 @@
-"""A small federation in files, for those who have none yet: three sites with weather, and a pipeline over them."""
+"""A small example federation in files: three sites with weather data, and a pipeline over them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
-
-__all__ = ["write_example"]
 
 _FEDERATION: Final = """\
 # The federation: which operations there are, and which site offers them with which code.
@@ -48,7 +46,7 @@ sites:
       "#/operations/desk.Mean": {adapter: weather.adapters.Mean, is-async: false, args: from-operation}
 """
 _ADAPTERS: Final = '''\
-"""What runs at the sites."""
+"""The code of the sites."""
 
 import math
 import random
@@ -66,7 +64,7 @@ class Readings:
 
 
 class Clean:
-    """The lab looks at every reading."""
+    """The lab cleans every reading."""
 
     async def body(self, reading: float) -> float:
         return round(reading, 1)
@@ -102,11 +100,7 @@ _FILES: Final = {
 
 
 def write_example(folder: Path) -> tuple[Path, Path]:
-    """Writes the files that are not there yet; what somebody has changed stays.
-
-    Returns:
-        The federation file, and the file of the pipeline.
-    """
+    """Write the files that do not exist yet. Return the federation file, and the file of the pipeline."""
     for name, text in _FILES.items():
         path = folder / name
         if not path.exists():

@@ -1,27 +1,128 @@
-"""The startup kits of a whole federation: who gets which, with our settings in each."""
+"""The startup kits of a whole federation, with our settings and the files of the federation in each."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import copy
+import os
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
 import yaml
 
 from dfm_async.deploy.certificates import Certificate, handed_out
-from dfm_async.deploy.installation import FederationFiles
 from dfm_async.deploy.kit import Kit
-from dfm_async.deploy.project import SERVER_SITE, Project, User, project_name
-from dfm_async.deploy.provisioning import PROJECT_FILE, newest_kits, provision, require_nvflare, state_file
-from dfm_async.errors import DeploymentError, FederationError
+from dfm_async.deploy.project import (
+    PROJECT_FILE,
+    SERVER_SITE,
+    Project,
+    User,
+    newest_kits,
+    project_name,
+    provision,
+    require_nvflare,
+    state_file,
+)
+from dfm_async.errors import DeploymentError, FederationError, FileProblem
 from dfm_async.federation.federation import Federation
+from dfm_async.federation.site import Site
+from dfm_async.model.resources import CacheConfig, VaultConfig
 
-__all__ = ["EVERYWHERE", "FederationKit", "Provisioned", "kits_in", "project_of", "provision_federation"]
-
-EVERYWHERE: Final = "*"
+_EVERYWHERE: Final = "*"
 """All sites, where some are named."""
+_ROOT: Final = "federation.dfm.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class FederationFiles:
+    """The files of a federation, to be installed at its sites: contents by path; ``root`` is its own file."""
+
+    root: str
+    contents: dict[str, bytes] = field(repr=False)
+    federation: Federation = field(repr=False)
+
+    @classmethod
+    def of(cls, federation: Federation) -> FederationFiles:
+        """Return the files that a federation was read from, or the file for a federation that was made in Python.
+
+        Raises ``FederationError`` if there can be none, or if the files find each other only where they are now.
+        """
+        if not federation.files:
+            return cls(_ROOT, {_ROOT: federation.to_yaml().encode()}, federation)
+        shared = os.path.commonpath([os.path.dirname(path) for path in federation.files])
+        root, *others = (Path(os.path.relpath(path, shared)).as_posix() for path in federation.files)
+        contents = {name: Path(path).read_bytes() for name, path in zip((root, *others), federation.files, strict=True)}
+        found = cls(root, contents, federation)
+        found._check(federation)
+        return found
+
+    def _check(self, federation: Federation) -> None:
+        """Read the files in a folder of their own, as the sites will."""
+        with tempfile.TemporaryDirectory(prefix="dfm-") as elsewhere:
+            self.write(Path(elsewhere))
+            path = os.path.join(elsewhere, self.root)
+            read = Federation.from_yaml(path, packages=federation.packages, compat=federation.compat)
+            outside = [file for file in read.files if os.path.commonpath([file, elsewhere]) != elsewhere]
+        if outside:
+            problem = "a site will not find it: refer to files by paths that begin at the file that names them"
+            raise FederationError(federation.files[0], [FileProblem(file, 0, 0, "", problem) for file in outside])
+
+    def for_site(self, site: str) -> FederationFiles:
+        """Return the one file that a site needs: all operations, its own configuration, and the names of other sites.
+
+        The configuration of a site is private: the locations of its vault and its cache and how they are opened, the
+        constants of its adapters. It is not sent to other sites.
+        """
+        alone = copy.copy(self.federation)
+        alone.sites = {name: _bare(found) for name, found in self.federation.sites.items()}
+        alone.provision = {}  # how all of it is deployed
+        if site in self.federation.sites:
+            alone.sites[site] = _movable(self.federation.sites[site])
+        return FederationFiles(_ROOT, {_ROOT: alone.to_yaml().encode()}, alone)
+
+    def write(self, folder: Path) -> None:
+        """Write all files, readable only for their owner."""
+        for name, content in self.contents.items():
+            path = folder / name
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            path.chmod(0o600)
+            path.write_bytes(content)
+
+
+def _bare(site: Site) -> Site:
+    """Return a site of which nothing but its name is known."""
+    bare = Site(site.federation, site.name)
+    bare.cache = CacheConfig()
+    return bare
+
+
+def _movable(site: Site) -> Site:
+    """Return a site for another folder: a vault beside the federation's files here is beside them there, too."""
+    vault, files = site.vault, site.federation.files
+    path = vault.args.get("path") if isinstance(vault, VaultConfig) and vault.path == "file" else None
+    if not files or not isinstance(path, str) or not os.path.isabs(path):
+        return site
+    shared = os.path.commonpath([os.path.dirname(file) for file in files])
+    if os.path.commonpath([path, shared]) != shared:
+        return site
+    found = copy.copy(site)
+    beside = os.path.relpath(path, os.path.dirname(files[0]))
+    found.vault = VaultConfig(path="file", args={**vault.args, "path": beside})
+    return found
+
+
+def files_of(federation: Federation, *, required: bool) -> FederationFiles | None:
+    """Return the files of a federation; None if it cannot be written to files and need not be: its code travels."""
+    try:
+        return FederationFiles.of(federation)
+    except FederationError:
+        if federation.files or required:
+            raise
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +130,8 @@ class FederationKit:
     """The startup kit of one participant.
 
     Attributes:
-        kit: the kit itself.
-        kind: what it is for.
         site: which site of the federation it is; empty for a user.
-        certificate: who it says it is.
-        new: whether nobody has this certificate yet.
+        new: whether the certificate is new.
     """
 
     kit: Kit
@@ -45,14 +143,13 @@ class FederationKit:
 
 @dataclass(frozen=True, slots=True)
 class Provisioned:
-    """What provisioning has made.
+    """The result of provisioning.
 
     Attributes:
-        project: who takes part.
         project_file: the file that FLARE provisioned from.
         folder: the folder of the kits.
         kits: one per participant: the server, the sites, the users.
-        left: participants of earlier times that are not part of it any more; their certificates are still valid.
+        left: participants of earlier times that are not part of it any longer; their certificates are still valid.
     """
 
     project: Project
@@ -63,29 +160,15 @@ class Provisioned:
 
 
 def project_of(
-    federation: Federation,
-    *,
-    server: str,
-    users: Iterable[User],
-    homesite: str = "home",
-    port: int = 8002,
-    admin_port: int = 8003,
-    org: str = "dfm",
-    orgs: Mapping[str, str] | None = None,
-    scheme: str = "grpc",
+    federation: Federation | Iterable[str], *, server: str, users: Iterable[User], homesite: str = "home"
 ) -> Project:
-    """Makes the project of a federation: a client for the homesite and for each site, except for ``server``."""
-    sites = dict.fromkeys([homesite, *(site for site in federation.sites if site != SERVER_SITE)])
+    """Return the project of a federation, or of sites: a client for the homesite and each site except ``server``."""
+    sites = federation.sites if isinstance(federation, Federation) else federation
     return Project(
-        name=project_name(federation.name),
-        sites=tuple(sites),
+        name=project_name(federation.name) if isinstance(federation, Federation) else "federation",
+        sites=tuple(dict.fromkeys([homesite, *(site for site in sites if site != SERVER_SITE)])),
         users=tuple(users),
         server=server,
-        port=port,
-        admin_port=admin_port,
-        org=org,
-        orgs=dict(orgs or {}),
-        scheme=scheme,
     )
 
 
@@ -97,24 +180,24 @@ async def provision_federation(
     homesite: str = "home",
     allow_code: Iterable[str] = (),
 ) -> Provisioned:
-    """Makes a startup kit for each participant, with the settings and the files of the federation in it.
+    """Make a startup kit for each participant, with the settings and the files of the federation in it.
 
     In a folder of earlier kits, participants keep their certificates, and new ones get kits of the same federation.
 
     Args:
         federation: the federation.
-        project: who takes part.
+        project: the participants.
         folder: where the project file and the kits go.
         homesite: the site of the applications.
         allow_code: the sites that users may bring code to; ``*`` means all.
 
     Raises:
-        DeploymentError: lists everything that is wrong, or says why FLARE refuses the project.
+        DeploymentError: lists all problems, or the reason why FLARE refuses the project.
         FederationError: the federation cannot be written to files, and not all sites allow code.
     """
     allowed = set(allow_code)
     every = {SERVER_SITE, *project.sites}
-    trusting = every if EVERYWHERE in allowed else allowed
+    trusting = every if _EVERYWHERE in allowed else allowed
     require_nvflare(project.name)
     state = state_file(folder, project)
     earlier = handed_out(state)
@@ -122,16 +205,14 @@ async def provision_federation(
     problems += [f"--allow-code {name}: there is no such site" for name in sorted(trusting - every)]
     if problems:
         raise DeploymentError(project.name, problems)
-    files = _files(federation, needed=trusting != every)
+    files = files_of(federation, required=trusting != every)
     made = await provision(project, folder)
     (folder / ".gitignore").write_text("# Private keys do not belong into a repository.\n*\n")
     with contextlib.suppress(OSError):  # written by FLARE as everybody's, in folders of earlier times
         state.chmod(0o600)
-    for participant in (project.server, *project.sites):
-        site = SERVER_SITE if participant == project.server else participant
-        Kit(made / participant).become_site(site, files, homesite=homesite, allow_code=site in trusting)
-    # FLARE wants an absolute path, and nobody knows yet where the kit will be.
-    Kit(made / project.server).become_server(f"{{$HOME}}/dfm-async/{project.name}")
+    # FLARE needs an absolute path, and the location of the kit is not known yet.
+    store = f"{{$HOME}}/dfm-async/{project.name}"
+    complete_kits(project, made, files, homesite=homesite, trusting=trusting, store=store)
     for user in project.users:
         Kit(made / user.name).become_user(files, homesite=homesite)
     now = {project.server, *project.sites, *(user.name for user in project.users)}
@@ -144,18 +225,28 @@ async def provision_federation(
     )
 
 
-def _files(federation: Federation, *, needed: bool) -> FederationFiles | None:
-    try:
-        return FederationFiles.of(federation)
-    except FederationError:
-        if federation.files or needed:
-            raise
-        return None  # users bring its code everywhere
+def complete_kits(
+    project: Project,
+    folder: Path,
+    files: FederationFiles | None,
+    *,
+    homesite: str,
+    trusting: Collection[str],
+    store: str,
+) -> None:
+    """Make the kits of the server and the clients in a folder those of our sites.
+
+    Users may bring code to those that are ``trusting``; without files, they bring all of it. ``store`` is for jobs.
+    """
+    for participant in (project.server, *project.sites):
+        site = SERVER_SITE if participant == project.server else participant
+        Kit(folder / participant).become_site(site, files, homesite=homesite, allow_code=site in trusting)
+    Kit(folder / project.server).become_server(store)
 
 
 def _changes(project: Project, earlier: Mapping[str, Certificate]) -> Iterator[str]:
-    """What cannot change: it stands in certificates that stay valid."""
-    advice = "their certificate says so, and stays: give the same again, or choose another name or another --out"
+    """Yield changes that are not possible, because certificates that stay valid contain the old values."""
+    advice = "that is in their valid certificate. Use the same value, or another name or another --out"
     named = {project.server: SERVER_SITE, **{name: name for name in project.sites}}
     orgs = {name: project.org_of(key) for name, key in named.items()}
     orgs |= {user.name: project.org_of(user.name) for user in project.users}
@@ -183,11 +274,7 @@ def _made(project: Project, made: Path, before: Mapping[str, Certificate]) -> It
 
 
 def kits_in(folder: Path) -> list[Kit]:
-    """The kits in a folder, the server's first; the newest ones, if it is the folder of a provisioned federation.
-
-    Raises:
-        DeploymentError: there are none.
-    """
+    """Return the kits in a folder, the server's first; of a provisioned federation, the newest ones."""
     where = folder
     if (folder / PROJECT_FILE).is_file():
         name = yaml.safe_load((folder / PROJECT_FILE).read_text()).get("name", "")

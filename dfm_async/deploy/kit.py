@@ -1,9 +1,15 @@
-"""One startup kit: the folder of a server, a client or a user, and what we write into it."""
+"""One startup kit: the folder of a server, a client or a user, what we write into it, and probes of its process.
+
+Imports little: containers run probes every few seconds.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-import os
+import socket
+import ssl
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -12,14 +18,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 import yaml
 
-from dfm_async.deploy.certificates import Certificate
+from dfm_async.deploy.certificates import Certificate, write_private
 from dfm_async.errors import DeploymentError
 from dfm_async.model.flare import FEDERATION_FOLDER, SETTINGS_FILE, SiteSettings
 
 if TYPE_CHECKING:
-    from dfm_async.deploy.installation import FederationFiles
-
-__all__ = ["OURS", "Kit"]
+    from dfm_async.deploy.federation_kits import FederationFiles
 
 OURS: Final = tuple(f"dfm_async.targets.flare.components.{name}" for name in ("HubController", "SiteExecutor"))
 """What jobs build at a site, besides FLARE's own components."""
@@ -33,11 +37,7 @@ _STARTS: Final[dict[Literal["server", "client", "user"], str]] = {
 
 
 class Kit:
-    """The startup kit of one participant.
-
-    Args:
-        folder: where it is.
-    """
+    """The startup kit of one participant: a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -65,22 +65,17 @@ class Kit:
 
     @property
     def kind(self) -> Literal["server", "client", "user"]:
-        """What it is for.
-
-        Raises:
-            DeploymentError: it is no startup kit.
-        """
+        """What it is for. Raises ``DeploymentError`` if the folder is not a startup kit."""
         for kind, name in _STARTS.items():
             if (self.startup / name).is_file():
                 return kind
-        told = f"its folder 'startup' has none of {', '.join(_STARTS.values())}"
-        raise DeploymentError(str(self.folder), [f"it is no startup kit: {told}"])
+        missing = f"its folder 'startup' has none of {', '.join(_STARTS.values())}"
+        raise DeploymentError(str(self.folder), [f"not a startup kit: {missing}"])
 
     def start_file(self) -> dict[str, Any]:
-        """What FLARE starts with: who this is, and where the server is.
+        """Return the start file of FLARE: the participant, and the address of the server.
 
-        Raises:
-            DeploymentError: it is no startup kit, or the file is broken.
+        Raises ``DeploymentError`` if the folder is not a startup kit, or the file is broken.
         """
         path = self.startup / _STARTS[self.kind]
         try:
@@ -90,7 +85,7 @@ class Kit:
         return dict(data)
 
     def server_address(self) -> tuple[str, int]:
-        """Where the server is, for this participant."""
+        """Return the address of the server, for this participant."""
         data = self.start_file()
         if self.kind == "user":
             return str(data["admin"]["host"]), int(data["admin"]["port"])
@@ -113,11 +108,11 @@ class Kit:
         return self.startup / "rootCA.pem"
 
     def certificate(self) -> Certificate:
-        """The participant's certificate."""
+        """Return the participant's certificate."""
         return Certificate.read(self.certificate_file)
 
     def become_site(self, site: str, files: FederationFiles | None, *, homesite: str, allow_code: bool) -> None:
-        """Makes it the kit of one of our sites.
+        """Make it the kit of one of our sites.
 
         Args:
             site: the name of the site in the federation.
@@ -125,56 +120,48 @@ class Kit:
             homesite: the site of the applications; its client has a gateway for those on its machine.
             allow_code: whether users may bring code to it.
         """
-        if files is not None:
-            files = files.for_site(site)
-            files.write(self.local / FEDERATION_FOLDER)
-        installed = None if files is None else f"{FEDERATION_FOLDER}/{files.root}"
-        compat = files is not None and files.federation.compat
-        self._write_settings(
-            SiteSettings(site=site, homesite=homesite, federation=installed, compat=compat, allow_code=allow_code)
-        )
+        settings = SiteSettings(site=site, homesite=homesite, allow_code=allow_code)
+        self._install(None if files is None else files.for_site(site), settings)
         self._allow_components()
         if not allow_code:
             self._forbid_code()
 
     def become_user(self, files: FederationFiles | None, *, homesite: str) -> None:
-        """Gives a user the federation, too: so 'doctor' can tell which sites are missing."""
+        """Install the federation for a user, too, so that 'doctor' can report which sites are missing."""
+        if files is not None:
+            self._install(files, SiteSettings(site=homesite, homesite=homesite))
+
+    def _install(self, files: FederationFiles | None, settings: SiteSettings) -> None:
         if files is not None:
             files.write(self.local / FEDERATION_FOLDER)
             installed = f"{FEDERATION_FOLDER}/{files.root}"
-            compat = files.federation.compat
-            self._write_settings(SiteSettings(site=homesite, homesite=homesite, federation=installed, compat=compat))
-
-    def _write_settings(self, settings: SiteSettings) -> None:
+            settings = msgspec.structs.replace(settings, federation=installed, compat=files.federation.compat)
         data = {name: value for name, value in msgspec.to_builtins(settings).items() if value != _DEFAULTS.get(name)}
-        _write(self.local / SETTINGS_FILE, yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+        write_private(self.local / SETTINGS_FILE, yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
 
     def _allow_components(self) -> None:
-        """Lets jobs build our components here: FLARE refuses all that its list does not name."""
+        """Let jobs build our components here: FLARE refuses all that its list does not name."""
         resources = self.resources()
         allowed = resources.setdefault("class_allow_list", [])
         allowed.extend(path for path in OURS if path not in allowed)
-        self._write_resources(resources)
+        self._write_configuration("resources.json", resources)
 
     def _forbid_code(self) -> None:
-        """Takes the right to bring code from all roles: FLARE then refuses such jobs, before we see them."""
+        """Revoke the right to bring code for all roles: FLARE then refuses such jobs before we see them."""
         policy = self.policy()
         rights = policy["permissions"]
         known = {right: "any" for granted in rights.values() if isinstance(granted, dict) for right in granted}
         for role, granted in rights.items():
             every = known if granted == "any" else granted
             rights[role] = {**every, "byoc": "none"} if isinstance(every, dict) else every
-        _write(self.local / "authorization.json", json.dumps(policy, indent=2))
+        self._write_configuration("authorization.json", policy)
 
     def become_server(self, store: str) -> None:
-        """Tunes the kit of a server.
+        """Configure the kit of a server.
 
-        Its jobs are kept in a place of their own: the default is one folder for all federations of a machine. As many
-        as users need may run at once. One that could not start, because a site was not there, is tried again after a
-        second instead of ten.
-
-        Args:
-            store: where jobs are kept; an absolute path, which may begin with a variable, such as ``{$HOME}/weather``.
+        Its jobs are kept in a place of their own, an absolute path that may begin with a variable: the default is one
+        folder for all federations of a machine. As many as users need may run at once. A job that could not start as
+        a site was absent is tried again after a second instead of ten.
         """
         resources = self.resources()
         resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = f"{store}/snapshots"
@@ -183,19 +170,16 @@ class Kit:
                 component["args"]["uri_root"] = f"{store}/jobs"
             elif component["id"] == "job_scheduler":
                 component["args"] |= {"max_jobs": _MOST_JOBS, "min_schedule_interval": 1.0}
-        self._write_resources(resources)
-        self._allow_commands()
-
-    def _allow_commands(self) -> None:
-        """Lets those who submit jobs speak to them: applications have no other way to their own jobs."""
+        self._write_configuration("resources.json", resources)
+        # Users who submit jobs may send them commands: applications reach their own jobs by these.
         policy = self.policy()
         lead = policy["permissions"].get("lead")
         if isinstance(lead, dict) and "app_command" not in lead:
             lead["app_command"] = "n:submitter"
-            _write(self.local / "authorization.json", json.dumps(policy, indent=2))
+            self._write_configuration("authorization.json", policy)
 
     def listen(self, port: int, admin_port: int) -> None:
-        """Changes the ports, of a server or in what its clients and users know of it."""
+        """Change the ports of a server, or those that its clients and users connect to."""
         for path in self.startup.glob("fed_*.json"):
             data = json.loads(path.read_text())
             for server in data.get("servers", ()):
@@ -205,34 +189,63 @@ class Kit:
                     server["admin_port"] = admin_port
             if "admin" in data:
                 data["admin"]["port"] = admin_port
-            _write(path, json.dumps(data, indent=2))
+            write_private(path, json.dumps(data, indent=2))
 
     def resources(self) -> dict[str, Any]:
-        """What the site's own configuration says; that of FLARE, as long as nobody has changed it."""
-        data: dict[str, Any] = self._configuration("resources.json")
-        return data
+        """Return the site's own configuration, or the default of FLARE."""
+        return self._configuration("resources.json")
 
     def policy(self) -> dict[str, Any]:
-        """What the site allows to whom, as FLARE reads it."""
-        data: dict[str, Any] = self._configuration("authorization.json")
-        return data
+        """Return the authorization policy of the site, as FLARE reads it."""
+        return self._configuration("authorization.json")
 
-    def _configuration(self, name: str) -> Any:
+    def _configuration(self, name: str) -> dict[str, Any]:
         path = self.local / name
         if not path.exists():
             path = self.local / f"{name}.default"
-        return json.loads(path.read_text())
+        return dict(json.loads(path.read_text()))
 
-    def _write_resources(self, resources: Mapping[str, Any]) -> None:
-        _write(self.local / "resources.json", json.dumps(resources, indent=2))
+    def _write_configuration(self, name: str, data: Mapping[str, Any]) -> None:
+        write_private(self.local / name, json.dumps(data, indent=2))
 
 
 _DEFAULTS: Final = msgspec.to_builtins(SiteSettings(site="x")) | {"site": None}
 
 
-def _write(path: Path, text: str) -> None:
-    """Writes a file as a whole, for nobody but its owner: a reader sees the old one or the new one."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    new.touch(mode=0o600)
-    new.write_text(text)
-    os.replace(new, path)
+async def greet(kit: Kit, host: str, port: int, *, timeout: float) -> str:  # noqa: ASYNC109 - a probe has one limit
+    """Perform the TLS handshake with the server as the participant would, and return the version of TLS.
+
+    Only certificates of this federation are accepted.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = False  # FLARE knows servers by their certificate, whatever address leads to them
+    context.load_verify_locations(kit.authority_file)
+    context.load_cert_chain(kit.certificate_file, kit.key_file)
+    context.set_alpn_protocols(["h2"])  # gRPC requires it
+    async with asyncio.timeout(timeout):
+        _, writer = await asyncio.open_connection(host, port, ssl=context, family=socket.AF_UNSPEC)
+        try:
+            return str(writer.get_extra_info("ssl_object").version())
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+def is_connected(kit: Kit) -> bool:
+    """Return whether the client of a kit runs on this machine, and has a connection to the server."""
+    import psutil  # comes with nvflare
+
+    _, port = kit.server_address()
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
+        if not any(word.endswith("client_train") for word in command) or "-m" not in command:
+            continue
+        with contextlib.suppress(psutil.Error, OSError):
+            if any(Path(word).resolve() == kit.folder.resolve() for word in command if word.startswith("/")) and any(
+                found.status == psutil.CONN_ESTABLISHED and found.raddr and found.raddr.port == port
+                for found in process.net_connections("tcp")
+            ):
+                return True
+    return False

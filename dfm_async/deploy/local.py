@@ -14,20 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from dfm_async.base.completion import completed
-from dfm_async.deploy.guard import guarded
-from dfm_async.deploy.installation import FederationFiles
+from dfm_async.deploy.federation_kits import complete_kits, files_of, project_of
+from dfm_async.deploy.flare_process import FlareProcess, guarded, kill_processes
 from dfm_async.deploy.kit import Kit
-from dfm_async.deploy.node import Node
-from dfm_async.deploy.processes import end_marked
-from dfm_async.deploy.project import SERVER_SITE, Project, User, project_name
-from dfm_async.deploy.provisioning import cached_kits
-from dfm_async.errors import DeploymentError, FederationError
-from dfm_async.exchange.keeper import keeper
-from dfm_async.exchange.tasks import OwnedTasks
+from dfm_async.deploy.project import SERVER_SITE, Project, User, cached_kits
+from dfm_async.errors import DeploymentError
 from dfm_async.federation.federation import Federation
-
-__all__ = ["LocalFlare", "Places", "kept", "shielded_end"]
 
 _USER: Final = "user@dfm.local"
 
@@ -37,9 +29,9 @@ class Places:
     """Where the processes of a federation run.
 
     Attributes:
-        server: the server's name or address. FLARE listens on loopback only if that is ``localhost``, so that nobody
-            outside can reach it; else on all interfaces.
-        prefixes: what the commands of single sites begin with, such as what enters a network of their own.
+        server: the server's name or address. FLARE listens on loopback only if that is ``localhost``, so that it
+            cannot be reached from outside; else on all interfaces.
+        prefixes: the beginning of the commands of single sites, such as to enter a network namespace.
     """
 
     server: str = "localhost"
@@ -59,10 +51,14 @@ class LocalFlare:
         users: the names of all users; each has a folder of that name beside the first one's.
         port: where the server listens for sites.
         admin_port: where it listens for users.
-        mark: what marks all its processes, those of a site with ``/`` and its name behind it.
+        mark: the mark of all its processes; those of a site have ``/`` and its name behind it.
+        sites: the names of all sites, including ``server``.
+        allow_code: whether applications may bring code.
     """
 
-    def __init__(self, project: Project, folder: Path, nodes: Mapping[str, Node], mark: str) -> None:
+    def __init__(
+        self, project: Project, folder: Path, nodes: Mapping[str, FlareProcess], mark: str, *, allow_code: bool
+    ) -> None:
         self.folder = folder
         self.users = tuple(user.name for user in project.users)
         self.user = self.users[0]
@@ -70,6 +66,8 @@ class LocalFlare:
         self.port = project.port
         self.admin_port = project.admin_port
         self.mark = mark
+        self.sites = (SERVER_SITE, *project.sites)
+        self.allow_code = allow_code
         self._server = project.server
         self._nodes = nodes
 
@@ -90,21 +88,20 @@ class LocalFlare:
         on_progress: Callable[[str], None] | None = None,
         places: Places = _LOOPBACK,
     ) -> AsyncGenerator[LocalFlare, None]:
-        """Starts a server and a client for each site, and gives the federation when all clients are registered.
+        """Start a server and a client for each site, and yield the federation when all clients are registered.
 
-        At the end, also of this process, everything that it has started is gone, and so is what it has written,
-        except for the kits.
+        At the end, also of this process, all its processes and files are gone, except for the kits.
 
         Args:
             federation: the federation, or the names of its sites. A site called ``server`` is the server itself.
-            folder: where it runs. What is there of an earlier one is removed.
+            folder: where it runs. Files of an earlier one are removed.
             homesite: the site of the application; it has a client, too.
             clients: the sites whose clients are started; all by default. Others can be started later.
-            users: who may use it, each with jobs of their own: e-mail addresses.
+            users: its users, each with jobs of their own: e-mail addresses.
             allow_code: whether applications may bring code, at every site.
             environment: further variables for the server, the clients and everything that they start.
             kits: where startup kits are kept for the next time; in ``folder`` by default.
-            start_timeout: for how many seconds all of them together may take to start.
+            start_timeout: the most seconds that all of them together may take to start.
             on_progress: is called with the name of each site when it is ready, and with ``server``.
             places: where they run; on loopback by default.
 
@@ -113,14 +110,12 @@ class LocalFlare:
             FederationError: the federation cannot be written to a file, and code may not travel.
             TimeoutError: not all of them were ready in time.
         """
-        sites = list(federation.sites) if isinstance(federation, Federation) else list(federation)
-        name = project_name(federation.name) if isinstance(federation, Federation) else "federation"
-        named = tuple(dict.fromkeys([homesite, *(site for site in sites if site != SERVER_SITE)]))
-        project = Project(name=name, sites=named, users=tuple(map(User, users)), server=places.server, scheme="tcp")
+        project = project_of(federation, server=places.server, users=map(User, users), homesite=homesite)
+        project = replace(project, scheme="tcp")
         started = project.sites if clients is None else tuple(dict.fromkeys(clients))
         if unknown := [site for site in started if site not in project.sites]:
-            raise DeploymentError(name, [f"there is no client for {', '.join(map(repr, unknown))}"])
-        files = _files(federation, allow_code=allow_code)
+            raise DeploymentError(project.name, [f"there is no client for {', '.join(map(repr, unknown))}"])
+        files = files_of(federation, required=not allow_code) if isinstance(federation, Federation) else None
         home = Path.cwd() / folder
         made = await cached_kits(project, home / "kits" if kits is None else Path.cwd() / kits)
         async with AsyncExitStack() as stack:
@@ -128,26 +123,31 @@ class LocalFlare:
             stack.callback(shutil.rmtree, run, ignore_errors=True)
             port, admin_port = _free_ports()
             project = replace(project, port=port, admin_port=admin_port)
-            _lay_out(project, made, run, files, homesite, allow_code=allow_code)
+            shutil.rmtree(run, ignore_errors=True)
+            shutil.copytree(made, run)  # kits are kept for the next time
+            for folder_of_kit in run.iterdir():
+                Kit(folder_of_kit).listen(port, admin_port)
+            trusting = (SERVER_SITE, *project.sites) if allow_code else ()
+            store = str(run / project.server)
+            complete_kits(project, run, files, homesite=homesite, trusting=trusting, store=store)
             # Sockets of workers have short names only: this is not below the folder, which may have a long one.
             temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="dfm-", ignore_cleanup_errors=True))
             mark = secrets.token_hex(8)
             nodes = _nodes(project, run, mark, {"TMPDIR": temporary, **(environment or {})}, places)
-            await stack.enter_async_context(kept())
             await stack.enter_async_context(guarded(mark, (run, Path(temporary))))
-            stack.push_async_callback(shielded_end, mark, nodes)
-            flare = cls(project, run, nodes, mark)
+            stack.push_async_callback(kill_processes, mark, nodes)
+            flare = cls(project, run, nodes, mark, allow_code=allow_code)
             try:
                 async with asyncio.timeout(start_timeout), asyncio.TaskGroup() as group:
                     server = nodes[project.server]
                     group.create_task(_start(server, SERVER_SITE, on_progress), name="start of the server")
                     # A client that finds no server waits for two seconds before it tries again.
-                    await server.spoken()
+                    await server.first_output()
                     for site in started:
                         group.create_task(_start(nodes[site], site, on_progress), name=f"start of {site}")
             except* DeploymentError as errors:
                 problems = [problem for error in errors.exceptions for problem in getattr(error, "problems", ())]
-                raise DeploymentError(name, problems) from errors.exceptions[0]
+                raise DeploymentError(project.name, problems) from errors.exceptions[0]
             yield flare
 
     @property
@@ -157,94 +157,46 @@ class LocalFlare:
         return {name: pid for name, pid in named if pid is not None}
 
     async def kill_client(self, site: str) -> None:
-        """Kills the client of a site with its jobs and their workers, by SIGKILL, as if its machine was lost."""
+        """Kill the client of a site with its jobs and their workers, by SIGKILL, as if its machine was lost."""
         await self._client(site).kill()
 
     async def start_client(self, site: str) -> None:
-        """Starts the client of a site, and waits until it is registered."""
+        """Start the client of a site, and wait until it is registered."""
         await self._client(site).start()
 
     async def kill_server(self) -> None:
-        """Kills the server with its jobs and their workers, by SIGKILL."""
+        """Kill the server with its jobs and their workers, by SIGKILL."""
         await self._nodes[self._server].kill()
 
     async def start_server(self) -> None:
-        """Starts the server, and waits until it takes clients. Those that run come back by themselves."""
+        """Start the server, and wait until it takes clients. Running clients reconnect by themselves."""
         await self._nodes[self._server].start()
 
-    def _client(self, site: str) -> Node:
+    def _client(self, site: str) -> FlareProcess:
         if site == self._server or site not in self._nodes:
             known = ", ".join(name for name in self._nodes if name != self._server)
             raise DeploymentError(str(self.folder), [f"there is no client {site!r}, but: {known}"])
         return self._nodes[site]
 
 
-def _files(federation: Federation | Iterable[str], *, allow_code: bool) -> FederationFiles | None:
-    """The federation for the sites; None if it is not known, or the application brings its code."""
-    if not isinstance(federation, Federation):
-        return None
-    try:
-        return FederationFiles.of(federation)
-    except FederationError:
-        if federation.files or not allow_code:
-            raise
-        return None
-
-
-def _lay_out(
-    project: Project, made: Path, run: Path, files: FederationFiles | None, homesite: str, *, allow_code: bool
-) -> None:
-    """Makes the workspaces of all participants, from their kits: those stay as they are, for the next time."""
-    shutil.rmtree(run, ignore_errors=True)
-    shutil.copytree(made, run)
-    for folder in run.iterdir():
-        Kit(folder).listen(project.port, project.admin_port)
-    for participant in (project.server, *project.sites):
-        site = SERVER_SITE if participant == project.server else participant
-        Kit(run / participant).become_site(site, files, homesite=homesite, allow_code=allow_code)
-    Kit(run / project.server).become_server(str(run / project.server))
-
-
-def _nodes(project: Project, run: Path, mark: str, environment: Mapping[str, str], places: Places) -> dict[str, Node]:
-    def node(name: str, role: Literal["server", "client"], site: str) -> Node:
+def _nodes(
+    project: Project, run: Path, mark: str, environment: Mapping[str, str], places: Places
+) -> dict[str, FlareProcess]:
+    def node(name: str, role: Literal["server", "client"], site: str) -> FlareProcess:
         prefix = places.prefixes.get(site, ())
-        return Node(Kit(run / name), role, org=project.org, mark=mark, environment=environment, prefix=prefix)
+        return FlareProcess(Kit(run / name), role, org=project.org, mark=mark, environment=environment, prefix=prefix)
 
     found = {project.server: node(project.server, "server", SERVER_SITE)}
     return found | {site: node(site, "client", site) for site in project.sites}
 
 
-async def _start(node: Node, site: str, on_progress: Callable[[str], None] | None) -> None:
+async def _start(node: FlareProcess, site: str, on_progress: Callable[[str], None] | None) -> None:
     await node.start()
     if on_progress is not None:
         on_progress(site)
 
 
 def _free_ports() -> tuple[int, int]:
-    """Two ports of loopback that nobody listens on."""
+    """Return two free ports of loopback."""
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
         return one.getsockname()[1], two.getsockname()[1]
-
-
-@asynccontextmanager
-async def kept() -> AsyncGenerator[None, None]:
-    """Has a keeper end what we start, if this process dies without a word."""
-    keeper.acquire()
-    tasks = OwnedTasks()
-    tasks.start(keeper.guard(), "guard of the keeper")
-    try:
-        yield
-    finally:
-        await tasks.close()
-        await keeper.release()
-
-
-async def shielded_end(mark: str, nodes: Mapping[str, Node]) -> None:
-    """Ends everything at once, whoever cancels us meanwhile."""
-
-    async def end() -> None:
-        await end_marked(mark)
-        for node in nodes.values():
-            await node.kill()
-
-    await completed(end())

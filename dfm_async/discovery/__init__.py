@@ -1,76 +1,27 @@
 """Discovery: what values the parameters of operations can have, as the sites advise.
 
-Adapters say it by advisors, methods that :func:`field_advisor` marks and that return advised values.
-``await session.discover(pipeline)`` asks them, and gives a :class:`Discovery`: a tree of advice per site and node.
+Adapters have advisors for that: methods that :func:`field_advisor` marks and that return advised values.
+``await session.discover(pipeline)`` queries them, and returns a :class:`Discovery`: a tree of advice per site and node.
 """
 
-from typing import TYPE_CHECKING
+from dfm_async.base.lazy import lazy_imports
 
-from dfm_async.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from dfm_async.discovery.advice import (
-        BranchFieldAdvice,
-        ErrorFieldAdvice,
-        FieldAdvice,
-        PartialFieldAdvice,
-        SingleFieldAdvice,
-    )
-    from dfm_async.discovery.advisors import AdviceContext, field_advisor
-    from dfm_async.discovery.asking import build_advice
-    from dfm_async.discovery.discovery import AdviceError, Discovery
-    from dfm_async.discovery.values import (
-        AdvisedDateRange,
-        AdvisedDict,
-        AdvisedError,
-        AdvisedLiteral,
-        AdvisedOneOf,
-        AdvisedSubsetOf,
-        AdvisedValue,
-        Okay,
-    )
-
-__all__ = [
-    "AdviceContext",
-    "AdviceError",
-    "AdvisedDateRange",
-    "AdvisedDict",
-    "AdvisedError",
-    "AdvisedLiteral",
-    "AdvisedOneOf",
-    "AdvisedSubsetOf",
-    "AdvisedValue",
-    "BranchFieldAdvice",
-    "Discovery",
-    "ErrorFieldAdvice",
-    "FieldAdvice",
-    "Okay",
-    "PartialFieldAdvice",
-    "SingleFieldAdvice",
-    "build_advice",
-    "field_advisor",
-]
-
-_HOMES = {
-    "dfm_async.discovery.advice": (
-        "BranchFieldAdvice",
-        "ErrorFieldAdvice",
-        "FieldAdvice",
-        "PartialFieldAdvice",
-        "SingleFieldAdvice",
-    ),
-    "dfm_async.discovery.advisors": ("AdviceContext", "field_advisor"),
-    "dfm_async.discovery.asking": ("build_advice",),
-    "dfm_async.discovery.discovery": ("AdviceError", "Discovery"),
-    "dfm_async.discovery.values": (
-        "AdvisedDateRange",
-        "AdvisedDict",
-        "AdvisedError",
-        "AdvisedLiteral",
-        "AdvisedOneOf",
-        "AdvisedSubsetOf",
-        "AdvisedValue",
-        "Okay",
-    ),
-}
-__getattr__, __dir__ = lazy_names(__name__, globals(), _HOMES)
+with lazy_imports(__name__):
+    from dfm_async.discovery.advice import AdviceError as AdviceError
+    from dfm_async.discovery.advice import BranchFieldAdvice as BranchFieldAdvice
+    from dfm_async.discovery.advice import Discovery as Discovery
+    from dfm_async.discovery.advice import ErrorFieldAdvice as ErrorFieldAdvice
+    from dfm_async.discovery.advice import FieldAdvice as FieldAdvice
+    from dfm_async.discovery.advice import PartialFieldAdvice as PartialFieldAdvice
+    from dfm_async.discovery.advice import SingleFieldAdvice as SingleFieldAdvice
+    from dfm_async.discovery.advisors import AdviceContext as AdviceContext
+    from dfm_async.discovery.advisors import field_advisor as field_advisor
+    from dfm_async.discovery.growth import build_advice as build_advice
+    from dfm_async.discovery.values import AdvisedDateRange as AdvisedDateRange
+    from dfm_async.discovery.values import AdvisedDict as AdvisedDict
+    from dfm_async.discovery.values import AdvisedError as AdvisedError
+    from dfm_async.discovery.values import AdvisedLiteral as AdvisedLiteral
+    from dfm_async.discovery.values import AdvisedOneOf as AdvisedOneOf
+    from dfm_async.discovery.values import AdvisedSubsetOf as AdvisedSubsetOf
+    from dfm_async.discovery.values import AdvisedValue as AdvisedValue
+    from dfm_async.discovery.values import Okay as Okay

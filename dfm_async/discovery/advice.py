@@ -1,30 +1,22 @@
-"""Trees of advice: which values a field may have, and which the next one has then. Plain data.
+"""Trees of advice: which values a field may have, and which the next one has then; and discoveries, which hold them.
 
-A tree tells of one field after the other. Each value has an edge: to the advice for the next field, to an error, to
-the word that somebody has to choose first, or to nothing, which means that all is said.
+A tree has one level per field. Each value has an edge: to the advice for the next field, to an error, to
+the note that a value has to be chosen first, or to nothing, which means that there is no further field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal, TypeAlias
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from dfm_async.discovery.plain import same, short
+from dfm_async.base.rendering import Shown
+from dfm_async.discovery.values import same, short
 from dfm_async.errors import PartialError
-
-__all__ = [
-    "Advice",
-    "BranchFieldAdvice",
-    "Edge",
-    "ErrorFieldAdvice",
-    "FieldAdvice",
-    "Form",
-    "PartialFieldAdvice",
-    "SingleFieldAdvice",
-    "advice_from",
-]
 
 Form: TypeAlias = Literal["", "literal", "one of", "subset of", "dict", "date range", "okay"]
 """How a value is meant: as it is, or as a list of options."""
@@ -43,7 +35,7 @@ class ErrorFieldAdvice(msgspec.Struct, frozen=True, tag_field="kind", tag="error
 
 
 class PartialFieldAdvice(msgspec.Struct, frozen=True, tag_field="kind", tag="partial", forbid_unknown_fields=True):
-    """More can be said when somebody has chosen: discover again with that value."""
+    """Further advice depends on this choice: discover again with the chosen value."""
 
 
 class FieldAdvice(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True, kw_only=True):
@@ -52,15 +44,15 @@ class FieldAdvice(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_
     field: str
 
     def options(self) -> tuple[tuple[Any, Edge], ...]:
-        """The values and where they lead, good or not."""
+        """Return the values and where they lead, good or not."""
         raise NotImplementedError
 
     def has_good_options(self) -> bool:
-        """Whether a value leads to more than errors."""
+        """Return whether a value leads to more than errors."""
         return any(_is_good(edge) for _, edge in self.options())
 
     def collect_error_messages(self) -> dict[str, set[str]]:
-        """All errors of the tree, by the field that they belong to."""
+        """Return all errors of the tree, by the field that they belong to."""
         found: dict[str, set[str]] = {}
         stack: list[FieldAdvice] = [self]
         while stack:
@@ -73,11 +65,11 @@ class FieldAdvice(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_
         return found
 
     def select(self, value: Any) -> Advice | None:
-        """The advice for the next field, if this one has such a value; None if all is said.
+        """Return the advice for the next field, if this one has such a value; None if there is no further field.
 
         Raises:
             ValueError: the value is not advised, or leads to an error.
-            PartialError: more can be said only by discovering again with this value.
+            PartialError: further advice needs another discovery with this value.
         """
         edge = self._edge(value)
         if isinstance(edge, ErrorFieldAdvice):
@@ -112,7 +104,7 @@ class SingleFieldAdvice(FieldAdvice, frozen=True, tag="single", kw_only=True):
     form: Form = ""
 
     def options(self) -> tuple[tuple[Any, Edge], ...]:
-        """The value and where it leads."""
+        """Return the value and where it leads."""
         return ((self.value, self.edge),)
 
     @property
@@ -148,7 +140,7 @@ class BranchFieldAdvice(FieldAdvice, frozen=True, tag="branch", kw_only=True):
     branches: tuple[tuple[Any, Edge], ...]
 
     def options(self) -> tuple[tuple[Any, Edge], ...]:
-        """The values and where they lead, good or not."""
+        """Return the values and where they lead, good or not."""
         return self.branches
 
     def _edge(self, value: Any) -> Edge:
@@ -168,13 +160,183 @@ def _is_good(edge: Edge) -> bool:
     return not isinstance(edge, ErrorFieldAdvice)
 
 
-def advice_from(data: Any) -> Edge:
-    """Rebuilds a tree from plain data.
+_MOST: Final = 50
+_WIDTH: Final = 80
+_MANY: Final = 8
 
-    Raises:
-        ValueError: this is not a tree of advice.
+
+def _visible(text: str) -> str:
+    """Return a text without control characters of terminals: it comes from sites."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def json_text(value: Any) -> str:
+    """Return a value as JSON writes it, shortened if it is long."""
+    text = _visible(json.dumps(value, ensure_ascii=False))
+    return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
+
+
+def single_text(advice: SingleFieldAdvice) -> str:
+    """Return the value of advice that does not branch."""
+    value, form = advice.value, advice.form
+    if form in ("one of", "subset of") and isinstance(value, list):
+        shown = ", ".join(json_text(option) for option in value[:_MANY])
+        more = f", and {len(value) - _MANY:,} more" if len(value) > _MANY else ""
+        return f"{'one' if form == 'one of' else 'some'} of {shown or 'nothing'}{more}"
+    if form == "date range" and isinstance(value, dict):
+        return f"from {value.get('startdate')} to {value.get('enddate')}"
+    return "any value" if form == "okay" else json_text(value)
+
+
+def _ending(edge: Edge) -> str:
+    if isinstance(edge, ErrorFieldAdvice):
+        return f"  ✗ {_visible(' '.join(edge.msg.split()))}"
+    return "  … choose, and discover again" if isinstance(edge, PartialFieldAdvice) else ""
+
+
+def _lines(edge: Edge) -> Iterator[str]:
+    """Yield the lines of a tree."""
+    match edge:
+        case SingleFieldAdvice(value=None, edge=ErrorFieldAdvice()):
+            yield f"{edge.field}{_ending(edge.edge)}"
+        case SingleFieldAdvice():
+            yield f"{edge.field}: {single_text(edge)}{_ending(edge.edge)}"
+            yield from _hung([list(_lines(edge.edge))] if isinstance(edge.edge, FieldAdvice) else [])
+        case BranchFieldAdvice():
+            yield f"{edge.field}:"
+            branches = []
+            for value, behind in edge.branches[:_MOST]:
+                head = "" if value is None and isinstance(behind, ErrorFieldAdvice) else json_text(value)
+                deeper = _hung([list(_lines(behind))]) if isinstance(behind, FieldAdvice) else ()
+                branches.append([f"{head}{_ending(behind)}".strip(), *deeper])
+            if len(edge.branches) > _MOST:
+                branches.append([f"and {len(edge.branches) - _MOST:,} more"])
+            yield from _hung(branches)
+        case ErrorFieldAdvice():
+            yield _ending(edge).strip()
+        case None:
+            yield "no advice"
+
+
+def _hung(parts: list[list[str]]) -> Iterator[str]:
+    """Indent parts below a line, each with a branch of the tree."""
+    for index, part in enumerate(parts):
+        last = index == len(parts) - 1
+        for number, line in enumerate(part):
+            yield f"{('└─ ' if last else '├─ ') if number == 0 else ('   ' if last else '│  ')}{line}"
+
+
+Found = Advice | ErrorFieldAdvice | None
+"""The advice of a site for a node: a tree; an error, if its advisors could not be asked; None, if it has no advice."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdviceError:
+    """An error in a discovery.
+
+    Attributes:
+        site: the site.
+        node: the label of the node.
+        field: the field; empty if no advisor could be asked.
+        values: the values of the fields in this branch, up to this one.
+        message: what is wrong.
+        traceback: where it was raised at the site; empty if nothing was.
     """
+
+    site: str
+    node: str
+    field: str
+    values: Mapping[str, Any]
+    message: str
+    traceback: str = ""
+
+
+class Discovery(Shown):
+    """The advice of the sites for a pipeline. Prints as a tree; notebooks show it as one that folds.
+
+    Attributes:
+        pipeline: the name of the pipeline.
+        sites: for each site that was asked, the advice for each node, by the node's label. The advice is a
+            :class:`SingleFieldAdvice`, a :class:`BranchFieldAdvice`, an :class:`ErrorFieldAdvice` if the advisors could
+            not be asked at all, or None if there is no advice.
+    """
+
+    __slots__ = ("pipeline", "sites")
+
+    def __init__(self, pipeline: str | None, sites: Mapping[str, Mapping[str, Found]]) -> None:
+        self.pipeline = pipeline
+        self.sites: Mapping[str, Mapping[str, Found]] = MappingProxyType(
+            {site: MappingProxyType(dict(nodes)) for site, nodes in sites.items()}
+        )
+
+    def errors(self) -> list[AdviceError]:
+        """Return everything that went wrong or is not possible, with the site, the node and the field."""
+        return [
+            error
+            for site, nodes in self.sites.items()
+            for node, advice in nodes.items()
+            for error in _errors(site, node, "", {}, advice)
+        ]
+
+    def to_json(self) -> str:
+        """Write it as JSON."""
+        data = {"pipeline": self.pipeline, "sites": {site: dict(nodes) for site, nodes in self.sites.items()}}
+        return msgspec.json.encode(data).decode()
+
+    @classmethod
+    def from_json(cls, data: str | bytes) -> Discovery:
+        """Read one from JSON.
+
+        Raises:
+            ValueError: this is not a discovery.
+        """
+        try:
+            found = msgspec.json.decode(data, type=_File)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"this is not a discovery: {error}") from error
+        return cls(found.pipeline, found.sites)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Discovery):
+            return NotImplemented
+        return self.pipeline == other.pipeline and self.sites == other.sites
+
+    def __hash__(self) -> int:
+        return hash((self.pipeline, tuple(self.sites)))
+
+    def __str__(self) -> str:
+        text = ["Discovery" if self.pipeline is None else f"Discovery of {self.pipeline!r}"]
+        for site, nodes in self.sites.items():
+            parts = []
+            for node, advice in nodes.items():
+                below = list(_lines(advice))
+                parts.append([node, *_hung([below])] if isinstance(advice, FieldAdvice) else [f"{node}  {below[0]}"])
+            text += [site, *_hung(parts)]
+        return "\n".join(text)
+
+    def __repr__(self) -> str:
+        asked = ", ".join(f"{site}({len(nodes)})" for site, nodes in self.sites.items())
+        errors = len(self.errors())
+        return f"<Discovery of {self.pipeline!r}: {asked}; {errors} error{'s' * (errors != 1)}>"
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pipeline: str | None
+    sites: dict[str, dict[str, Found]]
+
+
+def found_of(data: Any) -> Found:
+    """Rebuild the advice of a site for a node from plain data; ValueError for anything else."""
     try:
-        return msgspec.convert(data, Edge)  # type: ignore[no-any-return]
+        return msgspec.convert(data, Found)  # type: ignore[no-any-return] # a union
     except (msgspec.ValidationError, RecursionError) as error:
-        raise ValueError(f"this is not advice: {error}") from error
+        raise ValueError(f"this is not advice for a node: {error}") from error
+
+
+def _errors(site: str, node: str, field: str, values: dict[str, Any], edge: Edge) -> Iterator[AdviceError]:
+    if isinstance(edge, ErrorFieldAdvice):
+        yield AdviceError(site, node, field, MappingProxyType(dict(values)), edge.msg, edge.traceback)
+    elif isinstance(edge, FieldAdvice):
+        for value, behind in edge.options():
+            known = values if value is None else {**values, edge.field: value}
+            yield from _errors(site, node, edge.field, known, behind)

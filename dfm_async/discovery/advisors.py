@@ -1,4 +1,4 @@
-"""Advisors: functions that say which values a field may have, and how they are found."""
+"""Advisors: functions that advise which values a field may have, and how they are found."""
 
 from __future__ import annotations
 
@@ -10,32 +10,29 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 if TYPE_CHECKING:
     from dfm_async.discovery.values import AdvisedValue
 
-__all__ = ["DISCOVER", "AdviceContext", "Advisor", "AdvisorConfig", "advisor", "advisors_of", "field_advisor"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 DISCOVER: Final = "#discover"
-"""The operation of every site that asks the advisors of another one. No other can have this name."""
+"""The operation of every site that queries the advisors of another one. No other can have this name."""
 
 _MARK = "field_advisor_config"  # DFM's own decorator sets the same attribute
 _MISSING: Any = object()
 
 
 class AdviceContext(Protocol):
-    """What an advisor can ask about the fields before its own."""
+    """What an advisor can know about the fields before its own."""
 
     def get(self, field: str, default: Any = _MISSING) -> Any:
-        """The value of another field: the one that was given, or the one that is assumed in this branch.
+        """Return the value of another field: the one that was given, or the one that is assumed in this branch.
 
         Raises:
-            LookupError: nothing is known of it here, and there is no default.
+            LookupError: its value is not known here, and no default was given.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class AdvisorConfig:
-    """Which field an advisor speaks for, and when it is asked."""
+    """Which field an advisor advises on, and when it is queried."""
 
     field: str
     order: int = -1
@@ -50,17 +47,17 @@ class Advisor:
     name: str
     function: Callable[[Any, AdviceContext], AdvisedValue | Any]
     foreign: bool = False
-    """Whether it was marked by DFM's own decorator, and wants DFM's own values."""
+    """Whether it was marked by DFM's own decorator, and takes DFM's own values."""
 
 
 def field_advisor(name: str, order: int = -1) -> Callable[[F], F]:
-    """Marks a method of an adapter as the advisor of a field: ``(self, value, context) -> AdvisedValue``.
+    """Mark a method of an adapter as the advisor of a field: ``(self, value, context) -> AdvisedValue``.
 
     It may be async. ``value`` is what the pipeline gives, which is then checked against the advice; or ``Advise()``.
     ``context.get(field)`` is the value of a field whose advisor was asked before.
 
     Args:
-        name: the argument of ``body`` that it speaks for.
+        name: the argument of ``body`` that it advises on.
         order: advisors with 0, 1, 2, ... are asked first, in this order; then ..., -3, -2, -1. Equal ones are asked in
             the order of their names.
     """
@@ -84,11 +81,9 @@ def _config(field: str, order: int) -> AdvisorConfig:
 
 
 def advisors_of(adapter: object, others: Mapping[str, Advisor] | None = None) -> list[Advisor]:
-    """Finds the advisors of an adapter, in the order in which they are asked.
+    """Find the advisors of an adapter, in the order in which they are asked; looking for them runs none of its code.
 
-    Args:
-        adapter: the object, whose methods they are; looking for them runs none of its code.
-        others: further ones by their fields; they take the place of methods.
+    ``others``, by their fields, take the place of methods.
     """
     found = []
     for name in dir(type(adapter)):
@@ -101,7 +96,7 @@ def advisors_of(adapter: object, others: Mapping[str, Advisor] | None = None) ->
 
 
 def advisor(field: str, order: int, function: Callable[..., Any]) -> Advisor:
-    """Makes an advisor of a function ``(value, context)``."""
+    """Make an advisor of a function ``(value, context)``."""
     config = _config(field, order)
     if not callable(function):
         raise TypeError(f"the advisor of {field!r} must be a function, not {function!r}")

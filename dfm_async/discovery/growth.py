@@ -1,4 +1,4 @@
-"""How a tree of advice grows: one field after the other, in all branches. It calls nobody: it says what is to be asked.
+"""Build a tree of advice: one field after the other, in all branches. It returns queries; others call advisors.
 
 ``while questions := growth.questions(): growth.answer([... for question in questions])``, then ``growth.tree()``.
 """
@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import sys
 import traceback
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from dfm_async.discovery import values
 from dfm_async.discovery.advice import (
     Advice,
     BranchFieldAdvice,
@@ -20,28 +23,25 @@ from dfm_async.discovery.advice import (
     PartialFieldAdvice,
     SingleFieldAdvice,
 )
-from dfm_async.discovery.advisors import Advisor
-from dfm_async.discovery.foreign import adopted, asking
-from dfm_async.discovery.plain import plain, short
-from dfm_async.discovery.values import AdvisedError, AdvisedValue, Okay
+from dfm_async.discovery.advisors import Advisor, advisors_of
+from dfm_async.discovery.values import AdvisedError, AdvisedValue, Okay, plain, short
+from dfm_async.language.expressions import Advise
 from dfm_async.model.scalars import plain_text
 
-__all__ = ["MOST_BRANCHES", "Answer", "Fields", "Growth", "Question", "failed"]
-
 MOST_BRANCHES: Final = 10_000
-"""How many values a tree may have."""
+"""The largest number of values of a tree."""
 
 _MISSING: Any = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """What is known of the fields before anybody is asked.
+    """What is known of the fields before advisors are queried.
 
     Attributes:
         given: values of the pipeline: advisors check them.
-        known: values that advisors can see and nobody checks, such as defaults and secrets.
-        closed: fields that may not be asked for: their advisors only check what is given.
+        known: values that advisors can see and that are not checked, such as defaults and secrets.
+        closed: fields that may not be queried: their advisors only check what is passed.
         names: what fields are called in the tree, where that is not their own name.
     """
 
@@ -52,7 +52,7 @@ class Fields:
 
 
 class _Branch:
-    """A value that was assumed, in the tree that grows. It is the context of the advisors that are asked behind it."""
+    """A value that was assumed, in the tree that grows. It is the context of the advisors that are asked after it."""
 
     __slots__ = ("_values", "then")
 
@@ -61,7 +61,7 @@ class _Branch:
         self.then: _Level | None = None
 
     def get(self, field: str, default: Any = _MISSING) -> Any:
-        """The value of a field, as far as it is known here."""
+        """Return the value of a field, as far as it is known here."""
         if field in self._values:
             return self._values[field]
         if default is not _MISSING:
@@ -72,7 +72,7 @@ class _Branch:
         )
 
     def with_value(self, field: str, option: AdvisedValue) -> _Branch:
-        """A branch behind this one, where a field has a value."""
+        """Return a branch below this one, where a field has a value."""
         assumed = {} if isinstance(option, Okay) else {field: option.assumed_value()}
         return _Branch(self._values.new_child(assumed))
 
@@ -82,7 +82,7 @@ _Growing = _Branch | ErrorFieldAdvice | PartialFieldAdvice
 
 @dataclass(slots=True)
 class _Level:
-    """The values of one field behind a branch."""
+    """The values of one field below a branch."""
 
     field: str
     edges: list[tuple[Any, Form, _Growing]] = dataclasses.field(default_factory=list)
@@ -90,7 +90,7 @@ class _Level:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What an advisor is to be asked: ``advisor.function(value, context)``."""
+    """One query of an advisor: ``advisor.function(value, context)``."""
 
     advisor: Advisor
     value: Any
@@ -101,7 +101,7 @@ Answer = AdvisedValue | ErrorFieldAdvice
 
 
 def failed(error: BaseException) -> ErrorFieldAdvice:
-    """What an exception says in a tree."""
+    """Return an exception as a part of a tree."""
     text = str(error)
     return ErrorFieldAdvice(
         plain_text(f"{type(error).__name__}: {text}" if text else type(error).__name__),
@@ -114,34 +114,30 @@ class Growth:
 
     def __init__(self, advisors: Iterable[Advisor], fields: Fields) -> None:
         self._fields = fields
-        self._waiting = [found for found in advisors if self._speaks(found)]
-        self._waiting.reverse()
+        speaking = [found for found in advisors if found.field in fields.given or found.field not in fields.closed]
+        self._waiting = speaking[::-1]
         self._root = _Branch(ChainMap({**fields.known, **fields.given}))
         self._open = [self._root]
         self._asked: list[Question] = []
         self._count = 0
 
-    def _speaks(self, advisor: Advisor) -> bool:
-        fields, name = self._fields, advisor.field
-        return name in fields.given or (name not in fields.closed)
-
     def questions(self) -> list[Question]:
-        """What is to be asked next, in any order; nothing if the tree is complete."""
+        """Return what is to be asked next, in any order; nothing if the tree is complete."""
         if not self._waiting or not self._open:
             return []
         advisor = self._waiting.pop()
         value = self._fields.given.get(advisor.field, _MISSING)
         self._asked = [
-            Question(advisor, asking(advisor) if value is _MISSING else value, branch) for branch in self._open
+            Question(advisor, _asking(advisor) if value is _MISSING else value, branch) for branch in self._open
         ]
         return self._asked
 
     def answer(self, answers: Sequence[Answer | Any]) -> None:
-        """Takes the answers to the questions, in the order of the questions."""
+        """Take the answers to the questions, in the order of the questions."""
         asked, self._asked, self._open = self._asked, [], []
         for question, found in zip(asked, answers, strict=True):
             field = question.advisor.field
-            answer = found if isinstance(found, ErrorFieldAdvice) else adopted(found)
+            answer = found if isinstance(found, ErrorFieldAdvice) else _adopted(found)
             if field in self._fields.given:
                 self._check(question, answer, self._fields.given[field])
             else:
@@ -153,7 +149,7 @@ class Growth:
         return level
 
     def _check(self, question: Question, answer: Answer | Any, value: Any) -> None:
-        """A value that was given either fits, and nothing is said of it; or the branch ends here."""
+        """Check a value that was given: if it does not fit, the branch ends here."""
         try:
             if isinstance(answer, ErrorFieldAdvice):
                 wrong: ErrorFieldAdvice | None = answer
@@ -173,7 +169,7 @@ class Growth:
 
     def _advise(self, question: Question, answer: Answer | Any) -> None:
         if isinstance(answer, Okay):
-            self._open.append(question.context)  # any value: nothing is known of it behind this
+            self._open.append(question.context)  # any value: later advisors do not know it
             return
         level = self._level(question)
         if isinstance(answer, ErrorFieldAdvice):
@@ -200,7 +196,7 @@ class Growth:
         return value, form, branch
 
     def tree(self) -> Advice | None:
-        """The tree, as far as it has grown; None if there is nothing to say."""
+        """Return the tree, as far as it has grown; None if there is no advice."""
         return _built(self._root)
 
 
@@ -229,3 +225,65 @@ def _built(branch: _Branch) -> Advice | None:
         value, form, edge = edges[0]
         return SingleFieldAdvice(field=level.field, value=value, edge=edge, form=form)
     return BranchFieldAdvice(field=level.field, branches=tuple((value, edge) for value, _, edge in edges))
+
+
+_PACKAGE: Final = "nv_dfm_core"
+"""DFM's own package, for whose adapters advice is translated. It is never imported: its classes are known by name."""
+
+
+def _asking(advisor: Advisor) -> Any:
+    """Return the value that an advisor gets where it is asked: ``Advise()``, as its own package has it."""
+    if advisor.foreign:
+        theirs = getattr(sys.modules.get(f"{_PACKAGE}.api"), "Advise", None)
+        if theirs is not None:
+            return theirs()
+    return Advise()
+
+
+_THEIRS: Final[Mapping[str, tuple[str, ...]]] = {
+    "AdvisedLiteral": ("_value", "_break_on_advice"),
+    "AdvisedOneOf": ("_values", "_break_on_advice", "_split_on_advice"),
+    "AdvisedSubsetOf": ("_values", "_break_on_advice", "_split_on_advice"),
+    "AdvisedDict": ("_dictionary", "_allow_extras", "_break_on_advice"),
+    "AdvisedDateRange": ("_start", "_end", "_break_on_advice"),
+    "AdvisedError": ("_msg",),
+    "Okay": (),
+}
+"""The attributes of DFM's own advice that our classes of the same names take."""
+
+
+def _adopted(advice: Any) -> Any:
+    """Convert advice of DFM's own classes to ours, also inside lists and dicts; leave everything else as it is."""
+    if isinstance(advice, list):
+        return [_adopted(option) for option in advice]
+    if isinstance(advice, dict):
+        return {key: _adopted(option) for key, option in advice.items()}
+    name = type(advice).__name__
+    if type(advice).__module__.partition(".")[0] != _PACKAGE or name not in _THEIRS:
+        return advice
+    return getattr(values, name)(*(_adopted(getattr(advice, attribute)) for attribute in _THEIRS[name]))
+
+
+async def build_advice(adapter: object, **params: Any) -> Advice | None:
+    """Ask the advisors of an adapter, as a site would.
+
+    Args:
+        adapter: the object.
+        params: the parameters of the pipeline; ``Advise()``, or leaving one out, requests advice.
+
+    Returns:
+        The tree of advice; None if there is no advice.
+    """
+    given = {name: value for name, value in params.items() if not isinstance(value, Advise)}
+    growth = Growth(advisors_of(adapter), Fields(given=given))
+    while questions := growth.questions():
+        growth.answer([await _ask(question) for question in questions])
+    return growth.tree()
+
+
+async def _ask(question: Question) -> Answer | Any:
+    try:
+        answer = question.advisor.function(question.value, question.context)
+        return await answer if inspect.isawaitable(answer) else answer
+    except Exception as error:  # noqa: BLE001 - the user's code: what it raises is a part of the tree
+        return failed(error)

@@ -1,25 +1,71 @@
-"""Advised values: what an advisor says of a field. Constructors and methods have the names that DFM's have."""
+"""Advised values: what an advisor returns for a field. Constructors and methods have the names of DFM's."""
 
 from __future__ import annotations
 
 import datetime as dt
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, ClassVar
 
-from dfm_async.discovery.plain import plain, same, short
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 120
+_short.maxlist = _short.maxtuple = _short.maxdict = _short.maxset = 12
 
-__all__ = [
-    "AdvisedDateRange",
-    "AdvisedDict",
-    "AdvisedError",
-    "AdvisedLiteral",
-    "AdvisedOneOf",
-    "AdvisedSubsetOf",
-    "AdvisedValue",
-    "Okay",
-]
+
+def plain(value: Any) -> Any:
+    """Return a value as plain data that JSON can hold; TypeError for what JSON has no form for."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((plain(item) for item in value), key=repr)
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else str(plain(key)): plain(item) for key, item in value.items()}
+    if isinstance(value, (dt.date, dt.time)):
+        return value.isoformat()
+    dump = getattr(value, "model_dump", None)
+    if callable(dump) and not isinstance(value, type):
+        return plain(dump(mode="json"))
+    for kind in (str, bool, int, float):  # subclasses, such as numpy's float64
+        if isinstance(value, kind):
+            return kind(value)
+    item = getattr(value, "tolist", None)
+    if callable(item) and not isinstance(value, type):  # scalars and arrays of numpy
+        return plain(item())
+    name = type(value).__qualname__
+    raise TypeError(f"advice is plain data that JSON can hold, and a value of type {name} is not: {short(value)}")
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two values are the same in JSON: 1 is 1.0, but not true."""
+    try:
+        return _same(plain(one), plain(other))
+    except TypeError:
+        return bool(one == other)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(item, other[key]) for key, item in one.items())
+    return bool(one == other)
+
+
+def short(value: Any) -> str:
+    """Return a short text for any value."""
+    try:
+        return _short.repr(value)
+    except Exception as error:  # noqa: BLE001 - the value's own code runs here
+        return f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
 
 
 class AdvisedValue(ABC):
@@ -27,22 +73,22 @@ class AdvisedValue(ABC):
 
     kind: ClassVar[str] = ""
     break_on_advice: bool = False
-    """Whether nothing can be said of the fields behind this one before somebody has chosen."""
+    """Whether advice for later fields needs a choice for this one first."""
 
     @abstractmethod
     def assumed_value(self) -> Any:
-        """The value that advisors of later fields see, because nobody has chosen one yet."""
+        """Return the value that advisors of later fields see, because none has been chosen yet."""
 
     @abstractmethod
     def validate(self, value: Any) -> str | None:
-        """Tells what is wrong with a value that was given; None if it fits."""
+        """Return what is wrong with a value that was given; None if it fits."""
 
     @abstractmethod
     def as_pydantic_value(self) -> Any:
-        """The advice as plain data that JSON can hold."""
+        """Return the advice as plain data that JSON can hold."""
 
     def iterate_advice_branches(self) -> Iterator[AdvisedValue]:
-        """The branches that the tree has here: one for each value that is looked at by itself."""
+        """Yield the branches that the tree has here: one for each value with separate advice."""
         yield self
 
 
@@ -52,7 +98,7 @@ class AdvisedLiteral(AdvisedValue):
 
     Args:
         value: the value.
-        break_on_advice: say nothing of later fields before somebody has chosen.
+        break_on_advice: give no advice for later fields before a value is chosen.
     """
 
     kind: ClassVar[str] = "literal"
@@ -60,15 +106,15 @@ class AdvisedLiteral(AdvisedValue):
     break_on_advice: bool = False
 
     def assumed_value(self) -> Any:
-        """The value itself."""
+        """Return the value itself."""
         return self.value
 
     def validate(self, value: Any) -> str | None:
-        """Only the same value fits: 1 is 1.0, but not true."""
+        """Return what is wrong with a value: only the same value fits; 1 is 1.0, but not true."""
         return None if same(self.value, value) else f"expected {short(self.value)}, not {short(value)}"
 
     def as_pydantic_value(self) -> Any:
-        """The value as plain data."""
+        """Return the value as plain data."""
         return plain(self.value)
 
 
@@ -86,15 +132,15 @@ class _Choice(AdvisedValue):
         object.__setattr__(self, "values", list(self.values))
 
     def allows(self, value: Any) -> bool:
-        """Tells whether one of the options is this value."""
+        """Return whether one of the options is this value."""
         return any(_problem(option, value) is None for option in self.values)
 
     def as_pydantic_value(self) -> Any:
-        """The list of the options."""
+        """Return the list of the options."""
         return [_plain(option) for option in self.values if not isinstance(option, AdvisedError)]
 
     def iterate_advice_branches(self) -> Iterator[AdvisedValue]:
-        """One branch with all options, or one for each of them if they are split."""
+        """Yield one branch with all options, or one for each of them if they are split."""
         if not self.split_on_advice or not self.values:
             yield self
             return
@@ -112,22 +158,22 @@ class AdvisedOneOf(_Choice):
 
     Args:
         values: the values; advised values may be among them.
-        break_on_advice: say nothing of later fields before somebody has chosen.
-        split_on_advice: look at each value by itself: later fields get advice for each of them.
+        break_on_advice: give no advice for later fields before a value is chosen.
+        split_on_advice: give later fields separate advice for each value.
     """
 
     kind: ClassVar[str] = "one of"
 
     def iterate_advice_branches(self) -> Iterator[AdvisedValue]:
-        """One branch with all options, or one for each; an error if there are none."""
+        """Yield one branch with all options, or one for each; an error if there are none."""
         return super().iterate_advice_branches() if self.values else iter([AdvisedError("no value is possible")])
 
     def assumed_value(self) -> Any:
-        """The first option."""
+        """Return the first option."""
         return _assumed(self.values[0])
 
     def validate(self, value: Any) -> str | None:
-        """The value must be one of the options."""
+        """Return what is wrong with a value: it must be one of the options."""
         return None if self.allows(value) else f"expected one of {short(self.as_pydantic_value())}, not {short(value)}"
 
 
@@ -136,22 +182,22 @@ class AdvisedSubsetOf(_Choice):
 
     Args:
         values: the values; advised values may be among them.
-        break_on_advice: say nothing of later fields before somebody has chosen.
-        split_on_advice: look at each value by itself: later fields get advice for each of them.
+        break_on_advice: give no advice for later fields before a value is chosen.
+        split_on_advice: give later fields separate advice for each value.
     """
 
     kind: ClassVar[str] = "subset of"
 
     def assumed_value(self) -> Any:
-        """All options."""
+        """Return all options."""
         return [_assumed(option) for option in self.values]
 
     def validate(self, value: Any) -> str | None:
-        """Every item must be one of the options."""
+        """Return what is wrong with a value: every item must be one of the options."""
         single = isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable)
         for item in [value] if single else value:
             if not self.allows(item):
-                return f"expected some of {short(self.as_pydantic_value())}, and {short(item)} is none of them"
+                return f"expected some of {short(self.as_pydantic_value())}, not {short(item)}"
         return None
 
 
@@ -162,7 +208,7 @@ class AdvisedDict(AdvisedValue):
     Args:
         dictionary: what each key must have; values may be advice themselves.
         allow_extras: whether other keys may be there, too.
-        break_on_advice: say nothing of later fields before somebody has chosen.
+        break_on_advice: give no advice for later fields before a value is chosen.
     """
 
     kind: ClassVar[str] = "dict"
@@ -171,11 +217,11 @@ class AdvisedDict(AdvisedValue):
     break_on_advice: bool = False
 
     def assumed_value(self) -> Any:
-        """A dict of what is assumed for each key."""
+        """Return a dict of what is assumed for each key."""
         return {key: _assumed(option) for key, option in self.dictionary.items()}
 
     def validate(self, value: Any) -> str | None:
-        """The value must be a dict whose keys and values fit."""
+        """Return what is wrong with a value: it must be a dict whose keys and values fit."""
         if not isinstance(value, Mapping):
             return f"expected a dict, not {short(value)}"
         for key, option in self.dictionary.items():
@@ -190,7 +236,7 @@ class AdvisedDict(AdvisedValue):
         return None
 
     def as_pydantic_value(self) -> Any:
-        """A dict of the advice for each key."""
+        """Return a dict of the advice for each key."""
         return {key: _plain(option) for key, option in self.dictionary.items()}
 
 
@@ -201,7 +247,7 @@ class AdvisedDateRange(AdvisedValue):
     Args:
         start: the first, as ISO 8601 writes it.
         end: the last.
-        break_on_advice: say nothing of later fields before somebody has chosen.
+        break_on_advice: give no advice for later fields before a value is chosen.
     """
 
     kind: ClassVar[str] = "date range"
@@ -210,11 +256,11 @@ class AdvisedDateRange(AdvisedValue):
     break_on_advice: bool = False
 
     def assumed_value(self) -> Any:
-        """The first date."""
+        """Return the first date."""
         return self.start
 
     def validate(self, value: Any) -> str | None:
-        """The value must be a date within the range, or a range within it."""
+        """Return what is wrong with a value: it must be a date within the range, or a range within it."""
         if isinstance(value, Mapping) and {"startdate", "enddate"} <= value.keys():
             return self.validate(value["startdate"]) or self.validate(value["enddate"])
         if not isinstance(value, (str, dt.date)):
@@ -229,7 +275,7 @@ class AdvisedDateRange(AdvisedValue):
         return None if inside else f"expected a date from {self.start} to {self.end}, not {short(value)}"
 
     def as_pydantic_value(self) -> Any:
-        """A dict with ``startdate`` and ``enddate``."""
+        """Return a dict with ``startdate`` and ``enddate``."""
         return {"startdate": plain(self.start), "enddate": plain(self.end)}
 
 
@@ -245,16 +291,14 @@ class AdvisedError(AdvisedValue):
     msg: str
 
     def assumed_value(self) -> Any:
-        """There is none: raises."""
+        """Raise ``ValueError``: an error has no value."""
         raise ValueError(f"there is no value: {self.msg}")
+
+    as_pydantic_value = assumed_value
 
     def validate(self, value: Any) -> str | None:
-        """No value fits."""
+        """Return what is wrong with a value: no value fits."""
         return self.msg
-
-    def as_pydantic_value(self) -> Any:
-        """There is none: raises."""
-        raise ValueError(f"there is no value: {self.msg}")
 
 
 @dataclass(frozen=True)
@@ -264,15 +308,15 @@ class Okay(AdvisedValue):
     kind: ClassVar[str] = "okay"
 
     def assumed_value(self) -> Any:
-        """There is none: raises."""
+        """Raise ``ValueError``: any value is fine."""
         raise ValueError("any value is fine, so none can be assumed")
 
     def validate(self, value: Any) -> str | None:
-        """Every value fits."""
+        """Return what is wrong with a value: every value fits."""
         return None
 
     def as_pydantic_value(self) -> Any:
-        """None."""
+        """Return None."""
         return None
 
 
@@ -292,7 +336,7 @@ def _problem(option: Any, value: Any) -> str | None:
 
 
 def _moment(value: str | dt.date) -> dt.datetime | None:
-    """A date as a time that can be compared: midnight, and UTC if it does not say otherwise."""
+    """Return a date as a time that can be compared: midnight, and UTC if it has no time zone."""
     try:
         found = dt.datetime.fromisoformat(value if isinstance(value, str) else value.isoformat())
     except ValueError:

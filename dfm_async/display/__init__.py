@@ -1,1 +1,1 @@
-"""How notebooks and terminals show things: drawings, tables, jobs while they run. Needs IPython only where it runs."""
+"""Views in notebooks and terminals: drawings, tables, jobs while they run. Needs IPython only where it runs."""

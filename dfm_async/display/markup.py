@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-__all__ = ["badge", "bar", "folded", "framed", "table", "value_html", "value_text"]
-
 _STYLE = (
     ".dfm{font-size:13px;line-height:1.5}"
     ".dfm .dfm-scroll{overflow-x:auto}"
@@ -37,34 +35,34 @@ _short.maxlevel = 4
 
 
 def framed(*parts: str) -> str:
-    """Puts parts together into something that can stand on a page."""
+    """Return parts as one element of a page."""
     return f'<div class="dfm"><style>{_STYLE}</style>{"".join(parts)}</div>'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Makes a table. The head is text, the cells are HTML already."""
+    """Make a table. The head is text, the cells are HTML already."""
     top = "".join(f"<th>{escape(name)}</th>" for name in head)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return f'<div class="dfm-scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def folded(summary: str, inside: str) -> str:
-    """Shows a line, and the rest when it is clicked. Both are HTML already."""
+    """Show a line, and the rest when it is clicked. Both are HTML already."""
     return f"<details><summary>{summary}</summary>{inside}</details>"
 
 
 def badge(text: str, mood: str = "") -> str:
-    """A word that stands out; ``mood`` is "good", "bad" or nothing."""
+    """Return an emphasised word; ``mood`` is "good", "bad" or nothing."""
     return f'<span class="dfm-badge{f" dfm-{mood}" if mood else ""}">{escape(text)}</span>'
 
 
 def bar(done: int, total: int) -> str:
-    """Shows how much is done."""
+    """Show how much is done."""
     return f'<progress max="{max(total, 1)}" value="{done}" aria-label="{done} of {total}"></progress>'
 
 
-def value_text(value: Any) -> str:
-    """A value in a few words, whatever it is."""
+def short_repr(value: Any) -> str:
+    """Return a value in a few words, whatever it is."""
     try:
         return _short.repr(value)
     except Exception as error:  # noqa: BLE001 - the value's own code runs here
@@ -72,7 +70,7 @@ def value_text(value: Any) -> str:
 
 
 def value_html(value: Any) -> str:
-    """A value as it shows itself, or in a few words."""
+    """Return a value as it shows itself, or in a few words."""
     own = None if isinstance(value, type) else getattr(value, "_repr_html_", None)
     if callable(own):
         try:
@@ -81,4 +79,4 @@ def value_html(value: Any) -> str:
             found = None
         if isinstance(found, str):
             return found
-    return f"<code>{escape(value_text(value))}</code>"
+    return f"<code>{escape(short_repr(value))}</code>"

@@ -1,26 +1,21 @@
-"""Who shows what."""
+"""The renderer of notebooks and terminals."""
 
 from __future__ import annotations
 
 from functools import singledispatch
 from typing import Any
 
-from dfm_async.discovery.discovery import Discovery
+from dfm_async.discovery.advice import Discovery
 from dfm_async.display import views
-from dfm_async.display.discovery_view import discovery_html
-from dfm_async.display.job_view import JobView
-from dfm_async.display.live import show
+from dfm_async.display.job_view import JobView, show
 from dfm_async.drawing import graph_of, svg
 from dfm_async.errors import DfmError
 from dfm_async.federation.federation import Federation
-from dfm_async.model.events import Failure, Result
-from dfm_async.model.results import Results
-from dfm_async.pipeline.pipeline import Pipeline
-from dfm_async.planner.explain import Explanation
-from dfm_async.planner.plan import Plan
+from dfm_async.language.pipeline import Pipeline
+from dfm_async.model.events import Failure, Result, Results
+from dfm_async.planning.explain import Explanation
+from dfm_async.planning.plan import Plan
 from dfm_async.session.job import Job
-
-__all__ = ["NotebookRenderer"]
 
 
 @singledispatch
@@ -32,7 +27,7 @@ _html.register(Pipeline, views.pipeline_html)
 _html.register(Plan, lambda plan: views.plan_html(plan, explained=False))
 _html.register(Explanation, lambda found: views.plan_html(found.plan, explained=True))
 _html.register(Federation, views.federation_html)
-_html.register(Discovery, discovery_html)
+_html.register(Discovery, views.discovery_html)
 _html.register(Result, views.result_html)
 _html.register(Results, views.results_html)
 _html.register(Failure, views.failure_html)
@@ -41,16 +36,16 @@ _html.register(Job, lambda job: JobView(job).html())
 
 
 class NotebookRenderer:
-    """Shows things in notebooks and terminals."""
+    """Render objects in notebooks and terminals."""
 
     def svg(self, thing: Pipeline | Plan) -> str:
-        """Draws a pipeline or a plan."""
+        """Draw a pipeline or a plan."""
         return svg(graph_of(thing))
 
     def html(self, thing: Any) -> str:
-        """Shows something as a part of a page."""
+        """Show something as a part of a page."""
         return _html(thing)
 
     async def show(self, job: Job) -> None:
-        """Shows a job while it runs."""
+        """Show a job while it runs."""
         await show(job)

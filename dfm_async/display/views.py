@@ -1,4 +1,4 @@
-"""Pipelines, plans, federations, results and errors as HTML."""
+"""Pipelines, plans, federations, discoveries, results and errors as HTML."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from dfm_async.display.markup import badge, folded, framed, table, value_html, value_text
+from dfm_async.discovery.advice import (
+    BranchFieldAdvice,
+    Discovery,
+    Edge,
+    ErrorFieldAdvice,
+    FieldAdvice,
+    PartialFieldAdvice,
+    SingleFieldAdvice,
+    single_text,
+)
+from dfm_async.discovery.advice import json_text as advised_text
+from dfm_async.display.markup import badge, folded, framed, short_repr, table, value_html
 from dfm_async.drawing import graph_of, svg
 from dfm_async.errors import DfmError, JobFailed, OperationFailed, PipelineError, WorkerLost
 from dfm_async.federation.federation import Federation
 from dfm_async.federation.operation import Signature
 from dfm_async.federation.site import Site
+from dfm_async.language.pipeline import Pipeline
 from dfm_async.model.events import Failure, Result
-from dfm_async.pipeline.pipeline import Pipeline
-from dfm_async.planner.explain import REJECTED
-from dfm_async.planner.plan import Plan
-
-__all__ = [
-    "error_html",
-    "errors_part",
-    "failure_html",
-    "federation_html",
-    "pipeline_html",
-    "plan_html",
-    "result_html",
-    "results_html",
-    "results_table",
-]
+from dfm_async.model.pool_size import workers_text
+from dfm_async.planning.explain import REJECTED
+from dfm_async.planning.plan import Plan
+from dfm_async.telemetry.spans import frame_text
 
 _MOST_NODES = 400
 _ROWS = 50
@@ -36,7 +37,6 @@ _ERRORS = 5
 
 
 def _drawing(found: Pipeline | Plan) -> str:
-    """A drawing that scrolls if it is too wide; a word instead of one that nobody could read."""
     graph = graph_of(found)
     if len(graph.nodes) > _MOST_NODES:
         return f'<p class="dfm-dim">{len(graph.nodes):,} nodes are too many to be drawn here; to_svg() draws them.</p>'
@@ -44,13 +44,13 @@ def _drawing(found: Pipeline | Plan) -> str:
 
 
 def pipeline_html(pipeline: Pipeline) -> str:
-    """A pipeline: its drawing, and its text when that is wanted."""
+    """Return a pipeline: its drawing, and its text when that is wanted."""
     name = "Pipeline" if pipeline.name is None else f"Pipeline <b>{escape(pipeline.name)}</b>"
     return framed(f"<div>{name}</div>", _drawing(pipeline), folded("text", f"<pre>{escape(str(pipeline))}</pre>"))
 
 
 def plan_html(plan: Plan, *, explained: bool) -> str:
-    """A plan: its drawing, and where each node runs and why."""
+    """Return a plan: its drawing, and where each node runs and why."""
     found = plan.explain()
     rows = (
         (
@@ -69,14 +69,14 @@ def plan_html(plan: Plan, *, explained: bool) -> str:
 
 
 def federation_html(federation: Federation) -> str:
-    """A federation: its sites and what they offer."""
+    """Return a federation: its sites and what they offer."""
     head = f"<div>Federation <b>{escape(federation.name)}</b> {escape(federation.api_version)}</div>"
     if not federation.sites:
         return framed(head, '<p class="dfm-dim">It has no sites yet.</p>')
     rows = (
         (
             f"<b>{escape(site.name)}</b>",
-            "one per lane" if site.workers is None else str(site.workers),
+            workers_text(site.workers).replace("-", " to ") or "as many as cores",
             "<br>".join(_offers(site)) or '<span class="dfm-dim">nothing yet</span>',
         )
         for site in federation.sites.values()
@@ -91,6 +91,8 @@ def _offers(site: Site) -> Iterable[str]:
         notes = [] if provider is None else [f"provider {provider}"]
         if adapter.in_process:
             notes.append("in a process of its own")
+        if adapter.limits is not None:
+            notes.append(str(adapter.limits))
         if adapter.declared is not None:
             notes.append("an external program")
         about = (inspect.getdoc(operation.code) or "").partition("\n")[0]
@@ -99,7 +101,7 @@ def _offers(site: Site) -> Iterable[str]:
 
 
 def _signature_text(signature: Signature) -> str:
-    """The parameters and types of an operation; only names if that is long."""
+    """Return the parameters and types of an operation; only names if that is long."""
     empty = inspect.Parameter.empty
     listed = [
         parameter.replace(annotation=signature.types.get(name, empty))
@@ -110,63 +112,108 @@ def _signature_text(signature: Signature) -> str:
     return text if len(text) <= 100 else f"({', '.join(signature.parameters.parameters)})"
 
 
+def discovery_html(discovery: Discovery) -> str:
+    """Return a discovery: a tree per site and node; branches fold, errors stand out."""
+    name = "Discovery" if discovery.pipeline is None else f"Discovery of <b>{escape(discovery.pipeline)}</b>"
+    parts = [f"<div>{name}</div>"]
+    for site, nodes in discovery.sites.items():
+        trees = "".join(f"<li>{_node(node, advice)}</li>" for node, advice in nodes.items())
+        parts.append(f"<div><b>{escape(site)}</b></div><ul>{trees}</ul>")
+    return framed(*parts)
+
+
+def _node(label: str, advice: Edge) -> str:
+    if isinstance(advice, FieldAdvice):
+        return f"{escape(label)}<ul><li>{_tree(advice)}</li></ul>"
+    end = _end(advice) if advice is not None else '<span class="dfm-dim">no advice</span>'
+    return f"{escape(label)} {end}"
+
+
+def _tree(advice: FieldAdvice) -> str:
+    field = f"<b>{escape(advice.field)}</b>"
+    if isinstance(advice, SingleFieldAdvice):
+        failed = advice.value is None and isinstance(advice.edge, ErrorFieldAdvice)
+        value = "" if failed else f" <code>{escape(single_text(advice))}</code>"
+        return f"{field}{value} {_behind(advice.edge)}"
+    assert isinstance(advice, BranchFieldAdvice)  # noqa: S101 - there are two kinds
+    items = "".join(
+        f"<li>{'' if value is None else f'<code>{escape(advised_text(value))}</code>'} {_behind(edge)}</li>"
+        for value, edge in advice.branches[:_ROWS]
+    )
+    total = len(advice.branches)
+    count = f'<span class="dfm-dim">{sum(1 for _ in advice):,} of {total:,} possible</span>'
+    return f"<details open><summary>{field} {count}</summary><ul>{items}</ul>{_more(total - _ROWS)}</details>"
+
+
+def _behind(edge: Edge) -> str:
+    if isinstance(edge, FieldAdvice):
+        return f"<ul><li>{_tree(edge)}</li></ul>"
+    return _end(edge)
+
+
+def _end(edge: Edge) -> str:
+    if isinstance(edge, PartialFieldAdvice):
+        return '<span class="dfm-dim">choose, and discover again</span>'
+    if not isinstance(edge, ErrorFieldAdvice):
+        return ""
+    line = f"{badge('error', 'bad')} {escape(edge.msg)}"
+    return folded(line, f"<pre>{escape(edge.traceback.rstrip())}</pre>") if edge.traceback else line
+
+
 def result_html(result: Result) -> str:
-    """One result: where it comes from, and its value as that shows itself."""
+    """Return one result: where it comes from, and its value as that shows itself."""
     return framed(_origin(result, result.place), f"<div>{value_html(result.value)}</div>")
 
 
 def _origin(event: Result | Failure, word: str) -> str:
-    where = f"{event.node} at {event.site}, frame {_frame(event.frame)}, offset {event.offset}"
+    where = f"{event.node} at {event.site}, frame {frame_text(event.frame)}, offset {event.offset}"
     return f'<div><b>{escape(word)}</b> <span class="dfm-dim">{escape(where)}</span></div>'
 
 
-def _frame(frame: Sequence[int]) -> str:
-    return ".".join(map(str, frame))
-
-
 def results_table(results: Sequence[Result]) -> str:
-    """Results as rows; of many, the first ones."""
+    """Return results as rows; of many, the first ones."""
     rows = (
         (
             str(result.offset),
             escape(result.place),
-            _frame(result.frame),
+            frame_text(result.frame),
             escape(result.site),
             escape(result.node),
-            f"<code>{escape(value_text(result.value))}</code>",
+            f"<code>{escape(short_repr(result.value))}</code>",
         )
         for result in results[:_ROWS]
     )
-    more = len(results) - _ROWS
-    below = f'<div class="dfm-dim">and {more:,} more</div>' if more > 0 else ""
-    return table(("offset", "place", "frame", "site", "node", "value"), rows) + below
+    return table(("offset", "place", "frame", "site", "node", "value"), rows) + _more(len(results) - _ROWS)
+
+
+def _more(number: int) -> str:
+    return f'<div class="dfm-dim">and {number:,} more</div>' if number > 0 else ""
 
 
 def results_html(results: Sequence[Result]) -> str:
-    """Results as a table."""
+    """Return results as a table."""
     if not results:
         return framed('<span class="dfm-dim">no results</span>')
     return framed(results_table(results))
 
 
 def failure_html(failure: Failure) -> str:
-    """A failure: what it costs, and its error."""
+    """Return a failure: what it costs, and its error."""
     word = "failed" if failure.place is None else f"no result for {failure.place}"
     return framed(_origin(failure, word), _error_part(failure.error))
 
 
 def error_html(error: DfmError) -> str:
-    """An error by itself."""
+    """Return an error by itself."""
     return framed(_error_part(error))
 
 
 def _error_part(error: BaseException) -> str:
-    """An error: what was wrong and where; further ones and the remote traceback when they are wanted."""
     name = f"{badge(type(error).__name__, 'bad')} "
     match error:
         case OperationFailed():
             tries = f", attempt {error.attempt}" if error.attempt > 1 else ""
-            where = f"{error.node} at {error.site}, frame {_frame(error.frame)}{tries}"
+            where = f"{error.node} at {error.site}, frame {frame_text(error.frame)}{tries}"
             line = f"{escape(error.type_name)}: {escape(error.message)} <span class='dfm-dim'>{escape(where)}</span>"
             if not error.remote_traceback:
                 return f"<div>{name}{line}</div>"
@@ -184,7 +231,6 @@ def _error_part(error: BaseException) -> str:
 
 
 def errors_part(errors: Sequence[BaseException], count: int) -> str:
-    """The first errors, and how many more there are."""
+    """Return the first errors, and how many more there are."""
     shown = "".join(_error_part(error) for error in errors[:_ERRORS])
-    more = count - min(len(errors), _ERRORS)
-    return shown + (f'<div class="dfm-dim">and {more:,} more</div>' if more > 0 else "")
+    return shown + _more(count - min(len(errors), _ERRORS))

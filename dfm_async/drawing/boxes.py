@@ -10,11 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from dfm_async.drawing.graph import COMPOUND, Edge, Graph, Node
-
-__all__ = ["Box", "End", "Line", "Piece", "boxes"]
-
-_FEET = frozenset({"repeat", "try_from_cache"})
+from dfm_async.drawing.graph import COMPOUND, FEET, Edge, Graph, Node
 
 
 class End(NamedTuple):
@@ -51,7 +47,7 @@ class Line:
 
 @dataclass(slots=True)
 class Box:
-    """A box. Its members are numbered as they stand in the text; the head is first and the foot last.
+    """A box. Its members are numbered in the order of the text; the head is first and the foot last.
 
     ``node`` is the statement that it belongs to, None for the whole drawing. ``word`` names one of two branches.
     """
@@ -66,7 +62,7 @@ class Box:
 
 
 def boxes(graph: Graph) -> tuple[list[Box], list[Line]]:
-    """Puts nodes into boxes and cuts edges into pieces. An outer box stands before those in it."""
+    """Put nodes into boxes and cut edges into pieces. An outer box comes before those in it."""
     found = [Box(None, None)]
     home: dict[str, int] = {}
     """The box of each plain node; for one with a block, its own box."""
@@ -86,7 +82,7 @@ def boxes(graph: Graph) -> tuple[list[Box], list[Line]]:
             for branch, word in enumerate(("then", "otherwise")):
                 branches[node.id, branch] = _add(found, Box(node, own, word))
     for box in found:
-        if box.node is not None and not box.word and box.node.kind in _FEET:
+        if box.node is not None and not box.word and box.node.kind in FEET:
             box.members.append(End(box.node.id, "foot"))
     index = [{member: at for at, member in enumerate(box.members)} for box in found]
     paths = [_path(found, number) for number in range(len(found))]
@@ -122,14 +118,14 @@ def _line(edge: Edge, kinds: dict[str, str], home: dict[str, int], paths: list[t
     start, end = End(edge.source, "node"), End(edge.target, "node")
     if kinds[edge.source] in COMPOUND:
         inside = home[edge.source] in paths[home[edge.target]]
-        start = End(edge.source, "foot" if kinds[edge.source] in _FEET and not inside else "head")
+        start = End(edge.source, "foot" if kinds[edge.source] in FEET and not inside else "head")
     if kinds[edge.target] in COMPOUND:
-        end = End(edge.target, "foot" if edge.role == "return" and kinds[edge.target] in _FEET else "head")
+        end = End(edge.target, "foot" if edge.role == "return" and kinds[edge.target] in FEET else "head")
     return Line(edge, start, end)
 
 
 def _cut(line: Line, index: list[dict[End | int, int]], paths: list[tuple[int, ...]], home: dict[str, int]) -> None:
-    """Cuts a line where it crosses borders."""
+    """Cut a line where it crosses borders."""
     start = line.start
     here, there = paths[home[start.node]], paths[home[line.end.node]]
     shared = sum(1 for a, b in zip(here, there, strict=False) if a == b)

@@ -1,19 +1,24 @@
-"""What a drawing shows, as plain data: nodes, the blocks that they stand in, and what flows between them."""
+"""What a drawing shows, as plain data: nodes, their blocks, and the edges between them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
-from dfm_async.pipeline.pipeline import Pipeline
-from dfm_async.planner.plan import NodePlan, Plan, sketch
+from dfm_async.base.text import shortened
+from dfm_async.language.pipeline import Pipeline
+from dfm_async.language.statements import Statement
+from dfm_async.planning.plan import NodePlan, Plan
+from dfm_async.planning.prepare import sketch
+from dfm_async.planning.structure import analyse
 
-__all__ = ["COMPOUND", "Edge", "Graph", "Node", "graph_of"]
-
-COMPOUND = frozenset({"for_each", "repeat", "if", "try_from_cache"})
+_KINDS: Final = {str(kind.__struct_config__.tag): kind for kind in get_args(Statement)}
+COMPOUND: Final = frozenset(kind for kind, found in _KINDS.items() if "body" in found.__struct_fields__)
 """The kinds of nodes that have a block, which is drawn as a box."""
+FEET: Final = {kind: str(found.result) for kind, found in _KINDS.items() if found.result}
+"""The kinds of nodes whose block makes their value, and the name of the expression that does so: the foot of a box."""
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,12 +26,13 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         id: the label that events use as ``node``.
-        kind: as in the JSON of a pipeline ("call", "yield", "for_each", "repeat", "if", "try_from_cache", "collect"),
+        kind: as in the JSON of a pipeline ("call", "yield", "for_each", "repeat", "if", "try_from_cache", "collect",
+            "choice"),
             or "parameter".
         text: what it is called: an operation, a place, a condition, a parameter.
         site: where it runs; empty if that is not decided, and for parameters.
         why: why it runs there.
-        block: the id of the node whose block it stands in; None outside all blocks.
+        block: the id of the node whose block it is in; None outside all blocks.
         branch: which block of that node: 1 is ``otherwise``.
     """
 
@@ -71,13 +77,13 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def graph_of(found: Pipeline | Plan) -> Graph:
-    """Tells what a drawing of a pipeline or a plan shows. A pipeline may have problems; sites are known from a plan."""
+    """Return the graph of a pipeline or a plan. A pipeline may have problems; only a plan knows all sites."""
     if isinstance(found, Plan):
-        return _graph(found.pipeline, found.nodes)
-    return _graph(found.name, sketch(found))
+        return _graph(found.pipeline, found.nodes, found.defaults)
+    return _graph(found.name, sketch(found), analyse(found).defaults)
 
 
-def _graph(name: str | None, planned: Iterable[NodePlan]) -> Graph:
+def _graph(name: str | None, planned: Iterable[NodePlan], defaults: Mapping[str, Any]) -> Graph:
     nodes: dict[int, Node] = {}
     parameters: dict[str, Node] = {}
     edges: dict[tuple[str, str], Edge] = {}
@@ -106,7 +112,10 @@ def _graph(name: str | None, planned: Iterable[NodePlan]) -> Graph:
             draw(nodes.get(key), target, "return" if key in plan.returns else "data")
         for parameter in plan.params:
             if parameter not in parameters:
-                parameters[parameter] = Node(id=f"PlaceParam({parameter!r})", kind="parameter", text=parameter)
+                default = f" = {shortened(defaults[parameter])}" if parameter in defaults else ""
+                parameters[parameter] = Node(
+                    id=f"PlaceParam({parameter!r})", kind="parameter", text=parameter + default
+                )
             draw(parameters[parameter], target, "data")
         for key in plan.after:
             draw(nodes.get(key), target, "after")

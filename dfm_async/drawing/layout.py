@@ -1,4 +1,4 @@
-"""Where everything in a drawing stands. Boxes are laid out from the inside out, each by itself, in layers.
+"""The positions of everything in a drawing. Boxes are laid out from the inside out, each by itself, in layers.
 
 Lines run down in the columns between nodes, and change columns only in the gaps between layers. So they cannot run
 through a node.
@@ -11,11 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from dfm_async.drawing.boxes import Box, End, Line, Piece, boxes
-from dfm_async.drawing.columns import columns
 from dfm_async.drawing.graph import Graph
-from dfm_async.drawing.layers import neighbours, order, rank
-
-__all__ = ["Layout", "Rect", "Run", "lay_out"]
+from dfm_async.drawing.layers import columns, neighbours, order, rank
 
 _SIDE, _TOP, _WORD, _BOTTOM = 14.0, 12.0, 26.0, 12.0
 _GAP, _STEEPEST, _HIGHEST = 26.0, 0.12, 84.0
@@ -25,7 +22,7 @@ _LANDING = 7.0
 _MANY_BENDS, _LONG, _LANES, _LANE = 20_000, 12, 24, 6.0
 
 Size: TypeAlias = Callable[[End], tuple[float, float]]
-"""Tells how wide and high a node, a head or a foot is."""
+"""Returns the width and the height of a node, a head or a foot."""
 
 
 class Rect(NamedTuple):
@@ -68,7 +65,7 @@ class Layout:
 
 
 def lay_out(graph: Graph, size: Size) -> Layout:
-    """Lays a graph out. Does the same for the same graph, always."""
+    """Lay a graph out. Does the same for the same graph, always."""
     found, lines = boxes(graph)
     done: dict[int, _Inside] = {}
     for number in range(len(found) - 1, -1, -1):
@@ -97,7 +94,7 @@ def lay_out(graph: Graph, size: Size) -> Layout:
 
 
 def _append(runs: list[Run], run: Run) -> None:
-    """Adds a run, or makes the last one longer."""
+    """Add a run, or make the last one longer."""
     last = runs[-1] if runs else None
     if last is not None and abs(last.x - run.x) < 0.001 and run.bottom > last.bottom - 0.5:
         runs[-1] = Run(last.x, last.top, max(last.bottom, run.bottom))
@@ -115,7 +112,7 @@ class _Inside:
     width: float
     height: float
     rects: list[Rect]
-    """Where the members stand."""
+    """The positions of the members."""
 
     def __init__(self, box: Box, done: dict[int, _Inside], size: Size) -> None:
         self.box = box
@@ -162,7 +159,7 @@ class _Inside:
         self._layers += [last] * (len(numbered) - bottom)
 
     def _ends(self, piece: Piece) -> tuple[int, int] | None:
-        """The vertices that a piece joins; None for one that goes straight to the border, or the wrong way."""
+        """Return the vertices that a piece joins; None for one that goes straight to the border, or backwards."""
         source = self._entries.get(piece.start) if piece.source is None else self._vertex[piece.source]
         target = self._exits.get(piece.start) if piece.target is None else self._vertex[piece.target]
         return None if source is None or target is None or target <= source else (source, target)
@@ -170,7 +167,7 @@ class _Inside:
     # bends
 
     def _bend(self) -> None:
-        """Cuts lines over several layers into segments. Lines that begin at the same place share their bends.
+        """Cut lines over several layers into segments. Lines that begin at the same place share their bends.
 
         If that were too many, long lines run in lanes beside everything: the cost stays in proportion to the graph.
         """
@@ -202,7 +199,7 @@ class _Inside:
         self._offsets.setdefault((source, target), (leaves, enters))
 
     def _leaves(self, piece: Piece, vertex: int) -> float:
-        """Where a piece leaves its first vertex, from the middle of that."""
+        """Return where a piece leaves its first vertex, from the middle of that."""
         inner = None if piece.source is None else self._inner[piece.source]
         return 0.0 if inner is None else inner.leaving(piece.start) - self._widths[vertex] / 2
 
@@ -211,14 +208,14 @@ class _Inside:
         return 0.0 if inner is None else inner.entering(piece.start, piece.head) - self._widths[vertex] / 2
 
     def leaving(self, start: End) -> float:
-        """Where a line from inside leaves the box."""
+        """Return where a line from inside leaves the box."""
         vertex = self._exits.get(start)
         if vertex is None:
             return self.width / 2 if self._foot is None else self.rects[self._foot].middle
         return self._x[vertex]
 
     def entering(self, start: End, head: bool) -> float:
-        """Where a line from outside enters the box."""
+        """Return where a line from outside enters the box."""
         vertex = None if head else self._entries.get(start)
         if vertex is None:
             return self.rects[self._head].middle if head and self._head is not None else self.width / 2
@@ -278,7 +275,7 @@ class _Inside:
     # lines
 
     def runs(self, piece: Piece) -> list[Run]:
-        """How a part of a line runs in this box."""
+        """Return how a part of a line runs in this box."""
         ends = self._joined.get(piece)
         if ends is None:
             return self._direct(piece)
@@ -299,7 +296,7 @@ class _Inside:
         return runs
 
     def _direct(self, piece: Piece) -> list[Run]:
-        """A line between a head or foot and the border; or one that goes back, which only wrong pipelines have."""
+        """Return a line between a head or foot and the border, or one that goes back (of an invalid pipeline)."""
         runs = []
         if piece.source is not None:
             rect = self.rects[piece.source]

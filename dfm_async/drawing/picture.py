@@ -3,28 +3,112 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape, quoteattr
 
 from dfm_async.drawing.boxes import End
-from dfm_async.drawing.graph import COMPOUND, Graph, Node
+from dfm_async.drawing.graph import COMPOUND, FEET, Graph, Node
 from dfm_async.drawing.layout import Layout, Rect, Run, lay_out
-from dfm_async.drawing.style import COLOURS, STYLE, clipped, text_width
 
-__all__ = ["svg"]
+_COLOURS = {
+    "card": ("#ffffff", "#1d232b"),
+    "text": ("#1b1f24", "#e6edf3"),
+    "dim": ("#59636e", "#9ea9b5"),
+    "line": ("#7d8793", "#7c8794"),
+    "frame": ("#c3cad3", "#434e5b"),
+    "shade": ("rgb(100 116 139 / 7%)", "rgb(148 163 184 / 8%)"),
+    "failed": ("#c5221f", "#ff8a80"),
+}
+"""For light and for dark surroundings."""
+_SITES = (
+    ("#2563eb", "#60a5fa"),
+    ("#b45309", "#fbbf24"),
+    ("#047857", "#34d399"),
+    ("#a21caf", "#e879f9"),
+    ("#0e7490", "#22d3ee"),
+    ("#be185d", "#f472b6"),
+    ("#4d7c0f", "#a3e635"),
+    ("#6d28d9", "#a78bfa"),
+)
+COLOURS = len(_SITES)
+"""How many colours there are for sites; further sites start with the first again, and have only their names."""
+
+
+def _variables(dark: bool) -> str:
+    pairs = _COLOURS | {f"site-{index}": pair for index, pair in enumerate(_SITES)}
+    return "".join(f"--dfm-{name}:{pair[dark]};" for name, pair in pairs.items())
+
+
+_SAYS_LIGHT = '[data-theme="light"],[data-jp-theme-light="true"],.vscode-light'
+_SAYS_DARK = '[data-theme="dark"],[data-jp-theme-light="false"],.vscode-dark,.vscode-high-contrast'
+_FONT = 'system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif'
+
+STYLE = "\n".join(
+    [
+        f":where(.dfm-graph){{{_variables(False)}}}",
+        f"@media(prefers-color-scheme:dark){{:where(.dfm-graph){{{_variables(True)}}}"
+        "svg.dfm-graph:root{background:#0e1116}}",  # a document of its own: browsers paint it white
+        f":where({_SAYS_LIGHT}) :where(.dfm-graph){{{_variables(False)}}}",
+        f":where({_SAYS_DARK}) :where(.dfm-graph){{{_variables(True)}}}",
+        f".dfm-graph text{{font:13px {_FONT};fill:var(--dfm-text)}}",
+        ".dfm-graph .title{font-weight:600}",
+        ".dfm-graph .dim,.dfm-graph .sub,.dfm-graph .word{font-size:11px;font-weight:400;fill:var(--dfm-dim)}",
+        ".dfm-graph .node,.dfm-graph .key{--dfm-own:var(--dfm-line)}",
+        *(f".dfm-graph .s{index}{{--dfm-own:var(--dfm-site-{index})}}" for index in range(COLOURS)),
+        ".dfm-graph .shape{fill:var(--dfm-card);fill:color-mix(in srgb,var(--dfm-own) 9%,var(--dfm-card));"
+        "stroke:var(--dfm-own);stroke-width:1.5}",
+        ".dfm-graph .parameter .shape{stroke-dasharray:4 3}",
+        ".dfm-graph .dot{fill:var(--dfm-own)}",
+        ".dfm-graph .frame{fill:var(--dfm-shade);stroke:var(--dfm-frame)}",
+        ".dfm-graph .branch{fill:none;stroke:var(--dfm-frame);stroke-dasharray:5 4}",
+        ".dfm-graph .edge,.dfm-graph .gate{fill:none;stroke:var(--dfm-line);stroke-width:1.5;"
+        "stroke-linejoin:round;stroke-linecap:round}",
+        ".dfm-graph .after{stroke-dasharray:1.5 4}",
+        ".dfm-graph .gate{stroke-dasharray:5 4}",
+        ".dfm-graph .active>.shape{stroke-width:3}",
+        ".dfm-graph .done>.shape{fill:color-mix(in srgb,var(--dfm-own) 30%,var(--dfm-card))}",
+        ".dfm-graph .failed>.shape{stroke:var(--dfm-failed);stroke-width:3}",
+    ]
+)
+"""The style sheet that every drawing carries. A page can give nodes the classes ``active``, ``done`` and ``failed``."""
+
+_NARROW = frozenset("fijlrtI.,:;'|!()[]{}/\\ -`")
+_BROAD = frozenset("mwMW@%")
+
+
+def text_width(text: str, size: float) -> float:
+    """Estimate how wide text is, with a font that is rather wide, so that it fits with others."""
+    total = 0.0
+    for letter in text:
+        if unicodedata.east_asian_width(letter) in "WF":
+            total += 1.05
+        elif letter in _NARROW:
+            total += 0.40
+        elif letter in _BROAD:
+            total += 0.95
+        else:
+            total += 0.72 if letter.isupper() else 0.62
+    return total * size
+
+
+def clipped(text: str, most: int = 30) -> str:
+    """Make text fit into a node: on one line, of visible letters, and not too long."""
+    clean = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return clean if len(clean) <= most else clean[: most - 1] + "…"
+
 
 _MARGIN = 16.0
 _WORDS = {"yield": "yield", "parameter": "parameter", "if": "if"}
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NO_MARKS: Mapping[str, str] = {}
-_FEET = {"repeat": "next", "try_from_cache": "store"}
 
 
 def svg(graph: Graph, marks: Mapping[str, str] = _NO_MARKS) -> str:
-    """Draws a graph.
+    """Draw a graph.
 
     Each node is ``<g class="node KIND" data-node="ID" data-site="SITE">``, each edge
-    ``<path class="edge ROLE" data-from="ID" data-to="ID">``. Sites have colours, and their names stand in the nodes.
+    ``<path class="edge ROLE" data-from="ID" data-to="ID">``. Sites have colours, and nodes show the names.
 
     Args:
         graph: what is drawn.
@@ -74,7 +158,7 @@ def _title(graph: Graph) -> str:
 
 def _size(node: Node, part: str) -> tuple[float, float]:
     if part == "foot":
-        return text_width(_FEET[node.kind], 11) + 24, 22.0
+        return text_width(FEET[node.kind], 11) + 24, 22.0
     title = text_width(_text(node), 13) * 1.06 + text_width(_number(node), 11)
     below = _below(node)
     wide = max(title, text_width(below, 11) + (11 if node.site else 0)) + 28
@@ -86,12 +170,12 @@ def _text(node: Node) -> str:
 
 
 def _number(node: Node) -> str:
-    """The number that tells nodes with the same name apart."""
+    """Return the number that distinguishes nodes with the same name."""
     return f" #{node.id.rpartition('#')[2]}" if node.kind not in ("parameter", "yield", "if") else ""
 
 
 def _below(node: Node) -> str:
-    """The second line: what it is, if that is not plain, and where it runs."""
+    """Return the second line: what it is, if that is not plain, and where it runs."""
     return " · ".join(part for part in (_WORDS.get(node.kind, ""), clipped(node.site)) if part)
 
 
@@ -119,7 +203,7 @@ def _compound(node: Node, frame: Rect, layout: Layout, classes: str) -> str:
         parts.append(_rect(foot, 11, "shape foot"))
         parts.append(
             f'<text class="sub" text-anchor="middle" x="{_n(foot.middle)}" y="{_n(foot.y + 15)}">'
-            f"{_FEET[node.kind]}</text>"
+            f"{FEET[node.kind]}</text>"
         )
     return "".join([*parts, "</g>"])
 
@@ -153,7 +237,7 @@ def _label(node: Node, rect: Rect) -> str:
 
 
 def _legend(sites: Sequence[str], colours: dict[str, str], layout: Layout) -> tuple[list[str], float, float]:
-    """The names of the sites with their colours, on as many lines as they need; and how much room that takes."""
+    """Return the names of the sites with their colours, on as many lines as they need; and how much room that takes."""
     parts = []
     x, y, widest = 0.0, layout.height + 32, 0.0
     for site in sites:
@@ -170,7 +254,7 @@ def _legend(sites: Sequence[str], colours: dict[str, str], layout: Layout) -> tu
 
 
 def _path(runs: Sequence[Run]) -> str:
-    """Straight down in each column, in a curve from one to the next, and an arrow at the end."""
+    """Return the path of a line: straight down in each column, curves in between, and an arrow at the end."""
     first = runs[0]
     parts = [f"M{_n(first.x)} {_n(first.top)}"]
     before: Run | None = None
@@ -195,5 +279,5 @@ def _n(value: float) -> str:
 
 
 def _clean(text: str) -> str:
-    """Replaces what XML cannot hold."""
+    """Replace what XML cannot hold."""
     return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -10,14 +11,12 @@ import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
 from dfm_async.errors import HandshakeRefused
 from dfm_async.exchange.messages import VERSION
-
-__all__ = ["VARIABLE", "Address", "Bootstrap", "new_token", "read_bootstrap", "write_bootstrap"]
 
 VARIABLE: Final = "DFM_ASYNC_BOOTSTRAP"
 """The environment variable that names the file."""
@@ -29,12 +28,12 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     """Where the site listens.
 
     Attributes:
-        kind: a Unix socket, a TCP socket on this machine, or a place in memory (only within one process).
-        name: the path of the Unix socket (a leading ``@`` means an abstract one), or the name of the place.
+        kind: the name of the transport.
+        name: the path of a Unix socket (a leading ``@`` means an abstract one), or the name of a listener in memory.
         port: the TCP port.
     """
 
-    kind: Literal["unix", "tcp", "memory"]
+    kind: str
     name: str = ""
     port: int = 0
 
@@ -44,7 +43,7 @@ class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         address: where the site listens.
-        token: proves that the program was told by the site; good for one hello.
+        token: proves that the site has invited the program; good for one hello.
         session: which executor it belongs to.
         site: the name of the site.
         job: the job that it works for.
@@ -66,12 +65,18 @@ class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_token() -> str:
-    """A secret that nobody can guess."""
+    """Return a secret that cannot be guessed."""
     return secrets.token_urlsafe(32)
 
 
+def stamp_of(session: str, token: str) -> int:
+    """Return the number that every frame of one launch carries: frames of another launch are ignored."""
+    found = hashlib.blake2b(f"{session}\0{token}".encode(), digest_size=8).digest()
+    return int.from_bytes(found, "little")
+
+
 def write_bootstrap(bootstrap: Bootstrap, path: str | os.PathLike[str] | None = None) -> Path:
-    """Writes the file, readable only by this user, in one step: nobody sees half of it.
+    """Write the file, readable only by this user, in one step: it is never seen incomplete.
 
     Args:
         bootstrap: what to write.
@@ -95,10 +100,10 @@ def write_bootstrap(bootstrap: Bootstrap, path: str | os.PathLike[str] | None = 
 def read_bootstrap(
     path: str | os.PathLike[str] | None = None, environment: Mapping[str, str] | None = None
 ) -> Bootstrap:
-    """Reads the file, or the one that the environment names.
+    """Read the file, or the one that the environment names.
 
     Raises:
-        HandshakeRefused: there is none, others could have written it, it is not one, or of another version.
+        HandshakeRefused: the file is missing, invalid, writable by others, or of another version.
     """
     if path is None:
         path = (os.environ if environment is None else environment).get(VARIABLE)

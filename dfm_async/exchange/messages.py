@@ -1,4 +1,4 @@
-"""What both ends say to each other. A message has a body, and a chunk also has bytes behind it."""
+"""The messages between the two ends. A message has a body, and a chunk also has bytes behind it."""
 
 from __future__ import annotations
 
@@ -6,31 +6,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-__all__ = [
-    "VERSION",
-    "Abort",
-    "Beat",
-    "Chunk",
-    "End",
-    "Hello",
-    "Message",
-    "MetricTaken",
-    "Metrics",
-    "Progress",
-    "Refused",
-    "Report",
-    "ResultAnswer",
-    "ResultOffer",
-    "Settled",
-    "TaskAnswer",
-    "TaskOffer",
-    "Welcome",
-    "Withdrawn",
-    "decode",
-    "encode",
-]
-
-VERSION: Final = 1
+VERSION: Final = 2
 """The version of the protocol; both ends must have the same."""
 
 
@@ -46,7 +22,7 @@ class Hello(_Message, frozen=True, tag=1):
     session: str
     pid: int
     silence: float = 0.0
-    """How long the program accepts that the site says nothing, in seconds; 0 means for ever."""
+    """How long the program accepts that the site sends nothing, in seconds; 0 means for ever."""
 
     def __repr__(self) -> str:
         # The token must not end up in logs.
@@ -59,7 +35,7 @@ class Welcome(_Message, frozen=True, tag=2):
     site: str
     job: str
     silence: float = 0.0
-    """How long the site accepts that the program says nothing, in seconds; 0 means for ever."""
+    """How long the site accepts that the program sends nothing, in seconds; 0 means for ever."""
 
 
 class Refused(_Message, frozen=True, tag=3):
@@ -69,7 +45,7 @@ class Refused(_Message, frozen=True, tag=3):
 
 
 class Beat(_Message, frozen=True, tag=4):
-    """A sign of life, if there is nothing else to say."""
+    """A heartbeat, if there is nothing else to send."""
 
 
 class TaskOffer(_Message, frozen=True, tag=5):
@@ -115,7 +91,7 @@ class ResultAnswer(_Message, frozen=True, tag=8):
 
 
 class Report(_Message, frozen=True, tag=9):
-    """A receiver tells how far it is with a transfer, and how far the sender may go on."""
+    """How far a receiver is with a transfer, and how far the sender may go on."""
 
     tx: str
     transfer: int
@@ -126,7 +102,7 @@ class Report(_Message, frozen=True, tag=9):
     limit: int = 0
     """Up to where the sender may send."""
     restart: bool = False
-    """Whether the sender must go back to ``bytes_done``: what came after it was damaged or lost."""
+    """Whether the sender must go back to ``bytes_done``: what came after it was damaged, lost or dropped."""
 
 
 class Chunk(_Message, frozen=True, tag=10):
@@ -136,7 +112,8 @@ class Chunk(_Message, frozen=True, tag=10):
     transfer: int
     receiver: str
     offset: int
-    checksum: int
+    checksum: int | None = None
+    """Of the bytes, where the transport can damage them."""
 
 
 class Settled(_Message, frozen=True, tag=11):
@@ -182,7 +159,7 @@ class Abort(_Message, frozen=True, tag=16):
 
 
 class Withdrawn(_Message, frozen=True, tag=17):
-    """From the side that offered large parts: they are not there any more, for whoever still wants them."""
+    """From the side that offered large parts: they cannot be pulled any longer."""
 
     tx: str
     reason: str = ""
@@ -213,20 +190,20 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 def encode(message: Message) -> bytes:
-    """Turns a message into bytes."""
+    """Turn a message into bytes."""
     try:
         return _encoder.encode(message)
     except UnicodeEncodeError:
-        # Texts about errors may hold parts of file names that are no text. They must arrive all the same.
+        # Texts about errors may hold parts of file names that are not text. They must arrive all the same.
         texts = {name: getattr(message, name, None) for name in ("reason", "note")}
         plain = {name: text.encode(errors="replace").decode() for name, text in texts.items() if text}
         return _encoder.encode(msgspec.structs.replace(message, **plain))
 
 
 def decode(data: bytes | memoryview) -> Message:
-    """Rebuilds a message.
+    """Rebuild a message.
 
     Raises:
-        ValueError: the bytes are none.
+        ValueError: the bytes are not a message.
     """
     return _decoder.decode(data)

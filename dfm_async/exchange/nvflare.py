@@ -1,25 +1,18 @@
-"""What both transports for NVFLARE's programs share: the options of its client, headers of tasks, names of metrics."""
+"""What both transports for NVFLARE's programs share: pipe, codec, client options, models, headers of tasks, metrics."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast
 
+from dfm_async.base.tasks import OwnedTasks
+from dfm_async.exchange.connection import Pipe
+from dfm_async.exchange.endpoint import PipeTraits
+from dfm_async.exchange.options import ExecutorOptions
 from dfm_async.exchange.task import Model
-
-__all__ = [
-    "SUBMIT_MODEL_NAME",
-    "ParamsExchange",
-    "ParamsFormat",
-    "ParamsTransfer",
-    "is_empty",
-    "model_from",
-    "named_metrics",
-    "task_headers",
-    "task_meta",
-    "unreadable",
-]
+from dfm_async.exchange.values import Encoded
 
 ParamsFormat: TypeAlias = Literal["numpy", "pytorch", "keras_layer_weights", "raw"]
 """What a script works with: NVFLARE's ``params_exchange_format``."""
@@ -40,8 +33,53 @@ _HEADERS: Final = {
 """Keys of a model's meta that NVFLARE sends as headers of the task, and the names of these."""
 _BEST_MODEL: Final = "best_model"
 """The model that NVFLARE's cross-site evaluation asks for."""
+_INITIAL_METRICS: Final = "initial_metrics"
+_METRICS: Final = "METRICS"
+_PARAMS_KINDS: Final = {"FULL": "WEIGHTS", "DIFF": "WEIGHT_DIFF"}
+"""What NVFLARE calls the kinds of data."""
 _AS_TEXT: Final = frozenset({"PARAMETER", "PARAMETERS", "TAG", "TAGS"})
 """Kinds of records whose values NVFLARE's receivers turn into text."""
+
+
+class NvflarePipe(Pipe):
+    """One end of a connection in terms of NVFLARE, which sends large parts inside its messages.
+
+    Subclasses have ``send``, which starts :attr:`tasks`, and :meth:`finish`.
+    """
+
+    traits = PipeTraits(shows_progress=False)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks = OwnedTasks()
+        self.closing: asyncio.Task[None] | None = None
+
+    async def drain(self) -> None:
+        """Do nothing: what is sent is kept elsewhere."""
+
+    def close(self) -> None:
+        """Send what is queued, and end the connection."""
+        self._close(True)
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self._close(False)
+
+    def _close(self, flush: bool) -> None:
+        if self.closing is None:
+            work = self._close_once(flush)
+            self.closing = asyncio.get_running_loop().create_task(work, name="closing a connection to NVFLARE")
+
+    async def _close_once(self, flush: bool) -> None:
+        try:
+            await self.finish(flush)
+        finally:
+            self.lose("the connection was closed")
+            self._ended.settle(None)
+
+    async def finish(self, flush: bool) -> None:
+        """End everything that was started; first send what is queued, if that is wanted."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +100,23 @@ class ParamsExchange:
         if self.transfer not in _TRANSFERS:
             raise ValueError(f"params_transfer_type must be FULL or DIFF, not {self.transfer!r}")
 
-    @property
-    def config(self) -> dict[str, str]:
-        """The entries of the client's configuration. NVFLARE's own enumerations are written as their values."""
+    def task_exchange(self, options: ExecutorOptions, *, launch_once: bool) -> dict[str, Any]:
+        """Return what the configuration of NVFLARE's client says about tasks, in plain values."""
         return {
+            # NVFLARE's own enumerations are strings, but are not written as such.
             "exchange_format": _FORMATS[_FORMATS.index(self.format)],
             "server_expected_format": "numpy",
             "transfer_type": _TRANSFERS[_TRANSFERS.index(self.transfer)],
+            "train_with_eval": options.train_with_evaluation,
+            "train_task_name": options.train_task_name,
+            "eval_task_name": options.evaluate_task_name,
+            "submit_model_task_name": options.submit_model_task_name,
+            "launch_once": launch_once,
         }
 
 
 def model_from(value: Any) -> Model | None:
-    """The model that is sent for a value: a model, a mapping of parameters, or None.
+    """Return the model that is sent for a value: a model, a mapping of parameters, or None.
 
     Raises:
         TypeError: it is something else.
@@ -86,8 +129,54 @@ def model_from(value: Any) -> Model | None:
     raise TypeError(f"NVFLARE exchanges models: submit a Model, or a mapping of names and arrays, not {found}")
 
 
+class ModelCodec:
+    """Values of a connection to NVFLARE, which exchanges models. It makes no bytes: NVFLARE's own messages do."""
+
+    def encode(self, value: Any) -> Encoded:
+        """Take a model, a mapping of parameters, or None.
+
+        Raises:
+            TypeError: it is something else.
+        """
+        return Encoded(cast("bytes", model_from(value)))
+
+    def decode(self, encoded: Encoded) -> Any:
+        """Return the model as it is."""
+        return encoded.data
+
+    def encode_metrics(self, record: Mapping[str, Any]) -> bytes:
+        """Return the metrics as they are."""
+        return cast("bytes", dict(record))
+
+    def decode_metrics(self, data: bytes) -> Mapping[str, Any]:
+        """Return the metrics as they are."""
+        return cast("Mapping[str, Any]", data)
+
+
+def dxo_of(model: Model) -> tuple[str, Any, dict[str, Any]]:
+    """Return a model as NVFLARE's data exchange objects have it: the kind of the data, the data, the meta."""
+    meta = dict(model.meta)
+    if model.params is None:
+        return (_PARAMS_KINDS["FULL"], {}, meta) if model.metrics is None else (_METRICS, dict(model.metrics), meta)
+    if model.metrics is not None:
+        meta[_INITIAL_METRICS] = dict(model.metrics)
+    params = dict(model.params) if isinstance(model.params, Mapping) else model.params
+    return _PARAMS_KINDS[model.params_type], params, meta
+
+
+def model_of_dxo(kind: str, data: Any, meta: Mapping[str, Any] | None) -> Model:
+    """Return the model in a data exchange object."""
+    rest = dict(meta or {})
+    metrics = rest.pop(_INITIAL_METRICS, None)
+    if kind == _METRICS:
+        return Model(metrics=data, meta=rest)
+    return Model(
+        params=data, metrics=metrics, params_type="DIFF" if kind == _PARAMS_KINDS["DIFF"] else "FULL", meta=rest
+    )
+
+
 def task_headers(model: Model | None, site: str, job: str, *, submit_model: bool) -> dict[str, Any]:
-    """The headers of a task that NVFLARE's client looks for.
+    """Return the headers of a task that NVFLARE's client looks for.
 
     Args:
         model: the data of the task.
@@ -103,7 +192,7 @@ def task_headers(model: Model | None, site: str, job: str, *, submit_model: bool
 
 
 def task_meta(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """What the headers of a task add to the meta of its model, as NVFLARE's client has it."""
+    """Return what the headers of a task add to the meta of its model, as NVFLARE's client has it."""
     return {key: headers[header] for key, header in _HEADERS.items() if headers.get(header) is not None}
 
 
@@ -113,7 +202,7 @@ def is_empty(model: Model | None) -> bool:
 
 
 def unreadable(error: BaseException) -> str:
-    """What is wrong with a message that cannot be read, and what to do about tensors."""
+    """Return what is wrong with a message that cannot be read, and what to do about tensors."""
     text = str(error) or type(error).__name__
     if "torch" not in text:
         return text
@@ -121,7 +210,7 @@ def unreadable(error: BaseException) -> str:
 
 
 def named_metrics(name: str, value: Any, kind: str = "") -> dict[str, Any]:
-    """The metrics in one record of a tracking writer: a mapping gives one for each of its keys, ``name/key``.
+    """Return the metrics in one record of a tracking writer: for a mapping, one per key, ``name/key``.
 
     Args:
         name: the name of the record.

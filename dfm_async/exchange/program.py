@@ -6,26 +6,22 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
 from dfm_async.errors import ProgramFailed
 from dfm_async.exchange.executor import LauncherExecutor
-from dfm_async.exchange.gate import Gate
-from dfm_async.exchange.launcher import Invitation
+from dfm_async.exchange.launcher import SubprocessLauncher, check_environment, check_grace, command_line
 from dfm_async.exchange.nvflare import ParamsExchange, ParamsFormat, ParamsTransfer
 from dfm_async.exchange.options import ExecutorOptions
-from dfm_async.exchange.subprocess_launcher import SubprocessLauncher, check_environment, check_grace, command_line
 from dfm_async.exchange.task import Task
+from dfm_async.exchange.transports import TRANSPORTS, Invitation, TransportName, site_transport
 from dfm_async.runtime.context import OperationContext, call_started
 from dfm_async.wire.output import LogRecord
 
-__all__ = ["Program"]
-
 _ROUNDS: Final = ("round", "total_rounds")
-_NVFLARE: Final = ("nvflare-2.8", "nvflare-2.9")
-_TRANSPORTS: Final = ("unix", "tcp", *_NVFLARE)
+_TRANSPORTS: Final = {name: row for name, row in TRANSPORTS.items() if not row.in_process}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +42,7 @@ class Program:
         task: the name of its tasks; by default the name of the operation. Results of tasks called ``validate`` must
             have metrics, and of ``submit_model`` a model, unless ``options`` has other names for these. With the
             transports for NVFLARE, operations that have none of the three names give ``train`` tasks.
-        transport: how the two talk. ``nvflare-2.8`` and ``nvflare-2.9`` are for unmodified scripts that use
+        transport: how site and program talk. ``nvflare-2.8`` and ``nvflare-2.9`` are for unmodified scripts that use
             ``nvflare.client`` of that version (2.5 to 2.8 by files, in the folder ``cwd``; 2.9 needs the extra
             ``flare``). Such a program takes one argument, a ``Model`` or a mapping of parameters, besides ``round`` and
             ``total_rounds``, and its value is a ``Model``. With no argument, it gets a model without parameters.
@@ -65,7 +61,7 @@ class Program:
     cwd: str | os.PathLike[str] | None = None
     shutdown_timeout: float = 5.0
     task: str | None = None
-    transport: Literal["unix", "tcp", "nvflare-2.8", "nvflare-2.9"] = "unix"
+    transport: TransportName = "unix"
     site_name: str | None = None
     params_exchange_format: ParamsFormat = "numpy"
     params_transfer_type: ParamsTransfer = "FULL"
@@ -89,14 +85,14 @@ class Program:
         if self.site_name is not None and (not isinstance(self.site_name, str) or not self.site_name):
             raise TypeError(f"site_name must be a name that is not empty, not {self.site_name!r}")
         params = ParamsExchange(self.params_exchange_format, self.params_transfer_type)
-        if params != ParamsExchange() and self.transport not in _NVFLARE:
+        if params != ParamsExchange() and not _TRANSPORTS[self.transport].models:
             raise ValueError(
                 "params_exchange_format and params_transfer_type are for scripts that use nvflare.client: "
                 f"set transport='nvflare-2.8' or 'nvflare-2.9', not {self.transport!r}"
             )
         if not isinstance(self.options, ExecutorOptions):
             raise TypeError(f"options must be ExecutorOptions, not {self.options!r}")
-        if self.transport == "nvflare-2.8" and self.cwd is not None and self.processes > 1:
+        if _TRANSPORTS[self.transport].owns_folder and self.cwd is not None and self.processes > 1:
             raise ValueError(
                 "programs of NVFLARE 2.8 find their site by a file in the folder that they are started in: with cwd, "
                 "there can be only one of them at a time. Leave cwd out, or processes at 1"
@@ -125,9 +121,9 @@ class ProgramBody:
         self._all: list[_Runner] = []
 
     async def body(self, context: OperationContext, **arguments: Any) -> Any:
-        """One call."""
+        """Run one call."""
         program = self._program
-        nvflare = program.transport in _NVFLARE
+        nvflare = _TRANSPORTS[program.transport].models
         name = program.task or context.operation
         if nvflare and program.task is None and name not in program.options.task_names:
             name = program.options.train_task_name  # else the script would take none of its branches
@@ -148,14 +144,14 @@ class ProgramBody:
         return runner
 
     async def aclose(self) -> None:
-        """Ends the programs."""
+        """End the programs."""
         runners, self._all = self._all, []
         if runners:
             await asyncio.gather(*(runner.executor.finalize() for runner in runners))
 
 
 class _Launcher(SubprocessLauncher):
-    """Tells when a process is launched.
+    """Calls back when a process is launched.
 
     Args:
         launched: is called right before.
@@ -167,7 +163,7 @@ class _Launcher(SubprocessLauncher):
         self._launched = launched
 
     async def launch(self, task: Task, invitation: Invitation) -> None:
-        """Starts the program."""
+        """Start the program."""
         self._launched()
         await super().launch(task, invitation)
 
@@ -180,7 +176,7 @@ class _Runner:
         launcher = _Launcher(
             self._launched,
             program.argv,
-            cwd=None if program.transport == "nvflare-2.8" else program.cwd,
+            cwd=None if _TRANSPORTS[program.transport].owns_folder else program.cwd,
             environment=program.environment,
             launch_once=program.launch_once,
             shutdown_timeout=program.shutdown_timeout,
@@ -190,7 +186,12 @@ class _Runner:
         self.executor = LauncherExecutor(
             launcher,
             msgspec.structs.replace(program.options, other_tasks=("*",)),  # the operation's name is the task's
-            transport=_transport(program),
+            transport=site_transport(
+                program.transport,
+                folder=program.cwd,
+                params_exchange_format=program.params_exchange_format,
+                params_transfer_type=program.params_transfer_type,
+            ),
             site=program.site_name or context.site,
             job=context.job_id,
             on_metrics=self._metrics,
@@ -207,7 +208,7 @@ class _Runner:
         return result.data
 
     def _launched(self) -> None:
-        self._context = self._next  # until then, the process of the call before may have something to say
+        self._context = self._next  # until then, the process of the call before may still send something
 
     def _output(self, record: LogRecord) -> None:
         self._context.logger.log(record.level, "%s", record.message)
@@ -219,24 +220,6 @@ class _Runner:
 
     def _progress(self, done: float, total: float | None, note: str) -> None:
         self._context.progress(done, total, note)
-
-
-def _transport(program: Program) -> Literal["unix", "tcp"] | Gate:
-    if program.transport == "nvflare-2.8":
-        from dfm_async.exchange.filepipe.gate import FilePipeGate
-
-        return FilePipeGate(
-            folder=program.cwd,
-            params_exchange_format=program.params_exchange_format,
-            params_transfer_type=program.params_transfer_type,
-        )
-    if program.transport == "nvflare-2.9":
-        from dfm_async.exchange.cell.gate import CellGate
-
-        return CellGate(
-            params_exchange_format=program.params_exchange_format, params_transfer_type=program.params_transfer_type
-        )
-    return program.transport
 
 
 def _only(arguments: Mapping[str, Any]) -> Any:

@@ -1,7 +1,7 @@
 """Decides when a result with large parts has arrived. Pure: the clock is given, and nothing waits here.
 
-A result names *transfers*; each *receiver* pulls each of them. The tracker takes reports about these pairs and tells,
-when asked, whether the whole is done, has failed, or goes on, and when to ask again.
+A result names *transfers*; each *receiver* pulls each of them. The tracker takes reports about these pairs and
+decides whether the whole is done, has failed, or goes on, and when to check again.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-__all__ = ["GRACE", "Decision", "Pair", "ProgressTracker", "TransferState", "Verdict"]
-
 GRACE: Final = 30.0
-"""When all pairs are complete, how long the receiver's own word is waited for, in seconds."""
+"""When all pairs are complete, how long the receiver's confirmation is waited for, in seconds."""
 
 
 class TransferState(Enum):
@@ -27,7 +25,7 @@ class TransferState(Enum):
 
     @classmethod
     def of(cls, word: str) -> TransferState:
-        """Reads a word; one that is not known means that the transfer goes on."""
+        """Read a word; one that is not known means that the transfer goes on."""
         return _WORDS.get(str(word).lower(), cls.ACTIVE)
 
 
@@ -41,7 +39,7 @@ _WORDS: Final = {
 }
 
 FINISHED: Final = "finished"
-"""The status by which the receiving side says that everything is there."""
+"""The status by which the receiving side confirms that everything has arrived."""
 
 
 class Verdict(Enum):
@@ -54,12 +52,12 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the tracker thinks of the whole result.
+    """The state of the whole result.
 
     Attributes:
-        verdict: whether it has arrived, never will, or is on its way.
+        verdict: whether it has arrived, never will, or is in flight.
         reason: why.
-        until: when to ask again if no report comes before; None if there is nothing to wait for.
+        until: when to check again if no report comes before; None if there is nothing to wait for.
     """
 
     verdict: Verdict
@@ -93,9 +91,9 @@ class ProgressTracker:
     """Takes reports about (transfer, receiver) pairs, and decides.
 
     Args:
-        idle_timeout: how long a pair may take to begin, and how long it may stand still, in seconds.
+        idle_timeout: how long a pair may take to begin, and how long it may make no progress, in seconds.
         clock: gives the time, in seconds; must never go back.
-        grace: how long the receiver's word is waited for when all pairs are complete, in seconds.
+        grace: how long the receiver's confirmation is waited for when all pairs are complete, in seconds.
     """
 
     def __init__(self, *, idle_timeout: float, clock: Callable[[], float], grace: float = GRACE) -> None:
@@ -111,7 +109,7 @@ class ProgressTracker:
         self._complete_since: float | None = None
 
     def expect(self, tx: str, pairs: Iterable[tuple[str, str | None]], created: float | None = None) -> None:
-        """Says which pairs there will be, before the result is sent."""
+        """Announce pairs, before the result is sent."""
         now = self._clock() if created is None else created
         for transfer, receiver in pairs:
             self._expected.setdefault(Pair(tx, transfer, receiver), now)
@@ -124,12 +122,12 @@ class ProgressTracker:
         return list(self._expected)
 
     def state(self, pair: Pair) -> TransferState | None:
-        """What is known of a pair; None if it has not begun."""
+        """Return the state of a pair; None if it has not begun."""
         record = self._records.get(pair)
         return record.state if record is not None else None
 
     def task(self, pair: Pair) -> str | None:
-        """The task that a pair belongs to, as its first report named it; None if it has not begun."""
+        """Return the task of a pair, as its first report named it; None if it has not begun."""
         record = self._records.get(pair)
         return record.task if record is not None else None
 
@@ -145,7 +143,7 @@ class ProgressTracker:
         *,
         task: str = "",
     ) -> str:
-        """Takes a report.
+        """Take a report.
 
         Returns:
             "" if it counts, else why not.
@@ -178,10 +176,10 @@ class ProgressTracker:
         return ""
 
     def decide(self, callback_fired: bool = False, callback_status: str | None = None) -> Decision:
-        """Tells what to do now. The rules are looked at in order; the first that fits counts."""
+        """Return what to do now, by the first rule that applies."""
         if callback_fired:
             if str(callback_status).lower() == FINISHED:
-                return Decision(Verdict.SUCCESS, "the receiver says that it has everything")
+                return Decision(Verdict.SUCCESS, "the receiver confirms that it has everything")
             if self.complete:
                 return Decision(Verdict.SUCCESS, "all transfers are complete")
             return Decision(Verdict.FAILURE, f"the receiver ended it: {callback_status}")
@@ -192,7 +190,7 @@ class ProgressTracker:
             until = self._complete_since + self._grace
             if now >= until:
                 return Decision(Verdict.SUCCESS, "all transfers are complete")
-            return Decision(Verdict.WAIT, "all transfers are complete: waiting for the receiver's word", until)
+            return Decision(Verdict.WAIT, "all transfers are complete: waiting for the receiver's confirmation", until)
         return self._decide_by_time(now)
 
     def _decide_by_time(self, now: float) -> Decision:
@@ -211,7 +209,7 @@ class ProgressTracker:
                 late = pair  # one that has stalled, further on, says more
         if late is not None:
             return Decision(Verdict.FAILURE, f"{_name(late)} did not start within {self._idle:g} s")
-        return Decision(Verdict.WAIT, "transfers are under way", until)
+        return Decision(Verdict.WAIT, "transfers are in flight", until)
 
     @property
     def complete(self) -> bool:
@@ -220,11 +218,11 @@ class ProgressTracker:
 
     @property
     def grace_running(self) -> bool:
-        """Whether everything is complete and only the receiver's word is waited for."""
+        """Whether everything is complete and only the receiver's confirmation is waited for."""
         return self._complete_since is not None
 
     def abandon(self) -> bool:
-        """Marks all pairs that are open as aborted.
+        """Mark all pairs that are open as aborted.
 
         Returns:
             Whether there was none, because everything had arrived after all.
@@ -253,7 +251,7 @@ class ProgressTracker:
         return found[0] if len(found) == 1 else None
 
     def _note(self, pair: Pair, state: TransferState) -> None:
-        """Keeps count, so that a report costs the same however many pairs there are."""
+        """Keep count, so that a report costs the same however many pairs there are."""
         if state is TransferState.COMPLETED:
             self._completed += 1
             if self.complete:

@@ -1,4 +1,4 @@
-"""The agent for programs that have no event loop. It lives in a thread of its own, so signs of life go on.
+"""The agent for programs that have no event loop. It runs in a thread of its own, so heartbeats go on.
 
 from dfm_async.exchange import sync
 
@@ -44,7 +44,7 @@ class SyncAgent:
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
         self._stopped = False
-        self._thread = threading.Thread(target=self._live, name="dfm-agent", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="dfm-agent", daemon=True)
         self._thread.start()
         try:
             self._agent = self._wait(_made(make))
@@ -53,7 +53,7 @@ class SyncAgent:
             self._stop()
             raise
 
-    def _live(self) -> None:
+    def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
@@ -62,6 +62,7 @@ class SyncAgent:
                 task.cancel()
             if left:
                 self._loop.run_until_complete(asyncio.wait(left))
+            self._loop.run_until_complete(asyncio.sleep(0))  # passes on the results of calls that have just ended
         finally:
             self._loop.close()
 
@@ -105,10 +106,10 @@ class SyncAgent:
         return self._agent.job
 
     def receive(self, timeout: float | None = None) -> Task | None:
-        """Waits for a task; None after the timeout, or when the site has ended the exchange.
+        """Wait for a task; None after the timeout, or when the site has ended the exchange.
 
         Raises:
-            AgentClosed: the site gave up, or is gone.
+            AgentClosed: the site aborted the exchange, or is gone.
             CallStateError: the last task is not answered.
         """
         try:
@@ -119,7 +120,7 @@ class SyncAgent:
             raise
 
     def send(self, result: Any, rc: str = OK, *, reason: str = "") -> None:
-        """Answers the task; returns when the result has arrived. Raises what ``FlareAgent.submit_result`` raises."""
+        """Answer the task; returns when the result has arrived. Raises what ``FlareAgent.submit_result`` raises."""
         self._wait(self._agent.submit_result(result, rc, reason=reason))
 
     def is_running(self) -> bool:
@@ -127,11 +128,11 @@ class SyncAgent:
         return not self._stopped and not self._forked and self._agent.closed is None
 
     def log(self, record: Mapping[str, Any], *, step: SupportsIndex | None = None) -> None:
-        """Sends metrics to the site."""
+        """Send metrics to the site."""
         self._wait(self._agent.log(record, step=step))
 
     def progress(self, done: SupportsFloat, total: SupportsFloat | None = None, note: str = "") -> None:
-        """Tells the site how far the program is with its task."""
+        """Report to the site how far the program is with its task."""
         what = (float(done), None if total is None else float(total), str(note))
         if self._forked:
             return
@@ -140,7 +141,7 @@ class SyncAgent:
                 self._loop.call_soon_threadsafe(self._agent.progress, *what)
 
     def shutdown(self) -> None:
-        """Ends the connection and the thread. Calls that still wait are ended; a second one changes nothing."""
+        """End the connection and the thread. Calls that still wait are ended; a second one changes nothing."""
         if self._forked:
             return
         try:
@@ -177,7 +178,7 @@ _lock = threading.Lock()
 def init(
     bootstrap: Bootstrap | str | os.PathLike[str] | None = None, options: AgentOptions | None = None, **rest: Any
 ) -> SyncAgent:
-    """Connects to the site that launched this program, ours or one of NVFLARE. Further calls give the same agent.
+    """Connect to the site that launched this program, ours or one of NVFLARE. Further calls give the same agent.
 
     Args:
         bootstrap: how to find the site; by default as ``FlareAgent.from_environment`` does.
@@ -202,12 +203,12 @@ def _agent(call: str) -> SyncAgent:
 
 
 def receive(timeout: float | None = None) -> Task | None:
-    """Waits for a task; None after the timeout, or when the site has ended the exchange."""
+    """Wait for a task; None after the timeout, or when the site has ended the exchange."""
     return _agent("receive").receive(timeout)
 
 
 def send(result: Any, rc: str = OK, *, reason: str = "") -> None:
-    """Answers the task; returns when the result has arrived."""
+    """Answer the task; returns when the result has arrived."""
     _agent("send").send(result, rc, reason=reason)
 
 
@@ -217,17 +218,17 @@ def is_running() -> bool:
 
 
 def log(record: Mapping[str, Any], *, step: SupportsIndex | None = None) -> None:
-    """Sends metrics to the site."""
+    """Send metrics to the site."""
     _agent("log").log(record, step=step)
 
 
 def progress(done: SupportsFloat, total: SupportsFloat | None = None, note: str = "") -> None:
-    """Tells the site how far the program is with its task."""
+    """Report to the site how far the program is with its task."""
     _agent("progress").progress(done, total, note)
 
 
 def shutdown() -> None:
-    """Ends the connection. Called at the end of the program, if nobody did before."""
+    """End the connection. Called at the end of the program, if it was not called before."""
     global _current
     with _lock:
         found, _current = _current, None
@@ -237,7 +238,7 @@ def shutdown() -> None:
 
 
 def _after_fork() -> None:
-    """In a child that was forked: somebody may have held the lock."""
+    """Replace the lock, in a forked child: another thread may have held it."""
     global _lock
     _lock = threading.Lock()
 

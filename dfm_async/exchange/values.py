@@ -1,4 +1,4 @@
-"""Values to bytes and back. Large parts stand beside the message, so that they can be pulled in chunks."""
+"""Values to bytes and back. Large parts are beside the message, so that they can be pulled in chunks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from dfm_async.errors import EncodingError
 from dfm_async.wire.codec import Codec
 from dfm_async.wire.memory import Payload
 
-__all__ = ["Encoded", "PlainCodec", "ValueCodec"]
-
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
@@ -21,7 +19,7 @@ class Encoded:
 
     Attributes:
         data: the value without its large parts.
-        parts: the large parts, by number. They are not copies: whoever has the value must not change it meanwhile.
+        parts: the large parts, by number. They are not copies: the value must not be changed meanwhile.
     """
 
     data: bytes
@@ -32,30 +30,30 @@ class ValueCodec(Protocol):
     """How the data of tasks and results become bytes."""
 
     def encode(self, value: Any) -> Encoded:
-        """Turns a value into bytes; raises if it cannot travel."""
+        """Turn a value into bytes; raises if it cannot travel."""
         ...
 
     def decode(self, encoded: Encoded) -> Any:
-        """Rebuilds a value; raises if it cannot."""
+        """Decode a value; raises if it cannot."""
         ...
 
     def encode_metrics(self, record: Mapping[str, Any]) -> bytes:
-        """Turns metrics into bytes; raises if they cannot travel."""
+        """Turn metrics into bytes; raises if they cannot travel."""
         ...
 
     def decode_metrics(self, data: bytes) -> Mapping[str, Any]:
-        """Rebuilds metrics; raises if it cannot."""
+        """Decode metrics; raises if it cannot."""
         ...
 
 
 class PlainCodec:
     """Plain values, dates, dataclasses, pydantic models and numpy arrays. Nothing is ever pickled.
 
-    Arrays can be written to where they arrive: they are nobody else's.
+    Arrays can be written to where they arrive: they are not shared.
     """
 
     def encode(self, value: Any) -> Encoded:
-        """Turns a value into bytes.
+        """Turn a value into bytes.
 
         Raises:
             EncodingError: a part of it cannot travel; names its type and the path to it.
@@ -66,16 +64,16 @@ class PlainCodec:
         return Encoded(payload)
 
     def decode(self, encoded: Encoded) -> Any:
-        """Rebuilds a value.
+        """Decode a value.
 
         Raises:
-            EncodingError: the bytes are no value, or a part of it is of a class that is not loaded here.
+            EncodingError: the bytes are not a value, or a part of it is of a class that is not loaded here.
         """
         parts = [_Part(number, buffer) for number, buffer in encoded.parts.items()]
         return _decoders.codec.loads(Payload(encoded.data, parts) if parts else encoded.data)
 
     def encode_metrics(self, record: Mapping[str, Any]) -> bytes:
-        """Turns metrics into bytes.
+        """Turn metrics into bytes.
 
         Raises:
             EncodingError: a part of them cannot travel.
@@ -83,14 +81,14 @@ class PlainCodec:
         """
         encoded = self.encode(dict(record))
         if encoded.parts:
-            raise ValueError("metrics with large arrays are not sent: submit them as a result")
+            raise ValueError("metrics cannot have large arrays: submit these as a result")
         return encoded.data
 
     def decode_metrics(self, data: bytes) -> Mapping[str, Any]:
-        """Rebuilds metrics.
+        """Decode metrics.
 
         Raises:
-            EncodingError: the bytes are none.
+            EncodingError: the bytes are not metrics.
         """
         found = self.decode(Encoded(data))
         if not isinstance(found, dict):
@@ -130,14 +128,14 @@ class _Parts:
         return _Part(next(self._numbers), data.cast("B") if data.format != "B" else data)
 
 
-_encoder = Codec(trusted=False, arena=_Parts())
+_encoder = Codec.for_programs(_Parts())
 
 
 class _Decoders(threading.local):
     """One per thread: a codec knows the parts of the value that it is rebuilding."""
 
     def __init__(self) -> None:
-        self.codec = Codec(trusted=False, writable=True)
+        self.codec = Codec.for_programs()
 
 
 _decoders = _Decoders()

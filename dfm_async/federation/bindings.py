@@ -7,16 +7,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-__all__ = ["Binding", "Const", "ExposedParameter", "FromParam", "FromProvider", "FromSecrets", "FromSite"]
-
-
-_TYPES: Final[dict[str, Any]] = {
-    "string": str,
-    "number": float,
-    "integer": int,
-    "boolean": bool,
-    "array": list,
-}
+_TYPES: Final[dict[str, Any]] = {"string": str, "number": float, "integer": int, "boolean": bool, "array": list}
 
 
 class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,7 +20,7 @@ class ExposedParameter(_Data, frozen=True, kw_only=True):
     Attributes:
         param: its name.
         type: its type, as JSON schemas name them, or the path of a pydantic model.
-        description: what people should know of it.
+        description: a text for users.
         accepts_literal_input: whether it may be a constant.
         accepts_node_input: whether it may be the value of a node.
         accepts_place_input: whether it may be a parameter of the pipeline.

@@ -1,25 +1,18 @@
-"""The functions behind operations: their signatures, and what runs when one is called outside a pipeline."""
+"""The functions of operations: their signatures, and what runs when one is called outside a pipeline."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
-from dfm_async.federation.external import declared_by
-from dfm_async.federation.operation import RESERVED, ExternalCode, Operation, Signature
+from dfm_async.federation.operation import RESERVED, CodeKind, ExternalCode, Operation, Signature, function_of, kind_of
 from dfm_async.model import signatures
-
-__all__ = ["check_parameters", "plain_function", "same_source", "signature_of", "without_code"]
 
 
 def check_parameters(name: str, signature: Signature, reserved: frozenset[str] = RESERVED) -> None:
-    """Refuses parameters whose names mean something else in a pipeline.
-
-    Raises:
-        TypeError: there is one.
-    """
+    """Raise TypeError for parameters whose names mean something else in a pipeline."""
     taken = reserved & set(signature.parameters.parameters)
     if taken:
         raise TypeError(
@@ -29,7 +22,7 @@ def check_parameters(name: str, signature: Signature, reserved: frozenset[str] =
 
 
 def without_code(name: str, signature: Signature, description: str) -> Callable[..., Any]:
-    """What is called outside a pipeline: has the name, signature and text of a declared operation."""
+    """Return a function with the name, signature and docstring of a declared operation, which cannot be called."""
 
     def run(*_args: Any, **_kwargs: Any) -> Any:
         raise TypeError(f"{name!r} is declared without code: it runs only in a pipeline, at the sites that offer it")
@@ -42,15 +35,14 @@ def without_code(name: str, signature: Signature, description: str) -> Callable[
 
 
 def signature_of(code: Any, program: ExternalCode | None) -> Signature:
-    """Reads the signature of what a site offers: of the code, or of what declares the program."""
+    """Read the signature of what a site offers: of the code, or of what declares the program."""
     if program is not None:
         return declared_by(code)
-    function = code if inspect.isroutine(code) or not hasattr(code, "body") else code.body
-    return Signature.of(function, bound=isinstance(code, type))
+    return Signature.of(function_of(code), bound=isinstance(code, type))
 
 
 def plain_function(code: Any, args: Mapping[str, Any] | None) -> Callable[..., Any]:
-    """The function that runs when an operation is called outside a pipeline."""
+    """Return the function that runs when an operation is called outside a pipeline."""
     if isinstance(code, type):
 
         def run(*call_args: Any, **call_kwargs: Any) -> Any:
@@ -62,12 +54,56 @@ def plain_function(code: Any, args: Mapping[str, Any] | None) -> Callable[..., A
         run.__name__, run.__qualname__, run.__module__ = code.__name__, code.__qualname__, code.__module__
         parameters = signatures.signature_of(body).parameters.values()
         run.__signature__ = inspect.Signature(list(parameters)[1:])  # type: ignore[attr-defined]
-        run.__dfm_code__ = code  # type: ignore[attr-defined] # what travels to workers
+        run.__dfm_code__ = code  # type: ignore[attr-defined] # what is sent to workers
         return run
-    return code if inspect.isroutine(code) or not hasattr(code, "body") else code.body  # type: ignore[no-any-return]
+    return function_of(code)
 
 
 def same_source(a: Operation[..., Any], b: Operation[..., Any]) -> bool:
-    """Tells whether one replaces the other: a notebook cell that was run again."""
+    """Return whether one replaces the other: a notebook cell that was run again."""
     keys = [(getattr(o.code, "__module__", None), getattr(o.code, "__qualname__", None)) for o in (a, b)]
     return keys[0] == keys[1] and keys[0][1] is not None
+
+
+_KINDS: Final = {
+    CodeKind.ASYNC: "an async function",
+    CodeKind.GENERATOR: "a generator",
+    CodeKind.ASYNC_GENERATOR: "an async generator",
+}
+
+
+def declared_by(code: Any) -> Signature:
+    """Read the signature of a program from the plain function that declares it; TypeError for anything else."""
+    if not inspect.isfunction(code) or kind_of(code) is not CodeKind.SYNC:
+        if inspect.isfunction(code):
+            what = _KINDS[kind_of(code)]
+        else:
+            what = "a class" if isinstance(code, type) else f"an object of {type(code).__name__}"
+        raise TypeError(
+            f"{getattr(code, '__name__', code)!r} is {what}: with program=, write a plain function that declares what "
+            "the program takes and returns, such as: def train(weights: dict, rate: float = 0.1) -> dict: ..."
+        )
+    return Signature.of(code, bound=False)
+
+
+def body_of(program: ExternalCode, signature: Signature) -> type[Any]:
+    """Return the class that runs a program; TypeError if its ``body`` is not async or cannot take what is declared."""
+    for parameter in signature.parameters.parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            raise TypeError(f"a program gets its arguments by their names: declare a list instead of *{parameter.name}")
+    found = getattr(program, "body_class", None)
+    if not isinstance(found, type) or kind_of(getattr(found, "body", None)) is not CodeKind.ASYNC:
+        raise TypeError(f"program= takes an object whose body_class is a class with an async body, not {program!r}")
+    return found
+
+
+def stand_in(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that looks like the one that declares a program, and raises when it is called."""
+
+    def run(*_args: Any, **_kwargs: Any) -> Any:
+        raise TypeError(f"{name!r} is an external program: it runs only in a pipeline")
+
+    functools.update_wrapper(run, function)
+    del run.__wrapped__  # type: ignore[attr-defined] # it need not be picklable, unlike this function
+    run.__signature__ = signatures.signature_of(function)  # type: ignore[attr-defined]
+    return run

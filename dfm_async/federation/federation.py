@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
-from dfm_async.federation.code import check_parameters, without_code
-from dfm_async.federation.external import declared_by, stand_in
+from dfm_async.base.rendering import Shown
+from dfm_async.federation.code import check_parameters, declared_by, stand_in, without_code
 from dfm_async.federation.namespace import Namespace, Operations
-from dfm_async.federation.operation import (
-    RESERVED,
-    Adapter,
-    Declaration,
-    Operation,
-    Signature,
-)
+from dfm_async.federation.operation import RESERVED, Adapter, Declaration, Operation, Signature
 from dfm_async.federation.schemas import Models
 from dfm_async.federation.site import Site
+from dfm_async.model.call_limits import LimitOptions, SiteCapacity, parse_bytes, whole
 from dfm_async.model.http import HttpOptions
+from dfm_async.model.pool_size import IDLE_AFTER, check_workers
 from dfm_async.model.resources import CacheConfig, ClassPath, SendCost, VaultConfig
-from dfm_async.rendering import Shown
 
 if TYPE_CHECKING:
     from upath import UPath
 
-    from dfm_async.pipeline.pipeline import Pipeline
+    from dfm_async.language.pipeline import Pipeline
 
-__all__ = ["Federation"]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Federation(Shown):
@@ -36,7 +32,7 @@ class Federation(Shown):
     Args:
         name: what the federation is called.
         api_version: the version of its operations; a pipeline for another major version is refused.
-        description: what people should know of it.
+        description: a text for users.
         packages: the packages that classes which are named by a path may come from; None means all but the standard
             library.
         compat: provide the names of nv_dfm_core that adapters import, where it is not installed.
@@ -60,30 +56,30 @@ class Federation(Shown):
         self.compat = compat
         self.sites: dict[str, Site] = {}
         self.revision = 0
-        """How often its sites or operations have changed: connected sessions see by it that they need other code."""
+        """The number of changes of its sites and operations: connected sessions reload code when it differs."""
         self.callee: Callable[[Adapter], Any] | None = None
-        """What ``callee`` of new adapters is. For tests."""
+        """The ``callee`` of new adapters. For tests."""
         self.operations = Operations()
         self.info: dict[str, Any] = {}
-        """Other things that its file says of it."""
+        """Other information from its file."""
         self.provision: dict[str, Any] = {}
-        """How it is deployed; kept for others."""
+        """How it is deployed; kept for other tools."""
         self.files: tuple[str, ...] = ()
         """The paths of the files that it was read from: its own first, then those that it refers to."""
         self.models = Models({})
-        """The schemas that its file names; ``models.declared`` holds them as they stand there."""
+        """The schemas that its file names; ``models.declared`` holds them as JSON schemas."""
         self.schemas: Namespace[Any] = Namespace("schema", self.models)
         """The same by attributes: ``federation.schemas.tasks.State(value=1.5)``."""
 
     def changed(self) -> None:
-        """Has sessions that are connected take over what is new with their next job."""
+        """Note a change: connected sessions use it from their next job on."""
         self.revision += 1
 
     @classmethod
     def from_yaml(
         cls, path: str | os.PathLike[str], *, packages: tuple[str, ...] | None = None, compat: bool = False
     ) -> Federation:
-        """Reads a federation from its file, ``federation.dfm.yaml``. Nothing is imported or run.
+        """Read a federation from its file, ``federation.dfm.yaml``. Nothing is imported or run.
 
         Args:
             path: the file. What it refers to is read, too.
@@ -96,12 +92,12 @@ class Federation(Shown):
         Raises:
             FederationError: something is wrong with the file; lists everything, with file, line and key.
         """
-        from dfm_async.federation.files.reading import read_federation  # whoever has no files does not need it
+        from dfm_async.federation.files.reading import read_federation  # only needed for files
 
         return read_federation(path, packages=packages, compat=compat)
 
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The federation as the text of a file that :meth:`from_yaml` reads.
+        """Return the federation as the text of a file that :meth:`from_yaml` reads.
 
         Code is named by its path: each adapter must be a class at the top of a module.
 
@@ -109,7 +105,7 @@ class Federation(Shown):
             path: where the text is written, too.
 
         Raises:
-            FederationError: something cannot be said in a file, such as a function; lists everything.
+            FederationError: something cannot be written to a file, such as a function; lists everything.
             OSError: the file cannot be written.
         """
         from dfm_async.federation.files.writing import write_federation
@@ -123,12 +119,12 @@ class Federation(Shown):
     def declare(
         self, name: str, signature: Callable[..., Any] | Signature, /, *, declaration: Declaration | None = None
     ) -> Operation[..., Any]:
-        """Declares an operation for which sites have adapters: what it takes and returns.
+        """Declare an operation for which sites have adapters: what it takes and returns.
 
         Args:
             name: its name; dots group operations: ``federation.operations.array.Create``.
             signature: a function with that signature, which is never run; or the signature.
-            declaration: what a file says of it.
+            declaration: its declaration in a file.
         """
         if name in self.operations:
             raise ValueError(f"federation {self.name!r} has an operation {name!r} already")
@@ -158,14 +154,15 @@ class Federation(Shown):
         auth: Mapping[str, str] | None = None,
         operations: Collection[str] | None = None,
         options: HttpOptions | None = None,
+        **limits: Unpack[LimitOptions],
     ) -> tuple[Operation[..., Any], ...]:
-        """Adds the operations of an HTTP service that an OpenAPI document describes. A site asks the service.
+        """Add the operations of an HTTP service that an OpenAPI document describes. A site asks the service.
 
         Each is named after its ``operationId``: ``federation.operations.pets.ListPets``. Its parameters are those of
         the path, the query, headers and cookies, and the properties of the body.
 
         Args:
-            document: the file, in YAML or JSON, which may refer to others; or what stands in it.
+            document: the file, in YAML or JSON, which may refer to others; or its content.
             site: the site that asks the service.
             name: what the names of the operations begin with; by default the title of the document.
             provider: the group of adapters that they belong to.
@@ -173,12 +170,13 @@ class Federation(Shown):
             auth: for security schemes of the document, the keys of the secrets in the site's vault.
             operations: the ids of the operations that are wanted; by default all.
             options: timeouts, retries and limits.
+            limits: the limits of each operation at the site, as :meth:`Site.operation` takes them.
 
         Raises:
             FederationError: something is wrong with the document; lists everything, with file, line and key.
-            ValueError: the site does not exist, or an operation is there already.
+            ValueError: the site does not exist, an operation is there already, or a limit is wrong.
         """
-        from dfm_async.federation.openapi.adding import add_document  # whoever has no services does not need it
+        from dfm_async.federation.openapi.document import add_document  # only needed for services
 
         found = self.sites.get(site) if isinstance(site, str) else site
         if found is None or self.sites.get(found.name) is not found:
@@ -194,40 +192,56 @@ class Federation(Shown):
             auth=auth or {},
             operations=operations,
             options=options or HttpOptions(),
+            limits=limits,
         )
 
     def site(
         self,
         name: str,
         *,
-        workers: int | None = None,
+        workers: int | tuple[int, int] | None = None,
         threads: int = 8,
+        idle_after: float = IDLE_AFTER,
+        gpus: int = 0,
+        memory: int | str | None = None,
         impl: ClassPath | type[Any] | None = None,
         cache: CacheConfig | None = None,
         vault: Any = None,
         send_cost: Mapping[str, SendCost] | None = None,
         info: Mapping[str, Any] | None = None,
     ) -> Site:
-        """Adds a site.
+        """Add a site.
 
         Args:
             name: an identifier.
-            workers: how many worker processes it has at most on the local target; by default one per lane.
+            workers: how many worker processes it has at most, by default as many as there are cores; or two numbers,
+                as in ``(1, 8)``: as many as the first take jobs and are kept, and further ones, up to the second, only
+                run calls. All of them start when they are needed.
             threads: how many synchronous operations run at the same time in one worker.
+            idle_after: after how many seconds without calls a worker ends that takes no jobs.
+            gpus: how many GPUs it has for operations that need some.
+            memory: how much memory it has for operations that state what they need: a number of bytes, or a text such
+                as ``"64GiB"``; by default the memory of its machine or control group.
             impl: the class of the object that adapters get as ``site``; by default a plain one.
             cache: where it keeps cached values; by default ``TryFromCache`` keeps them in memory.
-            vault: who keeps its secrets: a :class:`~dfm_async.VaultConfig`, or an object with ``secret_for_key``; by
-                default its environment.
+            vault: what keeps its secrets: a :class:`~dfm_async.federation.VaultConfig`, or an object with
+                ``secret_for_key``; by default its environment.
             send_cost: what sending to other sites costs.
-            info: what people should know of it.
+            info: a text for users.
         """
         if not name.isidentifier():
             raise ValueError(f"a site's name must be an identifier, not {name!r}")
         if name in self.sites:
             raise ValueError(f"federation {self.name!r} has a site {name!r} already")
-        if (workers is not None and workers < 1) or threads < 1:
-            raise ValueError(f"site {name!r} needs at least one worker and one thread")
-        found = self.sites[name] = Site(self, name, workers=workers, threads=threads)
+        check_workers(workers, idle_after)
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, not {threads!r}")
+        found = self.sites[name] = Site(self, name, workers=workers, threads=threads, idle_after=idle_after)
+        found.capacity = SiteCapacity(
+            cpus=found.capacity.cpus,
+            memory=None if memory is None else parse_bytes(memory),
+            gpus=whole("gpus", gpus, least=0),
+        )
         found.impl = impl
         found.cache = cache
         found.vault = VaultConfig() if vault is None else vault
@@ -236,8 +250,31 @@ class Federation(Shown):
         self.changed()
         return found
 
+    @overload
+    def pipeline(self, function: Callable[P, R], /) -> Pipeline[P, R]: ...
+    @overload
+    def pipeline(self, /, *, name: str | None = None) -> Callable[[Callable[P, R]], Pipeline[P, R]]: ...
+    def pipeline(self, function: Callable[..., Any] | None = None, /, *, name: str | None = None) -> Any:
+        """Make a pipeline of a function: ``@federation.pipeline``.
+
+        The function is called at once, with placeholders: it records statements, as a ``with Pipeline(...)`` block
+        does. Its parameters are those of the pipeline, with their types and defaults, its docstring is the description,
+        and the value that it returns is the result, which :meth:`Session.run` returns.
+
+        Args:
+            function: the function.
+            name: the name of the pipeline; by default the function's.
+
+        Raises:
+            PipelineError: a statement is wrong, or a parameter is not used.
+            TypeError: it is not a plain function, or has parameters such as ``*args``.
+        """
+        from dfm_async.language.functions import pipeline_of
+
+        return (lambda found: pipeline_of(found, name)) if function is None else pipeline_of(function, name)
+
     def load_pipeline(self, path: str | os.PathLike[str] | UPath) -> Pipeline:
-        """Reads a pipeline from a JSON file, or from a URL of fsspec: DFM's, in both variants, or our own.
+        """Read a pipeline from a JSON file, or from a URL of fsspec: DFM's, in both variants, or our own.
 
         Class names in it are looked up among the operations of this federation; nothing is imported.
 
@@ -250,21 +287,21 @@ class Federation(Shown):
         return load_pipeline(path, self)
 
     def save_pipeline(self, pipeline: Pipeline, path: str | os.PathLike[str] | UPath) -> None:
-        """Writes a pipeline as DFM's JSON; :meth:`~dfm_async.Pipeline.save_to_file` writes our own.
+        """Write a pipeline as DFM's JSON; :meth:`~dfm_async.Pipeline.save_to_file` writes our own.
 
         Args:
             pipeline: the pipeline.
             path: a file, whose folders are made, or a URL of fsspec such as ``s3://bucket/pipeline.json``.
 
         Raises:
-            PipelineError: with everything that DFM has no words for.
+            PipelineError: with everything that DFM cannot express.
         """
         from dfm_async.federation.dfm_json import save_pipeline
 
         save_pipeline(pipeline, path, self)
 
     def pipeline_from_dfm(self, data: Mapping[str, Any] | str | bytes) -> Pipeline:
-        """Makes a pipeline of DFM's JSON: the text, or the data that it holds.
+        """Make a pipeline of DFM's JSON: the text, or the data that it holds.
 
         Raises:
             PipelineError: with everything that is wrong, and where.
@@ -274,10 +311,10 @@ class Federation(Shown):
         return parse_pipeline(data, self) if isinstance(data, (str, bytes)) else read_pipeline(data, self)
 
     def pipeline_to_dfm(self, pipeline: Pipeline) -> dict[str, Any]:
-        """Gives a pipeline as the data of DFM's JSON.
+        """Return a pipeline as the data of DFM's JSON.
 
         Raises:
-            PipelineError: with everything that DFM has no words for.
+            PipelineError: with everything that DFM cannot express.
         """
         from dfm_async.federation.dfm_json import write_pipeline
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-if TYPE_CHECKING:
-    from dfm_async.federation.operation import Operation
+from dfm_async.federation.operation import Adapter, Operation
 
-__all__ = ["Namespace", "Operations"]
+if TYPE_CHECKING:
+    from dfm_async.federation.bindings import ExposedParameter
+    from dfm_async.federation.site import Site
 
 T = TypeVar("T")
 
@@ -16,24 +17,16 @@ T = TypeVar("T")
 class Namespace(Mapping[str, T]):
     """Names with dots: ``found["array.Create"]`` is ``found.array.Create``.
 
-    Args:
-        what: what the names are for, in messages.
-        items: all of them, by their whole names; looked at each time, so that later ones are found.
-        prefix: the names that this one shows begin so.
-        show: makes what is given out of what is kept.
+    It shows those of ``items`` that begin with ``prefix``, also later ones; ``what`` names their kind in messages.
     """
 
-    def __init__(
-        self, what: str, items: Mapping[str, T], prefix: str = "", show: Callable[[T], T] | None = None
-    ) -> None:
+    def __init__(self, what: str, items: Mapping[str, T], prefix: str = "") -> None:
         self._what = what
         self._items = items
         self._prefix = prefix
-        self._show = show
 
     def __getitem__(self, name: str) -> T:
-        found = self._items[self._prefix + name]
-        return found if self._show is None else self._show(found)
+        return self._items[self._prefix + name]
 
     def __iter__(self) -> Iterator[str]:
         start = len(self._prefix)
@@ -47,7 +40,7 @@ class Namespace(Mapping[str, T]):
             raise AttributeError(name)
         if name in self:
             return self[name]
-        inner = Namespace(self._what, self._items, f"{self._prefix}{name}.", self._show)
+        inner = Namespace(self._what, self._items, f"{self._prefix}{name}.")
         if not len(inner):
             known = ", ".join(sorted({part.partition(".")[0] for part in self})) or "nothing"
             raise AttributeError(f"no {self._what} {self._prefix + name!r} (there is: {known})")
@@ -74,3 +67,42 @@ class Operations(Namespace["Operation[..., Any]"], MutableMapping[str, "Operatio
 
     def __delitem__(self, name: str) -> None:
         del self._items[name]  # type: ignore[attr-defined] # the dict that was made above
+
+
+class PlacedOperation:
+    """An operation whose calls are fixed to one site. It takes the parameters that the site adds, too."""
+
+    def __init__(self, operation: Operation[..., Any], site: Site) -> None:
+        self.operation = operation
+        self.site = site
+        self.__name__ = operation.__name__
+        self.__qualname__ = operation.name
+        self.__module__ = operation.__module__
+        adapters = [adapter for (name, _), adapter in site.adapters.items() if name == operation.name]
+        self.added = {name: found for adapter in adapters for name, found in adapter.exposed.items()}
+        """The parameters that only the site has."""
+        self.__doc__ = _documentation(operation, site, adapters, self.added)
+        self.__signature__ = operation.signature.with_added(self.added)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Record a call at the site, in the pipeline that is being built."""
+        if "site" in kwargs:
+            raise TypeError(f"{self!r} is fixed to its site: leave site= out")
+        return self.operation(*args, site=self.site.name, **kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> PlacedOperation:
+        return self  # as a function in a class would be shown, so that help() shows this as one
+
+    def __repr__(self) -> str:
+        return f"<Operation {self.operation.name}{self.__signature__} at {self.site.name!r}>"
+
+
+def _documentation(
+    operation: Operation[..., Any], site: Site, adapters: list[Adapter], added: dict[str, ExposedParameter]
+) -> str:
+    """Return the docstring of the operation, and what the site adds."""
+    parts = [operation.__doc__ or "", *(adapter.description for adapter in adapters)]
+    if added:
+        lines = [f"    {name}: {found.description}".rstrip(" :") for name, found in added.items()]
+        parts.append("\n".join([f"Only at {site.name}:", *lines]))
+    return "\n\n".join(dict.fromkeys(part.strip() for part in parts if part.strip()))

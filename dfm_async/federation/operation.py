@@ -3,47 +3,39 @@
 from __future__ import annotations
 
 import collections.abc
-import difflib
 import functools
 import inspect
 import types
 import typing
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from dfm_async.discovery.advisors import Advisor, advisor
-from dfm_async.federation.bindings import Binding, ExposedParameter, FromParam
+from dfm_async.federation.bindings import Binding, ExposedParameter
 from dfm_async.federation.schemas import plain_data
+from dfm_async.language.current import current_builder
+from dfm_async.model.call_limits import LIMITS, CallLimits
 from dfm_async.model.policies import Cost, RetryPolicy
 from dfm_async.model.resources import ClassPath
 from dfm_async.model.signatures import signature_of
-from dfm_async.pipeline.current import current_builder
 
 if TYPE_CHECKING:
-    from dfm_async.pipeline.statements import BestOf
-
-__all__ = [
-    "GENERATORS",
-    "RESERVED",
-    "Adapter",
-    "CodeKind",
-    "Declaration",
-    "ExternalCode",
-    "Operation",
-    "OperationOptions",
-    "Signature",
-    "advisor_of",
-    "kind_of",
-]
+    from dfm_async.language.statements import BestOf
 
 P = ParamSpec("P")
 R = TypeVar("R")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    V_co = TypeVarWithDefault("V_co", covariant=True, default=R)
+else:
+    V_co = TypeVar("V_co", covariant=True)
 F = TypeVar("F", bound=Callable[..., Any])
 
-RESERVED = frozenset({"site", "provider", "after", "retry", "deadline"})
+RESERVED = frozenset({"site", "provider", "after", "retry", "deadline", "fallback"})
 """Arguments of a call inside a pipeline that are not the operation's own."""
 
 _CONTEXT = "context"
@@ -75,11 +67,10 @@ class ExternalCode(Protocol):
     @property
     def body_class(self) -> type[Any]:
         """The class that runs the program."""
-        ...
 
 
 def kind_of(code: Any) -> CodeKind:
-    """Tells how a function is called."""
+    """Return how a function is called."""
     function = inspect.unwrap(code)
     if isinstance(function, functools.partial):
         function = function.func
@@ -90,6 +81,11 @@ def kind_of(code: Any) -> CodeKind:
     if inspect.isgeneratorfunction(function):
         return CodeKind.GENERATOR
     return CodeKind.SYNC
+
+
+def function_of(code: Any) -> Callable[..., Any]:
+    """Return the function whose signature counts: the code itself, or its ``body``."""
+    return code if inspect.isroutine(code) or not hasattr(code, "body") else code.body  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +101,7 @@ class Signature:
 
     @classmethod
     def of(cls, code: Callable[..., Any], *, bound: bool) -> Signature:
-        """Reads the signature of a function, or of an unbound method if ``bound``."""
+        """Read the signature of a function, or of an unbound method if ``bound``."""
         parameters = signature_of(code)
         listed = list(parameters.parameters.values())
         if bound:
@@ -125,7 +121,7 @@ class Signature:
         )
 
     def with_added(self, exposed: Mapping[str, ExposedParameter]) -> inspect.Signature:
-        """What can be passed where sites add parameters."""
+        """Return what can be passed where sites add parameters."""
         listed = list(self.parameters.parameters.values())
         last = [listed.pop()] if listed and listed[-1].kind is inspect.Parameter.VAR_KEYWORD else []
         extra = [found.parameter for name, found in exposed.items() if name not in self.parameters.parameters]
@@ -143,7 +139,7 @@ class Signature:
 
     @property
     def untyped(self) -> Signature:
-        """The same without types, which may not be able to travel: names, defaults, and what is a list."""
+        """The same without types, which may not be picklable: names, defaults, and what is a list."""
         empty = inspect.Parameter.empty
         listed = [parameter.replace(annotation=empty) for parameter in self.parameters.parameters.values()]
         return Signature(inspect.Signature(listed), dict.fromkeys(self.whole, list), Any, self.wants_context)
@@ -165,24 +161,44 @@ class OperationOptions:
     deadline: float | None = None
     cost: Cost | None = None
     in_process: bool = False
+    spread: bool | None = None
     args: Mapping[str, Any] | None = None
     program: ExternalCode | None = None
+    limits: CallLimits | None = None
+
+    def updated(self, options: Mapping[str, Any]) -> OperationOptions:
+        """Return these options with others in their place, as they are declared: each limit by its own name.
+
+        Raises:
+            TypeError: an option does not exist.
+            ValueError: a limit is not what it should be.
+        """
+        given = {name: value for name, value in options.items() if name not in LIMITS}
+        limits = {name: value for name, value in options.items() if name in LIMITS}
+        if limits:
+            given["limits"] = CallLimits.parse(limits, self.limits)
+        return replace(self, **given)
 
 
-class Operation(Generic[P, R]):
+class Operation(Generic[P, R, V_co]):
     """A public signature that sites offer. Made by ``@site.operation``, or read from a file.
 
     Called outside a pipeline block it just runs; called inside one, it records a node.
+
+    For type checkers, ``Operation[P, R]`` takes the parameters ``P``, and a call of it has the type ``R``. A third type
+    is that of its value at a site, where it differs: for a coroutine, what it returns.
     """
 
     __name__: str
 
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, types: Any) -> Any:
+            """Accept two types at run time, as type checkers do."""
+            return super().__class_getitem__((*types, types[-1]) if len(types) == 2 else types)
+
     def __init__(
-        self,
-        name: str,
-        code: Callable[P, R],
-        signature: Signature,
-        declaration: Declaration | None = None,
+        self, name: str, code: Callable[P, R], signature: Signature, declaration: Declaration | None = None
     ) -> None:
         self.name = name
         self.code = code
@@ -192,24 +208,24 @@ class Operation(Generic[P, R]):
         self.options = OperationOptions()
         """How the site that defined it runs it; a site that offers the same code runs it so, too."""
         self.changed: Callable[[], object] = bool
-        """Tells the federation that the operation is another one now."""
+        """Notify the federation that the operation has changed."""
         self.declaration = declaration
-        """What a federation file says of it; None for one that a function defines."""
+        """Its declaration in a federation file; None if a function defines it."""
         self.exposed: dict[str, ExposedParameter] = {}
         """Extra parameters that it has at some sites."""
         self.advisors: dict[str, Advisor] = {}
-        """Who says which values its parameters may have, at every site that has no advisor of its own."""
+        """The advisors of its parameters, at every site that has no advisor of its own."""
         functools.update_wrapper(self, code)
         self.__signature__ = self.call_signature
 
     def advisor(self, field: str, order: int = -1) -> Callable[[F], F]:
-        """Makes a function the advisor of a parameter: ``(value, context) -> AdvisedValue``. It may be async.
+        """Make a function the advisor of a parameter: ``(value, context) -> AdvisedValue``. It may be async.
 
         It runs at the sites that offer the operation; :meth:`Site.advisor` is for one of them. An adapter class can
         have methods instead, which :func:`~dfm_async.discovery.field_advisor` marks.
 
         Args:
-            field: the parameter that it speaks for.
+            field: the parameter that it advises on.
             order: when it is asked, as with :func:`~dfm_async.discovery.field_advisor`.
         """
 
@@ -221,7 +237,7 @@ class Operation(Generic[P, R]):
         return add
 
     def expose(self, parameters: Mapping[str, ExposedParameter]) -> None:
-        """Lets calls pass extra parameters, which only some sites take."""
+        """Let calls pass extra parameters, which only some sites take."""
         if parameters:
             self.exposed.update(parameters)
             self.__signature__ = self.call_signature
@@ -243,17 +259,24 @@ class Operation(Generic[P, R]):
     def __call__(self, /, *args: Any, retry: RetryPolicy, **kwargs: Any) -> R: ...
     @overload
     def __call__(self, /, *args: Any, deadline: float, **kwargs: Any) -> R: ...
+    @overload
+    def __call__(self, /, *args: Any, fallback: Any, **kwargs: Any) -> R: ...
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Runs the code, or records a node if a pipeline is being built."""
+        """Run the code, or record a node if a pipeline is being built."""
         builder = current_builder()
         if builder is None:
             return self.code(*args, **kwargs)
         own = self.signature.parameters.parameters  # one that a file declares may have a parameter named so
         options = {name: kwargs.pop(name) for name in RESERVED & kwargs.keys() if name not in own}
         partial = builder.mode == "discovery"  # what is left out is asked for
-        return builder.call(self.name, self._bind(args, kwargs, partial), **options)
+        return builder.call(self.name, self.bind(args, kwargs, partial), **options)
 
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], partial: bool) -> dict[str, Any]:
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any], partial: bool = False) -> dict[str, Any]:
+        """Return the arguments of a call by the names of the parameters; with ``partial``, some may be missing.
+
+        Raises:
+            TypeError: they do not fit the parameters.
+        """
         signature = self.__signature__
         try:
             bound = (signature.bind_partial if partial else signature.bind)(*args, **kwargs).arguments
@@ -268,7 +291,7 @@ class Operation(Generic[P, R]):
             return {name: plain_data(value) for name, value in bound.items()}
         return bound
 
-    def __get__(self, instance: object, owner: type | None = None) -> Operation[P, R]:
+    def __get__(self, instance: object, owner: type | None = None) -> Operation[P, R, V_co]:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -280,11 +303,7 @@ class Operation(Generic[P, R]):
 
 
 def advisor_of(operation: Operation[..., Any], field: str, order: int, function: Callable[..., Any]) -> Advisor:
-    """Makes the advisor of an operation's parameter.
-
-    Raises:
-        ValueError: the operation has no such parameter.
-    """
+    """Make the advisor of an operation's parameter; ValueError if the operation has no such parameter."""
     known = operation.call_signature.parameters
     if field not in known and not any(found.kind is found.VAR_KEYWORD for found in known.values()):
         raise ValueError(f"operation {operation.name!r} has no parameter {field!r} (it has: {', '.join(known)})")
@@ -292,12 +311,14 @@ def advisor_of(operation: Operation[..., Any], field: str, order: int, function:
 
 
 def _unknown(signature: inspect.Signature, kwargs: Mapping[str, Any]) -> str | None:
-    """Tells which argument does not exist, and which may be meant: more than that another one is missing."""
+    """Return which argument does not exist, and which may be meant: more than that another one is missing."""
     known = signature.parameters
     if any(found.kind is inspect.Parameter.VAR_KEYWORD for found in known.values()):
         return None
     for name in kwargs:
         if name not in known:
+            import difflib  # here: only mistakes need it
+
             close = difflib.get_close_matches(name, [*known, *sorted(RESERVED)], 1)
             meant = f" (did you mean {close[0]!r}?)" if close else ""
             takes = ", ".join(known) or "no parameters"
@@ -311,14 +332,7 @@ def _rebuild(name: str, code: Callable[..., Any]) -> Operation[..., Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What a federation file says of an operation: JSON schemas, kept as they were written.
-
-    Attributes:
-        description: what people should know of it.
-        parameters: the schema of each parameter, with what kinds of input it accepts.
-        required: the parameters that a call must give.
-        returns: the type of its result, as the file names it.
-    """
+    """The declaration of an operation in a federation file: JSON schemas, kept as they were written."""
 
     description: str = ""
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -358,6 +372,9 @@ class Adapter:
     deadline: float | None = None
     cost: Cost | None = None
     in_process: bool = False
+    limits: CallLimits | None = None
+    spread: bool | None = None
+    """Whether calls may run in any worker of the site; None: those of functions and generators may."""
     declared: Signature | None = None
     external: bool = False
     """Whether it is a program: it gets all arguments by name, also defaults, and streams as lists."""
@@ -369,14 +386,14 @@ class Adapter:
     returns: str | None = None
     """The type of the result at this site, if it is more special than the operation's."""
     advisors: ChainMap[str, Advisor] = field(default_factory=ChainMap)
-    """Who says which values parameters may have: the site's own advisors, and behind them those of the operation."""
+    """The advisors of parameters: the site's own, and as fallback those of the operation."""
     callee: Callable[[Adapter], Any] | None = None
-    """Makes what calls the code, in the place of the runtime's own way; it travels to workers. For tests."""
+    """Replaces how the runtime calls the code; it is sent to workers. For tests."""
 
     @property
     def function(self) -> Callable[..., Any]:
         """The function whose signature counts."""
-        return self.code if inspect.isroutine(self.code) or not hasattr(self.code, "body") else self.code.body  # type: ignore[no-any-return]
+        return function_of(self.code)
 
     @property
     def per_job(self) -> bool:
@@ -386,9 +403,7 @@ class Adapter:
     @property
     def exposed(self) -> dict[str, ExposedParameter]:
         """The extra parameters of the operation here, by their names."""
-        found = (
-            None if isinstance(binding, FromParam) else binding.expose_as for binding in (self.bindings or {}).values()
-        )
+        found = (getattr(binding, "expose_as", None) for binding in (self.bindings or {}).values())
         return {exposed.param: exposed for exposed in found if exposed is not None}
 
     @property

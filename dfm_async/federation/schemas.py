@@ -1,4 +1,4 @@
-"""JSON schemas as Python types: what a parameter may be, and models for those who write values of it."""
+"""JSON schemas as Python types: what a parameter may be, and pydantic models."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, ForwardRef, Literal, Un
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
-
-__all__ = ["JSON_TYPES", "REF_START", "Models", "optional", "plain_data", "result_type", "shown", "type_of"]
 
 JSON_TYPES: Final = ("string", "number", "integer", "boolean", "array", "object", "null")
 """The types of JSON schemas. An object without properties is any Python object."""
@@ -43,11 +41,11 @@ _LIMITS["integer"] = _LIMITS["number"]
 _DEEPEST: Final = 32
 
 _MOST_STEPS: Final = 1000
-"""How much of a schema is looked at for one type; what is larger than that declares nothing."""
+"""How many steps of a schema are read for one type; a larger schema declares nothing."""
 
 
 def type_of(schema: Mapping[str, Any], models: Models) -> Any:
-    """The type of a parameter. Objects with properties are dicts that are checked against their model."""
+    """Return the type of a parameter. Objects with properties are dicts that are checked against their model."""
 
     def checked(name: str | None, found: Mapping[str, Any]) -> Any:
         return Annotated[dict[str, Any], _Checked(models, name, found)]
@@ -56,7 +54,7 @@ def type_of(schema: Mapping[str, Any], models: Models) -> Any:
 
 
 def shown(hint: Any) -> Any:
-    """The type as people want to see it: without its limits."""
+    """Return the type without its limits, for messages and signatures."""
     if typing.get_origin(hint) is Annotated:
         return shown(typing.get_args(hint)[0])
     if typing.get_origin(hint) is Union:
@@ -69,24 +67,21 @@ def shown(hint: Any) -> Any:
 
 
 def result_type(returns: str) -> Any:
-    """The type of a result, as far as its name tells: whole numbers are numbers, too."""
+    """Return the type of a result, if its name determines it: whole numbers are numbers, too."""
     if returns in ("number", "integer"):
         return int | float
     return {"string": str, "boolean": bool, "array": list, "null": None}.get(returns, Any)
 
 
 def optional(hint: Any) -> Any:
-    """The same type, or None."""
+    """Return the same type, or None."""
     return _union([hint, None])
 
 
 class Models(Mapping[str, Any]):
-    """The schemas of a federation as pydantic models, each made when it is first asked for.
+    """The schemas of a federation as pydantic models, each made when it is first requested.
 
-    A schema that is no object with properties is a plain type: ``Literal["a", "b"]``, ``list[float]``.
-
-    Args:
-        declared: the JSON schemas, by their names; looked at when a model is made.
+    A schema that is not an object with properties is a plain type: ``Literal["a", "b"]``, ``list[float]``.
     """
 
     def __init__(self, declared: dict[str, dict[str, Any]]) -> None:
@@ -114,23 +109,23 @@ class Models(Mapping[str, Any]):
         return self[name] if name is not None else self.inner(f"{outer}_item", schema)
 
     def inner(self, name: str, schema: Mapping[str, Any]) -> Any:
-        """The model of an object inside another schema."""
+        """Return the model of an object inside another schema."""
         return Models({**self.declared, name: dict(schema)})[name]
 
     def _make(self, name: str) -> None:
-        """Makes a model and all that it refers to: each names the others, and they are put together at the end."""
+        """Make a model and all that it refers to: each names the others, and they are put together at the end."""
         wanted, made = [name], {}
         while wanted:
             name = wanted.pop()
             if name not in self._made:
-                self._made[name] = made[name] = _Drawing(self.declared, wanted).model(name, self.declared[name])
+                self._made[name] = made[name] = _ModelBuilder(self.declared, wanted).model(name, self.declared[name])
         by_reference = {_reference(known): found for known, found in self._made.items()}
         for model in made.values():
             model.model_rebuild(_types_namespace=by_reference)
 
 
-class _Drawing:
-    """Makes one model, with those of the objects inside it. Other schemas are named, and wanted."""
+class _ModelBuilder:
+    """Build one model and those of the objects inside it; names of other schemas are added to ``wanted``."""
 
     def __init__(self, declared: Mapping[str, Mapping[str, Any]], wanted: list[str]) -> None:
         self._wanted = wanted
@@ -139,7 +134,7 @@ class _Drawing:
 
     def _object(self, name: str | None, schema: Mapping[str, Any]) -> Any:
         if name is None:
-            return self.model("_".join(self._within), schema)
+            return self.model(self._within[-1], schema) if len(self._within) < _DEEPEST else Any
         self._wanted.append(name)
         return ForwardRef(_reference(name))
 
@@ -167,7 +162,7 @@ class _Drawing:
             __doc__=schema.get("description"),
             **fields,
         )
-        made.__dfm_schema__ = name  # type: ignore[attr-defined] # tells that it travels as plain data
+        made.__dfm_schema__ = name  # type: ignore[attr-defined] # marks that it is sent as plain data
         return made
 
 
@@ -194,7 +189,7 @@ class _Checked:
 
 
 def plain_data(value: Any) -> Any:
-    """Objects of models that a file declares, as dicts: sites do not have their classes."""
+    """Return objects of models that a file declares, as dicts: sites do not have their classes."""
     if hasattr(type(value), "__dfm_schema__"):
         return value.model_dump(by_alias=True, exclude_unset=True)
     if type(value) is list:
@@ -205,16 +200,12 @@ def plain_data(value: Any) -> Any:
 class _Types:
     """Finds the type of a schema. What refers to itself without an object in between ends at the limit of steps.
 
-    Args:
-        declared: the schemas that others refer to.
-        object_type: makes the type of an object with properties, from the name of its schema, if it has one, and the
-            schema.
+    ``object_type`` makes the type of an object with properties, from the name of its schema, if it has one, and the
+    schema.
     """
 
     def __init__(
-        self,
-        declared: Mapping[str, Mapping[str, Any]],
-        object_type: Callable[[str | None, Mapping[str, Any]], Any],
+        self, declared: Mapping[str, Mapping[str, Any]], object_type: Callable[[str | None, Mapping[str, Any]], Any]
     ) -> None:
         self._declared = declared
         self._object = object_type
@@ -270,7 +261,7 @@ class _Types:
             values = schema.get("additionalProperties")
             # Without anything about its content it is any Python object.
             return dict[str, self.of(values, depth + 1)] if isinstance(values, Mapping) else Any  # type: ignore[misc]
-        return _SCALARS.get(kind, Any)  # the path of a model is not looked at here
+        return _SCALARS.get(kind, Any)  # the path of a model is not resolved here
 
 
 def _has_properties(schema: Mapping[str, Any]) -> bool:
@@ -294,7 +285,7 @@ def _reference(name: str) -> str:
 
 
 def _field_name(key: str, index: int, base: type) -> tuple[str, str | None]:
-    """The attribute for a key, and the key itself if it cannot be one."""
+    """Return the attribute for a key, and the key itself if it cannot be one."""
     if not key.isidentifier() or keyword.iskeyword(key) or key.startswith("_") or key.startswith("model_"):
         return f"field_{index}", key
     return (f"{key}_", key) if hasattr(base, key) else (key, None)

@@ -5,37 +5,50 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, overload
 
 from dfm_async.federation.bindings import Binding, FromProvider
-from dfm_async.federation.code import check_parameters, plain_function, same_source, signature_of
-from dfm_async.federation.external import body_of, stand_in
-from dfm_async.federation.namespace import Namespace
+from dfm_async.federation.code import body_of, check_parameters, plain_function, same_source, signature_of, stand_in
+from dfm_async.federation.namespace import Namespace, PlacedOperation
 from dfm_async.federation.operation import (
     GENERATORS,
     Adapter,
+    CodeKind,
     ExternalCode,
     Operation,
     OperationOptions,
     Signature,
     advisor_of,
 )
-from dfm_async.federation.placed import PlacedOperation
+from dfm_async.model.call_limits import LimitOptions, SiteCapacity
 from dfm_async.model.policies import Cost, RetryPolicy
+from dfm_async.model.pool_size import IDLE_AFTER, Workers, most_workers
 from dfm_async.model.resources import CacheConfig, ClassPath, ProviderConfig, SendCost, SiteConfig, VaultConfig
 
 if TYPE_CHECKING:
     from dfm_async.federation.federation import Federation
 
-__all__ = ["Site"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
+V = TypeVar("V")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-_Later: TypeAlias = Coroutine[Any, Any, Any] | AsyncIterator[Any] | Iterator[Any]
-"""What a call returns whose value comes later. In a pipeline the call stands for that value, so checkers see Any."""
+_Elements: TypeAlias = AsyncIterator[Any] | Iterator[Any]
+"""What a generator returns. In a pipeline, its call and that of a coroutine represent the value that comes later, so
+checkers see Any."""
+
+
+class _Options(LimitOptions, total=False):
+    name: str | None
+    provider: str | None
+    retry: RetryPolicy | None
+    deadline: float | None
+    cost: Cost | None
+    in_process: bool
+    spread: bool | None
+    args: Mapping[str, Any] | None
+    program: ExternalCode | None
 
 
 class _Decorator(Protocol):
@@ -44,7 +57,9 @@ class _Decorator(Protocol):
     @overload
     def __call__(self, code: type[Any], /) -> Operation[..., Any]: ...
     @overload
-    def __call__(self, code: Callable[P, _Later], /) -> Operation[P, Any]: ...
+    def __call__(self, code: Callable[P, Coroutine[Any, Any, V]], /) -> Operation[P, Any, V]: ...
+    @overload
+    def __call__(self, code: Callable[P, _Elements], /) -> Operation[P, Any]: ...
     @overload
     def __call__(self, code: Callable[P, R], /) -> Operation[P, R]: ...
 
@@ -52,11 +67,22 @@ class _Decorator(Protocol):
 class Site:
     """A place where data is, with the operations that it offers. Made by :meth:`Federation.site`."""
 
-    def __init__(self, federation: Federation, name: str, *, workers: int | None, threads: int) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        name: str,
+        *,
+        workers: Workers = None,
+        threads: int = 8,
+        idle_after: float = IDLE_AFTER,
+    ) -> None:
         self.federation = federation
         self.name = name
-        self.workers = workers
+        self.workers: Workers = workers
+        self.idle_after = idle_after
         self.threads = threads
+        self.capacity = SiteCapacity(cpus=most_workers(workers))
+        """What its calls share."""
         self.impl: ClassPath | type[Any] | None = None
         self.cache: CacheConfig | None = None
         self.vault: Any = VaultConfig()
@@ -68,7 +94,7 @@ class Site:
         """The code of this site, by operation and provider."""
 
     def config(self, homesite: str) -> SiteConfig:
-        """What the code at this site can use, as it travels to the processes of the site."""
+        """Return what the code at this site can use, as it is sent to the processes of the site."""
         federation = self.federation
         return SiteConfig(
             federation=federation.name,
@@ -92,12 +118,12 @@ class Site:
     def provider(
         self, name: str, impl: ClassPath | type[Any] | None = None, *, info: Mapping[str, Any] | None = None
     ) -> ProviderConfig:
-        """Adds a group of adapters, which share an object.
+        """Add a group of adapters, which share an object.
 
         Args:
             name: an identifier; it is an attribute of the site object.
             impl: the class of the object; it is built with ``site=`` and its constant arguments.
-            info: what people should know of it.
+            info: a text for users.
         """
         if not name.isidentifier():
             raise ValueError(f"a provider's name must be an identifier, not {name!r}")
@@ -119,16 +145,17 @@ class Site:
         returns: str | None = None,
         **options: Any,
     ) -> None:
-        """Offers an operation with a class whose arguments need not be those of the operation.
+        """Offer an operation with a class whose arguments need not be those of the operation.
 
         Args:
             operation: the operation, or its name.
             code: the class with a ``body``, or its path.
             bind: where each argument of ``body`` comes from; by default all are the operation's, by their names.
             is_async: whether ``body`` is awaited; by default the code shows it, and a path is.
-            description: what people should know of it.
+            description: a text for users.
             returns: the type of its result here, if it is more special than the operation's.
-            options: ``provider``, ``cost``, ``retry``, ``deadline`` and ``args``, as for :meth:`operation`.
+            options: ``provider``, ``cost``, ``retry``, ``deadline``, ``args`` and the limits of calls, as for
+                :meth:`operation`.
         """
         name = operation if isinstance(operation, str) else operation.name
         found = self.federation.operations.get(name)
@@ -152,55 +179,32 @@ class Site:
             found,
             code,
             found.signature,
-            OperationOptions(**options),
+            OperationOptions().updated(options),
             provider,
-            bind=bind,
+            declared=found.signature,
+            bindings=bind,
             is_async=is_async,
             description=description,
             returns=returns,
-            adapted=True,
         )
         found.expose(self.adapters[name, provider].exposed)
 
     @overload
-    def operation(self, code: Operation[P, R], /) -> Operation[P, R]: ...
+    def operation(self, code: Operation[P, R, V], /) -> Operation[P, R, V]: ...
     @overload
     def operation(self, code: type[Any], /) -> Operation[..., Any]: ...
     @overload
-    def operation(self, code: Callable[P, _Later], /) -> Operation[P, Any]: ...
+    def operation(self, code: Callable[P, Coroutine[Any, Any, V]], /) -> Operation[P, Any, V]: ...
+    @overload
+    def operation(self, code: Callable[P, _Elements], /) -> Operation[P, Any]: ...
     @overload
     def operation(self, code: Callable[P, R], /) -> Operation[P, R]: ...
     @overload
-    def operation(
-        self,
-        code: Any,
-        /,
-        *,
-        name: str | None = None,
-        provider: str | None = None,
-        retry: RetryPolicy | None = None,
-        deadline: float | None = None,
-        cost: Cost | None = None,
-        in_process: bool = False,
-        args: Mapping[str, Any] | None = None,
-        program: ExternalCode | None = None,
-    ) -> Operation[..., Any]: ...
+    def operation(self, code: Any, /, **options: Unpack[_Options]) -> Operation[..., Any]: ...
     @overload
-    def operation(
-        self,
-        /,
-        *,
-        name: str | None = None,
-        provider: str | None = None,
-        retry: RetryPolicy | None = None,
-        deadline: float | None = None,
-        cost: Cost | None = None,
-        in_process: bool = False,
-        args: Mapping[str, Any] | None = None,
-        program: ExternalCode | None = None,
-    ) -> _Decorator: ...
+    def operation(self, /, **options: Unpack[_Options]) -> _Decorator: ...
     def operation(self, code: Any = None, /, **options: Any) -> Any:  # noqa: D417 - the options are described
-        """Offers a function, a class or object with a ``body`` method, or another site's operation, at this site.
+        """Offer a function, a class or object with a ``body`` method, or another site's operation, at this site.
 
         Works as a bare decorator, as a decorator with options, and as a call. Another site's operation keeps the
         options that it was defined with, except for its provider; those that are given replace them.
@@ -209,21 +213,29 @@ class Site:
             code: the function, class, object or operation.
             name: the operation's name; by default the function's.
             provider: the group of adapters that this one belongs to.
-            retry: how often a failed call is tried again.
+            retry: the number of attempts of a failed call.
             deadline: how many seconds one try may take, from the moment that it begins; waiting for a thread does
                 not count.
-            cost: what the planner should reckon with.
+            cost: the cost that the planner assumes.
             in_process: run it in a process of its own, away from the site's event loop.
+            spread: whether its calls may run in any worker of the site. By default those of functions and generators
+                may, and those of classes do not; with True, each worker has an object of the class of its own.
             args: constructor arguments, if the code is a class.
             program: an external program that does the work. The function only declares what it takes and returns, and
                 is never run; streams come to the program as lists, and defaults are passed to it.
+            limit: the number of its calls that run at the same time at this site, over all jobs; others wait.
+            rate: how often its calls start at this site, such as ``"10/s"``, ``"30/min"`` or ``"0.5/h"``.
+            key: a parameter; ``limit`` and ``rate`` then count for each of its values.
+            cpus: the number of processors of the site that a call needs.
+            gpus: the number of GPUs of the site that a call needs. It runs in a process that sees these GPUs only.
+            memory: how much memory of the site a call needs: a number of bytes, or a text such as ``"8GiB"``.
         """
         if code is None:
             return lambda found: self.operation(found, **options)
         name, provider = options.pop("name", None), options.pop("provider", None)
         if isinstance(code, Operation):
             chosen = code.name if name is None else name
-            self._offer(chosen, code, code.source, code.signature, replace(code.options, **options), provider)
+            self._offer(chosen, code, code.source, code.signature, code.options.updated(options), provider)
             return code
         program = options.get("program")
         signature = signature_of(code, program)
@@ -233,7 +245,7 @@ class Site:
         check_parameters(chosen, signature)
         plain = plain_function(code, options.get("args")) if program is None else stand_in(chosen, code)
         operation: Operation[..., Any] = Operation(chosen, plain, signature)
-        operation.source, operation.options = code, OperationOptions(**options)
+        operation.source, operation.options = code, OperationOptions().updated(options)
         before = self.federation.operations.get(chosen)
         self._offer(chosen, operation, code, signature, operation.options, provider)
         if before is not None:
@@ -241,7 +253,7 @@ class Site:
         return operation
 
     def _redefine(self, before: Operation[..., Any], operation: Operation[..., Any]) -> None:
-        """Has the other sites that offer the code of an operation offer what it is now, with their own options."""
+        """Offer a redefined operation at the other sites that offer its code, with their own options."""
         names = [found.name for found in fields(OperationOptions)]
         for site in self.federation.sites.values():
             for (name, provider), adapter in list(site.adapters.items()):
@@ -257,7 +269,7 @@ class Site:
     def implements(
         self, operation: Operation[..., Any], /, **options: Any
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Offers an operation that another site defined, with other code. Takes the options of :meth:`operation`."""
+        """Offer an operation that another site defined, with other code. Takes the options of :meth:`operation`."""
         if not isinstance(operation, Operation):
             raise TypeError(f"implements() takes an operation, not {operation!r}")
         provider = options.pop("provider", None)
@@ -270,7 +282,7 @@ class Site:
                     f"{getattr(code, '__name__', code)}{signature.parameters} does not implement "
                     f"{operation.name}{operation.signature.parameters}: the parameters differ"
                 )
-            self._offer(operation.name, operation, code, signature, OperationOptions(**options), provider)
+            self._offer(operation.name, operation, code, signature, OperationOptions().updated(options), provider)
             return code
 
         return register
@@ -283,13 +295,9 @@ class Site:
         signature: Signature,
         options: OperationOptions,
         provider: str | None,
-        *,
-        bind: Mapping[str, Binding] | None = None,
-        is_async: bool | None = None,
-        description: str = "",
-        returns: str | None = None,
-        adapted: bool = False,
+        **about: Any,
     ) -> None:
+        """Add an adapter; ``about`` are further fields of it."""
         known = self.federation.operations.get(name)
         if known is not None and known is not operation and not same_source(known, operation):
             raise ValueError(
@@ -304,6 +312,7 @@ class Site:
                 what = "in_process=True, because it has a process of its own" if options.in_process else "args="
                 raise TypeError(f"operation {name!r} is an external program: it does not take {what}")
             code, args = body_of(program, signature), {"program": program}
+            about = {"declared": signature, "external": True, **about}
         adapter = Adapter(
             operation=name,
             code=code,
@@ -313,33 +322,63 @@ class Site:
             deadline=deadline,
             cost=options.cost,
             in_process=options.in_process,
-            declared=signature if program is not None or adapted else None,
-            external=program is not None,
-            is_async=is_async,
-            bindings=bind,
-            description=description,
-            returns=returns,
+            limits=options.limits,
+            spread=options.spread,
             advisors=ChainMap({}, operation.advisors),
             callee=self.federation.callee,
+            **about,
         )
         if ((retry is not None and retry.tries_again) or deadline is not None) and adapter.kind in GENERATORS:
             raise TypeError(
                 f"operation {name!r} is a generator: retry and deadline need one that returns, because the elements "
                 "that a generator has yielded may be consumed already. RetryPolicy(attempts=1, on_worker_lost=n) works"
             )
+        if options.spread and (adapter.external or adapter.kind in (CodeKind.ASYNC, CodeKind.ASYNC_GENERATOR)):
+            what = "an external program" if adapter.external else "asynchronous"
+            raise TypeError(
+                f"operation {name!r} is {what}: it does not take spread=True, because its calls wait rather than "
+                "compute. Write a plain function for work that computes"
+            )
+        self._check_limits(adapter, operation)
         self.federation.operations[name] = operation
         self.adapters[name, provider] = adapter
         operation.changed = self.federation.changed
         self.federation.changed()
 
+    def _check_limits(self, adapter: Adapter, operation: Operation[..., Any]) -> None:
+        """Check the limits of an operation against its parameters, and what its calls need against the site."""
+        name, limits = adapter.operation, adapter.limits
+        if limits is None:
+            return
+        parameters = {**operation.signature.parameters.parameters, **adapter.exposed}
+        if limits.key is not None and limits.key not in parameters:
+            known = ", ".join(parameters) or "no parameters"
+            raise ValueError(f"key={limits.key!r} is not a parameter of operation {name!r} (it has: {known})")
+        lacks = self.capacity.lacks(limits)
+        if lacks is not None:
+            raise ValueError(f"operation {name!r} of site {self.name!r} {lacks}")
+        if limits.gpus and (adapter.external or adapter.per_job or adapter.kind in GENERATORS):
+            if adapter.external:
+                what = "an external program: set CUDA_VISIBLE_DEVICES in the environment of the program"
+            elif adapter.per_job:
+                what = "a class, whose objects stay in one process: write a function"
+            else:
+                what = "a generator, which stays in one process: write a function that returns a list"
+            raise TypeError(f"operation {name!r} cannot have gpus={limits.gpus}, because it is {what}")
+        if limits.gpus and adapter.spread is False:
+            raise TypeError(
+                f"operation {name!r} cannot have gpus={limits.gpus} and spread=False: its calls run in the process "
+                "that has their GPUs"
+            )
+
     def advisor(
         self, operation: Operation[..., Any], field: str, order: int = -1, *, provider: str | None = None
     ) -> Callable[[F], F]:
-        """Makes a function the advisor of a parameter at this site: ``(value, context) -> AdvisedValue``.
+        """Make a function the advisor of a parameter at this site: ``(value, context) -> AdvisedValue``.
 
         Args:
             operation: an operation that the site offers.
-            field: the parameter that it speaks for.
+            field: the parameter that it advises on.
             order: when it is asked, as with :func:`~dfm_async.discovery.field_advisor`.
             provider: the provider whose operation it is.
         """
@@ -355,7 +394,7 @@ class Site:
         return add
 
     def adapter(self, operation: str, provider: str | None) -> Adapter | None:
-        """Finds the code for an operation; without a provider, the site's own or else the only provider's."""
+        """Find the code for an operation; without a provider, the site's own or else the only provider's."""
         found = self.adapters.get((operation, provider))
         if found is None and provider is None:
             offers = [adapter for (name, _), adapter in self.adapters.items() if name == operation]

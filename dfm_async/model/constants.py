@@ -17,8 +17,6 @@ import zoneinfo
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["copier", "fresh"]
-
 _FIXED: Final = frozenset(
     {
         *(type(None), type(...), type(NotImplemented), bool, int, float, complex, str, bytes, range),
@@ -29,11 +27,11 @@ _FIXED: Final = frozenset(
         *(types.FunctionType, types.BuiltinFunctionType, types.ModuleType),
     }
 )
-"""Types whose objects nobody can change."""
+"""Types whose objects are immutable."""
 
 
 def copier(value: Any) -> Callable[[], Any] | None:
-    """Makes what copies a value, as deep as it can be changed; None if nothing of it can be.
+    """Return a function that copies the mutable parts of a value; None if nothing of it is mutable.
 
     A value that cannot be copied stays what it is.
     """
@@ -77,6 +75,6 @@ def _dict_copier(value: dict[Any, Any]) -> Callable[[], Any]:
 
 
 def fresh(value: Any) -> Any:
-    """A constant for one use: code that changes it changes only its own copy."""
+    """Return a constant for one use: code that changes it changes only its own copy."""
     made = copier(value)
     return value if made is None else made()

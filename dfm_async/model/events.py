@@ -1,30 +1,23 @@
-"""What a job's log holds. Every event has an offset: 0, 1, 2, ..."""
+"""What happens in a job: the events of its log, the activity of its operations, errors as they travel.
+
+Every event has an offset in the log: 0, 1, 2, ... A new kind of event is a class of the union here, and a row of the
+table in ``results/event_codec.py``. One that operations make is also in :data:`OperationEvent`; the method that makes
+it is in ``runtime/context.py``.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, SupportsIndex, TypeAlias, overload
 
 import msgspec
 
+from dfm_async.base.rendering import Shown
 from dfm_async.errors import DfmError
 from dfm_async.model.ids import Frame
 from dfm_async.model.status import JobStatus
-from dfm_async.rendering import Shown
-
-__all__ = [
-    "Event",
-    "Failure",
-    "FrameCompleted",
-    "Metrics",
-    "Progress",
-    "Result",
-    "Scalar",
-    "StatusChanged",
-    "WorkerNotice",
-]
 
 Scalar: TypeAlias = bool | int | float | str
-"""What a metric can be."""
+"""The value of a metric."""
 
 
 class Result(Shown, msgspec.Struct, frozen=True):
@@ -34,7 +27,7 @@ class Result(Shown, msgspec.Struct, frozen=True):
         offset: its position in the job's log.
         place: the place that it was yielded to.
         value: the value.
-        frame: which execution of the pipeline and its loops it belongs to.
+        frame: the execution of the pipeline and its loops that it belongs to.
         site: the site that sent it.
         node: the label of the node whose value it is.
     """
@@ -67,14 +60,14 @@ class Failure(Shown, msgspec.Struct, frozen=True):
     node: str
 
 
-class FrameCompleted(msgspec.Struct, frozen=True):
-    """All sites are done with one parameter set; all its results stand before this event."""
+class FrameCompleted(msgspec.Struct, frozen=True, gc=False):
+    """All sites are done with one parameter set; all its results come before this event."""
 
     offset: int
     frame: Frame
 
 
-class StatusChanged(msgspec.Struct, frozen=True):
+class StatusChanged(msgspec.Struct, frozen=True, gc=False):
     """The job entered another state."""
 
     offset: int
@@ -83,18 +76,18 @@ class StatusChanged(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """An operation told how far it is.
+    """An operation has reported its progress.
 
-    Several reports of one call that come faster than they are sent are joined: the last one counts.
+    Several reports of one call that come faster than they are sent are coalesced: the last one counts.
 
     Attributes:
         offset: its position in the job's log.
         frame: the execution that the call belongs to.
         site: the site that the operation runs at.
         node: the label of its node.
-        done: how much is done.
-        total: how much there is to do, if that is known.
-        note: what is being done.
+        done: the amount that is done.
+        total: the whole amount, if it is known.
+        note: the present step, in words.
     """
 
     offset: int
@@ -106,11 +99,11 @@ class Progress(msgspec.Struct, frozen=True):
     note: str = ""
 
 
-class Metrics(msgspec.Struct, frozen=True):
+class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
     """An operation reported metrics. Every report is one event, in the order that its call made them.
 
-    All reports of a parameter set stand before its ``FrameCompleted``. A set that runs again after a lost worker
-    reports again: what it had reported before stays in the log.
+    All reports of a parameter set come before its ``FrameCompleted``. A set that runs again after a lost worker reports
+    again: its earlier reports stay in the log.
 
     Attributes:
         offset: its position in the job's log.
@@ -129,23 +122,146 @@ class Metrics(msgspec.Struct, frozen=True):
     step: int | None = None
 
 
+class FailureHandled(msgspec.Struct, frozen=True, tag="handled"):
+    """Something failed, and the pipeline goes on without it: it is not an error of the job.
+
+    Attributes:
+        offset: its position in the job's log.
+        frame: the execution that it belongs to.
+        site: the site where it failed.
+        node: the label of the statement that failed.
+        type_name: the type of the exception.
+        message: the text of the exception.
+        attempt: which try of a call it was, counted from 1.
+    """
+
+    offset: int
+    frame: Frame
+    site: str
+    node: str
+    type_name: str
+    message: str
+    attempt: int = 1
+
+
+OperationEvent: TypeAlias = Metrics | FailureHandled
+"""An event that an operation makes, in the order of its calls and never coalesced. Each kind has a tag.
+
+All begin with ``offset``, ``frame``, ``site`` and ``node``; the job's log sets the offset and the site.
+"""
+
+
+NoticeKind = Literal["unresponsive", "responsive", "retired", "bound"]
+"""What happens to workers while jobs run on them."""
+
+
 class WorkerNotice(msgspec.Struct, frozen=True):
     """Something happened to a worker process that the job runs on.
 
     Attributes:
         offset: its position in the job's log.
         site: the worker's site.
-        kind: "unresponsive", "responsive" (again), "retired" (calls on it do not return: it takes no further jobs), or
-            "lost" (its parameter sets run again on another worker).
-        seconds: for how long the worker's event loop has not been seen to run; 0 if it responds again.
+        kind: "unresponsive", "responsive" (again), "retired" (calls on it do not return: it takes no further jobs),
+            "lost" (its parameter sets run again on another worker), or "bound" (the job computes on one core, although
+            it could use more).
+        seconds: the time since the worker's event loop was last known to run; 0 if it responds again.
         detail: the same in words.
     """
 
     offset: int
     site: str
-    kind: Literal["unresponsive", "responsive", "retired", "lost"]
+    kind: Literal["unresponsive", "responsive", "retired", "lost", "bound"]
     seconds: float = 0.0
     detail: str = ""
 
 
-Event: TypeAlias = Result | Failure | FrameCompleted | StatusChanged | Progress | Metrics | WorkerNotice
+Event: TypeAlias = (
+    Result | Failure | FrameCompleted | StatusChanged | Progress | Metrics | FailureHandled | WorkerNotice
+)
+
+
+class Results(Shown, list[Result]):
+    """A list of results. It is a list in every way; notebooks show it as a table."""
+
+    @overload
+    def __getitem__(self, at: SupportsIndex, /) -> Result: ...
+    @overload
+    def __getitem__(self, at: slice, /) -> Results: ...
+    def __getitem__(self, at: SupportsIndex | slice, /) -> Result | Results:
+        return Results(super().__getitem__(at)) if isinstance(at, slice) else super().__getitem__(at)
+
+
+class NodeActivity(msgspec.Struct, frozen=True):
+    """How often the operation of a node was called, since the job began. Calls that were cut short are not counted.
+
+    Attributes:
+        node: the label of the node.
+        site: the site that it runs at.
+        started: how many calls have begun, every attempt counted.
+        done: how many have returned.
+        failed: how many have raised.
+    """
+
+    node: str
+    site: str
+    started: int
+    done: int
+    failed: int
+
+    @property
+    def running(self) -> int:
+        """The number of running calls."""
+        return self.started - self.done - self.failed
+
+
+class CallMade(msgspec.Struct, frozen=True, gc=False):
+    """A call that has ended.
+
+    Attributes:
+        node: the label of its node.
+        site: the site that it ran at.
+        frame: the execution that it belongs to.
+        attempt: which try it was, counted from 1.
+        start: when it began to run, in seconds since 1970, by the clock of its site.
+        end: when it ended.
+        failed: whether it raised.
+        waited: for how many seconds it had waited before, such as for a thread or for another worker.
+    """
+
+    node: str
+    site: str
+    frame: Frame
+    attempt: int
+    start: float
+    end: float
+    failed: bool
+    waited: float = 0.0
+
+
+class Activity(msgspec.Struct, frozen=True):
+    """The changes since the last item of the reader; the first item has everything.
+
+    Attributes:
+        nodes: the nodes that were called since then, with their totals.
+        calls: calls that have ended since then. They are a sample of bounded size: the newest ones.
+        left_out: how many calls of the job are counted in its nodes, but were never among ``calls``.
+    """
+
+    nodes: tuple[NodeActivity, ...]
+    calls: tuple[CallMade, ...]
+    left_out: int
+
+
+class ErrorRecord(msgspec.Struct, frozen=True, array_like=True):
+    """An error as it travels. ``id`` is unique in its job; ``cause`` is the pickled exception, or empty."""
+
+    id: str
+    site: str
+    operation: str
+    node: str
+    frame: Frame
+    attempt: int
+    type_name: str
+    message: str
+    traceback: str
+    cause: bytes = b""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["Finding", "State"]
-
 State: TypeAlias = Literal["ok", "warn", "bad"]
 
 
@@ -15,8 +13,8 @@ class Finding:
     """What a check has found.
 
     Attributes:
-        name: what was looked at.
-        state: whether it is well.
+        name: what was checked.
+        state: whether it passed.
         detail: what was found.
         advice: what to do, if something is to be done.
     """

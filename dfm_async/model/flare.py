@@ -1,4 +1,4 @@
-"""Options of sessions past one machine, and the settings of a site there."""
+"""Options of sessions on NVIDIA FLARE, and the settings of a site there."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import msgspec
 
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.resources import ClassPath
-
-__all__ = ["FEDERATION_FOLDER", "SETTINGS_FILE", "FlareOptions", "SiteSettings"]
 
 SETTINGS_FILE = "dfm_async.yaml"
 """What the settings of a site are called, in the folder ``local`` of its startup kit."""
@@ -32,13 +30,13 @@ class FlareOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     gateway: Literal["auto", "never"] = "auto"
     """Whether results come through the homesite's client, if it runs on this machine; else through app commands."""
     linger: float = 60.0
-    """For how many seconds the federation keeps what carries the jobs when no application and no job needs it."""
+    """For how many seconds the federation keeps the host job when no application and no job needs it."""
     keep_unread: float = 3600.0
-    """For how many seconds the federation keeps results that nobody has read, and jobs that can only wait for an
+    """For how many seconds the federation keeps unread results, and jobs that can only wait for an
     application that is not there."""
     delivery_timeout: float = 30.0
     """For how many seconds a message that does not arrive is sent again, before its job fails. Between sites, what
-    holds is that of the session which had the carrier started."""
+    holds is that of the session which had the host job started."""
     start_timeout: float = 60.0
     """For how many seconds the server may take to answer when a session opens, and a site to be ready when a pipeline
     needs it."""
@@ -47,7 +45,7 @@ class FlareOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     classes: tuple[type, ...] = ()
     """Classes of values that sites may send, beside those that the signatures of the federation's operations name."""
     local: LocalOptions = LocalOptions()
-    """The limits of logs, queues and graces. How workers start is the affair of the sites."""
+    """The limits of logs and queues, and grace periods. How workers start is up to the sites."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.startup_kit, str | os.PathLike):
@@ -73,7 +71,7 @@ class FlareOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class SiteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one site decides for itself; stands in ``local/dfm_async.yaml`` of its startup kit."""
+    """The settings of one site, in ``local/dfm_async.yaml`` of its startup kit."""
 
     site: str
     """Which site of the federation this is."""
@@ -89,7 +87,7 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Who decides about pipelines, such as ``{path: lab.policy.Authorizer, args: {...}}``; None allows what FLARE
     allows."""
     audit: str | None = "audit.jsonl"
-    """The path of the audit log, from the workspace of the site; None if there is none."""
+    """The path of the audit log, from the workspace of the site; None for no audit log."""
     max_message_bytes: int = 256 * 1024 * 1024
     """The largest message that is taken from outside."""
     max_job_bytes: int | None = None

@@ -1,4 +1,4 @@
-"""How HTTP services are asked. Plain data."""
+"""Requests to HTTP services, as plain data."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import msgspec
 
 from dfm_async.model.policies import RetryPolicy
 
-__all__ = ["Argument", "Credential", "HttpOptions", "Payload", "RequestPlan"]
-
 TEMPLATE: Final = re.compile(r"\{([^{}]*)\}")
 """A parameter in a path."""
 FRAMING: Final = frozenset(
     {"connection", "content-length", "expect", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
 )
-"""Headers that say where a request goes and where it ends: no value of a call may decide about these."""
+"""Headers that route and delimit a request: arguments of a call must not set them."""
 _CONTROL: Final = re.compile(r"[\x00-\x20\x7f]")
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
@@ -53,7 +51,7 @@ class Payload(_Data, frozen=True, kw_only=True):
 
     Attributes:
         kind: how it is written.
-        content_type: what the request says of it.
+        content_type: its media type.
         argument: the argument that is the whole of it; empty if it is put together.
         properties: the arguments that it is put together from, with their names in it.
         required: those among them, or the whole, that are sent also if they are None.
@@ -118,26 +116,26 @@ class RequestPlan(_Data, frozen=True, kw_only=True):
         named += [credential.name for credential in self.credentials if credential.kind in ("header", "cookie")]
         for name in named:
             if not _TOKEN.fullmatch(name):
-                raise ValueError(f"{name!r} is no name of a header or a cookie")
+                raise ValueError(f"{name!r} is not a valid name of a header or a cookie")
         for argument in self.arguments:
             if argument.place == "header" and argument.name.lower() in FRAMING:
                 raise ValueError(f"{argument.name!r} cannot be an argument: this header decides how requests are sent")
 
 
 class HttpOptions(_Data, frozen=True, kw_only=True):
-    """How an HTTP service is asked.
+    """Options of requests to an HTTP service.
 
     Attributes:
         timeout: how many seconds one try may take, from the connection to the end of the answer.
         connect_timeout: how many of them the connection may take.
-        retry: how often it is asked again, and after which pauses. That is done if it could not be reached; and, for
-            methods that do no harm if they run twice, if the connection broke, or it did not answer in time, or with
-            429, 500, 502, 503 or 504. If the service names a longer pause (``Retry-After``), that counts; but one
+        retry: the number of attempts, and the pauses between them. A request is retried if the service could not be
+            reached; and, for idempotent methods, if the connection broke, or the service did not answer in time, or
+            with 429, 500, 502, 503 or 504. A longer pause of the service (``Retry-After``) has precedence; but one
             longer than ``max_backoff`` is not waited for.
-        retry_unsafe: treat also POST and PATCH as methods that do no harm if they run twice.
-        connections: how many requests of one operation and job are under way at the same time; others wait.
+        retry_unsafe: treat also POST and PATCH as idempotent.
+        connections: how many requests of one operation and job are in flight at the same time; others wait.
         max_bytes: how large an answer may be, unpacked.
-        proxy: the address of a proxy. The environment is not looked at.
+        proxy: the address of a proxy. The environment is ignored.
     """
 
     timeout: float = 30.0

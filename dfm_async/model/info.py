@@ -1,16 +1,41 @@
-"""What is known of a job at one moment."""
+"""What is known of a job at one moment, and of a failure that pipelines handle."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
+from dfm_async.model.ids import Frame
 from dfm_async.model.status import JobStatus
 
-__all__ = ["JobInfo"]
+
+@dataclass(frozen=True, slots=True)
+class FailureInfo:
+    """A failure as data: what takes the place of a value that will not come, where a pipeline handles failures.
+
+    Attributes:
+        site: the site where it happened.
+        operation: the operation that failed; for other statements, their label.
+        node: the label of the statement that failed.
+        frame: the execution that it belongs to.
+        type_name: the type of the exception.
+        message: the text of the exception.
+    """
+
+    site: str
+    operation: str
+    node: str
+    frame: Frame
+    type_name: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.node} at {self.site}: {self.type_name}: {self.message}"
 
 
 class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a job at one moment: what :meth:`Job.info` gives.
+    """What is known of a job at one moment: the result of :meth:`Job.info`.
 
     Attributes:
         job_id: its id.

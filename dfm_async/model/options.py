@@ -1,4 +1,4 @@
-"""Options of a session."""
+"""Options of sessions on one machine, and of the logs of their jobs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,41 @@ from typing import Literal
 
 import msgspec
 
-from dfm_async.model.limits import ResultLimits
+from dfm_async.model.pool_size import Workers, fewest_workers
 
-__all__ = ["LocalOptions"]
+
+class ResultLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much a job's log may hold, and what happens when it is full.
+
+    The oldest events that every attached reader has seen make room for new ones. When there are none, ``block``
+    makes the producing sites wait, and ``fail`` ends the job with an error. ``spill`` drops what is safe in the
+    session's store, read or not: readers that come late read it from there.
+    """
+
+    max_items: int = 100_000
+    """How many events the log keeps."""
+    max_bytes: int = 128 * 1024 * 1024
+    """How many bytes of encoded values the log keeps."""
+    window: int = 256
+    """How many results a site may send ahead of the log's consent."""
+    window_bytes: int = 32 * 1024 * 1024
+    """The same in bytes; a single larger value still passes."""
+    overflow: Literal["block", "spill", "fail"] = "block"
+    """What happens when the log is full."""
+
+    def __post_init__(self) -> None:
+        items, size, window, window_size = self.max_items, self.max_bytes, self.window, self.window_bytes
+        whole = type(items) is type(size) is type(window) is type(window_size) is int
+        if not whole or items < 1 or size < 1 or window < 1 or window_size < 1:  # each job of a worker brings them
+            self._refuse()
+        if self.overflow not in ("block", "spill", "fail"):
+            raise ValueError(f"overflow must be 'block', 'spill' or 'fail', not {self.overflow!r}")
+
+    def _refuse(self) -> None:
+        for name in ("max_items", "max_bytes", "window", "window_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a positive whole number, not {value!r}")
 
 
 class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,7 +55,10 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What the logs of jobs may hold, unless ``execute(options=...)`` says otherwise."""
     lanes: int | None = None
     """How many jobs can run in processes of their own: each lane has one worker of every site. None means as many as
-    the site with the most ``workers`` has, else one."""
+    the site with the most ``workers`` has (of two numbers, the first counts), else one."""
+    max_workers: int | None = None
+    """How many worker processes the sites have together before calls that compute start no further ones. Each site with
+    jobs has at least one in any case. None: as many as keep all usable cores busy, or as ``workers`` of a site says."""
     jobs_per_lane: int = 256
     """How many jobs share the workers of a lane."""
     max_concurrent_jobs: int | None = None
@@ -51,11 +86,11 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Where the standard output and standard error of workers go: to the logger ``dfm_async.site.<site>``, or to where
     those of the application go. Log records go to that logger in any case."""
     unresponsive_after: float | None = 10.0
-    """After how many seconds without a sign of life a worker with jobs is reported; None means never."""
+    """After how many seconds without a heartbeat a worker with jobs is reported; None means never."""
 
-    def lanes_for(self, workers: Iterable[int | None]) -> int:
-        """How many lanes there are for sites with so many workers."""
-        return self.lanes or max((count or 1 for count in workers), default=1)
+    def lanes_for(self, workers: Iterable[Workers]) -> int:
+        """Return the number of lanes for sites with this many workers."""
+        return self.lanes or max((fewest_workers(chosen) or 1 for chosen in workers), default=1)
 
     def __post_init__(self) -> None:
         if self.start_method not in (None, "forkserver", "spawn"):
@@ -65,7 +100,14 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("keep_finished", "keep_finished_for", "keep_summaries", "cancel_grace", "shutdown_grace"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)!r}")
-        for name in ("lanes", "jobs_per_lane", "max_concurrent_jobs", "queue_limit", "keep_finished_bytes"):
+        for name in (
+            "lanes",
+            "max_workers",
+            "jobs_per_lane",
+            "max_concurrent_jobs",
+            "queue_limit",
+            "keep_finished_bytes",
+        ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be a positive whole number, not {value!r}")

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import random
 from typing import Any, Final
 
 import msgspec
 
-__all__ = ["Cost", "RetryPolicy"]
+from dfm_async.base.backoff import delay_after
 
 _MOST: Final = 1_000_000_000
 """How often anything may be tried."""
+_LONGEST_REQUEST: Final = 3600.0
+"""The longest pause that an exception can request, in seconds."""
+
+
+def retry_after(error: BaseException) -> float:
+    """Return the number of seconds that an exception asks to wait before the next attempt; 0 if it does not."""
+    found = getattr(error, "retry_after", None)
+    if isinstance(found, (int, float)) and not isinstance(found, bool) and math.isfinite(found):
+        return min(max(float(found), 0.0), _LONGEST_REQUEST)
+    return 0.0
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,13 +31,16 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         attempts: how many tries there are in all; 1 means no retry. By default three, or one for a policy with
             ``on_worker_lost``.
         backoff: seconds before the second try; doubles with every further one.
-        max_backoff: the longest pause.
+        max_backoff: the longest pause. An exception with an attribute ``retry_after``, a number of seconds, asks for a
+            pause of its own: the next attempt does not begin earlier, up to an hour.
         on: which exceptions are worth another try: exception types, or their names (``"TimeoutError"``,
             ``"httpx.HTTPError"``), matched against the whole class hierarchy of what was raised. Empty means every
             exception.
         on_worker_lost: how often a parameter set is run again, from its beginning and at all sites, after the worker
             process of one of them was lost; 0 means that the job is aborted. It counts only if every operation of the
             pipeline allows it, or if it is given to ``execute``.
+        jitter: by which part of it a pause is shortened at most, at random, so that calls which failed together are not
+            tried again together; 0 for none.
     """
 
     attempts: int | None = None
@@ -33,6 +48,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_backoff: float = 30.0
     on: tuple[Any, ...] = ()
     on_worker_lost: int = 0
+    jitter: float = 0.25
 
     def __post_init__(self) -> None:
         if self.attempts is None:
@@ -44,6 +60,8 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ValueError(f"{name} must be at most {_MOST:,}, not {count}")
         if self.backoff < 0 or self.max_backoff < 0:
             raise ValueError("backoff and max_backoff must not be negative")
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"jitter must be a number from 0 to 1, not {self.jitter}")
         if self.on_worker_lost < 0:
             raise ValueError(f"on_worker_lost must not be negative, not {self.on_worker_lost}")
         if not isinstance(self.on, tuple):
@@ -52,7 +70,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         msgspec.structs.force_setattr(self, "on", names)  # names travel, classes do not
 
     def allows(self, error: BaseException, attempt: int) -> bool:
-        """Tells whether there is a further try after this error in this attempt (counted from 1)."""
+        """Return whether there is a further try after this error in this attempt (counted from 1)."""
         if attempt >= (self.attempts or 1) or not isinstance(error, Exception):
             return False
         if not self.on:
@@ -65,9 +83,14 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Whether an operation that raised may be tried again; false if the policy is only about lost workers."""
         return self.attempts != 1 or not self.on_worker_lost
 
-    def pause(self, attempt: int) -> float:
-        """Tells how long to wait after this attempt (counted from 1)."""
-        return float(min(self.backoff * 2 ** (attempt - 1), self.max_backoff))
+    def pause(self, attempt: int, asked: float = 0.0) -> float:
+        """Return the number of seconds to wait after this attempt (counted from 1).
+
+        ``asked``: the number of seconds that its exception asks for.
+        """
+        longest = delay_after(attempt, self.backoff, self.max_backoff)
+        saved = longest * self.jitter * random.random()  # noqa: S311 - nothing to keep secret
+        return max(longest - saved, asked + saved if asked else 0.0)
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,8 +7,6 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["CacheConfig", "ClassPath", "ProviderConfig", "SendCost", "SiteConfig", "VaultConfig", "allowed", "refusal"]
-
 _OURS: Final = "dfm_async"
 _OFFERED: Final = "dfm_async.site"  # the package of ours whose classes a federation may name
 
@@ -27,7 +25,7 @@ def refusal(path: str, packages: tuple[str, ...] | None, *, in_file: bool = Fals
     module, _, name = path.rpartition(".")
     top = module.partition(".")[0]
     if not module or not all(part.isidentifier() for part in path.split(".")):
-        return "is no path of a class: name its module and its name, such as 'pkg.mod.Class'"
+        return "is not a path of a class: use its module and its name, such as 'pkg.mod.Class'"
     if top in sys.stdlib_module_names or top == "__main__":
         return "is of the standard library, whose classes are never used by a path: write one of your own"
     if top == _OURS:
@@ -43,7 +41,7 @@ def refusal(path: str, packages: tuple[str, ...] | None, *, in_file: bool = Fals
 
 
 def allowed(module: str, packages: tuple[str, ...] | None) -> bool:
-    """Tell whether a module belongs to one of the packages; None stands for all."""
+    """Return whether a module belongs to one of the packages; None means all packages."""
     return packages is None or any(module == package or module.startswith(f"{package}.") for package in packages)
 
 

@@ -6,17 +6,15 @@ import operator
 from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
+from dfm_async.base.redaction import hide
 from dfm_async.model.events import Scalar
-from dfm_async.redaction import hide
-
-__all__ = ["plain_step", "plain_text", "plain_values"]
 
 
 def plain_values(values: Mapping[str, Any], what: str = "metric") -> dict[str, Scalar]:
-    """Checks and copies named values; ``what`` names one of them in errors.
+    """Check and copy named values; ``what`` names one of them in errors.
 
     Raises:
-        TypeError: a name is no string, or a value no number, string or truth value.
+        TypeError: a name is not a string, or a value is not a number, a string or a truth value.
         ValueError: a whole number needs more than 64 bits.
     """
     if not isinstance(values, Mapping):
@@ -30,10 +28,10 @@ def plain_values(values: Mapping[str, Any], what: str = "metric") -> dict[str, S
 
 
 def plain_step(step: SupportsIndex | None) -> int | None:
-    """Checks the step that metrics belong to.
+    """Check the step that metrics belong to.
 
     Raises:
-        TypeError: it is no whole number.
+        TypeError: it is not a whole number.
         ValueError: it needs more than 64 bits.
     """
     if step is None:
@@ -45,7 +43,7 @@ def plain_step(step: SupportsIndex | None) -> int | None:
 
 
 def plain_text(text: str) -> str:
-    """Text that can leave: halves of surrogate pairs are written out, and no secret is in it."""
+    """Return text that can be sent: lone surrogates are escaped, and secrets are hidden."""
     return hide(text.encode("utf-8", "backslashreplace").decode())
 
 

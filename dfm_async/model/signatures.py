@@ -7,21 +7,19 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["ANNOTATIONS", "signature_of"]
-
 ANNOTATIONS = "__annotate__" if sys.version_info >= (3, 14) else "__annotations__"
 """The attribute that one function takes over from another without evaluating it."""
 
 
 def signature_of(code: Callable[..., Any]) -> inspect.Signature:
-    """Reads a signature. A name in an annotation need not exist when the program runs.
+    """Read a signature. A name in an annotation need not exist when the program runs.
 
-    From Python 3.14 on, annotations are evaluated when they are asked for; before, quotes or a ``__future__`` import
+    From Python 3.14 on, annotations are evaluated on access; before, quotes or a ``__future__`` import
     keep them as texts.
 
     Raises:
         TypeError: this is nothing that can be called.
-        ValueError: it does not tell its signature.
+        ValueError: it has no readable signature.
     """
     if sys.version_info >= (3, 14):
         import annotationlib

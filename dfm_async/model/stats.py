@@ -1,12 +1,11 @@
-"""What a session tells about itself."""
+"""Statistics of sessions."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Literal
 
 import msgspec
-
-__all__ = ["LaneStats", "SessionStats", "SiteStats", "TargetStats", "Traffic", "WorkerStats"]
 
 
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +19,7 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
         unresponsive: whether it has not answered for too long.
         retired: whether it ends with the last of its jobs.
         abandoned: how many calls on it have exceeded their deadline, or belong to a cancelled job, and did not return.
+        bound: why its jobs compute on one core although they could use more; empty if they do not.
     """
 
     pid: int | None
@@ -29,10 +29,11 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     unresponsive: bool = False
     retired: bool = False
     abandoned: int = 0
+    bound: tuple[str, ...] = ()
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """What was sent, since the beginning.
+    """The values that were sent, since the start.
 
     Attributes:
         count: how many values.
@@ -46,19 +47,51 @@ class Traffic(msgspec.Struct, frozen=True):
         return Traffic(self.count + other.count, self.bytes + other.bytes)
 
 
+class LimitStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One limit of a site, and the calls that wait for it.
+
+    Attributes:
+        limit: what is limited: the ``cpus``, ``memory`` (in bytes) or ``gpus`` of the site, which all operations share;
+            or, of one operation, the number of calls at the same time (``limit``), or how often they start (``rate``).
+        operation: the operation; None for what all operations share.
+        used: how much is in use; None for a rate.
+        capacity: how much there is; of a rate, the number of calls per second. With a key, for each of its values.
+        waiting: how many calls wait for it.
+        key: the parameter whose values are counted each on their own.
+    """
+
+    limit: Literal["cpus", "memory", "gpus", "limit", "rate"]
+    operation: str | None = None
+    used: float | None
+    capacity: float
+    waiting: int
+    key: str | None = None
+
+
 class SiteStats(msgspec.Struct, frozen=True, kw_only=True):
     """The workers of a site, or of an operation with a process of its own.
 
     Attributes:
         workers: those that are there.
         restarts: how many were lost and replaced.
-        tokens: the values that it has sent to other sites, as of the workers' last signs of life: about once per second
+        tokens: the values that it has sent to other sites, as of the workers' last heartbeats: about once per second
             while they have jobs.
+        limits: the limits of its operations that calls have met, for the site as a whole.
     """
 
     workers: tuple[WorkerStats, ...] = ()
     restarts: int = 0
     tokens: Traffic = Traffic()
+    limits: tuple[LimitStats, ...] = ()
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """How many calls wait for the limits of the site, by what they wait for, such as ``{"gpus": 3}``."""
+        found: dict[str, int] = {}
+        for limit in self.limits:
+            if limit.waiting:
+                found[limit.limit] = found.get(limit.limit, 0) + limit.waiting
+        return found
 
     @property
     def ready(self) -> bool:
@@ -95,18 +128,18 @@ class LaneStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TargetStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What a target runs.
+    """The statistics of a target.
 
     Attributes:
         running: how many jobs have a slot.
         waiting: how many jobs wait for one.
         lanes: the lanes.
-        sites: the sites that have workers, and operations with a process of their own (``site#operation``).
+        sites: the sites that have workers, and operations with a process of their own (``site:operation``).
         tokens: the values that sites in the application's own process have sent to others.
         lag: by how many seconds the application's loop was late; None if it was not measured.
         exhausted: the sites in the application's own process that serve no further synchronous calls, because too many
             have exceeded their deadline and do not return.
-        way: how results come from a federation on FLARE: through the homesite's gateway, or by app commands.
+        transport: how results come from a federation on FLARE: through the homesite's gateway, or by app commands.
     """
 
     running: int
@@ -116,11 +149,11 @@ class TargetStats(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Traffic = Traffic()
     lag: float | None = None
     exhausted: tuple[str, ...] = ()
-    way: Literal["gateway", "commands"] | None = None
+    transport: Literal["gateway", "commands"] | None = None
 
 
 class SessionStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session tells about itself.
+    """The statistics of a session.
 
     Attributes:
         running: how many jobs have a slot.
@@ -134,12 +167,12 @@ class SessionStats(msgspec.Struct, frozen=True, kw_only=True):
         result_bytes: how many bytes of values they hold.
         yielded: the results that have come from the sites.
         tokens: the values that all sites have sent to each other.
-        lag: by how many seconds the application's loop was late to take a worker's last sign of life; None if there was
+        lag: by how many seconds the application's loop was late to take a worker's last heartbeat; None if there was
             none.
         unready: the sites that cannot serve at present: none of their workers responds, or too many calls in the
             application's own process do not return.
-        way: how results come from a federation on FLARE: through the homesite's gateway, or by app commands; None on
-            one machine.
+        transport: how results come from a federation on FLARE: through the homesite's gateway, or by app
+            commands; None on one machine.
     """
 
     running: int
@@ -155,4 +188,10 @@ class SessionStats(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Traffic = Traffic()
     lag: float | None = None
     unready: tuple[str, ...] = ()
-    way: Literal["gateway", "commands"] | None = None
+    transport: Literal["gateway", "commands"] | None = None
+
+    @property
+    def way(self) -> Literal["gateway", "commands"] | None:
+        """The deprecated name of ``transport``."""
+        warnings.warn("SessionStats.way is deprecated: use SessionStats.transport", DeprecationWarning, stacklevel=2)
+        return self.transport

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["JobStatus"]
-
 
 class JobStatus(Enum):
     """``SUBMITTED -> RUNNING -> FINISHED | FAILED | ABORTED``; ``UNKNOWN`` for an id that was never seen.
@@ -23,21 +21,16 @@ class JobStatus(Enum):
     INTERRUPTED = "interrupted"
     UNKNOWN = "unknown"
 
-    @property
-    def terminal(self) -> bool:
-        """Whether the status can no longer change."""
-        return self in _TERMINAL
+    terminal: bool
+    """Whether the status can no longer change."""
+    ended: bool
+    """Whether nothing runs any longer: the status is terminal, or the job was interrupted."""
 
-    @property
-    def ended(self) -> bool:
-        """Whether nothing runs any more: the status is terminal, or the job was interrupted."""
-        return self in _ENDED
+    def __init__(self, value: str) -> None:
+        self.terminal = value in ("finished", "failed", "aborted")
+        self.ended = self.terminal or value == "interrupted"
 
     def __repr__(self) -> str:
         return f"JobStatus.{self.name}"
 
     __str__ = __repr__
-
-
-_TERMINAL = frozenset({JobStatus.FINISHED, JobStatus.FAILED, JobStatus.ABORTED})
-_ENDED = _TERMINAL | {JobStatus.INTERRUPTED}

@@ -1,7 +1,7 @@
-"""Checks a net that somebody has sent: whether it is one that a planner could have written.
+"""Check a net that was received: whether a planner could have written it.
 
 A site runs nets that it did not write. What this lets pass cannot confuse the game: every number names something that
-is there, and everything stands in a scope where it can be reached. Whatever else a net does is a matter of its job.
+exists, and everything is in a scope where it can be reached. Whatever else a net does affects only its own job.
 """
 
 from __future__ import annotations
@@ -11,18 +11,14 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from dfm_async.net import spec
-from dfm_async.net.steps import check_step
-
-__all__ = ["check_net"]
+from dfm_async.net.program import check_step
 
 _DEEPEST: Final = 200
-"""How deep formulas and loops may be nested; the planner allows less."""
-_OUTPUTS: Final = ("output", "ended", "then", "otherwise", "found", "miss")
-_FORMULAS: Final = ("value", "cond", "seq", "carry", "times", "next", "until", "key")
+"""The largest depth of nested formulas and loops; the planner allows less."""
 
 
 def check_net(net: spec.Net) -> None:
-    """Raises ValueError if the game cannot play a net; says what is wrong with it."""
+    """Raise ValueError, with what is wrong, if the game cannot play a net."""
     _Check(net).run()
 
 
@@ -79,7 +75,7 @@ class _Check:
                 _require(scope.index == 0 and scope.loop is None, f"{what} has no parent")
                 depth[scope.index] = 0
                 continue
-            _require(scope.index != 0 and scope.parent in depth, f"{what} does not stand behind its parent")
+            _require(scope.index != 0 and scope.parent in depth, f"{what} is not after its parent")
             loop = None if scope.loop is None else self.loops.get(scope.loop)
             _require(loop is not None and loop.scope == scope.index, f"{what} is not that of its loop")
             depth[scope.index] = depth[scope.parent] + 1
@@ -103,11 +99,11 @@ class _Check:
             _require(not loop.collects, f"{what} collects what it does not see")
 
     def _check_output(self, index: int, scope: int | None, what: str) -> None:
-        place = self.places.get(index)  # one that nobody reads here is not there
+        place = self.places.get(index)  # one without readers here does not exist
         _require(place is None or place.scope == scope, f"{what} fills a place of another scope")
 
     def _above(self, scope: int) -> set[int]:
-        """A scope, and all around it."""
+        """Return a scope, and all around it."""
         found = {scope}
         parent = self.scopes[scope].parent
         while parent is not None:
@@ -117,23 +113,21 @@ class _Check:
 
     def _check_transition(self, found: spec.Transition) -> None:
         what = f"transition {found.label!r}"
-        _require(found.scope in self.scopes, f"{what} stands in no scope")
+        _require(found.scope in self.scopes, f"{what} is in no scope")
         above = self._above(found.scope)
         _unique((given.place for given in found.inputs), f"the inputs of {what}")
         for given in found.inputs:
             place = self.places.get(given.place)
             _require(place is not None and place.scope in above, f"{what} reads a place that it cannot see")
         _require(bool(found.inputs) or found.scope == 0, f"nothing triggers {what}")
-        action = found.action
-        for name in _OUTPUTS:
-            index = getattr(action, name, None)
-            if index is not None:
-                self._check_output(index, found.scope, what)
+        for index in spec.outputs_of(found.action):
+            self._check_output(index, found.scope, what)
         self._check_action(found, what)
-        formulas = list(action.args.values()) if isinstance(action, spec.Call) else []
-        formulas += [formula for name in _FORMULAS if (formula := getattr(action, name, None)) is not None]
-        for formula in formulas:
+        for formula in spec.formulas_of(found.action).values():
             self._check_formula(formula, len(found.inputs), what)
+        if isinstance(found.action, spec.Call) and found.action.fallback is not None:
+            _require(isinstance(found.action.fallback, spec.Const), f"the fallback of {what} is not a constant")
+            self._check_formula(found.action.fallback, 0, what)
 
     def _check_action(self, found: spec.Transition, what: str) -> None:
         action, scope = found.action, self.scopes[found.scope]
@@ -145,20 +139,21 @@ class _Check:
                 _require(loop is not None and loop.control == self.net.location, f"{what} drives a loop of others")
                 assert loop is not None  # noqa: S101 - just checked
                 inner = self.scopes.get(loop.scope)
-                _require(inner is None or inner.parent == found.scope, f"{what} stands in another scope than its loop")
+                _require(inner is None or inner.parent == found.scope, f"{what} is in another scope than its loop")
                 _require(self.driven[loop.index] == 1, f"{what} is not the only one that drives its loop")
                 steps = 1 if isinstance(action, spec.Repeat) else 0
                 _require(self.stepped[loop.index] == steps, f"the loop of {what} has not {steps} steps")
             case spec.Step():
-                _require(scope.loop == action.loop, f"{what} stands outside its loop")
+                _require(scope.loop == action.loop, f"{what} is outside its loop")
                 _require(self.loops[action.loop].control == self.net.location, f"{what} steps in a loop of others")
             case spec.Gather():
-                _require(scope.loop == action.loop, f"{what} stands outside its loop")
-                _require(0 <= action.collect < len(self.loops[action.loop].collects), f"{what} gathers for nobody")
+                _require(scope.loop == action.loop, f"{what} is outside its loop")
+                known = 0 <= action.collect < len(self.loops[action.loop].collects)
+                _require(known, f"{what} gathers for a collect that does not exist")
+            case spec.Quorum():
+                _require(len(action.sites) <= len(found.inputs), f"{what} has more sites than inputs")
             case spec.Store():
                 _require(bool(found.inputs), f"{what} has no lookup")
-            case _:
-                pass
 
     def _check_formula(self, formula: spec.Formula, inputs: int, what: str) -> None:
         level: list[spec.Formula] = [formula]

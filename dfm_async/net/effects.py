@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from dfm_async.model.error_record import ErrorRecord
+from dfm_async.model.events import ErrorRecord
 from dfm_async.model.ids import Frame
 from dfm_async.net import spec
 from dfm_async.net.tokens import StreamValue
@@ -14,45 +15,25 @@ from dfm_async.net.tokens import StreamValue
 if TYPE_CHECKING:
     from dfm_async.net.game import Activity, Control
 
-__all__ = [
-    "MANY",
-    "Abandon",
-    "CloseStream",
-    "Effect",
-    "EmitFailed",
-    "EmitValue",
-    "ExpectReaders",
-    "FrameDone",
-    "Invoke",
-    "Keep",
-    "LookUp",
-    "Pull",
-    "Report",
-    "RunStream",
-    "Send",
-    "SendElementDone",
-    "SendLoopEnd",
-]
-
 MANY: Final = 1 << 30
 """A number of readers that is not known beforehand."""
 
 
-class _Effect(msgspec.Struct, frozen=True, gc=False):
-    pass
+class Effect(msgspec.Struct, frozen=True, gc=False):
+    """The base of all effects."""
 
 
-class Invoke(_Effect, frozen=True):
+class Invoke(Effect, frozen=True):
     """Call an operation; answer with ``complete`` or ``fail``."""
 
     activity: Activity
     action: spec.Call
     args: dict[str, Any]
-    streams: bool
-    """Whether there are streams among the arguments."""
+    values: Sequence[Any]
+    """The inputs that the arguments were made of."""
 
 
-class EmitValue(_Effect, frozen=True):
+class EmitValue(Effect, frozen=True):
     """Send a value, or the elements of a stream, to the application; answer with ``complete`` or ``fail``."""
 
     activity: Activity
@@ -61,22 +42,23 @@ class EmitValue(_Effect, frozen=True):
     value: Any
 
 
-class EmitFailed(_Effect, frozen=True):
-    """Tell the application that a yield will not come."""
+class EmitFailed(Effect, frozen=True):
+    """Notify the application that a yield will not come."""
 
     point: int
     frame: Frame
     error: ErrorRecord
 
 
-class Report(_Effect, frozen=True):
-    """Tell the application of an error that happened here."""
+class Report(Effect, frozen=True):
+    """Report an error that happened here to the application. ``handled``: it is not an error of the job."""
 
     error: ErrorRecord
+    handled: bool = False
 
 
-class Send(_Effect, frozen=True):
-    """Send a token to other locations. Each tells with ``stream_released`` when it is done with a stream."""
+class Send(Effect, frozen=True):
+    """Send a token to other locations. Each reports with ``stream_released`` when it is done with a stream."""
 
     place: int
     frame: Frame
@@ -84,8 +66,8 @@ class Send(_Effect, frozen=True):
     routes: tuple[int, ...]
 
 
-class SendLoopEnd(_Effect, frozen=True):
-    """Tell other locations how many elements a loop had. ``outcome``: None, SKIPPED or Failed."""
+class SendLoopEnd(Effect, frozen=True):
+    """Notify other locations of the number of elements of a loop. ``outcome``: None, SKIPPED or Failed."""
 
     loop: int
     frame: Frame
@@ -94,36 +76,36 @@ class SendLoopEnd(_Effect, frozen=True):
     routes: tuple[int, ...]
 
 
-class SendElementDone(_Effect, frozen=True):
-    """Tell a loop's control that this location is done with an element."""
+class SendElementDone(Effect, frozen=True):
+    """Notify a loop's control that this location is done with an element."""
 
     loop: int
     frame: Frame
     control: int
 
 
-class FrameDone(_Effect, frozen=True):
+class FrameDone(Effect, frozen=True):
     """This location is done with a parameter set."""
 
     index: int
 
 
-class Pull(_Effect, frozen=True):
+class Pull(Effect, frozen=True):
     """Get further elements of a loop's source; answer with ``feed`` and ``feed_end``."""
 
     control: Control
     count: int
 
 
-class LookUp(_Effect, frozen=True):
-    """Ask the cache; answer with ``found`` or ``missed``. ``wait``: for another that computes the key's value."""
+class LookUp(Effect, frozen=True):
+    """Query the cache; answer with ``found`` or ``missed``. ``wait``: for another that computes the key's value."""
 
     activity: Activity
     key: Any
     wait: bool
 
 
-class Keep(_Effect, frozen=True):
+class Keep(Effect, frozen=True):
     """Give the cache the value for a ticket; answer with ``complete`` when it is kept. Its readers do not wait."""
 
     activity: Activity
@@ -131,47 +113,28 @@ class Keep(_Effect, frozen=True):
     value: Any
 
 
-class Abandon(_Effect, frozen=True):
+class Abandon(Effect, frozen=True):
     """Give a ticket back without a value."""
 
     ticket: Any
 
 
-class CloseStream(_Effect, frozen=True):
+class CloseStream(Effect, frozen=True):
     """Release a stream: no reader is left here. ``read``: one of them had begun to read."""
 
     stream: StreamValue
     read: bool
 
 
-class RunStream(_Effect, frozen=True):
+class RunStream(Effect, frozen=True):
     """Run a generator to its end without a reader; answer with ``stream_ended``. ``unread``: none will come."""
 
     stream: StreamValue
     unread: bool = False
 
 
-class ExpectReaders(_Effect, frozen=True):
+class ExpectReaders(Effect, frozen=True):
     """More or fewer readers of a stream will come than were expected."""
 
     stream: StreamValue
     change: int
-
-
-Effect: TypeAlias = (
-    Invoke
-    | EmitValue
-    | EmitFailed
-    | Report
-    | Send
-    | SendLoopEnd
-    | SendElementDone
-    | FrameDone
-    | Pull
-    | LookUp
-    | Keep
-    | Abandon
-    | CloseStream
-    | RunStream
-    | ExpectReaders
-)

@@ -7,7 +7,7 @@ once per instance: it fired, failed, or was skipped. That is what makes the end 
 counting.
 
 Streams are counted in the same way, each by a :class:`StreamRecord`: a location releases a stream as soon as none of
-its readers there can read it any more, whatever else their instances still do. A call that made a stream is resolved
+its readers there can read it any longer, whatever else their instances still do. A call that made a stream is resolved
 when that stream is released, and only then are the streams released that the call itself reads. So releases follow the
 flow of data backwards, and locations that read from each other cannot wait for each other.
 
@@ -20,22 +20,22 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-from dfm_async.errors import DfmError
-from dfm_async.model.error_record import ErrorRecord
+import msgspec
+
+from dfm_async.base.redaction import hide
+from dfm_async.errors import DfmError, NotEnoughReplies
+from dfm_async.model.events import ErrorRecord
 from dfm_async.model.ids import Frame
+from dfm_async.model.info import FailureInfo
+from dfm_async.model.replies import Replies, Reply
 from dfm_async.net import effects as fx
 from dfm_async.net import spec
 from dfm_async.net.program import PlaceCode, Program, ScopeCode, TransitionCode
 from dfm_async.net.tokens import ABSENT, OPEN, RELEASED, SKIPPED, Failed, Foreign, Found, Miss, StreamValue
-from dfm_async.redaction import hide
-
-__all__ = ["Activity", "Control", "Game", "Instance"]
 
 _TRACEBACK_LINES: Final = 60
-
-_Streams: TypeAlias = Sequence[StreamValue]
 
 
 class Instance:
@@ -51,37 +51,30 @@ class Instance:
         self.missing = scope.missing.copy()
         self.remaining = len(scope.transitions) + len(scope.members) + scope.awaited + (parent is None)
         self.waiters: dict[int, list[tuple[Instance, TransitionCode]]] | None = None
-        self.loops: dict[int, LoopRecord] | None = None
+        self.loops: dict[int, LoopRecord] = {}
         self.early: dict[int, int] | None = None
         """For slots without a token: how many of the loops that read them are done already."""
 
 
-class LoopRecord:
-    """What an instance knows of one loop inside it."""
+class LoopRecord(msgspec.Struct, eq=False):
+    """The state of one loop inside an instance."""
 
-    __slots__ = ("children", "control", "finished", "gathered", "loop", "outcome", "owner", "total")
-
-    def __init__(self, loop: spec.Loop, owner: Instance) -> None:
-        self.loop = loop
-        self.owner = owner
-        self.children: dict[int, Instance] = {}
-        self.finished = 0
-        self.total: int | None = None
-        self.outcome: Any = None
-        self.gathered: list[dict[int, Any]] = [{} for _ in loop.collects]
-        self.control: Control | None = None
+    loop: spec.Loop
+    owner: Instance
+    gathered: list[dict[int, Any]]
+    children: dict[int, Instance] = {}
+    finished: int = 0
+    total: int | None = None
+    outcome: Any = None
+    control: Control | None = None
 
 
-class Activity:
-    """A transition that has fired and is not resolved yet."""
+class Activity(msgspec.Struct, eq=False):
+    """A transition that has fired and is not resolved yet. ``streams``: those that it reads."""
 
-    __slots__ = ("instance", "streams", "transition")
-
-    def __init__(self, instance: Instance, transition: TransitionCode, streams: Sequence[StreamValue] = ()) -> None:
-        self.instance = instance
-        self.transition = transition
-        self.streams = streams
-        """The streams that it reads."""
+    instance: Instance
+    transition: TransitionCode
+    streams: Sequence[StreamValue] = ()
 
     @property
     def frame(self) -> Frame:
@@ -90,78 +83,49 @@ class Activity:
 
     @property
     def label(self) -> str:
-        """The node it stands for."""
+        """The node that it belongs to."""
         return self.transition.label
 
 
-class StreamRecord:
-    """What a game knows of one stream: who may still read it here, and what made it."""
+class StreamRecord(msgspec.Struct, eq=False):
+    """The state of one stream: its possible readers here, and the call that made it."""
 
-    __slots__ = ("activity", "driven", "ended", "error", "instance", "left", "place", "read")
-
-    def __init__(self, instance: Instance, place: PlaceCode | None, left: int, activity: Activity | None) -> None:
-        self.instance = instance
-        self.place = place
-        self.left = left
-        """How many transitions, loops and other locations may still read it."""
-        self.activity = activity
-        """The call that made it; None if it comes from another location."""
-        self.read = False
-        """Whether one of its readers, here or elsewhere, has begun."""
-        self.driven = False
-        """Whether it runs to its end without a reader."""
-        self.ended = False
-        """Whether its generator has ended; known only where it runs."""
-        self.error: ErrorRecord | None = None
+    instance: Instance
+    place: PlaceCode | None
+    left: int
+    """The number of transitions, loops and other locations that may still read it."""
+    activity: Activity | None
+    """The call that made it; None if it comes from another location."""
+    read: bool = False
+    """Whether one of its readers, here or elsewhere, has begun."""
+    ended: bool = False
+    """Whether its generator has ended; known only where it runs."""
+    error: ErrorRecord | None = None
 
 
-class Control:
+class Control(msgspec.Struct, eq=False):
     """Drives one loop: admits elements as far as the limit allows."""
 
-    __slots__ = (
-        "activity",
-        "exhausted",
-        "in_flight",
-        "last",
-        "limit",
-        "loop",
-        "next_index",
-        "record",
-        "requested",
-        "source",
-    )
-
-    def __init__(self, activity: Activity, loop: spec.Loop, record: LoopRecord, source: Any, limit: int) -> None:
-        self.activity = activity
-        self.loop = loop
-        self.record = record
-        self.source = source
-        self.limit = limit
-        self.next_index = 0
-        self.requested = 0
-        self.in_flight: dict[int, int] = {}
-        self.exhausted = False
-        self.last: tuple[Any, bool] | None = None
-        """For a repeat: what the current iteration passes on, and whether it is the last."""
+    activity: Activity
+    loop: spec.Loop
+    record: LoopRecord
+    source: Any
+    next_index: int = 0
+    requested: int = 0
+    in_flight: dict[int, int] = {}
+    exhausted: bool = False
+    last: tuple[Any, bool] | None = None
+    """For a repeat: what the current iteration passes on, and whether it is the last."""
 
 
-class _Repeating:
-    """The source of a repeat's control: how many iterations there are at most."""
+class _Repeating(msgspec.Struct, frozen=True):
+    """The source of a repeat's control: the largest number of iterations."""
 
-    __slots__ = ("times",)
-
-    def __init__(self, times: int | None) -> None:
-        self.times = times
+    times: int | None
 
 
 class Game:
-    """The state of one job at one location.
-
-    Args:
-        program: the compiled net.
-        site: the name of the site, for error reports.
-        prefix: makes error ids unique within the job.
-    """
+    """The state of one job at one location. ``prefix`` makes the ids of its errors unique within the job."""
 
     def __init__(self, program: Program, site: str, prefix: str) -> None:
         self.program = program
@@ -175,12 +139,12 @@ class Game:
 
     @property
     def live(self) -> int:
-        """How many parameter sets are under way here."""
+        """The number of parameter sets in flight here."""
         return len(self._roots)
 
     @property
     def streams(self) -> int:
-        """How many streams are not released yet."""
+        """The number of streams that are not released yet."""
         return len(self._streams)
 
     @property
@@ -190,11 +154,11 @@ class Game:
 
     @property
     def over(self) -> bool:
-        """Whether no parameter set is under way here, and nothing is left to take."""
+        """Whether no parameter set is in flight here, and nothing is left to take."""
         return not self._roots and not self._effects
 
     def take(self, limit: int = 1000) -> list[fx.Effect]:
-        """Fires what is ready, up to a limit, and gives the effects of it, in order."""
+        """Fire what is ready, up to a limit, and return the effects, in order."""
         ready = self._ready
         while ready and limit:
             limit -= 1
@@ -206,7 +170,7 @@ class Game:
     # events
 
     def open(self, index: int, params: Sequence[Any]) -> None:
-        """A parameter set has come."""
+        """Open a parameter set."""
         root = self._root(index)
         for place, value in zip(self.program.params, params, strict=True):
             self._put(root, place, value)
@@ -216,7 +180,7 @@ class Game:
         self._resolve(root)
 
     def token(self, index: int, frame: Frame, value: Any) -> None:
-        """A token has come from another location."""
+        """Take a token from another location."""
         place = self.program.places[index]
         assert place.scope is not None  # noqa: S101 - only readers are sent tokens
         instance = self._instance(place.scope, frame)
@@ -228,26 +192,25 @@ class Game:
             self._effects.append(fx.CloseStream(value, False))
 
     def loop_ended(self, index: int, frame: Frame, total: int, outcome: Any) -> None:
-        """A loop that is driven elsewhere has had all its elements."""
+        """Note that a loop that is driven elsewhere has had all its elements."""
         loop = self.program.loops[index]
         scope = self.program.scopes[loop.scope]
         assert scope.parent is not None  # noqa: S101 - a loop's scope has one
         self._end_here(self._record(self._instance(scope.parent, frame), loop), total, outcome)
 
     def element_done(self, index: int, frame: Frame) -> None:
-        """Another location is done with an element of a loop that is driven here."""
+        """Note that another location is done with an element of a loop that is driven here."""
         loop = self.program.loops[index]
         owner = self._find(frame[:-1], loop)
-        if owner is not None and owner.loops is not None:
-            record = owner.loops.get(index)
-            if record is not None and record.control is not None:
-                self._element_done(record.control, frame[-1])
+        record = None if owner is None else owner.loops.get(index)
+        if record is not None and record.control is not None:
+            self._element_done(record.control, frame[-1])
 
     def complete(self, activity: Activity, value: Any = None) -> None:
-        """An activity has succeeded."""
+        """Note that an activity has succeeded."""
         instance, transition = activity.instance, activity.transition
         action = transition.action
-        if isinstance(action, spec.Call):
+        if type(action) is spec.Call:
             if isinstance(value, StreamValue):
                 self._add_stream(instance, self.program.places.get(action.output), value, activity)
                 return
@@ -259,34 +222,39 @@ class Game:
         self._resolve(instance)
 
     def fail(self, activity: Activity, error: ErrorRecord) -> None:
-        """An activity has failed."""
-        self._effects.append(fx.Report(error))
+        """Note that an activity has failed. A call with a fallback has that value instead."""
+        transition = activity.transition
+        if transition.fallback is not None:
+            self._effects.append(fx.Report(error, True))
+            self.complete(activity, transition.fallback(()))
+            return
+        self._effects.append(fx.Report(error, transition.handled))
         if activity.streams:
             self._release(activity.streams, True)
-        self._pass(activity.instance, activity.transition, Failed(error))
+        self._pass(activity.instance, transition, Failed(error))
 
     def feed(self, control: Control, values: Iterable[Any]) -> None:
-        """Elements of a loop's source have come."""
+        """Take elements of a loop's source."""
         for value in values:
             control.requested -= 1
             self._admit(control, value)
-        if not control.loop.members:  # an empty body: nobody will say that it is done with an element
+        if not control.loop.members:  # an empty body: no location will report that it is done with an element
             self.pump(control)
 
     def feed_end(self, control: Control, error: ErrorRecord | None) -> None:
-        """A loop's source has ended."""
+        """Note that a loop's source has ended."""
         control.requested = 0
         if error is not None:
-            self._effects.append(fx.Report(error))
+            self._effects.append(fx.Report(error, control.activity.transition.handled))
         self._exhaust(control, None if error is None else Failed(error))
 
     def pump(self, control: Control) -> None:
-        """Asks for further elements, or admits them, as far as the limit allows."""
+        """Request further elements, or admit them, as far as the limit allows."""
         if control.exhausted:
             return
         source = control.source
         members = control.loop.members
-        room = control.limit - len(control.in_flight) - control.requested
+        room = control.loop.limit - len(control.in_flight) - control.requested
         if isinstance(source, Iterator):
             while room > 0 or not members:
                 try:
@@ -296,7 +264,7 @@ class Game:
                     return
                 except Exception as error:  # noqa: BLE001 - whatever iterating over a user's value raises
                     found = self.error(control.activity, error)
-                    self._effects.append(fx.Report(found))
+                    self._effects.append(fx.Report(found, control.activity.transition.handled))
                     self._exhaust(control, Failed(found))
                     return
                 self._admit(control, value)
@@ -306,15 +274,15 @@ class Game:
             self._effects.append(fx.Pull(control, room))
 
     def found(self, activity: Activity, value: Any) -> None:
-        """The cache had the key."""
+        """Note that the cache had the key."""
         self._answer(activity, Found(value), SKIPPED)
 
     def missed(self, activity: Activity, ticket: Any) -> None:
-        """The cache did not have the key."""
+        """Note that the cache did not have the key."""
         self._answer(activity, Miss(ticket), OPEN)
 
     def stream_ended(self, stream: StreamValue, error: ErrorRecord | None) -> None:
-        """The generator of a stream that was made here has no more elements, or has raised."""
+        """Note that the generator of a stream that was made here has no more elements, or has raised."""
         record = self._streams.get(stream)
         if record is None or record.activity is None or record.ended:
             return
@@ -328,11 +296,11 @@ class Game:
             self._settle([(stream, record)])
 
     def stream_released(self, stream: StreamValue, read: bool) -> None:
-        """Another location is done with a stream that was sent to it; ``read``: a reader there had begun."""
+        """Note that another location is done with a stream that was sent to it; ``read``: a reader there had begun."""
         self._release((stream,), read)
 
     def error(self, activity: Activity, error: BaseException, attempt: int = 1, cause: bytes = b"") -> ErrorRecord:
-        """Describes an exception of an activity."""
+        """Describe an exception of an activity."""
         action = activity.transition.action
         operation = action.operation if isinstance(action, spec.Call) else activity.label
         return self.describe(error, operation, activity.label, activity.frame, attempt, cause)
@@ -346,22 +314,10 @@ class Game:
         attempt: int = 1,
         cause: bytes = b"",
     ) -> ErrorRecord:
-        """Describes an exception that happened here."""
+        """Describe an exception that happened here."""
         self._errors += 1
-        kind = type(error)
-        return ErrorRecord(
-            id=f"{self._prefix}:{self._errors}",
-            site=self.site,
-            operation=operation,
-            node=label,
-            frame=frame,
-            attempt=attempt,
-            type_name=hide(
-                kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-            ),
-            message=_clean(_text(error)),
-            traceback=_clean(_traceback(error)),
-            cause=cause,
+        return describe_error(
+            error, f"{self._prefix}:{self._errors}", self.site, operation, label, frame, attempt, cause
         )
 
     # instances
@@ -373,7 +329,7 @@ class Game:
         return root
 
     def _instance(self, scope: ScopeCode, frame: Frame) -> Instance:
-        """Finds or makes the instance of a scope for a frame, and those around it."""
+        """Find or make the instance of a scope for a frame, and those around it."""
         instance = self._root(frame[0])
         for depth, loop in enumerate(scope.path, 1):
             record = self._record(instance, loop)
@@ -384,21 +340,18 @@ class Game:
         return instance
 
     def _find(self, frame: Frame, loop: spec.Loop) -> Instance | None:
-        """Finds the instance that a loop driven here stands in, if it is still there."""
+        """Find the instance that a loop driven here is in, if it still exists."""
         instance = self._roots.get(frame[0])
         for depth, outer in enumerate(self.program.driven[loop.index].path, 1):
-            if instance is None or instance.loops is None or outer.index not in instance.loops:
+            if instance is None or outer.index not in instance.loops:
                 return None
             instance = instance.loops[outer.index].children.get(frame[depth])
         return instance
 
     def _record(self, instance: Instance, loop: spec.Loop) -> LoopRecord:
-        loops = instance.loops
-        if loops is None:
-            loops = instance.loops = {}
-        record = loops.get(loop.index)
+        record = instance.loops.get(loop.index)
         if record is None:
-            record = loops[loop.index] = LoopRecord(loop, instance)
+            record = instance.loops[loop.index] = LoopRecord(loop, instance, [{} for _ in loop.collects])
         return record
 
     def _new_child(self, record: LoopRecord, frame: Frame) -> Instance:
@@ -438,7 +391,7 @@ class Game:
     def _produce(self, instance: Instance, index: int, value: Any) -> None:
         place = self.program.places.get(index)
         if place is None:
-            return  # nobody reads it
+            return  # it has no readers
         if place.routes:
             self._effects.append(fx.Send(index, instance.frame, value, place.routes))
         if place.local:
@@ -449,7 +402,7 @@ class Game:
     def _add_stream(
         self, instance: Instance, place: PlaceCode | None, stream: StreamValue, activity: Activity | None
     ) -> None:
-        """Puts a stream into its place, and counts who may read it: known beforehand, so that it can be released."""
+        """Put a stream into its place, and count its possible readers beforehand, so that it can be released."""
         left = 0
         if place is not None:
             left = place.holders + len(place.routes)
@@ -459,20 +412,19 @@ class Game:
         if place is not None:
             self._produce(instance, place.index, stream)
         if activity is not None and activity.transition.action.runs_ahead:  # type: ignore[union-attr] # made by a call
-            record.driven = True
             self._effects.append(fx.RunStream(stream))
         if not left:
             self._settle([(stream, record)])
 
-    def _hold(self, instance: Instance, streams: Sequence[StreamValue]) -> None:
-        """Counts further readers of streams: those that could not be counted when the streams came."""
-        for stream in streams:
+    def _hold(self, activity: Activity) -> None:
+        """Count a further reader of streams, if it could not be counted when they came."""
+        for stream in activity.streams:
             record = self._streams.get(stream)
-            if record is not None and record.instance is not instance:
+            if record is not None and record.instance is not activity.instance:
                 record.left += 1
 
     def _release(self, streams: Iterable[StreamValue], read: bool) -> None:
-        """Counts readers that are done with streams; ``read``: they had begun to read."""
+        """Count readers that are done with streams; ``read``: they had begun to read."""
         unused: list[tuple[StreamValue, StreamRecord]] = []
         self._count_down(streams, read, unused)
         self._settle(unused)
@@ -494,7 +446,7 @@ class Game:
             self._count_down(self._close(*unused.pop()), True, unused)
 
     def _close(self, stream: StreamValue, record: StreamRecord) -> Sequence[StreamValue]:
-        """Closes a stream without readers, or runs it to its end if it had none; gives what its generator has read."""
+        """Close a stream without readers, or run it to its end if it never had any; return what its generator read."""
         activity, instance, place = record.activity, record.instance, record.place
         if activity is not None and not record.read and not record.ended:
             self._effects.append(fx.RunStream(stream, unread=True))
@@ -508,7 +460,7 @@ class Game:
         action = activity.transition.action
         assert isinstance(action, spec.Call)  # noqa: S101 - only calls make streams
         if record.error is not None and not record.read:
-            self._effects.append(fx.Report(record.error))
+            self._effects.append(fx.Report(record.error, activity.transition.handled))
         if action.ended is not None and not record.ended:
             self._produce(instance, action.ended, OPEN)
         self._resolve(instance)
@@ -526,11 +478,10 @@ class Game:
             return
         loop = instance.scope.loop
         assert loop is not None  # noqa: S101 - only the root scope has none
-        assert parent.loops is not None  # noqa: S101 - the record that holds this instance
         record = parent.loops[loop.index]
         del record.children[instance.frame[-1]]
         record.finished += 1
-        last = record.total == record.finished  # asked now: the control may end the loop, and then sees to it itself
+        last = record.total == record.finished  # before the control ends the loop: then it does this itself
         if loop.control == self.program.here:
             assert record.control is not None  # noqa: S101 - elements come from it
             self._element_done(record.control, instance.frame[-1])
@@ -577,12 +528,12 @@ class Game:
         if activity.streams:
             read = isinstance(source, StreamValue)
             if read or self.program.here not in control.loop.members:
-                self._release_elements(activity, read)
+                self._release_read(activity, read)
         self._end_loop(control.record, control.next_index, outcome)
         self._resolve(activity.instance)
 
-    def _release_elements(self, activity: Activity, read: bool) -> None:
-        """A loop is done with its source; or, if its elements were streams, with all of them."""
+    def _release_read(self, activity: Activity, read: bool) -> None:
+        """Release the streams of an activity; those of a loop are its source, or elements that are streams."""
         streams, activity.streams = activity.streams, ()
         self._release(streams, read)
 
@@ -609,17 +560,16 @@ class Game:
         for place, gathered in zip(record.loop.collects, record.gathered, strict=True):
             if place in self.program.places:
                 self._produce(owner, place, _collected(gathered, record.outcome))
-        assert owner.loops is not None  # noqa: S101 - it holds the record
         if record.control is None or record.control.exhausted:
             del owner.loops[record.loop.index]
         for slot in owner.scope.read_by[record.loop.index]:
             self._loop_released(owner, slot)
         if record.control is not None and record.control.activity.streams:
-            self._release_elements(record.control.activity, False)
+            self._release_read(record.control.activity, False)
         self._resolve(owner)
 
     def _loop_released(self, owner: Instance, slot: int) -> None:
-        """A loop is done with a place around it, whose token may not have come."""
+        """Release a place around a loop, whose token may not have come."""
         value = owner.slots[slot]
         if isinstance(value, StreamValue):
             self._release((value,), False)
@@ -629,7 +579,7 @@ class Game:
             owner.early[slot] = owner.early.get(slot, 0) + 1
 
     def _advance(self, control: Control) -> None:
-        """Goes on after an iteration of a repeat, of which every location is done."""
+        """Continue after an iteration of a repeat that every location is done with."""
         assert control.last is not None  # noqa: S101 - the step is part of the iteration
         value, last = control.last
         control.last = None
@@ -657,112 +607,85 @@ class Game:
             values.append(owner.slots[slot])
         action = transition.action
         kind = type(action)
-        streams: list[StreamValue] | None = None
-        failed: Failed | None = None
-        skipped = False
+        activity = Activity(instance, transition)
+        stopped: Any = None
         for i in transition.strict:
             value = values[i]
             if value is SKIPPED:
-                skipped = True
+                stopped = SKIPPED
             elif type(value) is Failed:
-                failed = failed or value
+                stopped = stopped or value
             elif isinstance(value, StreamValue):
-                if streams is None:
-                    streams = []
-                streams.append(value)
-        if streams is not None and (skipped or failed is not None or kind not in _READERS):
-            self._turn_away(instance, streams)
-            streams = None
-        if kind is not spec.Store and (skipped or failed is not None):
-            self._pass(instance, transition, SKIPPED if skipped else failed)
+                activity.streams = (*activity.streams, value)
+        if activity.streams and (stopped is not None or kind not in _READERS):
+            self._turn_away(activity)
+        if stopped is not None and kind not in _LENIENT:
+            self._pass(instance, transition, stopped)
             return
         try:
-            _HANDLERS[kind](self, instance, transition, values, streams or ())
+            _HANDLERS[kind](self, activity, action, values)
         except Exception as error:  # noqa: BLE001 - whatever an expression over user values raises
-            if streams is not None:
-                self._turn_away(instance, streams)
-            activity = Activity(instance, transition)
+            self._turn_away(activity)
             self.fail(activity, self.error(activity, error))
 
-    def _turn_away(self, instance: Instance, streams: Sequence[StreamValue]) -> None:
-        """Counts a transition that does not read the streams among its inputs."""
-        self._effects.extend(fx.ExpectReaders(stream, -1) for stream in streams)
-        self._hold(instance, streams)
-        self._release(streams, False)
+    def _turn_away(self, activity: Activity) -> None:
+        """Count a transition that does not read the streams among its inputs."""
+        self._effects.extend(fx.ExpectReaders(stream, -1) for stream in activity.streams)
+        self._hold(activity)
+        self._release_read(activity, False)
 
     def _pass(self, instance: Instance, transition: TransitionCode, outcome: Any) -> None:
-        """Resolves a transition that cannot fire: its readers get what kept it from firing."""
+        """Resolve a transition that cannot fire: its readers get what kept it from firing."""
         action = transition.action
+        ended = action.ended if isinstance(action, spec.Call) else None
+        for index in transition.outputs:
+            self._produce(instance, index, OPEN if index == ended else outcome)
         match action:
-            case spec.Call():
-                self._produce(instance, action.output, outcome)
-                if action.ended is not None:
-                    self._produce(instance, action.ended, OPEN)
-            case spec.Store():
-                self._produce(instance, action.output, outcome)
             case spec.Emit():
                 if isinstance(outcome, Failed):
                     self._effects.append(fx.EmitFailed(action.point, instance.frame, outcome.error))
-            case spec.Branch():
-                self._produce(instance, action.then, outcome)
-                self._produce(instance, action.otherwise, outcome)
-            case spec.Iterate():
-                self._end_loop(self._record(instance, self.program.loops[action.loop]), 0, outcome)
-            case spec.Repeat():
-                self._produce(instance, action.output, outcome)
+            case spec.Iterate() | spec.Repeat():
                 self._end_loop(self._record(instance, self.program.loops[action.loop]), 0, outcome)
             case spec.Step():
                 self._control_of(instance).last = (outcome, True)
-            case spec.Lookup():
-                self._produce(instance, action.found, outcome)
-                self._produce(instance, action.miss, outcome)
             case spec.Gather():
                 self._gather_value(instance, action, outcome)
         self._resolve(instance)
 
-    def _call(self, instance: Instance, transition: TransitionCode, values: list[Any], streams: _Streams) -> None:
-        args = {name: formula(values) for name, formula in transition.formulas.items()}
-        action = transition.action
-        assert isinstance(action, spec.Call)  # noqa: S101 - dispatched by type
-        if streams:
-            self._hold(instance, streams)
-        self._effects.append(fx.Invoke(Activity(instance, transition, streams), action, args, bool(streams)))
+    def _call(self, activity: Activity, action: spec.Call, values: list[Any]) -> None:
+        args = activity.transition.arguments(values)
+        if activity.streams:
+            self._hold(activity)
+        self._effects.append(fx.Invoke(activity, action, args, values))
 
-    def _emit(self, instance: Instance, transition: TransitionCode, values: list[Any], streams: _Streams) -> None:
-        value = transition.formulas["value"](values)
-        action = transition.action
-        assert isinstance(action, spec.Emit)  # noqa: S101 - dispatched by type
-        if streams:
-            self._hold(instance, streams)
-        activity = Activity(instance, transition, streams)
-        self._effects.append(fx.EmitValue(activity, action.point, instance.frame, value))
+    def _emit(self, activity: Activity, action: spec.Emit, values: list[Any]) -> None:
+        value = activity.transition.formulas["value"](values)
+        if activity.streams:
+            self._hold(activity)
+        self._effects.append(fx.EmitValue(activity, action.point, activity.instance.frame, value))
 
-    def _branch(self, instance: Instance, transition: TransitionCode, values: list[Any], _streams: _Streams) -> None:
-        holds = bool(_whole(transition.formulas["cond"](values), "a condition"))
-        action = transition.action
-        assert isinstance(action, spec.Branch)  # noqa: S101 - dispatched by type
+    def _branch(self, activity: Activity, action: spec.Branch, values: list[Any]) -> None:
+        holds = bool(_whole(activity, "cond", values, "a condition"))
+        instance = activity.instance
         self._produce(instance, action.then, OPEN if holds else SKIPPED)
         self._produce(instance, action.otherwise, SKIPPED if holds else OPEN)
         self._resolve(instance)
 
-    def _iterate(self, instance: Instance, transition: TransitionCode, values: list[Any], streams: _Streams) -> None:
-        source = transition.formulas["seq"](values)
-        action = transition.action
-        assert isinstance(action, spec.Iterate)  # noqa: S101 - dispatched by type
+    def _iterate(self, activity: Activity, action: spec.Iterate, values: list[Any]) -> None:
+        source = activity.transition.formulas["seq"](values)
         if hasattr(source, "__anext__") or hasattr(source, "__next__"):
             source = Foreign(source)  # its elements may block: the runtime fetches them
         elif not isinstance(source, StreamValue):
             if isinstance(source, (str, bytes)) or not isinstance(source, Iterable):
                 raise TypeError(f"ForEach needs a list or an iterator, not {type(source).__name__}")
-            if streams:
-                self._expect_elements(action.loop, source, streams)
+            if activity.streams:
+                self._expect_elements(action.loop, source, activity.streams)
             source = iter(source)
-        if streams:
-            self._hold(instance, streams)
-        self._start(Activity(instance, transition, streams), action.loop, source)
+        self._hold(activity)
+        self.pump(self._start(activity, action.loop, source))
 
     def _expect_elements(self, index: int, source: Iterable[Any], streams: Sequence[StreamValue]) -> None:
-        """The elements of a loop are streams: the readers in its body read them, rather than the loop."""
+        """Have the readers in a loop's body read its elements, which are streams, rather than the loop itself."""
         elements = [value for value in source if isinstance(value, StreamValue)]
         if set(elements) != set(streams):
             raise TypeError("an element of a ForEach cannot have a generator inside: return a list instead")
@@ -775,22 +698,17 @@ class Game:
     def _start(self, activity: Activity, index: int, source: Any) -> Control:
         loop = self.program.loops[index]
         record = self._record(activity.instance, loop)
-        control = Control(activity, loop, record, source, loop.limit)
-        record.control = control
-        if not isinstance(source, _Repeating):
-            self.pump(control)
+        control = record.control = Control(activity, loop, record, source)
         return control
 
-    def _repeat(self, instance: Instance, transition: TransitionCode, values: list[Any], _streams: _Streams) -> None:
-        carry = _whole(transition.formulas["carry"](values), "the value of a Repeat")
+    def _repeat(self, activity: Activity, action: spec.Repeat, values: list[Any]) -> None:
+        carry = _whole(activity, "carry", values, "the value of a Repeat")
         times = None
-        if "times" in transition.formulas:
-            times = transition.formulas["times"](values)
+        if action.times is not None:
+            times = activity.transition.formulas["times"](values)
             if not isinstance(times, int) or isinstance(times, bool) or times < 0:
                 raise TypeError(f"times of a Repeat must be a number of iterations, not {times!r}")
-        action = transition.action
-        assert isinstance(action, spec.Repeat)  # noqa: S101 - dispatched by type
-        control = self._start(Activity(instance, transition), action.loop, _Repeating(times))
+        control = self._start(activity, action.loop, _Repeating(times))
         if times == 0:
             self._end_repeat(control, carry)
         else:
@@ -798,23 +716,20 @@ class Game:
 
     def _control_of(self, instance: Instance) -> Control:
         parent, loop = instance.parent, instance.scope.loop
-        assert parent is not None and parent.loops is not None and loop is not None  # noqa: S101, PT018
+        assert parent is not None and loop is not None  # noqa: S101, PT018 - a step is inside a loop
         control = parent.loops[loop.index].control
-        assert control is not None  # noqa: S101 - a step stands where its repeat is driven
+        assert control is not None  # noqa: S101 - a step is where its repeat is driven
         return control
 
-    def _step(self, instance: Instance, transition: TransitionCode, values: list[Any], _streams: _Streams) -> None:
-        following = _whole(transition.formulas["next"](values), "the value of a Repeat")
-        until = transition.formulas.get("until")
-        last = until is not None and bool(until(values))
-        self._control_of(instance).last = (following, last)
-        self._resolve(instance)
+    def _step(self, activity: Activity, action: spec.Step, values: list[Any]) -> None:
+        following = _whole(activity, "next", values, "the value of a Repeat")
+        last = action.until is not None and bool(activity.transition.formulas["until"](values))
+        self._control_of(activity.instance).last = (following, last)
+        self._resolve(activity.instance)
 
-    def _lookup(self, instance: Instance, transition: TransitionCode, values: list[Any], _streams: _Streams) -> None:
-        key = _whole(transition.formulas["key"](values), "a cache key")
-        action = transition.action
-        assert isinstance(action, spec.Lookup)  # noqa: S101 - dispatched by type
-        self._effects.append(fx.LookUp(Activity(instance, transition), key, not action.nested))
+    def _lookup(self, activity: Activity, action: spec.Lookup, values: list[Any]) -> None:
+        key = _whole(activity, "key", values, "a cache key")
+        self._effects.append(fx.LookUp(activity, key, not action.nested))
 
     def _answer(self, activity: Activity, answer: Any, gate: Any) -> None:
         action = activity.transition.action
@@ -823,45 +738,70 @@ class Game:
         self._produce(activity.instance, action.miss, gate)
         self._resolve(activity.instance)
 
-    def _store(self, instance: Instance, transition: TransitionCode, values: list[Any], _streams: _Streams) -> None:
-        action = transition.action
-        assert isinstance(action, spec.Store)  # noqa: S101 - dispatched by type
-        answer = values[0]
+    def _store(self, activity: Activity, action: spec.Store, values: list[Any]) -> None:
+        instance, answer = activity.instance, values[0]
         if isinstance(answer, Found):
             self._produce(instance, action.output, answer.value)
         elif isinstance(answer, Miss):
             stopped = [v for v in values[1:] if v is SKIPPED or type(v) is Failed]
             try:
-                value = stopped[0] if stopped else _whole(transition.formulas["value"](values), "what a cache stores")
+                value = stopped[0] if stopped else _whole(activity, "value", values, "what a cache stores")
             except Exception:
                 self._effects.append(fx.Abandon(answer.ticket))
                 raise
             self._produce(instance, action.output, value)
             if not stopped:
-                self._effects.append(fx.Keep(Activity(instance, transition), answer.ticket, value))
+                self._effects.append(fx.Keep(activity, answer.ticket, value))
                 return
             self._effects.append(fx.Abandon(answer.ticket))
         else:
             self._produce(instance, action.output, answer)  # skipped or failed
         self._resolve(instance)
 
-    def _gather(self, instance: Instance, transition: TransitionCode, values: list[Any], _streams: _Streams) -> None:
-        value = _whole(transition.formulas["value"](values), "what collect gathers")
-        action = transition.action
-        assert isinstance(action, spec.Gather)  # noqa: S101 - dispatched by type
-        self._gather_value(instance, action, value)
-        self._resolve(instance)
+    def _gather(self, activity: Activity, action: spec.Gather, values: list[Any]) -> None:
+        self._gather_value(activity.instance, action, _whole(activity, "value", values, "what collect gathers"))
+        self._resolve(activity.instance)
 
     def _gather_value(self, instance: Instance, action: spec.Gather, value: Any) -> None:
-        parent = instance.parent
-        assert parent is not None and parent.loops is not None  # noqa: S101, PT018 - gathers stand inside loops
-        parent.loops[action.loop].gathered[action.collect][instance.frame[-1]] = value
+        assert instance.parent is not None  # noqa: S101 - gathers are inside loops
+        if type(value) is Failed and action.errors != "fail":
+            value = failure_data(value.error) if action.errors == "keep" else SKIPPED
+        instance.parent.loops[action.loop].gathered[action.collect][instance.frame[-1]] = value
 
+    def _make(self, activity: Activity, action: spec.Make, values: list[Any]) -> None:
+        self._produce(activity.instance, action.output, _whole(activity, "value", values, "the value of an If"))
+        self._resolve(activity.instance)
+
+    def _choose(self, activity: Activity, action: spec.Choose, values: list[Any]) -> None:
+        taken = [value for value in values if value is not SKIPPED]
+        self._produce(activity.instance, action.output, taken[0] if taken else SKIPPED)
+        self._resolve(activity.instance)
+
+    def _quorum(self, activity: Activity, action: spec.Quorum, values: list[Any]) -> None:
+        if any(value is SKIPPED for value in values):
+            self._pass(activity.instance, activity.transition, SKIPPED)
+            return
+        found: Replies[Any] = Replies()
+        for site, value in zip(action.sites, values, strict=False):  # a gate may follow
+            if isinstance(value, StreamValue):
+                raise TypeError("a call of a gather cannot return a generator: return a list instead")
+            if type(value) is Failed:
+                found.failures.append(failure_data(value.error))
+            else:
+                found.append(Reply(site, value))
+        if len(found) < action.at_least:
+            raise NotEnoughReplies(len(found), action.at_least, tuple(map(str, found.failures)))
+        self._produce(activity.instance, action.output, found)
+        self._resolve(activity.instance)
+
+
+_LENIENT: Final = frozenset({spec.Store, spec.Choose, spec.Quorum})
+"""What fires although inputs were skipped, or have failed."""
 
 _READERS: Final = frozenset({spec.Call, spec.Emit, spec.Iterate})
-"""What can read a stream. All others want a whole value, and refuse one."""
+"""What can read a stream. All others take whole values, and refuse streams."""
 
-_HANDLERS: Final[dict[type, Callable[[Game, Instance, TransitionCode, list[Any], _Streams], None]]] = {
+_HANDLERS: Final[dict[type, Callable[[Game, Activity, Any, list[Any]], None]]] = {
     spec.Call: Game._call,  # noqa: SLF001 - same module
     spec.Emit: Game._emit,  # noqa: SLF001
     spec.Branch: Game._branch,  # noqa: SLF001
@@ -871,10 +811,14 @@ _HANDLERS: Final[dict[type, Callable[[Game, Instance, TransitionCode, list[Any],
     spec.Lookup: Game._lookup,  # noqa: SLF001
     spec.Store: Game._store,  # noqa: SLF001
     spec.Gather: Game._gather,  # noqa: SLF001
+    spec.Make: Game._make,
+    spec.Choose: Game._choose,  # noqa: SLF001
+    spec.Quorum: Game._quorum,  # noqa: SLF001
 }
 
 
-def _whole(value: Any, what: str) -> Any:
+def _whole(activity: Activity, formula: str, values: list[Any], what: str) -> Any:
+    value = activity.transition.formulas[formula](values)
     if isinstance(value, StreamValue):
         raise TypeError(f"{what} cannot be a generator: return a list instead")
     return value
@@ -890,8 +834,13 @@ def _collected(gathered: dict[int, Any], outcome: Any) -> Any:
     return [value for value in values if value is not SKIPPED]
 
 
+def failure_data(error: ErrorRecord) -> FailureInfo:
+    """Return an error as data that a pipeline can pass on."""
+    return FailureInfo(error.site, error.operation, error.node, tuple(error.frame), error.type_name, error.message)
+
+
 def _clean(text: str) -> str:
-    """Text that can travel: whatever UTF-8 cannot hold is written out, and no secret is in it."""
+    """Return text that can be sent: without secrets, and with escapes for what UTF-8 cannot hold."""
     return hide(text if text.isascii() else text.encode("utf-8", "backslashreplace").decode())
 
 
@@ -915,11 +864,39 @@ def _traceback(error: BaseException) -> str:
 
 
 def _of_the_user(error: BaseException) -> TracebackType | None:
-    """The traceback from where the user's code begins: how we called it helps nobody.
+    """Return the traceback from where the user's code begins.
 
-    An error of ours that comes from our own code has none: its text says all.
+    An error of the library from its own code has none: its message is sufficient.
     """
     package, found = __name__.partition(".")[0], error.__traceback__
     while found is not None and str(found.tb_frame.f_globals.get("__name__")).partition(".")[0] == package:
         found = found.tb_next
     return error.__traceback__ if found is None and not isinstance(error, DfmError) else found
+
+
+def describe_error(
+    error: BaseException,
+    error_id: str,
+    site: str,
+    operation: str,
+    node: str,
+    frame: Frame,
+    attempt: int,
+    cause: bytes,
+) -> ErrorRecord:
+    """Describe an exception of an operation, as it travels."""
+    kind = type(error)
+    return ErrorRecord(
+        id=error_id,
+        site=site,
+        operation=operation,
+        node=node,
+        frame=frame,
+        attempt=attempt,
+        type_name=hide(
+            kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        ),
+        message=_clean(_text(error)),
+        traceback=_clean(_traceback(error)),
+        cause=cause,
+    )

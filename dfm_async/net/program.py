@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Callable, Sequence
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Final
+
+import msgspec
 
 from dfm_async.model.constants import copier
 from dfm_async.net import spec
-from dfm_async.net.steps import check_step, fetch
 from dfm_async.net.tokens import StreamValue
-
-__all__ = ["Evaluate", "PlaceCode", "Program", "ScopeCode", "TransitionCode", "compile_formula"]
 
 Evaluate = Callable[[Sequence[Any]], Any]
 
@@ -26,8 +28,97 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
 _TYPES: Final[dict[str, Callable[[Any], Any]]] = {"list": list, "tuple": tuple, "set": set}
 
 
+# Fields of values, as pipelines may read them: ``node.name`` and ``node["key"]``. A net may come from an untrusted
+# sender, who may read what operations return, but must not reach the interpreter. So names with a leading underscore
+# are not fields, and no step begins or ends at a module, a class, a function or the like: from there, everything that a
+# process holds could be reached.
+
+_CLOSED: Final = (
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.MethodType,
+    types.BuiltinFunctionType,
+    types.MethodWrapperType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.GenericAlias,
+    types.FrameType,
+    types.CodeType,
+    types.TracebackType,
+    types.GeneratorType,
+    types.CoroutineType,
+    types.AsyncGeneratorType,
+    types.CellType,
+    functools.partial,
+    functools.partialmethod,
+    property,
+    staticmethod,
+    classmethod,
+    super,
+)
+"""Classes whose values are not data."""
+_OUR_OWN: Final = ("dfm_async.net.", "dfm_async.runtime.", "dfm_async.wire.", "dfm_async.workers.")
+"""Where the classes are that only the engine uses."""
+_INDEXED: Final = (Mapping, Sequence, Set, bytearray, memoryview)
+_KEYS: Final = frozenset({int, str, bool, float, type(None)})
+"""What can be between brackets."""
+
+
+def check_step(is_attribute: bool, key: Any) -> None:
+    """Raise ValueError if no pipeline may take this step."""
+    if is_attribute:
+        if type(key) is not str or not key.isidentifier():
+            raise ValueError(f"{key!r} is not the name of a field")
+        if key.startswith("_"):
+            raise ValueError(f"{key!r} is not a field: names that begin with an underscore are private")
+    elif type(key) not in _KEYS:
+        raise ValueError(f"a field is chosen by a string or a number, not by {key!r}")
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_closed(kind: Any) -> bool:
+    """Return whether values of such a class are not data."""
+    return issubclass(kind, _CLOSED) or kind.__module__.startswith(_OUR_OWN)
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_items(kind: Any) -> bool:
+    """Return whether brackets choose a part of such a value. Classes of the standard library must be containers."""
+    if issubclass(kind, _INDEXED):
+        return True
+    return not _is_closed(kind) and kind.__module__.partition(".")[0] not in sys.stdlib_module_names
+
+
+def fetch(value: Any, is_attribute: bool, key: Any) -> Any:
+    """Take one step, which was checked before.
+
+    Raises:
+        TypeError: the value has no fields, or this one is not data; and whatever the value itself raises.
+    """
+    kind: Any = type(value)
+    if is_attribute:
+        if _is_closed(kind):
+            raise TypeError(f"a value of type {kind.__name__} has no fields that a pipeline can read")
+        found = getattr(value, key)
+    else:
+        if not _has_items(kind):
+            raise TypeError(f"{kind.__name__!r} object is not subscriptable in a pipeline")
+        found = value[key]
+    reached: Any = type(found)
+    if _is_closed(reached):
+        raise TypeError(f"{key!r} of a {kind.__name__} is a {reached.__name__}, which is not data")
+    return found
+
+
+# Nets
+
+
 def compile_formula(formula: spec.Formula, literals: Sequence[Any]) -> Evaluate:
-    """Makes a function of a transition's input values."""
+    """Make a function of a transition's input values."""
     match formula:
         case spec.Const(literal):
             constant = literals[literal]
@@ -77,96 +168,67 @@ def compile_formula(formula: spec.Formula, literals: Sequence[Any]) -> Evaluate:
             return lambda values: not inner(values)
 
 
-class TransitionCode:
-    """A transition with its inputs resolved to slots. ``inputs``: how many scopes up, which slot."""
+class TransitionCode(msgspec.Struct, eq=False):
+    """A transition with its inputs resolved to slots. ``inputs``: the number of scopes up, and the slot."""
 
-    __slots__ = ("action", "formulas", "index", "inputs", "label", "scope", "strict")
+    index: int
+    label: str
+    action: spec.Action
+    formulas: dict[str, Evaluate]
+    outputs: tuple[int, ...]
+    strict: tuple[int, ...]
+    """The inputs whose failure or absence passes through. Order alone ("after") never does."""
+    handled: bool = False
+    fallback: Evaluate | None = None
+    inputs: tuple[tuple[int, int], ...] = ()
 
-    def __init__(self, index: int, found: spec.Transition, scope: ScopeCode) -> None:
-        self.index = index
-        self.label = found.label
-        self.action = found.action
-        self.scope = scope
-        self.inputs: tuple[tuple[int, int], ...] = ()
-        # The inputs whose failure or absence passes through. Order alone ("after") never does.
-        self.strict = tuple(i for i, given in enumerate(found.inputs) if given.role != "after")
-        self.formulas: dict[str, Evaluate] = {}
+    def arguments(self, values: Sequence[Any]) -> dict[str, Any]:
+        """Make the arguments of a call from its inputs, with constants of its own."""
+        return {name: formula(values) for name, formula in self.formulas.items()}
 
 
-class PlaceCode:
-    """A place as this location sees it: its slot, and who reads it here and elsewhere."""
+class PlaceCode(msgspec.Struct, eq=False):
+    """A place as this location sees it: its slot, and its readers here and elsewhere."""
 
-    __slots__ = (
-        "awaited",
-        "consumers",
-        "holders",
-        "index",
-        "label",
-        "local",
-        "repeated",
-        "routes",
-        "scope",
-        "slot",
-        "uses",
-    )
-
-    def __init__(self, found: spec.Place, scope: ScopeCode | None) -> None:
-        self.index = found.index
-        self.label = found.label
-        self.routes = found.routes
-        self.scope = scope
-        self.slot = -1
-        self.consumers: list[TransitionCode] = []
-        self.local = False
-        self.repeated = False
-        """Whether a loop reads it, once per element."""
-        self.uses = 0
-        """How many transitions here read its value, rather than only wait for it."""
-        self.holders = 0
-        """How many transitions of its own scope read its value here, and how many loops in that scope do."""
-        self.awaited = False
-        """Whether its instance must wait for its token: it comes from elsewhere, and only loops read it."""
+    index: int
+    label: str
+    routes: tuple[int, ...]
+    scope: ScopeCode | None
+    handled: bool = False
+    slot: int = -1
+    consumers: list[TransitionCode] = []
+    local: bool = False
+    repeated: bool = False
+    """Whether a loop reads it, once per element."""
+    uses: int = 0
+    """The number of transitions here that read its value, rather than only wait for it."""
+    holders: int = 0
+    """The number of transitions of its own scope that read its value here, and of loops in that scope that do."""
+    awaited: bool = False
+    """Whether its instance must wait for its token: it comes from elsewhere, and only loops read it."""
 
     @property
     def readers(self) -> int | None:
-        """How many read a token of this place; None if that is not known beforehand."""
+        """The number of readers of a token of this place; None if that is not known beforehand."""
         return None if self.repeated else self.uses + len(self.routes)
 
 
-class ScopeCode:
+class ScopeCode(msgspec.Struct, eq=False):
     """A scope as this location sees it."""
 
-    __slots__ = (
-        "awaited",
-        "depth",
-        "emits",
-        "index",
-        "loop",
-        "members",
-        "missing",
-        "outer",
-        "parent",
-        "path",
-        "read_by",
-        "slots",
-        "transitions",
-    )
-
-    def __init__(self, index: int, parent: ScopeCode | None, loop: spec.Loop | None) -> None:
-        self.index = index
-        self.parent = parent
-        self.loop = loop
-        self.depth: int = 0 if parent is None else parent.depth + 1
-        self.path: tuple[spec.Loop, ...] = () if parent is None or loop is None else (*parent.path, loop)
-        self.transitions: list[TransitionCode] = []
-        self.members: list[spec.Loop] = []
-        self.slots = 0
-        self.awaited = 0
-        self.missing: list[int] = []
-        self.outer: list[tuple[TransitionCode, int, int]] = []
-        self.emits: list[int] = []
-        self.read_by: dict[int, dict[int, None]] = {}
-        """For each loop inside, the slots of this scope whose values are read in its body."""
+    parent: ScopeCode | None
+    loop: spec.Loop | None
+    path: tuple[spec.Loop, ...]
+    """The loops around it, the outermost first."""
+    transitions: list[TransitionCode] = []
+    members: list[spec.Loop] = []
+    slots: int = 0
+    awaited: int = 0
+    missing: list[int] = []
+    outer: list[tuple[TransitionCode, int, int]] = []
+    emits: list[int] = []
+    read_by: dict[int, dict[int, None]] = {}
+    """For each loop inside, the slots of this scope whose values are read in its body."""
 
 
 class Program:
@@ -178,10 +240,11 @@ class Program:
         self.points = net.points
         self.loops = {loop.index: loop for loop in net.loops}
         self.scopes: dict[int, ScopeCode] = {}
-        for scope in net.scopes:  # parents stand before children
+        for scope in net.scopes:  # parents come before children
             parent = None if scope.parent is None else self.scopes[scope.parent]
             loop = None if scope.loop is None else self.loops[scope.loop]
-            self.scopes[scope.index] = ScopeCode(scope.index, parent, loop)
+            path = () if parent is None or loop is None else (*parent.path, loop)
+            self.scopes[scope.index] = ScopeCode(parent, loop, path)
             if parent is not None and loop is not None:
                 parent.members.append(loop)
                 parent.read_by[loop.index] = {}
@@ -189,9 +252,9 @@ class Program:
         self.places: dict[int, PlaceCode] = {}
         for place in net.places:
             home = self.scopes.get(place.scope)
-            self.places[place.index] = PlaceCode(place, home)
+            self.places[place.index] = PlaceCode(place.index, place.label, place.routes, home, place.handled)
         self.driven: dict[int, ScopeCode] = {}
-        """For each loop that is driven here, the scope it stands in."""
+        """For each loop that is driven here, the scope it is in."""
         for transition in net.transitions:
             self._add(transition)
         self.params = [self.places[index] for _, index in net.params]
@@ -199,7 +262,17 @@ class Program:
 
     def _add(self, found: spec.Transition) -> None:
         scope = self.scopes[found.scope]
-        code = TransitionCode(len(scope.transitions), found, scope)
+        formulas = {
+            name: compile_formula(formula, self.net.literals)
+            for name, formula in spec.formulas_of(found.action).items()
+        }
+        outputs = tuple(spec.outputs_of(found.action))
+        strict = tuple(i for i, given in enumerate(found.inputs) if given.role != "after")
+        code = TransitionCode(
+            len(scope.transitions), found.label, found.action, formulas, outputs, strict, found.handled
+        )
+        if isinstance(found.action, spec.Call) and found.action.fallback is not None:
+            code.fallback = compile_formula(found.action.fallback, self.net.literals)
         scope.transitions.append(code)
         missing = 0
         inputs = []
@@ -211,7 +284,7 @@ class Program:
                 place.local = True
                 place.slot = home.slots
                 home.slots += 1
-            up = scope.depth - home.depth
+            up = len(scope.path) - len(home.path)
             inputs.append((up, place.slot))
             read = given.role != "after"
             place.uses += read
@@ -222,7 +295,7 @@ class Program:
             else:
                 scope.outer.append((code, up, place.slot))
                 place.repeated = place.repeated or read
-                inside = home.read_by[scope.path[home.depth].index]
+                inside = home.read_by[scope.path[len(home.path)].index]
                 if read and place.slot not in inside:
                     inside[place.slot] = None
                     place.holders += 1
@@ -230,7 +303,6 @@ class Program:
             missing = 1  # the opening of the frame
         scope.missing.append(missing)
         code.inputs = tuple(inputs)
-        self._formulas(code, found.action)
         if isinstance(found.action, (spec.Iterate, spec.Repeat)):
             self.driven[found.action.loop] = scope
         elif isinstance(found.action, spec.Emit):
@@ -240,11 +312,10 @@ class Program:
                 above = above.parent
 
     def _await_places(self) -> None:
-        """Finds the places whose token an instance must wait for although no transition of its own scope does."""
+        """Find the places whose token an instance must wait for although no transition of its own scope does."""
         made = {index for _, index in self.net.params}
         for transition in self.net.transitions:
-            for name in ("output", "ended", "then", "otherwise", "found", "miss"):
-                made.add(getattr(transition.action, name, -1))
+            made.update(spec.outputs_of(transition.action))
         for loop in self.net.loops:
             made.update(loop.collects)
             if loop.control == self.here:
@@ -253,13 +324,3 @@ class Program:
             if place.local and not place.consumers and place.index not in made and place.scope is not None:
                 place.awaited = True
                 place.scope.awaited += 1
-
-    def _formulas(self, code: TransitionCode, action: spec.Action) -> None:
-        literals = self.net.literals
-        if isinstance(action, spec.Call):
-            code.formulas = {name: compile_formula(formula, literals) for name, formula in action.args.items()}
-            return
-        for name in ("value", "cond", "seq", "carry", "times", "next", "until", "key"):
-            formula = getattr(action, name, None)
-            if formula is not None:
-                code.formulas[name] = compile_formula(formula, literals)

@@ -11,36 +11,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from dfm_async.model.ids import Location
 from dfm_async.model.policies import RetryPolicy
-
-__all__ = [
-    "Action",
-    "Branch",
-    "Build",
-    "Call",
-    "Combine",
-    "Compare",
-    "Const",
-    "Emit",
-    "Field",
-    "Formula",
-    "Gather",
-    "Input",
-    "Iterate",
-    "Lookup",
-    "Loop",
-    "MakeDict",
-    "Net",
-    "Not",
-    "Place",
-    "Repeat",
-    "Scope",
-    "Slot",
-    "Step",
-    "Store",
-    "Transition",
-    "YieldPoint",
-]
 
 
 class _Data(msgspec.Struct, frozen=True, tag_field="kind", array_like=False, omit_defaults=True):
@@ -109,12 +81,14 @@ Formula: TypeAlias = Const | Slot | Field | Build | MakeDict | Compare | Combine
 # Actions: what a transition does when it fires.
 
 
-class Call(_Data, frozen=True, tag="call"):
-    """Calls an operation; its result goes to ``output``.
+class Call(_Data, frozen=True, kw_only=True, tag="call"):
+    """Call an operation; its result goes to ``output``.
 
     Attributes:
         ended: a place that gets a token without a value when the call has ended, for what is ordered after it. A call
-            that makes a stream has ended when the stream has no more elements, or no readers that want more.
+            that makes a stream has ended when the stream has no more elements, or no readers that need more.
+        within: the number of seconds that all attempts may take together.
+        fallback: the value of ``output`` if the call fails; None if it then has none.
         runs_ahead: whether a stream runs to its end without waiting for its readers, because one of them needs what is
             ordered after it.
     """
@@ -127,17 +101,19 @@ class Call(_Data, frozen=True, tag="call"):
     deadline: float | None = None
     ended: int | None = None
     runs_ahead: bool = False
+    fallback: Formula | None = None
+    within: float | None = None
 
 
 class Emit(_Data, frozen=True, tag="emit"):
-    """Sends a value to the application."""
+    """Send a value to the application."""
 
     point: int
     value: Formula
 
 
 class Branch(_Data, frozen=True, tag="branch"):
-    """Opens one of two gates."""
+    """Open one of two gates."""
 
     cond: Formula
     then: int
@@ -145,14 +121,14 @@ class Branch(_Data, frozen=True, tag="branch"):
 
 
 class Iterate(_Data, frozen=True, tag="iterate"):
-    """Runs a loop over the elements of a sequence."""
+    """Run a loop over the elements of a sequence."""
 
     loop: int
     seq: Formula
 
 
 class Repeat(_Data, frozen=True, tag="repeat"):
-    """Runs a loop whose iterations follow each other."""
+    """Run a loop whose iterations follow each other."""
 
     loop: int
     carry: Formula
@@ -161,7 +137,7 @@ class Repeat(_Data, frozen=True, tag="repeat"):
 
 
 class Step(_Data, frozen=True, tag="step"):
-    """Ends one iteration of a repeat, inside its scope: what it passes on, and whether it was the last."""
+    """End one iteration of a repeat, inside its scope: what it passes on, and whether it was the last."""
 
     loop: int
     next: Formula
@@ -169,31 +145,70 @@ class Step(_Data, frozen=True, tag="step"):
 
 
 class Lookup(_Data, frozen=True, tag="lookup"):
-    """Looks for a key in the site's cache."""
+    """Look for a key in the site's cache."""
 
     key: Formula
     found: int
     miss: int
     nested: bool = False
-    """Whether it stands inside another cache block: then it must not wait for others, who may wait for that one."""
+    """Whether it is inside another cache block: then it must not wait for others, which may wait for that one."""
 
 
 class Store(_Data, frozen=True, tag="store"):
-    """Joins a cache block: the value found, or else the value stored. Its first input is the lookup's answer."""
+    """Join a cache block: the value found, or else the value stored. Its first input is the lookup's answer."""
 
     value: Formula
     output: int
 
 
 class Gather(_Data, frozen=True, tag="gather"):
-    """Keeps a value of a loop's body for :attr:`Loop.collects`."""
+    """Keep a value of a loop's body for :attr:`Loop.collects`. ``errors``: what becomes of a failed one."""
 
     loop: int
     collect: int
     value: Formula
+    errors: Literal["fail", "skip", "keep"] = "fail"
 
 
-Action: TypeAlias = Call | Emit | Branch | Iterate | Repeat | Step | Lookup | Store | Gather
+class Make(_Data, frozen=True, tag="make"):
+    """Make a value of an expression."""
+
+    value: Formula
+    output: int
+
+
+class Choose(_Data, frozen=True, tag="choose"):
+    """Take the value of the branch that ran: that of the only input which was not skipped."""
+
+    output: int
+
+
+class Quorum(_Data, frozen=True, tag="quorum"):
+    """Make a list of those inputs that have not failed, with their ``sites``; fail if they are too few.
+
+    The first inputs are the values, one for each site.
+    """
+
+    sites: tuple[str, ...]
+    at_least: int
+    output: int
+
+
+Action: TypeAlias = Call | Emit | Branch | Iterate | Repeat | Step | Lookup | Store | Gather | Make | Choose | Quorum
+
+
+def outputs_of(action: Action) -> list[int]:
+    """Return the places that an action fills."""
+    names = ("output", "ended", "then", "otherwise", "found", "miss")
+    return [index for name in names if (index := getattr(action, name, None)) is not None]
+
+
+def formulas_of(action: Action) -> dict[str, Formula]:
+    """Return the formulas of an action by their names; those of a call are its arguments, without its fallback."""
+    if isinstance(action, Call):
+        return action.args
+    names = ("value", "cond", "seq", "carry", "times", "next", "until", "key")
+    return {name: formula for name in names if (formula := getattr(action, name, None)) is not None}
 
 
 class Input(_Data, frozen=True, tag="input"):
@@ -204,21 +219,29 @@ class Input(_Data, frozen=True, tag="input"):
 
 
 class Transition(_Data, frozen=True, tag="transition"):
-    """Fires once per frame of its scope, when all its inputs are there."""
+    """Fires once per frame of its scope, when all its inputs are there.
+
+    ``handled``: that it fails is not an error of the job, because everything that needs its value can do without.
+    """
 
     label: str
     scope: int
     inputs: tuple[Input, ...]
     action: Action
+    handled: bool = False
 
 
 class Place(_Data, frozen=True, tag="place"):
-    """A named buffer: one token per frame of its scope. ``routes``: the other locations that get a copy."""
+    """A named buffer: one token per frame of its scope. ``routes``: the other locations that get a copy.
+
+    ``handled``: as that of the transition which fills it.
+    """
 
     index: int
     scope: int
     label: str
     routes: tuple[int, ...] = ()
+    handled: bool = False
 
 
 class Scope(_Data, frozen=True, tag="scope"):
@@ -229,18 +252,18 @@ class Scope(_Data, frozen=True, tag="scope"):
     loop: int | None
 
 
-class Loop(_Data, frozen=True, tag="loop"):
+class Loop(_Data, frozen=True, kw_only=True, tag="loop"):
     """A loop as one location sees it.
 
     Attributes:
         index: its number in the plan.
-        label: how people call it.
+        label: its name in messages.
         scope: the scope of its body.
         control: the location that drives it.
-        members: the locations that have a part in its body; each tells ``control`` when it is done with an element.
+        members: the locations that have a part in its body; each notifies ``control`` when it is done with an element.
         element: the place of the element, or of the value that a repeat passes on; None if nothing reads it.
         enter: the place of a token without a value, for transitions that need nothing else of the element.
-        limit: how many elements are under way at the same time.
+        limit: the largest number of elements in flight.
         collects: places in the outer scope that get the list of a body's values, in the order of ``Gather.collect``.
     """
 
@@ -262,11 +285,11 @@ class YieldPoint(_Data, frozen=True, tag="yield_point"):
     node: str
 
 
-class Net(_Data, frozen=True, tag="net"):
+class Net(_Data, frozen=True, kw_only=True, tag="net"):
     """What one location does of a pipeline."""
 
     location: int
-    locations: tuple[str, ...]
+    locations: tuple[Location, ...]
     scopes: tuple[Scope, ...]
     places: tuple[Place, ...]
     loops: tuple[Loop, ...]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from dfm_async.model.error_record import ErrorRecord
+import msgspec
 
-__all__ = ["ABSENT", "OPEN", "RELEASED", "SKIPPED", "Failed", "Foreign", "Found", "Miss", "StreamValue"]
+from dfm_async.model.events import ErrorRecord
 
 
 class _Mark:
@@ -33,46 +33,31 @@ RELEASED: Final = _Mark("RELEASED")
 """Where a stream was that has no readers left."""
 
 
-class Failed:
+class Failed(msgspec.Struct, frozen=True, eq=False):
     """Stands for a value that will not come, because of an error."""
 
-    __slots__ = ("error",)
-
-    def __init__(self, error: ErrorRecord) -> None:
-        self.error = error
-
-    def __repr__(self) -> str:
-        return f"Failed({self.error.id})"
+    error: ErrorRecord
 
 
-class Found:
+class Found(msgspec.Struct, frozen=True, eq=False):
     """The answer of a cache that has the key."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    value: Any
 
 
-class Miss:
-    """The answer of a cache that has not; ``ticket`` is what the cache wants back with the value."""
+class Miss(msgspec.Struct, frozen=True, eq=False):
+    """The answer of a cache that does not have a key; ``ticket`` is returned to the cache with the value."""
 
-    __slots__ = ("ticket",)
+    ticket: Any
 
-    def __init__(self, ticket: Any) -> None:
-        self.ticket = ticket
+
+class Foreign(msgspec.Struct, frozen=True, eq=False):
+    """Wraps an iterator of a user that the runtime, not the game, goes through: its elements may block."""
+
+    iterator: Any
 
 
 class StreamValue:
     """Marks a value that is consumed element by element. The runtime derives its streams from it."""
 
     __slots__ = ()
-
-
-class Foreign:
-    """Wraps an iterator of a user that the runtime, not the game, goes through: its elements may block."""
-
-    __slots__ = ("iterator",)
-
-    def __init__(self, iterator: Any) -> None:
-        self.iterator = iterator

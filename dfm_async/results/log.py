@@ -1,48 +1,54 @@
-"""The log of one job. Everything that a reader sees comes from it, by offset."""
+"""The log of one job. Everything that a reader gets comes from it, by offset."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Protocol, get_args
 
+from dfm_async.base.signals import Signal
 from dfm_async.errors import ResultsExpired
-from dfm_async.model.events import Event, FrameCompleted, Metrics, Progress, StatusChanged, WorkerNotice
-from dfm_async.model.limits import ResultLimits
-
-__all__ = ["Backing", "LogReader", "ResultLog"]
+from dfm_async.model.events import Event, Failure, FrameCompleted, Result
+from dfm_async.model.options import ResultLimits
 
 _COMPACT = 4096
 _EVENT = 256
-"""About how many bytes an event takes besides its value."""
-_BARE = frozenset({FrameCompleted, Metrics, Progress, StatusChanged, WorkerNotice})
-"""Events that carry no results: with nobody reading, they make room also unseen."""
+"""The approximate number of bytes that an event takes besides its value."""
+_BARE = frozenset(get_args(Event)) - {Result, Failure}
+"""Events without results: while there is no reader, they may be dropped unread."""
 _GONE = FrameCompleted(-1, ())
-"""Stands where an event was dropped, until the list is made shorter: the event itself must not be kept till then."""
+"""Replaces an event that was dropped until the list is compacted: the event itself must not be kept till then."""
 
 
 class Backing(Protocol):
-    """Where events stand that are no longer in memory."""
+    """Reads the events that are no longer in memory."""
 
     async def read(self, start: int) -> Sequence[Event]:
-        """Gives some events from an offset on, at least one if there is one."""
-        ...
+        """Return some events from an offset on, at least one if there is one."""
 
     async def frames_done(self, before: int) -> set[int]:
-        """The parameter sets whose completion stands before an offset."""
-        ...
+        """Return the parameter sets that were completed before an offset."""
+
+
+class LogOwner(Protocol):
+    """Who writes a log."""
+
+    def log_is_full(self) -> None:
+        """Note that the log holds more than its limits and can drop nothing; or that it is so and lost a reader."""
+
+    def log_has_room(self) -> None:
+        """Note that the log is not full any longer."""
 
 
 class ResultLog:
     """Events with offsets 0, 1, 2, ..., any number of readers, and a bound on what is kept.
 
-    When it holds more than its limits, the oldest events that every attached reader has seen are dropped. When there
-    are none, :attr:`full` is true, and ``on_room`` is called when that changes.
+    When it holds more than its limits, the oldest events that every attached reader has read are dropped. When there
+    are none, :attr:`full` is true. ``owner`` is notified when that changes.
 
-    With a backing, events are seen by readers when they are safe there (:meth:`publish`), and what was dropped is read
-    from there. With ``overflow="spill"`` everything that is safe may be dropped, seen or not. When nothing more can be
-    made safe, :meth:`cut` ends the log behind the last event that is.
+    With a backing, readers get events when they are safe there (:meth:`publish`), and dropped events are read from
+    there. With ``overflow="spill"`` everything that is safe may be dropped, read or not. When nothing more can be made
+    safe, :meth:`cut` ends the log after the last event that is.
     """
 
     def __init__(self, job_id: str, limits: ResultLimits, backing: Backing | None = None, start: int = 0) -> None:
@@ -50,21 +56,26 @@ class ResultLog:
         self.limits = limits
         self.backing = backing
         self.closed = False
-        self.on_room: Callable[[], None] | None = None
-        self.on_full: Callable[[], None] | None = None
+        self.owner: LogOwner | None = None
         self._events: list[Event] = []
         self._sizes: list[int] = []
         self._start = 0
         self._base = start
+        self.end = start
+        """The offset that the next event will get."""
         self._published = start
-        self._bytes = 0
-        self._full = False
+        self.size = 0
+        """The number of bytes of encoded values that are kept."""
+        self.full = False
+        """Whether the log holds more than its limits and can drop nothing."""
         self._expired = False
         self._cut = False
-        self._seen = 0
+        self.seen = 0
+        """The offset after the last event that a reader has read."""
         self._kept_from = 0
         self._readers: set[LogReader] = set()
-        self._waiting: list[asyncio.Future[None]] = []
+        self.changed = Signal()
+        """Notifies waiting readers of events, and of the end."""
 
     @property
     def first(self) -> int:
@@ -72,129 +83,103 @@ class ResultLog:
         return self._base + self._start
 
     @property
-    def end(self) -> int:
-        """The offset that the next event will get."""
-        return self._base + len(self._events)
-
-    @property
     def held(self) -> int:
-        """How many events are kept."""
+        """The number of events that are kept."""
         return len(self._events) - self._start
 
     @property
-    def size(self) -> int:
-        """How many bytes of encoded values are kept."""
-        return self._bytes
-
-    @property
     def weight(self) -> int:
-        """About how many bytes of memory the log takes."""
-        return self._bytes + _EVENT * self.held
-
-    @property
-    def full(self) -> bool:
-        """Whether the log holds more than its limits and can drop nothing."""
-        return self._full
+        """The approximate number of bytes of memory that the log takes."""
+        return self.size + _EVENT * self.held
 
     @property
     def readers(self) -> int:
-        """How many readers are attached."""
+        """The number of attached readers."""
         return len(self._readers)
 
     @property
-    def seen(self) -> int:
-        """The offset behind the last event that a reader has read."""
-        return self._seen
-
-    @property
     def readable(self) -> int:
-        """The offset behind the last event that readers see."""
+        """The offset after the last event that readers can get."""
         return self.end if self.backing is None else self._published
 
     def publish(self, end: int) -> None:
-        """With a backing: the events before this offset are safe, and readers may see them."""
-        if end > self.end:  # written by somebody else: all of it stands in the backing
+        """With a backing: let readers get the events before this offset, which are safe."""
+        if end > self.end:  # written by another process: all of it is in the backing
             self.expire()
-            self._base = end
+            self._base = self.end = end
         self._published = end
-        if self._full or (self.limits.overflow == "spill" and self._over()):
+        if self.full or (self.limits.overflow == "spill" and self._over()):
             self._trim()
-        self.wake()
+        self.changed.notify()
 
     def cut(self) -> list[Event]:
-        """With a backing: drop the events that are not safe, and take no further ones. Gives what was dropped."""
+        """With a backing: drop the events that are not safe, and accept no further ones. Return the dropped ones."""
         position = max(self._published - self._base, self._start)
         dropped = self._events[position:]
-        self._bytes -= sum(self._sizes[position:])
+        self.size -= sum(self._sizes[position:])
         del self._events[position:], self._sizes[position:]
+        self.end -= len(dropped)
         self._cut = True
         return dropped
 
     def reopen(self) -> None:
-        """Take further events, after the end or a cut."""
+        """Accept further events, after the end or a cut."""
         self.closed = self._cut = False
 
     def _over(self) -> bool:
-        return len(self._events) - self._start > self.limits.max_items or self._bytes > self.limits.max_bytes
+        return len(self._events) - self._start > self.limits.max_items or self.size > self.limits.max_bytes
 
     def append(self, event: Event, size: int = 0) -> None:
-        """Adds an event, whose offset must be :attr:`end`. Readers see it after :meth:`wake`."""
+        """Add an event, whose offset must be :attr:`end`. Readers get it when :attr:`changed` is notified."""
         if self._cut:
             return
         self._events.append(event)
         self._sizes.append(size)
-        self._bytes += size
-        if self._over():
+        self.end += 1
+        self.size += size
+        limits = self.limits
+        if len(self._events) - self._start > limits.max_items or self.size > limits.max_bytes:
             self._trim()
 
     def extend(self, events: Sequence[Event], size: int) -> None:
-        """Adds several events of about the same size."""
+        """Add several events of about the same size."""
         if self._cut:
             return
         self._events.extend(events)
         self._sizes.extend([size] * len(events))
-        self._bytes += size * len(events)
+        self.end += len(events)
+        self.size += size * len(events)
         if self._over():
             self._trim()
 
     def begin_at(self, offset: int) -> bool:
-        """Begins at a later offset, as long as there was no event; tells whether it does."""
+        """Begin at a later offset, if there was no event yet. Return whether it does."""
         if self._events or self._start or offset < self._base:
             return False
-        self._base = self._published = offset
+        self._base = self._published = self.end = offset
         return True
 
-    def wake(self) -> None:
-        """Tells waiting readers that there is something new."""
-        if self._waiting:
-            waiting, self._waiting = self._waiting, []
-            for future in waiting:
-                if not future.done():
-                    future.set_result(None)
-
     def close(self) -> None:
-        """Says that no further event will come."""
+        """End the log: no further event will come."""
         self.closed = True
-        self.wake()
+        self.changed.notify()
 
     def expire(self) -> None:
-        """Drops all events, when the last reader has left."""
+        """Drop all events, as soon as there is no reader."""
         self._expired = True
         if not self._readers or self.backing is not None:
             self._base = self._kept_from = self.end
-            self._start = self._bytes = 0
+            self._start = self.size = 0
             self._events.clear()
             self._sizes.clear()
 
     def reader(self, after: int | None, *, data_only: bool = False) -> LogReader:
-        """Attaches a reader that begins behind an offset, or at the log's beginning.
+        """Attach a reader that begins after an offset, or at the log's beginning.
 
-        Args:
-            after: the offset.
-            data_only: the reader wants only results and failures; other events may be missing.
+        With ``data_only``, it needs only results and failures; other events may be missing.
 
         Raises:
-            ResultsExpired: events that the reader wants are gone.
+            ResultsExpired: events that the reader needs were dropped.
         """
         start = 0 if after is None else after + 1
         if start < self.first and self.backing is None:
@@ -203,22 +188,22 @@ class ResultLog:
             start = self.first
         reader = LogReader(self, start)
         self._readers.add(reader)
-        if self._full:
-            self._trim()  # it may want nothing of what fills the log
+        if self.full:
+            self._trim()  # it may need none of the events that fill the log
         return reader
 
     def detach(self, reader: LogReader) -> None:
-        """Detaches a reader: it no longer keeps events from being dropped."""
+        """Detach a reader: it no longer keeps events from being dropped."""
         self._readers.discard(reader)
         if self._expired:
             self.expire()
-        elif self._full:
+        elif self.full:
             self._trim()
-            if self._full and not self._readers and self.on_full is not None:
-                self.on_full()
+            if self.full and not self._readers and self.owner is not None:
+                self.owner.log_is_full()
 
     def get(self, offset: int) -> Event:
-        """Gives one event.
+        """Return one event.
 
         Raises:
             ResultsExpired: it was dropped.
@@ -229,27 +214,38 @@ class ResultLog:
         return self._events[index]
 
     def read(self, reader: LogReader) -> Event | None:
-        """Gives a reader its next event, or None if there is none yet, or it must be fetched.
+        """Return the next event of a reader; None if there is none yet, or it must be fetched.
 
         Raises:
             ResultsExpired: it was dropped.
         """
-        position = reader.position
-        index = position - self._base
-        if index >= len(self._events) or (self.backing is not None and position >= self._published):
+        begin, base, events = reader.position, self._base, self._events
+        end = len(events) if self.backing is None else self._published - base
+        index = begin - base
+        if index >= end:
             return None
         if index < self._start:
             if self.backing is not None:
                 return None
-            raise ResultsExpired(self.job_id, position, self.first)
-        event = self._events[index]
-        position += 1
-        reader.position = position
-        self.passed(position)
+            raise ResultsExpired(self.job_id, begin, self.first)
+        event: Event | None = events[index]
+        index += 1
+        if reader.skips:
+            while type(event) in _BARE:
+                if index >= end:
+                    event = None
+                    break
+                event = events[index]
+                index += 1
+        reader.position = position = base + index
+        if position > self.seen:
+            self.seen = position
+        if self.full:
+            self._trim()
         return event
 
     def take(self, reader: LogReader, most: int) -> list[Event]:
-        """Gives a reader its next events, as far as they are in memory: at most so many, none if there is none yet.
+        """Return the next events of a reader, as far as they are in memory: at most ``most``, possibly none.
 
         Raises:
             ResultsExpired: they were dropped.
@@ -268,20 +264,16 @@ class ResultLog:
         return found
 
     def passed(self, position: int) -> None:
-        """A reader has come to a position: what lies before it may make room."""
-        if position > self._seen:
-            self._seen = position
-        if self._full:
+        """Note the position of a reader: events before it may be dropped."""
+        if position > self.seen:
+            self.seen = position
+        if self.full:
             self._trim()
 
     async def frames_ahead(self, offset: int, unfinished: Iterable[int], opened: int, runs_here: bool) -> Iterable[int]:
-        """The parameter sets that are not completed before an offset, in order.
+        """Return the parameter sets that are not completed before an offset, in order.
 
-        Args:
-            offset: the offset.
-            unfinished: those that are under way.
-            opened: how many were ever opened.
-            runs_here: whether it is known here what is under way.
+        ``unfinished`` are those in flight, if ``runs_here``; ``opened`` is the number of those that were ever opened.
         """
         if self.backing is None or (runs_here and offset >= self.first):
             ahead = self._events[max(self._start, offset - self._base) :]
@@ -290,45 +282,36 @@ class ResultLog:
         done = await self.backing.frames_done(offset)
         return (index for index in range(opened) if index not in done)  # a damaged file may claim billions
 
-    async def wait(self) -> None:
-        """Waits until :meth:`wake` is called."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
-        try:
-            await future
-        finally:
-            if not future.done() or future.cancelled():
-                self._waiting = [other for other in self._waiting if other is not future]
-
     def shed(self) -> None:
-        """Drops everything that every attached reader has seen, also if there is room."""
+        """Drop everything that every attached reader has read, also within the limits."""
         self._drop(0, 0)
 
     def _trim(self) -> None:
-        """Drops what may be dropped while the log is over its limits, and tells whether it is full."""
+        """Drop what may be dropped while the log is over its limits, and update whether it is full."""
         limits = self.limits
         self._drop(limits.max_items, limits.max_bytes)
-        was = self._full
-        self._full = self.held > limits.max_items or self._bytes > limits.max_bytes
-        if was and not self._full and self.on_room is not None:
-            self.on_room()
-        elif self._full and not was and self.on_full is not None:
-            self.on_full()
+        was = self.full
+        self.full = self._over()
+        if self.owner is not None and was is not self.full:
+            if self.full:
+                self.owner.log_is_full()
+            else:
+                self.owner.log_has_room()
 
     def _drop(self, max_items: int, max_bytes: int) -> None:
-        seen = min((reader.position for reader in self._readers), default=self._seen) - self._base
+        seen = min((reader.position for reader in self._readers), default=self.seen) - self._base
         start, count = self._start, len(self._events)
         events, free = self._events, not self._readers
         safe = count if self.backing is None else self._published - self._base
         if self.limits.overflow == "spill":
             seen = safe
-        while start < safe and (count - start > max_items or self._bytes > max_bytes):
+        while start < safe and (count - start > max_items or self.size > max_bytes):
             bare = type(events[start]) in _BARE
             if start >= seen and not (bare and free):
                 break
             if not bare:
                 self._kept_from = self._base + start + 1
-            self._bytes -= self._sizes[start]
+            self.size -= self._sizes[start]
             events[start] = _GONE
             start += 1
         self._start = start
@@ -339,17 +322,19 @@ class ResultLog:
 
 
 class LogReader:
-    """Reads a log from a position on. Keeps what it has not seen from being dropped while it is attached."""
+    """Reads a log from a position on. While it is attached, events that it has not read are not dropped."""
 
-    __slots__ = ("_fetched", "log", "position")
+    __slots__ = ("_fetched", "log", "position", "skips")
 
     def __init__(self, log: ResultLog, position: int) -> None:
         self.log = log
         self.position = position
+        self.skips = False
+        """Whether it skips events other than results and failures that are in memory."""
         self._fetched: deque[Event] | None = None
 
     def next_nowait(self) -> Event | None:
-        """Gives the next event, or None if there is none yet.
+        """Return the next event, or None if there is none yet.
 
         Raises:
             ResultsExpired: it was dropped.
@@ -361,7 +346,7 @@ class LogReader:
         return self.log.read(self)
 
     def take_nowait(self, most: int) -> list[Event]:
-        """Gives the next events that are there, at most so many.
+        """Return the next events that are available, at most ``most``.
 
         Raises:
             ResultsExpired: they were dropped.
@@ -375,22 +360,35 @@ class LogReader:
         return found
 
     async def next(self) -> Event | None:
-        """Waits for the next event; None when the log has ended."""
-        log = self.log
+        """Wait for the next event; None when the log has ended."""
         while True:
             event = self.next_nowait()
             if event is not None:
                 return event
-            if log.backing is not None and self.position < min(log.first, log.readable):
-                found = await log.backing.read(self.position)
-                if not found:
-                    raise ResultsExpired(log.job_id, self.position, log.end)
-                self._fetched = deque(found)
-            elif log.closed and self.position >= log.readable:
+            if not await self.more():
                 return None
-            else:
-                await log.wait()
+
+    async def more(self) -> bool:
+        """Wait until there may be a further event; return False if the log has ended."""
+        log = self.log
+        if log.backing is not None and self.position < min(log.first, log.readable):
+            found = await log.backing.read(self.position)
+            if not found:
+                raise ResultsExpired(log.job_id, self.position, log.end)
+            self._fetched = deque(found)
+        elif log.closed and self.position >= log.readable:
+            return False
+        else:
+            await log.changed.wait()
+        return True
+
+    async def take(self, most: int) -> list[Event] | None:
+        """Wait for further events, at most ``most``; an empty list if readers were only notified, None at the end."""
+        found = self.take_nowait(most)
+        if found:
+            return found
+        return self.take_nowait(most) if await self.more() else None
 
     def close(self) -> None:
-        """Detaches from the log."""
+        """Detach from the log."""
         self.log.detach(self)

@@ -1,4 +1,4 @@
-"""What the logs of ended jobs may hold together."""
+"""A common bound for the logs of ended jobs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Final
 
 from dfm_async.results.log import ResultLog
 
-__all__ = ["Retention"]
-
 _LIMIT: Final = 64 * 1024 * 1024
 _HEAVY: Final = 1024 * 1024
 
@@ -17,15 +15,15 @@ _HEAVY: Final = 1024 * 1024
 class Retention:
     """Bounds the memory that the logs of ended jobs take together.
 
-    A session remembers many ended jobs. When their logs hold too much, they drop what was read, the oldest first, and
-    the arenas of the sites that it came from are free again. When what nobody has read is too much as well, logs are
-    dropped as a whole: the oldest one of the label whose logs take the most, until the rest fits. So the jobs of one
-    user cannot displace those of others. Their readers get ``ResultsExpired``. The log of the job that has ended last
-    always stays.
+    A session keeps many ended jobs. When their logs hold too much, they drop the events that were read, the oldest
+    first, and the arenas of the sites that the values came from are free again. When the unread events are too much as
+    well, logs are evicted as a whole: the oldest one of the label whose logs take the most, until the rest fits. So the
+    jobs of one user cannot displace those of others. Their readers get ``ResultsExpired``. The log of the job that has
+    ended last always stays.
 
     Args:
-        limit: how many bytes of encoded values large logs may hold that were read.
-        unread_limit: how many bytes all logs may take, read or not.
+        limit: the number of bytes of encoded values that were read and large logs may still hold.
+        unread_limit: the number of bytes that all logs may take, read or not.
     """
 
     def __init__(self, limit: int = _LIMIT, unread_limit: int | None = None) -> None:
@@ -33,10 +31,10 @@ class Retention:
         self._unread_limit = unread_limit
         self._logs: list[weakref.ref[ResultLog]] = []
         self._all: dict[weakref.ref[ResultLog], str | None] = {}  # and the label of its job
-        self._weight = 0  # at most: what was dropped since the last look is counted
+        self._weight = 0  # an upper bound: what was dropped since the last check is counted
 
     def ended(self, log: ResultLog, label: str | None = None) -> None:
-        """Add the log of a job that has ended, and whose job it was."""
+        """Add the log of a job that has ended, and the label of the job."""
         if log.size >= _HEAVY:
             self._logs.append(weakref.ref(log))
             self.tidy()
@@ -70,7 +68,7 @@ class Retention:
                 del oldest[label]
 
     def tidy(self) -> None:
-        """Drops what may be dropped. Called when a job ends, and when another one begins."""
+        """Drop what may be dropped. Called when a job ends, and when another one begins."""
         if not self._logs:
             return
         logs = [log for log in (found() for found in self._logs) if log is not None]

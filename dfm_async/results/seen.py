@@ -1,7 +1,7 @@
-"""Which results of unfinished parameter sets a log holds, so that running one again adds each result once.
+"""Deduplication: the results of unfinished parameter sets in a log, so that a rerun adds each result once.
 
-A result is known by its yield and its frame. Frames that differ only in their last number are kept as ranges: a loop or
-a generator of a million elements that came in order takes one.
+A result is identified by its yield and its frame. Frames that differ only in their last number are kept as ranges: a
+loop or a generator of a million elements in order takes one range.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from bisect import bisect_right
 
 from dfm_async.model.ids import Frame
 
-__all__ = ["Seen"]
-
 
 class Seen:
-    """Remembers results by yield and frame, until their parameter set is done."""
+    """The results that were seen, by yield and frame, until their parameter set is done."""
 
     __slots__ = ("_by_root",)
 
@@ -22,16 +20,9 @@ class Seen:
         self._by_root: dict[int, dict[tuple[int, Frame], _Ranges]] = {}
 
     def add(self, point: int, frame: Frame, start: int, count: int) -> list[range]:
-        """Notes results, and tells which of them are new.
+        """Add results of a yield, and return which of them are new, as ranges of positions counted from 0.
 
-        Args:
-            point: the yield.
-            frame: the frame of the yield.
-            start: the first element's number for elements of an iterator, -1 for a plain value.
-            count: how many elements there are.
-
-        Returns:
-            Ranges of positions, counted from 0, among the ``count`` given.
+        ``start`` is the first element's number for elements of an iterator, -1 for a plain value.
         """
         prefix, first = (frame[:-1], frame[-1]) if start < 0 else (frame, start)
         root = self._by_root.setdefault(frame[0], {})
@@ -41,7 +32,7 @@ class Seen:
         return [range(part.start - first, part.stop - first) for part in ranges.add(first, first + count)]
 
     def forget(self, root: int) -> None:
-        """A parameter set is done: nothing of it will come again."""
+        """Forget a parameter set that is done: no result of it will come again."""
         self._by_root.pop(root, None)
 
 
@@ -55,17 +46,17 @@ class _Ranges:
         self._stops: list[int] = []
 
     def add(self, start: int, stop: int) -> list[range]:
-        """Adds a range; gives the parts of it that were missing."""
+        """Add a range; return the parts of it that were missing."""
         starts, stops = self._starts, self._stops
         if not stops or start > stops[-1]:
             starts.append(start)
             stops.append(stop)
             return [range(start, stop)]
-        if start == stops[-1]:  # what comes in order
+        if start == stops[-1]:  # the usual case: elements in order
             stops[-1] = stop
             return [range(start, stop)]
-        low = bisect_right(stops, start - 1)  # the first that touches or lies behind
-        high = bisect_right(starts, stop)  # behind the last that touches
+        low = bisect_right(stops, start - 1)  # the first that touches it or is after it
+        high = bisect_right(starts, stop)  # after the last that touches it
         missing, at = [], start
         for index in range(low, high):
             if at < starts[index]:

@@ -1,1 +1,1 @@
-"""Runs nets at a site: calls operations, carries tokens, streams and results."""
+"""What runs at a site: nets, calls of operations, tokens, streams and results."""

@@ -1,15 +1,15 @@
-"""Adapters whose class is named by a path, or whose arguments are bound: what stands between a call and their code.
+"""Adapters whose class is named by a path, or whose arguments are bound.
 
-Everything happens at the call: so a fake in the place of an operation needs neither its class nor its secrets.
+All of it happens at the call: a fake that replaces an operation needs neither its class nor its secrets.
 """
 
 from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from dfm_async.federation.bindings import Binding, Const, FromParam, FromProvider, FromSecrets, FromSite
 from dfm_async.federation.operation import Adapter, CodeKind
@@ -17,21 +17,18 @@ from dfm_async.model.constants import fresh
 from dfm_async.model.resources import ClassPath
 from dfm_async.model.signatures import signature_of
 from dfm_async.runtime.context import current_context
-from dfm_async.runtime.iterators import is_iterator
-from dfm_async.site.construction import taken
+from dfm_async.runtime.sources import is_iterator
+from dfm_async.site.loading import taken
 
-if TYPE_CHECKING:
-    from dfm_async.runtime.objects import JobObjects
-
-__all__ = ["AdapterObject", "adapter_arguments", "needs_site", "offered_to"]
+T = TypeVar("T")
 
 _OFFERED: Final = frozenset({"site", "provider"})
-"""What constructors get if they name it."""
+"""The arguments that constructors get if they name them."""
 _CONTEXT: Final = "context"
 
 
 def adapter_arguments(adapter: Adapter) -> dict[str, Any]:
-    """The constant arguments of an adapter's constructor."""
+    """Return the constant arguments of an adapter's constructor."""
     return {name: fresh(value) for name, value in {**_own(adapter.code), **adapter.args}.items()}
 
 
@@ -40,12 +37,12 @@ def _own(code: Any) -> Mapping[str, Any]:
 
 
 def offered_to(adapter: Adapter, kind: type[Any]) -> frozenset[str]:
-    """Which of the site and the provider a constructor gets: what it names, and has no argument for."""
+    """Return which of the site and the provider a constructor gets: those that it names and that are not arguments."""
     return (taken(kind) & _OFFERED) - adapter.args.keys() - _own(adapter.code).keys()
 
 
 def needs_site(adapter: Adapter) -> bool:
-    """Whether an adapter is more than a class that is built with its arguments and called with the operation's."""
+    """Return whether an adapter needs the site: its class is named by a path, or arguments are bound."""
     if adapter.external:
         return False
     if adapter.bindings is not None or isinstance(adapter.code, ClassPath):
@@ -54,15 +51,32 @@ def needs_site(adapter: Adapter) -> bool:
 
 
 _Ready: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-"""The adapter's own code, and what it is called with."""
+"""The adapter's own code, and its arguments."""
+
+
+class Objects(Protocol):
+    """The objects of the job that an adapter is called for."""
+
+    site_object: Any
+    """The site object, once it was built."""
+
+    async def adapter(self, adapter: Adapter) -> Any:
+        """Build the object of an adapter's class, once."""
+
+    async def site(self) -> Any:
+        """Build the site object and its providers, once."""
+
+    async def secret(self, key: str) -> Any:
+        """Return a secret of the site."""
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop, and wait for it in a thread."""
 
 
 class AdapterObject:
     """One adapter in one job. ``body`` takes the operation's arguments, and calls the adapter's own with its own."""
 
-    __slots__ = ("_adapter", "_bindings", "_built", "_objects", "_on_site", "_secrets", "_wants_context", "body")
-
-    def __init__(self, adapter: Adapter, objects: JobObjects) -> None:
+    def __init__(self, adapter: Adapter, objects: Objects) -> None:
         self._adapter = adapter
         self._objects = objects
         self._bindings: Mapping[str, Binding] = adapter.bindings or {}
@@ -87,8 +101,8 @@ class AdapterObject:
         if is_iterator(found):
             return found
         raise TypeError(
-            f"body of {_path(self._adapter)} gave {type(found).__name__}, which cannot be awaited. If it is not "
-            "asynchronous, say so: is-async: false in a file, is_async=False in Python"
+            f"body of {_path(self._adapter)} returned {type(found).__name__}, which cannot be awaited. If it is not "
+            "asynchronous, declare it: is-async: false in a file, is_async=False in Python"
         )
 
     def _call_blocking(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -104,10 +118,10 @@ class AdapterObject:
             async for item in found:
                 yield item
 
-    # what they are called with
+    # their arguments
 
     async def built(self) -> Any:
-        """The object of the adapter's class."""
+        """Return the object of the adapter's class."""
         if self._built is None:
             built = await self._objects.adapter(self._adapter)
             self._wants_context = _CONTEXT in _parameters(built.body)
@@ -116,7 +130,7 @@ class AdapterObject:
         return self._built
 
     def _check_names(self, body: Callable[..., Any]) -> None:
-        """Compares the arguments that are bound with those that the adapter's ``body`` has.
+        """Compare the arguments that are bound with those that the adapter's ``body`` has.
 
         Raises:
             TypeError: it cannot be called with them.
@@ -126,7 +140,7 @@ class AdapterObject:
         try:
             signature = signature_of(body)
         except (TypeError, ValueError):
-            return  # code that does not tell
+            return  # code without a signature
         context = [_CONTEXT] if self._wants_context else []
         try:
             signature.bind(**dict.fromkeys([*self._bindings, *context]))
@@ -139,12 +153,12 @@ class AdapterObject:
             ) from None
 
     async def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of the adapter's own ``body``, for these of the operation."""
+        """Return the arguments of the adapter's own ``body``, for these of the operation."""
         _, _, named = await self._prepare((), given)
         return named
 
     def _ready(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Ready | None:
-        """What to call, if nothing has to be waited for."""
+        """Return what to call, if nothing has to be awaited."""
         site = self._objects.site_object
         if self._built is None or self._secrets or (self._on_site and site is None):
             return None
@@ -175,11 +189,11 @@ class AdapterObject:
         return built.body, args, named
 
     def _value(self, name: str, binding: Binding, given: dict[str, Any], site: Any, secrets: dict[str, Any]) -> Any:
-        """The value of one argument of the adapter."""
+        """Return the value of one argument of the adapter."""
         if isinstance(binding, FromParam):
             return given.get(binding.param)
         found = _given(binding, given)
-        if found is not None:  # also a falsy value: it was given
+        if found is not None:  # also a falsy value: it was passed
             return found
         if isinstance(binding, Const):
             return fresh(binding.value)
@@ -191,19 +205,19 @@ class AdapterObject:
 
     def _attribute(self, argument: str, owner: Any, path: str) -> Any:
         if "__" in path:
-            raise AttributeError(f"{self._says(argument, path)}, which is none that bindings may read")
+            raise AttributeError(f"{self._binding(argument, path)}, which bindings may not read")
         try:
             return operator.attrgetter(path)(owner)
         except AttributeError as error:
             lacks = f"which {type(owner).__qualname__} does not have"
-            raise AttributeError(f"{self._says(argument, path)}, {lacks}: {error}") from error
+            raise AttributeError(f"{self._binding(argument, path)}, {lacks}: {error}") from error
 
-    def _says(self, argument: str, path: str) -> str:
+    def _binding(self, argument: str, path: str) -> str:
         return f"argument {argument!r} of {_path(self._adapter)} is bound to attribute {path!r}"
 
 
 def _given(binding: Const | FromSecrets | FromSite | FromProvider, given: Mapping[str, Any]) -> Any:
-    """The value that takes the place of what is bound; None if there is none, or if None was passed, as in DFM."""
+    """Return the value that replaces the binding; None if there is none, or if None was passed, as in DFM."""
     return None if binding.expose_as is None else given.get(binding.expose_as.param)
 
 

@@ -1,32 +1,43 @@
-"""The cache of one site: values by key, bounded, with one computation per missing key at a time."""
+"""The cache of one site: values by key, in memory and in files, with one computation per missing key at a time."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
+import logging
+import threading
 import time
 from collections import OrderedDict
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeVar
 
+import msgspec
+
+from dfm_async.base.signals import Outcome
+from dfm_async.base.tasks import completed
 from dfm_async.errors import EncodingError
-from dfm_async.runtime.stored_values import StoredValues
+from dfm_async.model.resources import CacheConfig
+from dfm_async.runtime.threads import Threads
+from dfm_async.site.cache_files import CacheFiles, NoRoom, WriteAbandoned, open_files
 from dfm_async.wire.codec import Codec
 
-__all__ = ["SiteCache", "Ticket"]
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _ITEMS: Final = 4096
 _BYTES: Final = 256 * 1024 * 1024
+_THREADS: Final = 4
 
 
-class Ticket:
-    """The right to compute the value of a key that is missing. Must be kept or abandoned."""
+class Ticket(msgspec.Struct, eq=False):
+    """The right to compute the value of a missing key. Its holder must call ``keep`` or ``abandon``."""
 
-    __slots__ = ("done", "key", "refused")
-
-    def __init__(self, key: bytes, refused: str) -> None:
-        self.key = key
-        self.refused = refused
-        """Why the key cannot be stored in files, if it cannot."""
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    key: bytes
+    refused: str
+    """Why the key cannot be stored in files, if it cannot."""
+    done: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
 
 class _Entry(NamedTuple):
@@ -35,30 +46,26 @@ class _Entry(NamedTuple):
 
 
 class SiteCache:
-    """Keeps encoded values in memory, and in files if the site has a place for them.
+    """Keep encoded values in memory, and in files if the site has a directory for them.
 
-    The least recently used make room for new ones. Files may have been written by anybody: nothing in them is
-    unpickled. What cannot be written without pickle stays in memory.
-
-    Args:
-        codec: how values are kept in memory.
-        stored: the files.
+    The least recently used values are evicted first. Files are untrusted input: nothing in them is unpickled. What
+    cannot be written without pickle stays in memory, as the codec encodes it.
     """
 
     def __init__(self, codec: Codec, stored: StoredValues | None = None) -> None:
         self._codec = codec.plain
-        self._keys = Codec(trusted=codec.trusted, canonical=True)
+        self._keys = codec.for_keys()
         self._stored = stored
-        self._file_codec = Codec(trusted=False)
-        self._file_keys = Codec(trusted=False, canonical=True)
+        self._file_codec = Codec.for_untrusted()
+        self._file_keys = Codec.for_untrusted().for_keys()
         self._values: OrderedDict[bytes, _Entry] = OrderedDict()
         self._size = 0
         self._tickets: dict[bytes, Ticket] = {}
 
     async def look_up(self, key: Any, *, wait: bool) -> tuple[bool, Any]:
-        """Gives ``(True, value)``, or ``(False, ticket)`` to the one that shall compute it. The others wait.
+        """Return ``(True, value)``, or ``(False, ticket)`` to the caller that has to compute it. The others wait.
 
-        Without ``wait``, another one that computes the same value is not waited for: both do.
+        Without ``wait``, a caller does not wait for another one that computes the same value: both compute it.
 
         Raises:
             EncodingError: the key cannot be encoded.
@@ -71,10 +78,10 @@ class SiteCache:
             ticket = self._tickets.get(encoded)
             if ticket is None or not wait:
                 break
-            await asyncio.shield(ticket.done)
+            await ticket.done.wait()
         own = Ticket(encoded, refused)
         if ticket is None:
-            self._tickets[encoded] = own  # from now on others wait, also while the files are asked
+            self._tickets[encoded] = own  # from now on others wait, also while the files are read
         if self._stored is None or refused:
             return False, own
         try:
@@ -98,12 +105,7 @@ class SiteCache:
         return True, value
 
     def keep(self, ticket: Ticket, value: Any, node: str) -> bytes | None:
-        """Keeps the value in memory and lets those that wait for it go on. Gives what :meth:`write` shall write.
-
-        Args:
-            ticket: the right to keep it.
-            value: what was computed.
-            node: who wants it to be kept.
+        """Keep the value in memory, and wake its waiters. Return what :meth:`write` has to write for the node.
 
         Raises:
             EncodingError: the value cannot be encoded; the ticket counts as abandoned.
@@ -116,24 +118,23 @@ class SiteCache:
             self.abandon(ticket)
 
     async def write(self, ticket: Ticket, data: bytes, node: str) -> None:
-        """Writes what was kept into a file. Trouble is told to the log."""
+        """Write what was kept into a file. Errors are logged."""
         assert self._stored is not None  # noqa: S101 - else there is nothing to write
         await self._stored.write(ticket.key, data, node)
 
     def abandon(self, ticket: Ticket) -> None:
-        """Gives the ticket back: another one that waits gets it."""
+        """Give the ticket back: one of its waiters gets it."""
         if self._tickets.get(ticket.key) is ticket:
             del self._tickets[ticket.key]
-        if not ticket.done.done():
-            ticket.done.set_result(None)
+        ticket.done.set()
 
     def close(self) -> None:
-        """Lets the threads of the cache end."""
+        """Let the threads of the cache end."""
         if self._stored is not None:
             self._stored.close()
 
     def _encode_key(self, key: Any) -> tuple[bytes, str]:
-        """Gives the key as bytes, and why it cannot be stored in files if it cannot."""
+        """Return the key as bytes, and why it cannot be stored in files if it cannot."""
         if self._stored is None:
             return self._keys.encode(key), ""
         try:
@@ -173,3 +174,101 @@ class SiteCache:
         entry = self._values.pop(key, None)
         if entry is not None:
             self._size -= len(entry.data)
+
+
+class StoredValues:
+    """Read and write values in the files of one site, in threads.
+
+    A cache must not stop work that can be done without it: errors of the files are logged, each kind once, and the
+    value counts as missing.
+    """
+
+    def __init__(self, config: CacheConfig, federation: str, site: str) -> None:
+        self.max_age = config.max_age
+        self._site = site
+        self._open: Callable[[], CacheFiles] = functools.partial(open_files, config, federation, site)
+        self._opening = threading.Lock()
+        self._files: CacheFiles | None = None
+        self._broken = False
+        self._threads: Threads | None = None
+        self._logged: set[str] = set()
+
+    async def read(self, key: bytes) -> tuple[memoryview, float] | None:
+        """Return the value of a key and the time at which it was written; None if it is missing."""
+        if self._broken:
+            return None
+        return await self._start(lambda: self._try("read", lambda files: files.read(key)))
+
+    async def write(self, key: bytes, value: bytes | memoryview, node: str) -> None:
+        """Write a value. If cancelled, wait until the thread has stopped, and leave nothing behind."""
+        if self._broken:
+            return
+        abandoned = threading.Event()
+
+        def work() -> None:
+            try:
+                self._try("written", lambda files: files.write(key, value, abandoned.is_set))
+            except NoRoom as error:
+                self.refused(node, str(error))
+            except WriteAbandoned:
+                pass
+
+        await completed(self._start(work).wait(), hurry=lambda _: abandoned.set())
+
+    def refused(self, node: str, why: str) -> None:
+        """Log that files cannot hold a value, or its key."""
+        self._log_once(f"what {node} keeps", "%s at site %s is not kept in files: %s", node, self._site, why)
+
+    def close(self) -> None:
+        """Let the threads end."""
+        if self._threads is not None:
+            self._threads.close()
+
+    def _try(self, what: str, work: Callable[[CacheFiles], T]) -> T | None:
+        """Use the files, in a thread."""
+        with self._opening:
+            if self._files is None and not self._broken:
+                try:
+                    self._files = self._open()
+                except Exception as error:  # noqa: BLE001 - any library may open it
+                    self._broken = True
+                    text = "the cache of site %s is kept in memory only: its directory cannot be opened: %s"
+                    self._log_once("open", text, self._site, _reason(error))
+        if self._files is None:
+            return None
+        try:
+            return work(self._files)
+        except (NoRoom, WriteAbandoned):
+            raise
+        except Exception as error:  # noqa: BLE001 - any library may read and write it
+            text = "the cache of site %s has values that cannot be %s; jobs go on without them: %s"
+            self._log_once(what, text, self._site, what, _reason(error))
+            return None
+
+    def _start(self, work: Callable[[], T]) -> Outcome[T]:
+        """Run ``work`` in a thread, to its end even if nobody waits for it any longer."""
+        if self._threads is None:
+            self._threads = Threads(_THREADS, f"{self._site}-cache")
+        outcome: Outcome[T] = Outcome()
+
+        def done(value: T, error: BaseException | None) -> None:
+            if error is None:
+                outcome.settle(value)
+            else:
+                outcome.fail(error)
+
+        self._threads.run(contextvars.Context(), work, done)
+        return outcome
+
+    def _log_once(self, kind: str, text: str, *args: object) -> None:
+        if kind not in self._logged:
+            self._logged.add(kind)
+            _log.warning(text, *args, extra={"site": self._site})
+
+
+def _reason(error: BaseException) -> str:
+    """Return why it failed, without texts of libraries: they may quote options of the storage, which may be secret."""
+    name = type(error).__name__
+    if isinstance(error, ImportError):
+        return f"{name}: install the package of its protocol where the site runs, such as s3fs for s3"
+    return f"{name}: {error.strerror}" if isinstance(error, OSError) and error.strerror else name

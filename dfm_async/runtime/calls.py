@@ -1,190 +1,212 @@
-"""Calls operations for jobs: in tasks, in threads, or as generators; with retries and deadlines.
+"""Run calls of operations: in tasks, in threads, or as generators; with contexts, retries, deadlines and spans.
 
-Plain functions of a job: an object per job that knows its job would be a cycle, and there are many jobs.
+These are functions, since an object per job that refers to its job would be a reference cycle, and there are many jobs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextvars
+import functools
 import inspect
-from collections.abc import Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from dfm_async.federation.operation import GENERATORS, CodeKind
+from dfm_async.errors import EncodingError
+from dfm_async.federation.operation import CodeKind
+from dfm_async.model.call_limits import CallLimits
 from dfm_async.model.constants import fresh
+from dfm_async.model.policies import RetryPolicy, retry_after
 from dfm_async.net import effects as fx
-from dfm_async.net.game import Activity
 from dfm_async.net.tokens import StreamValue
 from dfm_async.runtime import context as _context
 from dfm_async.runtime.context import OperationContext, on_start
 from dfm_async.runtime.faults import cause_of, drop_cancellation, is_our_cancellation
-from dfm_async.runtime.iterators import is_iterator
-from dfm_async.runtime.job_threads import in_background, in_thread, late
-from dfm_async.runtime.objects import JobObjects
+from dfm_async.runtime.job_streams import StreamingJob
 from dfm_async.runtime.observer import Observation
 from dfm_async.runtime.operations import Callee
+from dfm_async.runtime.permits import Permit
+from dfm_async.runtime.scope import JobScope
+from dfm_async.runtime.sources import PLAIN, is_iterator
+from dfm_async.runtime.spread import RemoteFailure
 from dfm_async.runtime.streams import Stream, StreamFailed, Subscription
-
-if TYPE_CHECKING:
-    from dfm_async.model.policies import RetryPolicy
-    from dfm_async.runtime.job import SiteJob
-
-__all__ = ["context_of", "instance_of", "invoke", "wait"]
-
-T = TypeVar("T")
+from dfm_async.runtime.threads import late
+from dfm_async.wire import messages as msg
+from dfm_async.wire.memory import size_of
 
 
-class _Call:
-    """One call: what is called, with what, and how often it may be tried."""
+class Call:
+    """One call of an operation.
 
-    __slots__ = (
-        "activity",
-        "args",
-        "attempt",
-        "callee",
-        "deadline",
-        "opened",
-        "operation",
-        "reads_whole",
-        "retry",
-        "scope",
-        "seen",
-        "streams",
-    )
+    ``reads_whole``: streams among its arguments are read before it begins. ``retry``: the policy if there is no other.
+    """
 
-    def __init__(self, effect: fx.Invoke, callee: Callee) -> None:
+    def __init__(self, callee: Callee, effect: fx.Invoke, reruns: int, retry: RetryPolicy | None = None) -> None:
         action = effect.action
-        self.activity: Activity = effect.activity
-        self.operation = action.operation
         self.callee = callee
+        self.operation = action.operation
+        self.activity = effect.activity
         self.args = effect.args
-        self.streams = effect.streams
-        self.reads_whole = effect.streams and (callee.external or bool(callee.whole))
-        self.retry: RetryPolicy | None = action.retry or callee.retry
-        self.deadline: float | None = action.deadline or callee.deadline
+        self.streams = bool(effect.activity.streams)
+        self.reads_whole = self.streams and (callee.external or bool(callee.whole))
+        self.retry = action.retry or callee.retry or (None if callee.generates else retry)
+        self._inputs = effect.values if self.retry is not None or reruns else ()
+        self.reruns = reruns if self.retry is None else max(reruns, self.retry.on_worker_lost)
+        """How often it may run again because the worker that it ran in was lost."""
+        self.lost: BaseException | None = None
+        """The loss of that worker."""
+        self.deadline = action.deadline or callee.deadline
+        self.expires: float | None = None
+        """When no further attempt may begin."""
+        if action.within is not None:
+            self.deadline = min(self.deadline or action.within, action.within)
+            self.expires = asyncio.get_running_loop().time() + action.within
         self.attempt = 1
-        self.opened: list[Subscription] = []
+        self.opened: Sequence[Subscription] = ()
         self.seen: Observation | None = None
-        self.scope: asyncio.Timeout | None = None
+        self.permit: Permit | None = None
+        """What it holds of the limits of the site."""
+        self.in_thread = False
+        """Whether its code may still run although nobody waits for it any longer."""
+        self._scope: asyncio.Timeout | None = None
         """Ends an asynchronous call when its deadline is over."""
-
-    def started(self) -> None:
-        """The call has what it waited for, such as its thread. May be called from any thread, if there is no scope."""
-        if self.seen is not None:
-            self.seen.started()
-        if self.scope is not None and self.deadline is not None:
-            self.scope.reschedule(asyncio.get_running_loop().time() + self.deadline)
 
     @property
     def simple(self) -> bool:
-        """Whether one try is all there is, and nothing has to be awaited before it."""
-        return self.retry is None and self.deadline is None and not self.reads_whole
+        """Whether there is one attempt only, and nothing has to be awaited before it."""
+        return self.retry is None and self.deadline is None and not self.reads_whole and self.callee.limits is None
+
+    def may_go_on(self, pause: float) -> bool:
+        """Return whether a further attempt can begin after a pause, and limit its deadline to the time that is left."""
+        if self.expires is None:
+            return True
+        left = self.expires - asyncio.get_running_loop().time() - pause
+        if left > 0 and self.deadline is not None:
+            self.deadline = min(self.deadline, left)
+        return left > 0
+
+    def renew(self) -> None:
+        """Make the arguments anew: an attempt that failed may have changed constants, lists and dicts."""
+        self.args = self.activity.transition.arguments(self._inputs)
+
+    def started(self) -> None:
+        """Note that the call has what it waited for, such as its thread. Without a deadline, any thread may do so."""
+        if self.seen is not None:
+            self.seen.started()
+        if self._scope is not None and self.deadline is not None:
+            self._scope.reschedule(asyncio.get_running_loop().time() + self.deadline)
+
+    async def within_deadline(self, work: Callable[[], Any]) -> Any:
+        """Await asynchronous code.
+
+        Raises:
+            TimeoutError: the deadline is over.
+        """
+        queued = asyncio.get_running_loop().time()
+        # A program reports when a process is free for the call: its deadline counts from then on.
+        scope = self._scope = asyncio.timeout(None if self.callee.waits else self.deadline)
+        try:
+            async with scope:
+                return await work()
+        except TimeoutError as error:
+            if scope.expired() and self.deadline is not None:
+                waited = (scope.when() or 0.0) - self.deadline - queued
+                raise late(self.operation, self.deadline, waited) from error
+            raise
+        finally:
+            self._scope = None
 
     def close(self) -> None:
-        """The call has ended: it reads no stream any more."""
+        """Stop reading streams: the call has ended."""
         for subscription in self.opened:
             subscription.close()
 
+    def release(self) -> None:
+        """Return the permit: the attempt has ended."""
+        permit, self.permit = self.permit, None
+        if permit is not None:
+            permit.release()
 
-def invoke(job: SiteJob, effect: fx.Invoke) -> None:
-    """Calls an operation; the game is told of the result."""
-    try:
-        callee = job.find(effect.action.operation, effect.action.provider)
-    except (LookupError, PermissionError) as error:
-        job.game.fail(effect.activity, job.game.error(effect.activity, error))
-        return
-    call = _Call(effect, callee)
+
+def start(job: StreamingJob, call: Call) -> None:
+    """Start a call. The game of its job gets the outcome, perhaps at once."""
     if job.observer is not None:
-        call.seen = job.observer.began(call.activity, call.operation, 1)
-        job.observer.given(call.seen, callee.adapter.provider, None if call.streams else call.args)
-    context = contextvars.Context()  # fresh: an operation sees nothing of the code that happens to drive it
-    context.run(_context.enter, context_of(job, call.activity, call.operation, 1, call.seen))
+        _observe_begin(job, call)
+    context = _context.fresh(context_of(job, call))
     if not call.simple:
-        job.spawn(_try(job, call), context)
+        job.spawn(_run_attempts(job, call), context)
         return
+    kind = call.callee.kind
     try:
-        work = _work(job, call)
-        if callee.kind in GENERATORS:
+        work = work_of(job, call)
+        if call.callee.generates:
             _returned(job, call, context.run(work))  # runs nothing of its body yet
             return
     except BaseException as error:  # noqa: BLE001 - the constructor of a class, a wrapper: the user's code
         _raised(job, call, error)
         return
-    if callee.kind is CodeKind.ASYNC:
+    if kind is CodeKind.ASYNC:
         job.spawn(_await(job, call, work), context)
     else:
         _in_background(job, call, work, context)
 
 
-def context_of(
-    job: SiteJob, activity: Activity, operation: str, attempt: int, seen: Observation | None
-) -> OperationContext:
-    """What an operation can know about a call."""
-    site, trace = job.runtime.site, None if seen is None else seen.trace
-    return OperationContext(job.job_id, site, operation, activity.label, activity.frame, attempt, job, trace)
+def context_of(job: JobScope, call: Call) -> OperationContext:
+    """Return what the code of a call can know about it."""
+    activity = call.activity
+    return job.context(call.operation, activity.label, activity.frame, call.attempt, call.seen)
 
 
-# one try
+def _observe_begin(job: StreamingJob, call: Call) -> None:
+    if job.observer is not None:
+        call.seen = job.observer.began(call.activity, call.operation, call.attempt)
+        job.observer.given(call.seen, call.callee.adapter.provider, None if call.streams else call.args)
 
 
-def _work(job: SiteJob, call: _Call) -> Callable[[], Any]:
+# one attempt
+
+
+def work_of(job: JobScope, call: Call) -> Callable[[], Any]:
+    """Return what runs the code of a call."""
     callee, args = call.callee, call.args
-    function = callee.bound(instance_of(job, callee))
+    function = callee.bound(job.instance(callee) if callee.per_job else None)
     if call.streams:
         args = _with_readers(job, call)
     if callee.defaults:
         args = {**{name: fresh(value) for name, value in callee.defaults.items() if name not in args}, **args}
     if callee.wants_context:
-        context = context_of(job, call.activity, call.operation, call.attempt, call.seen)
+        context = context_of(job, call)
         if callee.external:
             on_start(context, call.started)
         args = {**args, "context": context}
     if callee.plain:
-        work: Callable[[], Any] = lambda: function(**args)  # noqa: E731
+        work: Callable[[], Any] = functools.partial(function, **args)
     else:
         positional, named = callee.arguments(args)
-        work = lambda: function(*positional, **named)  # noqa: E731
+        work = functools.partial(function, *positional, **named)
     return _timed(call.seen, work) if call.seen is not None and callee.kind is CodeKind.SYNC else work
 
 
 def _timed(seen: Observation, work: Callable[[], Any]) -> Callable[[], Any]:
-    """Notes when a synchronous call gets its thread."""
+    """Note when a synchronous call gets its thread."""
 
     def run() -> Any:
         seen.started()
-        return work()
+        try:
+            return work()
+        finally:
+            seen.stopped()
 
     return run
 
 
-def instance_of(job: SiteJob, callee: Callee) -> Any:
-    """The object of a class, built once per job."""
-    if not callee.adapter.per_job:
-        return None
-    if job.objects is None:
-        job.objects = JobObjects(job)
-    return job.objects.get(callee)
+def _in_background(job: StreamingJob, call: Call, work: Callable[[], Any], context: contextvars.Context) -> None:
+    remote = _remote(job, call)
+    done = (remote or _RemoteCall(job, call)).done
+    job.threads.start(call.operation, work, context, done, remote=remote)
 
 
-def _in_background(job: SiteJob, call: _Call, work: Callable[[], Any], context: contextvars.Context) -> None:
-    def done(value: Any, error: BaseException | None) -> None:
-        if job.stopping:
-            return
-        try:
-            if error is None:
-                _returned(job, call, value)
-            else:
-                _raised(job, call, error)
-            job.advance()
-        except BaseException as fault:  # noqa: BLE001 - a fault of ours: the job would wait for ever
-            job.broken(fault)
-
-    in_background(job, call.operation, work, context, done)
-
-
-async def _await(job: SiteJob, call: _Call, work: Callable[[], Any]) -> None:
+async def _await(job: StreamingJob, call: Call, work: Callable[[], Any]) -> None:
     try:
         value = await work()
     except BaseException as error:
@@ -196,25 +218,32 @@ async def _await(job: SiteJob, call: _Call, work: Callable[[], Any]) -> None:
     job.advance()
 
 
-# several tries
+# several attempts
 
 
-async def _try(job: SiteJob, call: _Call) -> None:
+async def _run_attempts(job: StreamingJob, call: Call) -> None:
     while True:
         try:
             value = await _attempt(job, call)
         except BaseException as error:
             if is_our_cancellation(error):
+                if not call.in_thread:
+                    call.release()
                 raise
-            # What was read of a stream is gone: such a call is not tried again.
-            if call.retry is not None and not call.streams and call.retry.allows(error, call.attempt):
+            call.release()
+            if _runs_again(job, call, error):
+                continue
+            # The elements of a stream are read once only: such a call is not retried.
+            pause = None
+            if call.retry is not None and not call.streams and _allows(call.retry, error, call.attempt):
+                pause = call.retry.pause(call.attempt, retry_after(error))
+            if pause is not None and call.may_go_on(pause):
                 _observe_end(job, call, error)
                 await drop_cancellation()
-                await asyncio.sleep(call.retry.pause(call.attempt))
+                await asyncio.sleep(pause)
                 call.attempt += 1
-                if job.observer is not None:
-                    call.seen = job.observer.began(call.activity, call.operation, call.attempt)
-                    job.observer.given(call.seen, call.callee.adapter.provider, call.args)
+                call.renew()
+                _observe_begin(job, call)
                 continue
             _raised(job, call, error)
         else:
@@ -223,71 +252,231 @@ async def _try(job: SiteJob, call: _Call) -> None:
         return
 
 
-async def _attempt(job: SiteJob, call: _Call) -> Any:
+async def _attempt(job: StreamingJob, call: Call) -> Any:
     if call.reads_whole:
         await _read_whole(call)
     if call.attempt > 1:
-        _context.enter(context_of(job, call.activity, call.operation, call.attempt, call.seen))
-    work = _work(job, call)
-    if call.callee.kind in GENERATORS:
+        _context.enter(context_of(job, call))
+    if call.callee.limits is not None:
+        await _wait_for_permit(job, call, call.callee.limits)
+    work = work_of(job, call)
+    if call.callee.generates:
         return work()
-    if call.callee.kind is CodeKind.SYNC:
-        found = await in_thread(job, call.operation, work, call.deadline)
+    remote = _remote(job, call)
+    if call.callee.kind is CodeKind.SYNC or (remote is not None and remote.bound):
+        call.in_thread = True
+        try:
+            found = await job.threads.run(call.operation, work, call.deadline, remote=remote, late=call.release)
+        except BaseException as error:
+            call.in_thread = is_our_cancellation(error)
+            raise
+        call.in_thread = False
         if not inspect.iscoroutine(found):
             return found
         work = lambda: found  # noqa: E731
-    loop = asyncio.get_running_loop()
-    queued = loop.time()
-    # A program reports when a process is free for the call: its deadline counts from then on.
-    scope = call.scope = asyncio.timeout(None if call.callee.waits else call.deadline)
-    try:
-        async with scope:
-            return await work()
-    except TimeoutError as error:
-        if scope.expired() and call.deadline is not None:
-            waited = (scope.when() or 0.0) - call.deadline - queued
-            raise late(call.operation, call.deadline, waited) from error
-        raise
-    finally:
-        call.scope = None
+    return await call.within_deadline(work)
+
+
+async def _wait_for_permit(job: StreamingJob, call: Call, limits: CallLimits) -> None:
+    """Wait until the limits of the site let an attempt start.
+
+    Raises:
+        TypeError: the call reads a stream, and would have to run in another worker.
+        DfmError: the site does not have what it needs, or cannot run it.
+    """
+    if limits.gpus and call.streams:
+        raise TypeError(
+            f"operation {call.operation!r} needs gpus={limits.gpus}, so that it may run in another process, and cannot "
+            "read a stream: pass a list"
+        )
+    elsewhere = call.callee.binds and job.resources.spread is not None
+    permits = job.resources.permits
+    call.permit = await permits.acquire(call.callee, limits, call.args, job.job_id, job.priority, elsewhere=elsewhere)
+    if call.seen is not None:
+        call.seen.granted(call.permit.waited_for)
 
 
 # the end
 
 
-def _returned(job: SiteJob, call: _Call, value: Any) -> None:
-    if inspect.iscoroutine(value):  # a plain function that returns a coroutine
+def _returned(job: StreamingJob, call: Call, value: Any) -> None:
+    plain = type(value) in PLAIN
+    if not plain and inspect.iscoroutine(value):  # a plain function that returns a coroutine
         job.spawn(_await(job, call, lambda: value))
-    elif is_iterator(value):
-        job.streams.returned(call.activity, value, call.seen, call.close)
+    elif not plain and is_iterator(value):
+        remote = _remote(job, call) if call.callee.kind is CodeKind.GENERATOR else None
+        left = None if call.permit is None else call.release
+        job.streams.returned(call.activity, value, call.seen, call.close, remote, call.reruns, left)
     else:
         if job.observer is not None and call.seen is not None:
             job.observer.returned(call.seen, value)
-        call.close()
+        if call.opened:
+            call.close()
+        if call.permit is not None:
+            call.release()
+        if not job.resources.useful:
+            job.resources.call_completed()
         job.game.complete(call.activity, value)
 
 
-def _raised(job: SiteJob, call: _Call, error: BaseException) -> None:
+def _allows(retry: RetryPolicy, error: BaseException, attempt: int) -> bool:
+    return error.again if isinstance(error, RemoteFailure) else retry.allows(error, attempt)
+
+
+def _raised(job: StreamingJob, call: Call, error: BaseException) -> None:
     _observe_end(job, call, error)
     call.close()
-    game = job.game
+    call.release()
     if isinstance(error, StreamFailed):  # it read a stream that failed: the failure is the producer's
-        game.fail(call.activity, error.error)
+        job.game.fail(call.activity, error.error)
+    elif isinstance(error, RemoteFailure):
+        job.game.fail(call.activity, error.record)
     else:
-        game.fail(call.activity, game.error(call.activity, error, call.attempt, cause_of(error)))
+        job.game.fail(call.activity, job.game.error(call.activity, error, call.attempt, cause_of(error)))
 
 
-def _observe_end(job: SiteJob, call: _Call, error: BaseException) -> None:
+def _observe_end(job: StreamingJob, call: Call, error: BaseException) -> None:
     if job.observer is not None and call.seen is not None:
-        job.observer.ended(call.seen, error)
+        job.observer.ended(call.seen, error.record if isinstance(error, RemoteFailure) else error)
         call.seen = None
+
+
+# in other workers
+
+
+class _RemoteCall:
+    """Runs an attempt of a call in another worker of the site."""
+
+    __slots__ = ("_call", "_job", "cost", "operation")
+
+    def __init__(self, job: StreamingJob, call: Call) -> None:
+        self._job = job
+        self._call = call
+        self.operation = call.operation
+        self.cost = call.callee.cost
+
+    def done(self, value: Any, error: BaseException | None) -> None:
+        """Pass the outcome to the job, wherever the call has run."""
+        job, call = self._job, self._call
+        if job.stopping:
+            return
+        try:
+            if error is None:
+                _returned(job, call, value)
+            elif _runs_again(job, call, error):
+                _in_background(job, call, work_of(job, call), _context.fresh(context_of(job, call)))
+            else:
+                _raised(job, call, error)
+            job.advance()
+        except BaseException as bug:  # noqa: BLE001 - a bug of this library: the job would wait for ever
+            job.broken(bug)
+
+    @property
+    def bound(self) -> str:
+        """The worker that it has to run in; empty if any will do."""
+        permit = self._call.permit
+        return "" if permit is None else permit.worker
+
+    def send(self, worker: str, number: int) -> int:
+        """Send the call to a worker; return the number of bytes of its arguments.
+
+        Raises:
+            EncodingError: they cannot be sent.
+        """
+        job, call, resources = self._job, self._call, self._job.resources
+        payload = resources.call_codec.payload(resources.call_codec.pack(call.args))
+        trace = None if call.seen is None else call.seen.trace
+        message = msg.RunCall(
+            job=job.number,
+            at=job.at,
+            number=number,
+            home=resources.address,
+            job_id=job.job_id,
+            operation=call.operation,
+            provider=call.callee.adapter.provider,
+            node=call.activity.label,
+            frame=call.activity.frame,
+            attempt=call.attempt,
+            payload=payload,
+            retry=call.retry,
+            priority=job.priority,
+            trace=None if trace is None else (trace.recorder.trace_id, trace.span),
+            timed=call.deadline is not None,
+        )
+        if call.callee.per_job and resources.spread is not None:
+            held = resources.spread.hold(worker, (job.number, job.at))
+            if held is not None:
+                job.owned_objects().keep(held)
+        resources.send(worker, message)
+        return size_of(payload)
+
+    def stop(self, worker: str) -> None:
+        """Have a worker stop the calls of the job."""
+        self._job.resources.send(worker, msg.StopCalls(self._job.number, self._job.at))
+
+    def elements(self, payload: Any) -> list[Any]:
+        """Decode elements that came from a worker."""
+        return self._job.resources.call_codec.loads_batch(payload)
+
+    def taken(self, worker: str, number: int, count: int, size: int) -> None:
+        """Have a worker produce as many elements as were read, of a size in bytes."""
+        self._job.resources.send(worker, msg.ElementsTaken(self._job.number, self._job.at, number, count, size))
+
+    def close(self, worker: str, number: int) -> None:
+        """Have a worker end the generator."""
+        self._job.resources.send(worker, msg.CloseCall(self._job.number, self._job.at, number))
+
+    def can_send(self, result: Any) -> bool:
+        """Return whether a result could come from another worker."""
+        try:
+            if inspect.iscoroutine(result) or is_iterator(result):
+                return False
+            self._job.resources.call_codec.pack(result)
+        except BaseException:  # noqa: BLE001 - objects of users can raise anything
+            return False
+        return True
+
+    def lost(self, error: BaseException) -> None:
+        """Note that the worker was lost."""
+        self._call.lost = error
+
+    def outcome(self, message: msg.CallReturned | msg.CallRaised) -> tuple[Any, BaseException | None]:
+        """Return the result, or the error, that a worker reports."""
+        seen, recorder = self._call.seen, self._job.recorder
+        if seen is not None:
+            seen.ran(message.start, message.wall, message.pid)
+        if recorder is not None and message.spans:
+            recorder.adopt(message.spans)
+        if isinstance(message, msg.CallRaised):
+            return None, RemoteFailure(message.error, message.again, message.retry_after)
+        try:
+            value = self._job.resources.call_codec.loads(message.payload)
+        except EncodingError as error:
+            return None, error
+        return (iter(value) if message.iterated else value), None
+
+
+def _remote(job: StreamingJob, call: Call) -> _RemoteCall | None:
+    """Return how a call can run in another worker; None if it cannot."""
+    bound = call.permit is not None and bool(call.permit.worker)
+    spreads = (call.callee.spreads or bound) and not call.streams and job.resources.spread is not None
+    return _RemoteCall(job, call) if spreads else None
+
+
+def _runs_again(job: StreamingJob, call: Call, error: BaseException) -> bool:
+    """Return whether a call runs again that was lost with the worker that it ran in."""
+    if error is not call.lost or call.reruns < 1 or job.stopping:
+        return False
+    call.reruns -= 1
+    call.renew()
+    return True
 
 
 # streams among the arguments
 
 
-def _with_readers(job: SiteJob, call: _Call) -> dict[str, Any]:
-    """Puts readers in the place of streams; they are closed when the call has ended."""
+def _with_readers(job: JobScope, call: Call) -> dict[str, Any]:
+    """Replace streams by readers; they are closed when the call has ended."""
     seen: set[Stream] = set()
     in_thread = call.callee.kind in (CodeKind.SYNC, CodeKind.GENERATOR)
 
@@ -296,14 +485,14 @@ def _with_readers(job: SiteJob, call: _Call) -> dict[str, Any]:
             stream.consumers += 1  # twice in one call: two readers, where one was expected
         seen.add(stream)
         subscription = stream.subscribe()
-        call.opened.append(subscription)
-        return _blocking(job, subscription, asyncio.get_running_loop()) if in_thread else subscription
+        call.opened = (*call.opened, subscription)
+        return _blocking(job, subscription) if in_thread else subscription
 
     return {name: _replace_streams(value, read) for name, value in call.args.items()}
 
 
-async def _read_whole(call: _Call) -> None:
-    """Reads streams to their end: for parameters that are declared as lists; for a program, wherever they stand."""
+async def _read_whole(call: Call) -> None:
+    """Read streams to their end: for parameters that are declared as lists; for a program, wherever they occur."""
     args, callee = call.args, call.callee
     names = [name for name in args if callee.external or (name in callee.whole and isinstance(args[name], Stream))]
     opened: dict[Stream, Subscription] = {}
@@ -314,7 +503,7 @@ async def _read_whole(call: _Call) -> None:
 
     for name in names:  # all of them, before the first is read
         _replace_streams(args[name], begin)
-    call.opened.extend(opened.values())
+    call.opened = (*call.opened, *opened.values())
     later: set[Stream] = set()
     for name in args.keys() - set(names):
         _replace_streams(args[name], later.add)
@@ -324,72 +513,19 @@ async def _read_whole(call: _Call) -> None:
     call.args = {**args, **{name: _replace_streams(args[name], lambda s: list(read[s])) for name in names}}
 
 
-def _blocking(job: SiteJob, subscription: Subscription, loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
-    """Reads a stream from a thread, for synchronous operations."""
+def _blocking(job: JobScope, subscription: Subscription) -> Iterator[Any]:
+    """Read a stream from a thread, for synchronous operations."""
     while True:
-        future: concurrent.futures.Future[list[Any]] = concurrent.futures.Future()
-        loop.call_soon_threadsafe(_read_for, job, subscription, future)
-        found = future.result()
+        found = job.wait(subscription.get(), contextvars.Context())
+        if subscription.closed:  # the thread may still run: for it, this must not look like the end of the stream
+            raise RuntimeError("the call has ended or exceeded its deadline: its stream is closed")
         if not found:
             return
         yield from found
 
 
-def _read_for(job: SiteJob, subscription: Subscription, future: concurrent.futures.Future[list[Any]]) -> None:
-    def ended(_task: object = None) -> None:
-        if not future.done():
-            future.set_exception(RuntimeError("the job was cancelled, or the stream was closed"))
-
-    if job.stopping:
-        ended()
-    else:
-        job.spawn(_read_into(subscription, future)).add_done_callback(ended)
-
-
-async def _read_into(subscription: Subscription, future: concurrent.futures.Future[list[Any]]) -> None:
-    try:
-        found = await subscription.get()
-    except StreamFailed as failed:
-        future.set_exception(failed)
-    else:
-        if subscription.closed:  # the thread may still run: it must not take this for the end of the stream
-            error = "the call has ended or exceeded its deadline: its stream is closed"
-            future.set_exception(RuntimeError(error))
-        else:
-            future.set_result(found)
-
-
-def wait(job: SiteJob, work: Coroutine[Any, Any, T]) -> T:
-    """Runs something as a task of the job, and waits for it in a thread."""
-    future: concurrent.futures.Future[T] = concurrent.futures.Future()
-
-    async def run() -> None:
-        try:
-            found = await work
-        except BaseException as error:
-            if is_our_cancellation(error):
-                raise
-            future.set_exception(error)
-        else:
-            future.set_result(found)
-
-    def ended(_task: object = None) -> None:
-        work.close()
-        if not future.done():
-            future.set_exception(RuntimeError("the job was cancelled"))
-
-    def begin() -> None:
-        if job.stopping:
-            ended()
-        else:
-            job.spawn(run(), contextvars.copy_context()).add_done_callback(ended)
-
-    job.runtime.threads.post(begin)
-    return future.result()
-
-
 def _replace_streams(value: Any, read: Callable[[Any], Any]) -> Any:
-    """Puts readers in the place of streams, also inside containers that were put together in the pipeline."""
+    """Replace streams by readers, also inside containers that were built in the pipeline."""
     if isinstance(value, StreamValue):
         return read(value)
     if type(value) is dict:

@@ -5,29 +5,18 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from contextvars import ContextVar, Token
+from contextvars import Context, ContextVar, Token
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeVar
 
-from dfm_async.model.events import Scalar
+from dfm_async.federation.operation import Adapter
+from dfm_async.model.events import Metrics, OperationEvent
 from dfm_async.model.ids import Frame
 from dfm_async.model.scalars import plain_step, plain_text, plain_values
 from dfm_async.telemetry import current
-from dfm_async.telemetry.recorder import TracedCall
-from dfm_async.telemetry.user_spans import NO_SPAN, RecordedSpan, UserSpan
+from dfm_async.telemetry.recorder import NO_SPAN, RecordedSpan, TracedCall, UserSpan
 
 if TYPE_CHECKING:
     from upath import UPath
-
-__all__ = [
-    "Caller",
-    "OperationContext",
-    "call_started",
-    "caller_of",
-    "current_context",
-    "enter",
-    "on_start",
-    "resumable",
-]
 
 T = TypeVar("T")
 
@@ -35,40 +24,39 @@ _current: ContextVar[OperationContext | None] = ContextVar("dfm_async_context", 
 
 
 class Caller(Protocol):
-    """The job that a call belongs to, as its operation sees it. All methods may be called from any thread."""
+    """The job that a call belongs to, as its operation sees it."""
 
     @property
     def stopping(self) -> bool:
         """Whether the job was cancelled."""
-        ...
+
+    def code_of(self, operation: str, provider: str | None) -> tuple[Adapter, Any]:
+        """Return the adapter of an operation, and its code or, for a class, the object of the job."""
+
+    async def in_thread(self, what: str, work: Callable[[], T]) -> T:
+        """Run synchronous code in a thread of the site."""
 
     def progress(self, node: str, frame: Frame, done: float, total: float | None, note: str) -> None:
-        """Tells how far a call is."""
-        ...
+        """Report how far a call is."""
 
-    def metrics(self, node: str, frame: Frame, values: dict[str, Scalar], step: int | None) -> None:
-        """Sends metrics of a call."""
-        ...
+    def add_event(self, event: OperationEvent) -> None:
+        """Send an event of a call to the application."""
 
     async def send_to_place(self, target: str, place: str, key: str, value: Any) -> None:
-        """Sends a value to a parameter of another job."""
-        ...
+        """Send a value to a parameter of another job."""
 
     async def secret(self, key: str) -> Any:
-        """Asks the site's vault."""
-        ...
+        """Return a secret of the site."""
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs something on the loop, and waits for it in a thread."""
-        ...
+        """Run a coroutine on the loop, and wait for it in a thread."""
 
     def cache_storage(self, subpath: str | None) -> UPath:
-        """Gives a directory for files that outlive the job."""
-        ...
+        """Return a directory for files that outlive the job."""
 
 
 class OperationContext:
-    """The call that an operation serves. An operation gets it by a parameter named ``context``, or by asking.
+    """The call that an operation serves, from a parameter named ``context`` or from :func:`current_context`.
 
     Attributes:
         job_id: the job.
@@ -105,13 +93,13 @@ class OperationContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the job was cancelled. A synchronous operation that takes long should look, and return."""
+        """Whether the job was cancelled. A synchronous operation that takes long should check it, and return."""
         return self._caller.stopping
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Tells how far the operation is; ``job.events()`` shows it as ``Progress``. Never waits.
+        """Report how far the operation is; ``job.events()`` shows it as ``Progress``. Never waits.
 
-        Reports that come faster than twenty in a second are joined: the last one counts.
+        Reports that come faster than twenty in a second are coalesced: the last one counts.
 
         Args:
             done: how much is done, in any unit.
@@ -123,9 +111,9 @@ class OperationContext:
         self._caller.progress(self.node, self.frame, amount, whole, plain_text(str(note)))
 
     def metrics(self, values: Mapping[str, Any], step: SupportsIndex | None = None) -> None:
-        """Reports metrics; ``job.events()`` shows each report as ``Metrics``. Never waits; any thread may call it.
+        """Report metrics; ``job.events()`` shows each report as ``Metrics``. Never waits; any thread may call it.
 
-        Unlike progress, reports are never joined: each is one event, in the order that they were made. If the worker
+        Unlike progress, reports are never coalesced: each is one event, in the order that they were made. If the worker
         is lost and the parameter set runs again, its reports come again, too.
 
         Args:
@@ -133,13 +121,13 @@ class OperationContext:
             step: the step that they belong to, if the operation counts steps.
 
         Raises:
-            TypeError: a name is no string, a value is none of these, or the step is no whole number.
+            TypeError: a name is not a string, a value is none of these, or the step is not a whole number.
             ValueError: a whole number needs more than 64 bits.
         """
-        self._caller.metrics(self.node, self.frame, plain_values(values), plain_step(step))
+        self._caller.add_event(Metrics(0, self.frame, self.site, self.node, plain_values(values), plain_step(step)))
 
     def span(self, name: str, /, **attributes: Any) -> UserSpan:
-        """Gives a span for a part of the operation, which lasts as long as its ``with`` block; any thread may open it.
+        """Return a span for a part of the operation, which lasts as long as its ``with`` block; any thread may open it.
 
         It is a part of the span around it: that of the operation, or another one that is open in the same task or
         thread. An exception that passes is noted. Does nothing if the job is not traced::
@@ -159,10 +147,10 @@ class OperationContext:
         return NO_SPAN if self.trace is None else RecordedSpan(self.trace, name, attributes)
 
     async def send_to_place(self, place: str, value: Any, *, job: str, key: str | None = None) -> None:
-        """Sends a value to a parameter of another job that is open for more; returns when that job has taken it.
+        """Send a value to a parameter of another job that is open for more; return when that job has accepted it.
 
-        When all parameters of the other job's pipeline have come with the same key, they are a new parameter set of
-        it. In a synchronous operation: ``context.wait(context.send_to_place(...))``.
+        When all parameters of the other job's pipeline have come with the same key, also those with a default, they are
+        a new parameter set of it. In a synchronous operation: ``context.wait(context.send_to_place(...))``.
 
         Args:
             place: the name of the other pipeline's parameter.
@@ -171,7 +159,7 @@ class OperationContext:
             key: which values belong together; by default those that one job sends in one frame.
 
         Raises:
-            TypeError: a name is no string.
+            TypeError: a name is not a string.
             RuntimeError: the other job does not run, takes no more, has no such parameter, or the value does not fit.
             EncodingError: the value cannot be sent.
         """
@@ -183,21 +171,21 @@ class OperationContext:
         await self._caller.send_to_place(job, place, key, value)
 
     async def secret(self, key: str) -> Any:
-        """Asks the site's vault for a secret. From then on it is hidden in whatever text leaves the process.
+        """Return a secret from the site's vault. From then on it is redacted in all text that leaves the process.
 
-        Do not keep it: the next call should ask again. In a synchronous operation:
+        Do not keep it: the next call should request it again. In a synchronous operation:
         ``context.wait(context.secret("key"))``.
 
         Args:
             key: the name of the secret.
 
         Raises:
-            SecretError: there is none, or the vault does not work.
+            SecretError: there is no such secret, or the vault does not work.
         """
         return await self._caller.secret(key)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine on the site's loop, and waits for it. Only for synchronous operations, in their thread.
+        """Run a coroutine on the site's loop, and wait for it. Only for synchronous operations, in their thread.
 
         Raises:
             RuntimeError: the job was cancelled, or this is the loop's own thread.
@@ -205,10 +193,11 @@ class OperationContext:
         return self._caller.wait(work)
 
     def cache_storage(self, subpath: str | None = None) -> UPath:
-        """Gives the directory in which this site keeps files between jobs, or one inside it; it exists.
+        """Return the directory in which this site keeps files between jobs, or one inside it; it exists.
 
-        It is a :class:`upath.UPath`: it has the methods of :class:`pathlib.Path`, on whatever file system the site's
-        :class:`~dfm_async.CacheConfig` names. They do I/O: use them in synchronous operations, or in a thread.
+        It is a :class:`upath.UPath`: it has the methods of :class:`pathlib.Path`, on the file system that the
+        :class:`~dfm_async.federation.CacheConfig` of the site names. They do I/O: use them in synchronous operations,
+        or in a thread.
 
         Args:
             subpath: a path inside the directory.
@@ -236,24 +225,31 @@ class OperationContext:
 
 
 def caller_of(context: OperationContext) -> Caller:
-    """The job that a call belongs to; for operations that every site has."""
+    """Return the job that a call belongs to; for operations that every site has."""
     return context._caller  # noqa: SLF001 - same module
 
 
 def on_start(context: OperationContext, call: Callable[[], None]) -> None:
-    """Has a function called when the code of a call begins; until then, the call waits."""
+    """Have a function called when the code of a call begins; until then, the call waits."""
     context._on_start = call  # noqa: SLF001 - same module
 
 
 def call_started(context: OperationContext) -> None:
-    """Says that a call begins which has waited so far, for instance for a free process of an external program."""
+    """Report that a call begins which has waited so far, for instance for a free process of an external program."""
     call = context._on_start  # noqa: SLF001 - same module
     if call is not None:
         call()
 
 
+def fresh(context: OperationContext) -> Context:
+    """Return a context of contextvars for a call: an operation sees nothing of the code that happens to drive it."""
+    found = Context()
+    found.run(_current.set if context.trace is None else enter, context)
+    return found
+
+
 def enter(context: OperationContext) -> Callable[[], None]:
-    """Makes a context the current one; the function that it gives back undoes that."""
+    """Make a context the current one. Return a function that undoes that."""
     token = _current.set(context)
     if context.trace is None:
         return lambda: _current.reset(token)
@@ -262,7 +258,7 @@ def enter(context: OperationContext) -> Callable[[], None]:
 
 
 def resumable(context: OperationContext) -> Callable[[], Callable[[], None]]:
-    """The same for code that runs in pieces, such as a generator, in whatever tasks: what it gives enters each time."""
+    """Return a function that enters the context each time that code runs on, such as a generator, in whatever task."""
     if context.trace is None:
         return functools.partial(enter, context)
     enter_span = current.resumable(context.trace.position)
@@ -280,7 +276,7 @@ def _leave(token: Token[OperationContext | None], leave: Callable[[], None]) -> 
 
 
 def current_context() -> OperationContext:
-    """Gives the context of the call that is running.
+    """Return the context of the call that is running.
 
     Raises:
         LookupError: no operation is running here.

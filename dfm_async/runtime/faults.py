@@ -1,4 +1,4 @@
-"""Errors on their way to the application."""
+"""Errors and cancellations of the code of operations."""
 
 from __future__ import annotations
 
@@ -10,19 +10,9 @@ from typing import Any, Final
 
 import cloudpickle
 
-from dfm_async.model.error_record import ErrorRecord
+from dfm_async.base.redaction import holds_secret
+from dfm_async.model.events import ErrorRecord
 from dfm_async.model.scalars import plain_text
-from dfm_async.redaction import holds_secret
-
-__all__ = [
-    "broken_record",
-    "cancel_task",
-    "cause_of",
-    "check_cancellation",
-    "drop_cancellation",
-    "is_our_cancellation",
-    "keep_causes_here",
-]
 
 _LARGEST_CAUSE: Final = 64 * 1024
 
@@ -34,12 +24,12 @@ class _Causes:
 
 
 def keep_causes_here() -> None:
-    """From now on no exception leaves this process as an object: those who get it must not unpickle it."""
+    """Send no exception of this process as an object from now on: its receivers must not unpickle it."""
     _Causes.travel = False
 
 
 def cause_of(error: BaseException) -> bytes:
-    """The exception itself, for the application; empty if it cannot travel, or has a secret in it."""
+    """Return the pickled exception, for the application; empty if it cannot be pickled, or has a secret in it."""
     if not _Causes.travel:
         return b""
     try:
@@ -51,42 +41,41 @@ def cause_of(error: BaseException) -> bytes:
 
 
 def broken_record(site: str, error: BaseException) -> ErrorRecord:
-    """Describes a fault that is no operation's."""
+    """Describe an error that no operation has raised."""
     text, message = plain_text("".join(traceback.format_exception(error))), plain_text(str(error))
     return ErrorRecord(f"broken:{id(error)}", site, "job", "job", (), 1, type(error).__qualname__, message, text)
 
 
 _cancelled: Final[weakref.WeakSet[asyncio.Task[Any]]] = weakref.WeakSet()
-"""The tasks that we have cancelled. Their own code can cancel them, too, and that is a failure of the code."""
+"""The tasks that were cancelled here. Their own code can cancel them, too, which is a failure of the code."""
 
 
 def cancel_task(task: asyncio.Task[Any]) -> None:
-    """Cancels a task in which the user's code may run."""
+    """Cancel a task in which the user's code may run."""
     _cancelled.add(task)
     task.cancel()
 
 
 def is_our_cancellation(error: BaseException, task: asyncio.Task[Any] | None = None) -> bool:
-    """Tells whether the running task, or another one, ends because we have cancelled it.
+    """Return whether the running task, or another one, ends because :func:`cancel_task` has cancelled it.
 
     Anything else is a failure of the code that runs in it.
     """
     return isinstance(error, asyncio.CancelledError) and (task or asyncio.current_task()) in _cancelled
 
 
-def check_cancellation() -> None:
-    """Raises at once if the running task is to be cancelled, and not at the next await, which may be ours.
+def check_cancellation(task: asyncio.Task[Any] | None) -> None:
+    """Raise at once if the running task is to be cancelled, and not at the next await, which may be of this library.
 
     Raises:
         asyncio.CancelledError: it is.
     """
-    task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError("the code has cancelled the task that runs it")
 
 
 async def drop_cancellation() -> None:
-    """Drops what the user's code has requested: the cancellation of the running task, which has other work to do."""
+    """Drop the cancellation of the running task that the user's code has requested: the task has other work to do."""
     task = asyncio.current_task()
     if task is None or not task.cancelling() or task in _cancelled:
         return

@@ -1,4 +1,4 @@
-"""The streams of one job at one location: those made here, those read elsewhere, those that come from elsewhere."""
+"""The streams of one job at one location: produced here, read at other locations, produced at other locations."""
 
 from __future__ import annotations
 
@@ -8,47 +8,74 @@ import functools
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import msgspec
+
+from dfm_async.base.signals import Signal
 from dfm_async.errors import EncodingError
-from dfm_async.model.error_record import ErrorRecord
+from dfm_async.model.events import ErrorRecord
 from dfm_async.model.ids import Frame
 from dfm_async.net import effects as fx
 from dfm_async.net import spec
-from dfm_async.net.game import Activity, Control
+from dfm_async.net.game import Activity, Control, Game
+from dfm_async.net.program import Program
 from dfm_async.net.tokens import Foreign, StreamValue
 from dfm_async.runtime import context as _context
-from dfm_async.runtime.calls import context_of
 from dfm_async.runtime.faults import cause_of, is_our_cancellation
 from dfm_async.runtime.observer import Observation
 from dfm_async.runtime.outbox import States
-from dfm_async.runtime.streams import AsyncSource, Source, Stream, StreamFailed, Subscription
-from dfm_async.runtime.threads import ThreadSource
+from dfm_async.runtime.scope import HomeScope
+from dfm_async.runtime.sources import AsyncSource, Source, ThreadSource
+from dfm_async.runtime.spread_source import RemoteGenerator, SpreadSource
+from dfm_async.runtime.streams import Stream, StreamFailed, Subscription
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Broken, weight
 from dfm_async.wire.memory import size_of
 
-if TYPE_CHECKING:
-    from dfm_async.runtime.job import SiteJob
-
-__all__ = ["FAIR", "PULL", "JobStreams"]
-
 _log = logging.getLogger(__name__)
 
 FAIR: Final = 64
-"""After how many elements that came without waiting others get their turn."""
+"""The number of elements that a task handles without waiting before others get their turn."""
 PULL: Final = 256
-"""How many elements are asked for at a time."""
+"""The number of elements that are requested at a time."""
 _PULL_BYTES: Final = 64 * 1024 * 1024
-"""The same in bytes; a single larger element still passes. Of elements that take long to send, two are under way."""
+"""The same in bytes; a single larger element still passes. Of elements that take long to send, two are in flight."""
+
+
+class StreamingJob(HomeScope):
+    """The job that streams belong to: a scope with a token game."""
+
+    game: Game
+    program: Program
+    _streams: JobStreams | None = None
+
+    @property
+    def streams(self) -> JobStreams:
+        """The job's streams. Most jobs have none, so this is created with the first."""
+        if self._streams is None:
+            self._streams = JobStreams(self)
+        return self._streams
+
+    def iterating(self) -> list[str]:
+        """Return the operations of the generators that run in threads. Any thread may call this."""
+        live = [] if self._streams is None else list(self._streams.live)
+        busy = [found.label for found in live if isinstance(found.source, ThreadSource) and found.source.busy]
+        return [label.rpartition("#")[0] for label in busy]
+
+    def advance(self) -> None:
+        """Carry out the effects of the game."""
+        raise NotImplementedError
+
+    def advance_soon(self) -> None:
+        """Carry out the effects of the game in the next turn of the loop."""
+        raise NotImplementedError
 
 
 class JobStreams:
-    """Makes, feeds, sends and closes the streams of one job."""
+    """Create, feed, send and close the streams of one job."""
 
-    __slots__ = ("_job", "_next_id", "_pullers", "_running", "closing", "exports", "imports", "live")
-
-    def __init__(self, job: SiteJob) -> None:
+    def __init__(self, job: StreamingJob) -> None:
         self._job = job
         self._next_id = 0
         self._pullers: dict[Control, _Puller] = {}
@@ -58,22 +85,35 @@ class JobStreams:
         self.exports: dict[int, _Export] = {}
         self.imports: dict[tuple[int, int], _RemoteSource] = {}
 
-    # made here
+    # produced here
 
     def of_iterator(
-        self, iterator: Any, activity: Activity, readers: int | None, seen: Observation | None = None
+        self,
+        iterator: Any,
+        activity: Activity,
+        readers: int | None,
+        seen: Observation | None = None,
+        remote: RemoteGenerator | None = None,
+        reruns: int = 0,
     ) -> Stream:
-        """Makes a stream of an iterator that a user's code returned."""
+        """Return a stream of the elements of an iterator that a user's code returned.
+
+        With ``remote``, a generator may run in another worker, and again if that is lost.
+        """
         job = self._job
         action = activity.transition.action
         operation = action.operation if isinstance(action, spec.Call) else activity.label
-        found = context_of(job, activity, operation, 1, seen)
+        found = job.context(operation, activity.label, activity.frame, 1, seen)
         if hasattr(iterator, "__anext__"):
             source: Source = AsyncSource(iterator, _context.resumable(found))
         else:
             context = contextvars.Context()
             context.run(_context.enter, found)
-            source = ThreadSource(job.runtime.threads, iterator, context, activity.label)
+            source = thread = ThreadSource(job.resources.threads, iterator, context, activity.label)
+            if remote is not None and job.resources.spread is not None:
+                source = SpreadSource(
+                    thread, remote, job.resources.threads, job.resources.spread, job.threads.calls, reruns
+                )
         return self._add(activity.label, source, readers, activity)
 
     def _add(
@@ -91,11 +131,19 @@ class JobStreams:
         return stream
 
     def returned(
-        self, activity: Activity, iterator: Any, seen: Observation | None, release: Callable[[], None]
+        self,
+        activity: Activity,
+        iterator: Any,
+        seen: Observation | None,
+        release: Callable[[], None],
+        remote: RemoteGenerator | None,
+        reruns: int,
+        left: Callable[[], None] | None,
     ) -> None:
-        """An operation has returned an iterator: its readers get a stream, and the call ends with it.
+        """Handle an iterator that an operation has returned: its readers get a stream, and the call ends with it.
 
-        ``release`` closes what the call itself reads.
+        ``release`` closes what the call itself reads. ``left`` is called when its code does not run any longer. The
+        rest as in :meth:`of_iterator`.
         """
         job = self._job
         action = activity.transition.action
@@ -104,12 +152,20 @@ class JobStreams:
         readers = 0 if place is None else place.readers
         if readers is not None and action.runs_ahead:
             readers += 1
-        stream = self.of_iterator(iterator, activity, readers, seen)
-        stream.on_end = functools.partial(self._ended, stream, seen, release)
+        stream = self.of_iterator(iterator, activity, readers, seen, remote, reruns)
+        stream.on_end = functools.partial(self._ended, stream, seen, release, left)
         job.game.complete(activity, stream)
 
-    def _ended(self, stream: Stream, seen: Observation | None, release: Callable[[], None]) -> None:
+    def _ended(
+        self, stream: Stream, seen: Observation | None, release: Callable[[], None], left: Callable[[], None] | None
+    ) -> None:
         release()
+        if left is not None:
+            if isinstance(stream.source, (ThreadSource, SpreadSource)) and stream.source.running:
+                name = f"the end of {stream.label} of job {self._job.job_id}"
+                self._job.resources.spawn(_when_ended(stream.source, left), None, name)
+            else:
+                left()
         job = self._job
         if seen is not None and job.observer is not None:
             job.observer.ended(seen, stream.error)
@@ -118,8 +174,8 @@ class JobStreams:
             job.advance_soon()
 
     def run(self, stream: StreamValue, unread: bool) -> None:
-        """Runs a generator to its end; ``unread``: it has no readers that its elements would have to be kept for."""
-        assert isinstance(stream, Stream)  # noqa: S101 - the runtime has made it
+        """Run a generator to its end; ``unread``: it has no readers, and its elements need not be kept."""
+        assert isinstance(stream, Stream)  # noqa: S101 - created above
         if unread:
             stream.expect(-stream.consumers)
         if stream not in self._running:
@@ -135,7 +191,7 @@ class JobStreams:
                 if not count % FAIR:
                     await asyncio.sleep(0)
         except StreamFailed:
-            pass  # the game knows, from the end of the stream
+            pass  # the game is notified by the end of the stream
         finally:
             subscription.close()
             self._running.discard(stream)
@@ -143,10 +199,10 @@ class JobStreams:
     # closing
 
     def close(self, stream: StreamValue, read: bool = True) -> None:
-        """Nobody here reads a stream any more; ``read``: somebody did."""
+        """Close a stream that has no more readers here; ``read``: it had one."""
         if isinstance(stream, Stream) and stream in self.live:
             if isinstance(stream.source, _RemoteSource):
-                stream.source.release(read)  # at once: the producer keeps nothing for readers that have left
+                stream.source.release(read)  # at once: the producer keeps nothing for readers that are gone
             self.live.discard(stream)
             self.closing.add(stream)
             self._job.spawn(self._finish(stream))
@@ -157,35 +213,35 @@ class JobStreams:
         self.closing.discard(stream)
 
     def end_all(self) -> None:
-        """The job is about to be done here: the calls of generators that nobody reads to their ends have ended."""
+        """End the calls of generators that nobody reads to their ends: the job is about to be done here."""
         for stream in [*self.live, *self.closing]:
             stream.end()
 
     def close_all(self) -> None:
-        """The job is done here: whatever is left is closed."""
+        """Close all streams: the job is done here."""
         for stream in list(self.live):
             self.close(stream)
 
     async def aclose(self) -> None:
-        """The job was cancelled: ends all streams. The task that was closing one may not have begun."""
+        """End all streams, since the job was cancelled. The task that was closing one may not have begun."""
         for stream in [*self.live, *self.closing]:
             await _close(stream)
 
     def abandon(self) -> None:
-        """After :meth:`aclose`, when the grace is over: does not wait any more for threads inside generators."""
+        """After :meth:`aclose`, when the grace period is over: stop waiting for threads inside generators."""
         for stream in [*self.live, *self.closing]:
-            if isinstance(stream.source, ThreadSource):
-                self._job.runtime.abandon_source(self._job, stream.source)
+            if isinstance(stream.source, (ThreadSource, SpreadSource)):
+                stream.source.abandon(self._job.job_id)
 
     async def stopped(self) -> None:
-        """After :meth:`aclose`: waits until no thread is inside a generator of the job."""
+        """After :meth:`aclose`: wait until no thread is inside a generator of the job."""
         for stream in [*self.live, *self.closing]:
             await stream.source.wait_ended()
 
     # loops
 
     def pull(self, effect: fx.Pull) -> None:
-        """A loop wants elements of its source."""
+        """Fetch elements of its source for a loop."""
         control = effect.control
         if control.exhausted:  # its source has ended in the same turn of the loop
             return
@@ -196,20 +252,21 @@ class JobStreams:
             stream = self.of_iterator(source.iterator, control.activity, 1) if own else source
             puller = self._pullers[control] = _Puller(stream.subscribe(), own)
             self._job.spawn(self._feed(control, puller))
-        puller.want(effect.count)
+        puller.wanted += effect.count
+        puller.changed.notify()
 
     async def _feed(self, control: Control, puller: _Puller) -> None:
-        """Fetches the elements of a loop as the game asks for them."""
+        """Fetch the elements of a loop as the game requests them."""
         job = self._job
         error: ErrorRecord | None = None
         turns = 0
         try:
             while True:
-                wanted = await puller.wanted()
-                found = await puller.subscription.get(wanted)
+                await puller.changed.wait_until(lambda: puller.wanted)
+                found = await puller.subscription.get(puller.wanted)
                 if not found:
                     break
-                puller.got(len(found))
+                puller.wanted -= len(found)
                 job.game.feed(control, found)
                 turns += 1
                 if not turns % FAIR:
@@ -224,10 +281,10 @@ class JobStreams:
         job.game.feed_end(control, error)
         job.advance()
 
-    # read elsewhere
+    # read at other locations
 
     def export(self, effect: fx.Send, stream: Stream) -> None:
-        """Lets other locations read a stream."""
+        """Let other locations read a stream."""
         for route in effect.routes:
             stream_id = self._next_id
             self._next_id += 1
@@ -236,7 +293,7 @@ class JobStreams:
             self._job.outbox.add_token(route, effect.place, effect.frame, States.STREAM, head)
 
     def wanted_elsewhere(self, message: msg.StreamPull) -> None:
-        """Another location wants elements of a stream from here."""
+        """Send elements of a stream to another location, which has requested them."""
         export = self.exports.get(message.stream)
         if export is not None:
             export.wanted += message.count
@@ -246,9 +303,9 @@ class JobStreams:
                 self._job.spawn(self._serve(message.stream, export))
 
     async def _serve(self, stream_id: int, export: _Export) -> None:
-        """Sends elements of a stream to another location, as many as it asked for."""
+        """Send elements of a stream to another location, as many as it has requested."""
         job = self._job
-        codec = job.runtime.codec
+        codec = job.resources.codec
         if export.pack is None:  # once: the number of consumers may change while the stream is read
             export.pack = export.stream.transform_early(codec.pack)
         pack = export.pack
@@ -269,7 +326,7 @@ class JobStreams:
                 label = export.stream.label
                 packed, error = [], job.game.describe(problem, label, label, export.frame)
             if stream_id not in self.exports:
-                break  # the reader has left meanwhile
+                break  # the reader is gone
             payload = codec.payload(packed)
             export.wanted -= len(packed)
             export.wanted_bytes -= size_of(payload)
@@ -284,25 +341,25 @@ class JobStreams:
         export.active = False
 
     def closed_elsewhere(self, message: msg.StreamClose) -> None:
-        """Another location is done with a stream from here."""
+        """Close a stream that another location has stopped reading."""
         export = self.exports.pop(message.stream, None)
         if export is not None:
             export.subscription.close()
             self._job.game.stream_released(export.stream, message.read)
             self._job.advance()
 
-    # from elsewhere
+    # produced at other locations
 
     def arrive(self, label: str, readers: int | None, frame: Frame, source: int, stream_id: int) -> Stream:
-        """A stream has come from another location."""
-        remote = self.imports[source, stream_id] = _RemoteSource(self._job, source, stream_id)
+        """Return the stream for one that another location produces."""
+        remote = self.imports[source, stream_id] = _RemoteSource(self._job, self.imports, source, stream_id)
         return self._add(label, remote, readers, None, frame)
 
     def items(self, message: msg.StreamItems) -> None:
-        """Elements of a stream from elsewhere have come."""
+        """Handle elements of a stream that another location produces."""
         remote = self.imports.get((message.source, message.stream))
         if remote is not None:
-            items = self._job.runtime.codec.loads_batch(message.payload)
+            items = self._job.resources.codec.loads_batch(message.payload)
             self._job.arrived(message.origin, len(items), message.payload)
             remote.arrived(items, size_of(message.payload), message.ended, message.error)
 
@@ -313,102 +370,77 @@ async def _close(stream: Stream) -> None:
     except BaseException as error:
         if is_our_cancellation(error):
             raise
-        # Its readers have what they wanted: there is nobody left to report it to.
+        # Its readers have what they needed: nobody is left to receive the error.
         _log.warning("the generator of %s raised when it was closed", stream.label, exc_info=True)
 
 
-class _Export:
+class _Export(msgspec.Struct, eq=False):
     """A stream that another location reads."""
 
-    __slots__ = ("active", "fetched", "frame", "pack", "route", "stream", "subscription", "wanted", "wanted_bytes")
-
-    def __init__(self, stream: Stream, subscription: Subscription, route: int, frame: Frame) -> None:
-        self.stream = stream
-        self.subscription = subscription
-        self.route = route
-        self.frame = frame
-        self.pack: Callable[[Any], Any] | None = None
-        """Packs the elements that are read; known when the first is requested."""
-        self.wanted = 0
-        self.wanted_bytes = 0
-        self.fetched: deque[Any] = deque()
-        self.active = False
+    stream: Stream
+    subscription: Subscription
+    route: int
+    frame: Frame
+    pack: Callable[[Any], Any] | None = None
+    """Packs the elements that are read; set when the first is requested."""
+    wanted: int = 0
+    wanted_bytes: int = 0
+    fetched: deque[Any] = msgspec.field(default_factory=deque)
+    active: bool = False
 
     @property
     def open(self) -> bool:
-        """Whether the other location takes a further element."""
+        """Whether the other location accepts a further element."""
         return self.wanted > 0 and self.wanted_bytes > 0
 
 
-class _Puller:
-    """What a loop still wants of its source; ``own``: the source is closed with the loop."""
+class _Puller(msgspec.Struct, eq=False):
+    """The number of elements that a loop wants of its source; ``own``: the source is closed with the loop."""
 
-    __slots__ = ("_count", "_waiter", "own", "subscription")
-
-    def __init__(self, subscription: Subscription, own: bool) -> None:
-        self.subscription = subscription
-        self.own = own
-        self._count = 0
-        self._waiter: asyncio.Future[None] | None = None
-
-    def want(self, count: int) -> None:
-        """The loop wants further elements."""
-        self._count += count
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def got(self, count: int) -> None:
-        """The loop has got elements."""
-        self._count -= count
-
-    async def wanted(self) -> int:
-        """Waits until the loop wants something, and tells how much."""
-        while not self._count:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        return self._count
+    subscription: Subscription
+    own: bool
+    wanted: int = 0
+    changed: Signal = msgspec.field(default_factory=Signal)
 
 
 class _RemoteSource:
     """The elements of a stream that another location produces."""
 
-    def __init__(self, job: SiteJob, source: int, stream_id: int) -> None:
+    def __init__(
+        self, job: StreamingJob, imports: dict[tuple[int, int], _RemoteSource], source: int, stream_id: int
+    ) -> None:
         self._job = job
+        self._imports = imports
         self._source = source
         self._id = stream_id
         self._items: deque[tuple[Any, int]] = deque()
-        self._asked = 0
-        self._asked_bytes = 0
+        self._requested = 0
+        self._requested_bytes = 0
         self._held_bytes = 0
         self._ended = False
         self._error: ErrorRecord | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._changed = Signal()
 
     def arrived(self, items: list[Any], size: int, ended: bool, error: ErrorRecord | None) -> None:
-        """Elements have come, in a message with so many bytes."""
+        """Add elements that came in a message of ``size`` bytes."""
         share = size // len(items) if items else 0
         self._items.extend((item, share) for item in items)
-        self._asked -= len(items)
-        self._asked_bytes -= size
+        self._requested -= len(items)
+        self._requested_bytes -= size
         self._held_bytes += share * len(items)
         self._ended = self._ended or ended
         self._error = error
-        self._notify()
-
-    def _notify(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._changed.notify()
 
     async def get(self, limit: int) -> list[Any]:
-        """Waits for elements; asks for more before it runs dry."""
-        self._ask()
+        """Wait for elements; request more before none are left."""
+        self._request()
         while not self._items:
             if self._ended:
                 if self._error is not None:
                     raise StreamFailed(self._error)
                 return []
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            await self._changed.wait()
         found = []
         for _ in range(min(limit, len(self._items))):
             value, size = self._items.popleft()
@@ -416,29 +448,35 @@ class _RemoteSource:
             if isinstance(value, Broken):
                 raise value.error
             found.append(value)
-        self._ask()
+        self._request()
         return found
 
-    def _ask(self) -> None:
-        count = PULL - self._asked - len(self._items)
-        size = _PULL_BYTES - self._asked_bytes - self._held_bytes
+    def _request(self) -> None:
+        count = PULL - self._requested - len(self._items)
+        size = _PULL_BYTES - self._requested_bytes - self._held_bytes
         if not self._ended and (count * 2 >= PULL or size * 2 >= _PULL_BYTES):
-            self._asked += count
-            self._asked_bytes += size
+            self._requested += count
+            self._requested_bytes += size
             job = self._job
             job.outbox.send(self._source, msg.StreamPull(job.number, self._source, self._id, job.at, count, size))
 
     def release(self, read: bool) -> None:
-        """Notifies the producer, once, that no more is wanted, and lets readers that still wait go."""
+        """Drop what was not read, let waiting readers go, and notify the producer, once, that no more is wanted."""
         self._ended = True
-        self._notify()
+        self._items.clear()
+        self._changed.notify()
         job = self._job
-        if job.streams.imports.pop((self._source, self._id), None) is not None:
+        if self._imports.pop((self._source, self._id), None) is not None:
             job.outbox.send(self._source, msg.StreamClose(job.number, self._source, self._id, read))
 
     async def aclose(self) -> None:
-        """Releases it, if the job was cancelled before its readers had ended."""
+        """Release it, if the job was cancelled before its readers had ended."""
         self.release(True)
 
     async def wait_ended(self) -> None:
-        """Returns at once: nothing of the source runs here."""
+        """Return at once: nothing of the source runs here."""
+
+
+async def _when_ended(source: Source, left: Callable[[], None]) -> None:
+    await source.wait_ended()
+    left()

@@ -1,49 +1,37 @@
-"""The code of one site, ready to be called."""
+"""The operations of one site, prepared for calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dfm_async.discovery.advisors import DISCOVER
-from dfm_async.federation.operation import Adapter, CodeKind
+from dfm_async.federation.operation import GENERATORS, Adapter, CodeKind
+from dfm_async.model.call_limits import CallLimits
 from dfm_async.model.policies import RetryPolicy
-from dfm_async.runtime.adapters import AdapterObject, adapter_arguments, needs_site
-
-if TYPE_CHECKING:
-    from dfm_async.runtime.objects import JobObjects
-
-__all__ = ["Callee", "OperationTable"]
+from dfm_async.runtime.adapters import AdapterObject, Objects, adapter_arguments, needs_site
+from dfm_async.runtime.dispatch import OperationCost
 
 
 class Callee:
-    """One adapter, taken apart once so that calling it is cheap."""
-
-    __slots__ = (
-        "adapter",
-        "deadline",
-        "defaults",
-        "external",
-        "function",
-        "kind",
-        "needs_site",
-        "plain",
-        "positional",
-        "rest",
-        "retry",
-        "waits",
-        "wants_context",
-        "whole",
-    )
+    """One adapter, analysed once so that calling it is cheap."""
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
-        self.function: Callable[..., Any] | None = None if adapter.per_job else adapter.function
+        self.per_job = adapter.per_job
+        self.function: Callable[..., Any] | None = None if self.per_job else adapter.function
         self.kind: CodeKind = adapter.kind
+        self.generates = self.kind in GENERATORS
+        """Whether a call returns an iterator, and runs nothing of its code yet."""
+        self.cost = OperationCost()
+        """What its calls have cost so far, in this process and in others that run them for it."""
         self.retry: RetryPolicy | None = adapter.retry
         self.deadline: float | None = adapter.deadline
+        self.limits: CallLimits | None = adapter.limits
+        self.name = adapter.operation if adapter.provider is None else f"{adapter.provider}.{adapter.operation}"
+        """Distinguishes it from other operations of the site."""
         self.needs_site = needs_site(adapter)
-        """Whether what calls the code stands between: it finds the class, the object and the arguments."""
+        """Whether an :class:`AdapterObject` calls the code: it finds the class, the object and the arguments."""
         signature = adapter.signature
         self.wants_context = signature.wants_context and not self.needs_site
         listed = signature.parameters.parameters.values()
@@ -54,7 +42,13 @@ class Callee:
         self.external = adapter.external
         """Whether an external program does the work: it gets all arguments by name, and streams as lists."""
         self.waits: bool = adapter.external and getattr(adapter.code, "reports_start", False)
-        """Whether a call may have to wait for its turn, and says itself when it begins."""
+        """Whether a call may have to wait for its turn, and reports itself when it begins."""
+        bound = adapter.external or self.needs_site or adapter.operation == DISCOVER
+        wanted = not self.per_job if adapter.spread is None else adapter.spread
+        self.spreads = wanted and not bound and self.kind in (CodeKind.SYNC, CodeKind.GENERATOR)
+        """Whether a call may run in another worker of the site."""
+        self.binds = self.kind in (CodeKind.SYNC, CodeKind.ASYNC) and not bound and not self.per_job
+        """Whether a call can run in a worker that has the GPUs which it needs."""
         self.defaults: dict[str, Any] = {}
         if adapter.declared is not None:  # the code does not know them
             self.positional, self.rest = [], None
@@ -66,19 +60,22 @@ class Callee:
         self.whole = signature.whole
 
     def bound(self, instance: Any) -> Callable[..., Any]:
-        """The function to call; ``instance`` is what :meth:`build` made, for a class."""
-        if self.function is not None:
-            return self.function
-        return instance.body  # type: ignore[no-any-return]
+        """Return the function to call; ``instance`` is what :meth:`build` returned, for a class."""
+        return self.function or instance.body
 
-    def build(self, objects: JobObjects) -> Any:
-        """Makes the object of a class adapter, once per job."""
+    def default(self, name: str) -> Any:
+        """Return the value of a parameter that a call does not pass."""
+        found = self.adapter.signature.parameters.parameters.get(name)
+        return None if found is None or found.default is found.empty else found.default
+
+    def build(self, objects: Objects) -> Any:
+        """Return the object of a class adapter, for one job."""
         if self.needs_site:
             return AdapterObject(self.adapter, objects)
         return self.adapter.code(**adapter_arguments(self.adapter))
 
     def arguments(self, args: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Splits named arguments into positional ones and the rest, as the function wants them."""
+        """Split named arguments into positional ones and the rest, as the function takes them."""
         positional: list[Any] = []
         named = dict(args)
         for name in self.positional:
@@ -100,12 +97,12 @@ class OperationTable:
         self.replace(adapters)
 
     def replace(self, adapters: Iterable[Adapter]) -> None:
-        """Offers these from now on. Calls that are under way go on with the code that they began with."""
+        """Offer these from now on. Calls that run go on with the code that they began with."""
         self._adapters = {(adapter.operation, adapter.provider): adapter for adapter in adapters}
         self._callees = {}
 
     def find(self, operation: str, provider: str | None) -> Callee:
-        """Finds an operation.
+        """Return an operation.
 
         Raises:
             LookupError: the site does not offer it.
@@ -117,9 +114,13 @@ class OperationTable:
             found = self._callees[key] = (adapter.callee or Callee)(adapter)
         return found
 
+    def named(self, operation: str) -> Callee | None:
+        """Return an operation that :meth:`find` has returned, whatever its provider. Any thread may call this."""
+        return next((found for (name, _), found in list(self._callees.items()) if name == operation), None)
+
     def _adapter(self, operation: str, provider: str | None) -> Adapter:
         if operation == DISCOVER:
-            from dfm_async.runtime.discovering import discover  # only sites that are asked load it
+            from dfm_async.runtime.discover import discover  # only sites that need it load it
 
             return Adapter(operation=DISCOVER, code=discover)
         adapter = self._adapters.get((operation, provider))

@@ -1,28 +1,31 @@
-"""What one job at one location has to send: results, errors, tokens. Gathered during a turn of the loop, then sent."""
+"""What one job at one location sends: results, errors, tokens, reports. Collected during a turn of the loop."""
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from dfm_async.model.error_record import ErrorRecord
-from dfm_async.model.events import Scalar
+import msgspec
+
+from dfm_async.base.signals import Signal, Throttle
+from dfm_async.model.events import ErrorRecord, OperationEvent
 from dfm_async.model.ids import Frame
+from dfm_async.net import effects as fx
 from dfm_async.net.tokens import SKIPPED, Failed
+from dfm_async.runtime.resources import SiteResources
 from dfm_async.telemetry.recorder import Recorder
 from dfm_async.telemetry.spans import Origin
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Packed
 from dfm_async.wire.memory import Payload, size_of
 
-if TYPE_CHECKING:
-    from dfm_async.runtime.site import SiteRuntime
-
-__all__ = ["Outbox", "States", "error_data"]
+_REPORT_INTERVAL: Final = 0.05
+"""The number of seconds between reports of progress and events."""
+_EVENTS_BATCH: Final = 1_000
+"""The number of events that are sent without waiting for the interval."""
 
 
 class States:
-    """What a token can be, on the wire."""
+    """The kinds of tokens in messages."""
 
     VALUE: Final = 0
     SKIPPED: Final = 1
@@ -32,174 +35,209 @@ class States:
 
 
 def error_data(error: ErrorRecord) -> list[Any]:
-    """An error as the value of a token."""
+    """Return an error as the value of a token."""
     data = [getattr(error, name) for name in ErrorRecord.__struct_fields__]
     data[4] = list(data[4])
     return data
 
 
-class _Tokens:
-    """Tokens for one location that have gathered, and how many bytes the heavy ones have."""
+class _Tokens(msgspec.Struct):
+    """Tokens for one location that wait to be sent, and the number of bytes of the large ones."""
 
-    __slots__ = ("heads", "size", "values")
-
-    def __init__(self) -> None:
-        self.heads: list[tuple[int, Frame, int]] = []
-        self.values: list[Any] = []
-        self.size = 0
+    heads: list[tuple[int, Frame, int]] = []
+    values: list[Any] = []
+    size: int = 0
 
 
 class Outbox:
-    """Gathers what is to be sent, and counts what the application still takes.
+    """Collect what is to be sent, and count what the application still accepts.
 
-    Results need credit: the application grants it as its log has room. Failures and metrics use it up, too, but do not
+    Results need credit: the application grants it as its log has room. Failures and events use credit, too, but do not
     wait for it; when they have used too much in advance, the job is :attr:`stalled`. Nothing else is held back.
+
+    Of each call's progress only the last report counts; of events, such as metrics, all do. Both are sent at the end of
+    the turn of the loop, or when the interval since the last reports is over.
     """
 
-    __slots__ = (
-        "_at",
-        "_byte_credits",
-        "_charged",
-        "_credits",
-        "_elements_done",
-        "_frames_done",
-        "_metrics",
-        "_number",
-        "_recorder",
-        "_reported",
-        "_routes",
-        "_runs",
-        "_runtime",
-        "_tokens",
-        "_values",
-        "_waiters",
-        "_window",
-    )
-
-    def __init__(self, runtime: SiteRuntime, start: msg.StartJob, recorder: Recorder | None = None) -> None:
-        self._runtime = runtime
+    def __init__(self, resources: SiteResources, start: msg.StartJob, recorder: Recorder | None = None) -> None:
+        self._resources = resources
         self._recorder = recorder
         self._number = start.job
         self._at = start.at
         self._routes = start.routes
-        self._credits = self._window = start.window
-        self._byte_credits = start.window_bytes
+        self._credits = self._window = start.spec.limits.window
+        self._byte_credits = start.spec.limits.window_bytes
         self._charged = 0  # for what has been added and not been sent
         self._runs: list[tuple[int, Frame, int, int]] = []
         self._values: list[Any] = []
-        self._frames_done: list[int] = []
-        self._metrics: list[tuple[str, Frame, dict[str, Scalar], int | None]] = []
+        self._frames_done: list[int] | None = None
+        self._events: list[OperationEvent] | None = None
         self._tokens: dict[int, _Tokens] = {}
         self._elements_done: dict[tuple[int, int], list[Frame]] = {}
         self._reported: dict[int, set[str]] = {}
-        self._waiters: list[asyncio.Future[None]] = []
+        self._progress: dict[tuple[str, Frame], tuple[str, Frame, float, float | None, str]] = {}
+        self.reporting: Throttle | None = None
+        """Sends progress and events, if there were any."""
+        self._credit_granted: Signal | None = None
 
     # results
 
     @property
     def stalled(self) -> bool:
-        """Whether so much was told without credit that nothing shall go on before the application has taken it."""
+        """Whether so much was sent without credit that the job must wait for the application."""
         return self._credits <= -self._window
 
     @property
     def open(self) -> bool:
-        """Whether the application takes a further result."""
+        """Whether the application accepts a further result."""
         return self._credits > 0 and self._byte_credits > 0
 
     def grant(self, items: int, size: int) -> None:
-        """The application takes further results."""
+        """Note that the application accepts further results."""
         self._credits += items
         self._byte_credits += size
 
     def add_result(self, point: int, frame: Frame, packed: Any) -> None:
-        """Adds one result."""
+        """Add one result."""
         self._credits -= 1
-        if type(packed) is Packed:
-            self._charge(packed.size)
         self._runs.append((point, frame, -1, 1))
         self._values.append(packed)
-        self._send_full()
-
-    def add_element(self, point: int, frame: Frame, index: int, packed: Any) -> None:
-        """Adds one element of a yielded stream. Elements that follow each other share their head."""
-        self._credits -= 1
         if type(packed) is Packed:
             self._charge(packed.size)
-        self._values.append(packed)
-        runs = self._runs
-        if runs:
-            last_point, last_frame, start, count = runs[-1]
-            if last_point == point and start >= 0 and start + count == index and last_frame == frame:
-                runs[-1] = (point, frame, start, count + 1)
-                self._send_full()
-                return
-        runs.append((point, frame, index, 1))
-        self._send_full()
 
-    def _send_full(self) -> None:
-        """Sends what has gathered if it is as much as one message shall have."""
-        if self._charged >= msg.BATCH_BYTES:
-            if self._metrics:
-                self.send_metrics()
-            self._send_results([])
+    def add_element(self, point: int, frame: Frame, index: int, packed: Any) -> None:
+        """Add one element of a yielded stream."""
+        self._credits -= 1
+        self._values.append(packed)
+        self._add_run(point, frame, index, 1)
+        if type(packed) is Packed:
+            self._charge(packed.size)
+
+    def add_elements(self, point: int, frame: Frame, index: int, packed: list[Any]) -> int:
+        """Add elements of a yielded stream, as far as there is credit and up to a large one; return their number."""
+        room, size = min(len(packed), self._credits), 0
+        for count, value in enumerate(packed[:room], 1):
+            if type(value) is Packed:
+                room, size = count, value.size
+                break
+        self._credits -= room
+        self._values.extend(packed[:room])
+        self._add_run(point, frame, index, room)
+        if size:
+            self._charge(size)
+        return room
+
+    def _add_run(self, point: int, frame: Frame, index: int, count: int) -> None:
+        """Add the head of elements; consecutive ones share it."""
+        if self._runs:
+            last_point, last_frame, start, before = self._runs[-1]
+            if last_point == point and start >= 0 and start + before == index and last_frame == frame:
+                self._runs[-1] = (point, frame, start, before + count)
+                return
+        self._runs.append((point, frame, index, count))
 
     def _charge(self, size: int) -> None:
-        """Counts a heavy value at once: many of them must not gather before they are sent, and counted exactly."""
+        """Count a large value at once, and send the results when they are as many bytes as one message should have.
+
+        Many large values must not wait before they are sent and counted exactly.
+        """
         self._byte_credits -= size
         self._charged += size
+        if self._charged >= msg.BATCH_BYTES:
+            if self._events:
+                self.send_events()
+            self._send_results([])
 
     async def wait_open(self) -> None:
-        """Waits for credit."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(future)
-        await future
+        """Wait for credit."""
+        if self._credit_granted is None:
+            self._credit_granted = Signal()
+        await self._credit_granted.wait()
 
     def wake(self) -> None:
-        """Lets those go on who wait for credit."""
-        waiters, self._waiters = self._waiters, []
-        for future in waiters:
-            if not future.done():
-                future.set_result(None)
+        """Wake the tasks that wait for credit."""
+        if self._credit_granted is not None:
+            self._credit_granted.notify()
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to send at the end of this turn of the loop."""
+        return bool(self._values or self._frames_done or self._tokens or self._elements_done)
 
     @property
     def has_frames_done(self) -> bool:
-        """Whether parameter sets are done, and the application was not told yet."""
-        return bool(self._frames_done)
+        """Whether parameter sets are done, and the application was not notified yet."""
+        return self._frames_done is not None
 
     def frame_done(self, index: int) -> None:
-        """Tells the application that a parameter set is done here, after everything that was added before."""
+        """Notify the application that a parameter set is done here, after everything that was added before."""
+        if self._frames_done is None:
+            self._frames_done = []
         self._frames_done.append(index)
         if self._reported:
             self._reported.pop(index, None)
 
-    # metrics
+    # progress and events
 
-    def add_metrics(self, node: str, frame: Frame, values: dict[str, Scalar], step: int | None) -> int:
-        """Adds a report of metrics; tells how many wait to be sent."""
-        self._metrics.append((node, frame, values, step))
-        return len(self._metrics)
+    def add_progress(self, node: str, frame: Frame, done: float, total: float | None, note: str) -> None:
+        """Add a report of how far a call is."""
+        self._progress[node, frame] = (node, frame, done, total, note)
+        self._report_soon()
 
-    def send_metrics(self) -> bool:
-        """Sends the metrics that wait, before anything that comes of the calls behind them; tells if there were any."""
-        if not self._metrics:
+    def add_event(self, event: OperationEvent) -> None:
+        """Add an event of an operation."""
+        if self._events is None:
+            self._events = []
+        self._events.append(event)
+        if len(self._events) >= _EVENTS_BATCH:
+            self.send_events()
+        else:
+            self._report_soon()
+
+    def _report_soon(self) -> None:
+        if self.reporting is None:
+            self.reporting = Throttle(_REPORT_INTERVAL, self._send_reports)
+        self.reporting.request()
+
+    def send_reports(self) -> None:
+        """Send progress and events now: something ends that they must not follow."""
+        if self.reporting is not None:
+            self.reporting.flush()
+
+    def drop_progress(self) -> None:
+        """Send the events now, but no progress: the job was cancelled."""
+        self._progress.clear()
+        self.send_reports()
+
+    def _send_reports(self) -> bool:
+        sent = self.send_events()
+        if self._progress:
+            reports, self._progress = list(self._progress.values()), {}
+            self._resources.report(msg.ProgressMade(self._number, self._at, reports))
+            sent = True
+        return sent
+
+    def send_events(self) -> bool:
+        """Send the events, before any results of the calls that made them. Return whether there were any."""
+        if not self._events:
             return False
-        reports, self._metrics = self._metrics, []
-        self._credits -= len(reports)
-        self._runtime.report(msg.MetricsMade(self._number, self._at, reports))
+        events, self._events = self._events, None
+        self._credits -= len(events)
+        self._resources.report(msg.EventsMade(self._number, self._at, events))
         return True
 
     # errors
 
     def report(self, message: msg.Message) -> None:
-        """Tells the application something, after everything that was added before."""
-        if self._metrics:
-            self.send_metrics()
+        """Send a message to the application, after everything that was added before."""
+        if self._events:
+            self.send_events()
         if self._values:
             self._send_results([])
-        self._runtime.report(message)
+        self._resources.report(message)
 
     def report_error(self, error: ErrorRecord) -> None:
-        """Tells the application of an error, once."""
+        """Report an error to the application, once."""
         reported = self._reported.setdefault(error.frame[0] if error.frame else -1, set())
         if error.id not in reported:
             reported.add(error.id)
@@ -207,7 +245,7 @@ class Outbox:
             self.report(msg.OperationError(self._number, self._at, error))
 
     def yield_failed(self, point: int, frame: Frame, error: ErrorRecord) -> None:
-        """Tells the application that a yield will not come."""
+        """Notify the application that a yield has failed."""
         self.report_error(error)
         self._credits -= 1
         self.report(msg.YieldFailed(self._number, self._at, point, frame, error.id))
@@ -215,7 +253,7 @@ class Outbox:
     # other locations
 
     def add_token(self, route: int, place: int, frame: Frame, state: int, packed: Any) -> None:
-        """Adds a token for another location."""
+        """Add a token for another location."""
         found = self._tokens.get(route)
         if found is None:
             found = self._tokens[route] = _Tokens()
@@ -226,62 +264,70 @@ class Outbox:
             if found.size >= msg.BATCH_BYTES:
                 self._send_tokens(route, self._tokens.pop(route))
 
-    def element_done(self, control: int, loop: int, frame: Frame) -> None:
-        """Tells the control of a loop that this location is done with an element."""
-        self._elements_done.setdefault((control, loop), []).append(frame)
+    def element_done(self, effect: fx.SendElementDone) -> None:
+        """Notify the control of a loop that this location is done with an element."""
+        self._elements_done.setdefault((effect.control, effect.loop), []).append(effect.frame)
 
-    def loop_ended(self, routes: tuple[int, ...], loop: int, frame: Frame, total: int, outcome: Any) -> None:
-        """Tells other locations how many elements a loop had."""
-        state = States.VALUE if outcome is None else States.SKIPPED if outcome is SKIPPED else States.FAILED
-        error = outcome.error if isinstance(outcome, Failed) else None
-        for route in routes:
-            self.send(route, msg.LoopEnded(self._number, route, loop, frame, total, state, error))
+    def loop_ended(self, effect: fx.SendLoopEnd) -> None:
+        """Notify other locations of the number of elements of a loop."""
+        outcome, error = effect.outcome, None
+        state = States.VALUE
+        if outcome is SKIPPED:
+            state = States.SKIPPED
+        elif isinstance(outcome, Failed):
+            state, error = States.FAILED, outcome.error
+        for route in effect.routes:
+            ended = msg.LoopEnded(self._number, route, effect.loop, effect.frame, effect.total, state, error)
+            self.send(route, ended)
 
     def send(self, route: int, message: msg.Message) -> None:
-        """Sends a message to another location."""
-        self._runtime.send(self._routes[route], message)
+        """Send a message to another location."""
+        self._resources.send(self._routes[route], message)
 
     def clear(self) -> None:
-        """Drops everything that was not sent."""
+        """Drop everything that was not sent."""
         self._runs, self._values = [], []
         self._tokens.clear()
 
     # sending
 
     def origin(self) -> Origin | None:
-        """What a message with values tells of where it comes from, if the job is traced."""
+        """Return the origin of a message with values, if the job is traced."""
         return None if self._recorder is None else self._recorder.origin()
 
     def sending(self, count: int, payload: bytes | Payload) -> None:
-        """Counts values that go to another location."""
-        self._runtime.tokens += count
-        self._runtime.token_bytes += size_of(payload)
+        """Count values that are sent to another location."""
+        self._resources.tokens += count
+        self._resources.token_bytes += size_of(payload)
 
     def flush(self) -> None:
-        """Sends everything that has gathered."""
+        """Send everything that was added."""
         number = self._number
-        for route, tokens in self._tokens.items():
-            self._send_tokens(route, tokens)
-        self._tokens.clear()
-        for (route, loop), frames in self._elements_done.items():
-            self.send(route, msg.ElementDone(number, route, loop, frames))
-        self._elements_done.clear()
-        done, self._frames_done = self._frames_done, []
-        if self._metrics and (done or self._values):
-            self.send_metrics()
+        if self._tokens:
+            for route, tokens in self._tokens.items():
+                self._send_tokens(route, tokens)
+            self._tokens.clear()
+        if self._elements_done:
+            for (route, loop), frames in self._elements_done.items():
+                self.send(route, msg.ElementDone(number, route, loop, frames))
+            self._elements_done.clear()
+        done, self._frames_done = self._frames_done, None
+        if self._events and (done or self._values):
+            self.send_events()
         if self._values:
-            self._send_results(done)
+            self._send_results(done or [])
         elif done:
-            self._runtime.report(msg.FramesDone(number, self._at, done))
+            self._resources.report(msg.FramesDone(number, self._at, done))
 
     def _send_tokens(self, route: int, tokens: _Tokens) -> None:
-        payload = self._runtime.codec.payload(tokens.values)
+        payload = self._resources.codec.payload(tokens.values)
         self.sending(len(tokens.heads), payload)
         self.send(route, msg.Tokens(self._number, route, tokens.heads, payload, self.origin()))
 
     def _send_results(self, frames: list[int]) -> None:
-        payload = self._runtime.codec.payload(self._values)
-        self._byte_credits += self._charged - size_of(payload)
+        payload = self._resources.codec.payload(self._values)
+        self._byte_credits += self._charged - (len(payload) if type(payload) is bytes else size_of(payload))
         self._charged = 0
-        self._runtime.report(msg.Results(self._number, self._at, self._runs, payload, frames, self.origin()))
+        origin = None if self._recorder is None else self._recorder.origin()
+        self._resources.report(msg.Results(self._number, self._at, self._runs, payload, frames, origin))
         self._runs, self._values = [], []

@@ -1,4 +1,4 @@
-"""Threads for synchronous code, and the way back to the loop."""
+"""Threads for synchronous code: those of a site, and the calls of one job in them."""
 
 from __future__ import annotations
 
@@ -9,51 +9,144 @@ import inspect
 import logging
 import queue
 import threading
+import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeAlias
 
+import msgspec
+
+from dfm_async.base.signals import Outcome, Signal
+from dfm_async.runtime.dispatch import QUICK, OperationCost
 from dfm_async.runtime.fair_queue import FairQueue, JobCalls
-from dfm_async.wire.codec import Packed
-
-__all__ = ["ABANDONED_LIMIT", "Done", "IteratorCancelled", "ThreadCall", "ThreadSource", "Threads"]
 
 Done: TypeAlias = Callable[[Any, BaseException | None], None]
-"""Takes a result, or the error that came instead."""
+"""Is called with a result, or with an error."""
 
 _log = logging.getLogger(__name__)
 
-ABANDONED_LIMIT: Final = 64
-"""How many abandoned calls a process may have; each of them keeps a thread."""
-_WINDOW: Final = 256
-_WINDOW_BYTES: Final = 16 * 1024 * 1024
-_LIGHT: Final = frozenset({type(None), bool, int, float, dict, list, tuple, set})
-"""Types whose objects have no size that could be known at once."""
+ABANDONED_LIMIT: Final = 256
+"""The largest number of abandoned calls of a process: the parameter sets of a job in flight. Each keeps a thread."""
 
 
-class ThreadCall:
+_BATCH: Final = 16
+"""The number of quick calls after which a thread wakes the loop in any case."""
+_FREE: Final = OperationCost()
+"""The cost of calls that only run here."""
+
+
+class RemoteCall(Protocol):
+    """What is needed to run a call in another worker of the site."""
+
+    @property
+    def operation(self) -> str:
+        """The name of the operation."""
+
+    @property
+    def cost(self) -> OperationCost:
+        """What calls of the operation have cost so far."""
+
+    @property
+    def bound(self) -> str:
+        """The worker that it has to run in; empty if any will do."""
+
+    def send(self, worker: str, number: int) -> int:
+        """Send the call to a worker; return the number of bytes of its arguments.
+
+        Raises:
+            EncodingError: they cannot be sent.
+        """
+
+    def stop(self, worker: str) -> None:
+        """Have a worker stop the calls of the job."""
+
+    def can_send(self, result: Any) -> bool:
+        """Return whether a result could come from another worker."""
+
+    def lost(self, error: BaseException) -> None:
+        """Note that the worker was lost."""
+
+    def outcome(self, message: Any) -> tuple[Any, BaseException | None]:
+        """Return the result, or the error, that a worker reports."""
+
+
+class StreamedCall(Protocol):
+    """A call of a generator: a thread of its own runs it, or another worker, which sends its elements."""
+
+    weight: int
+    """The number of bytes that another worker has sent, with what each element costs."""
+
+    def begin_here(self) -> None:
+        """Run it in this process."""
+
+    def arrived(self, payload: Any) -> None:
+        """Take elements that another worker has sent."""
+
+
+class Spread(Protocol):
+    """Runs calls in other workers of the site."""
+
+    def take(self, call: ThreadCall, remote: RemoteCall) -> bool:
+        """Take a call; return False if it is to run here at once."""
+
+    def ended_here(
+        self, call: ThreadCall, result: Any, error: BaseException | None, *, abandoned: bool = False
+    ) -> None:
+        """Note that a call has ended in this process, or was abandoned."""
+
+    def cancel(self, job: JobCalls[ThreadCall]) -> list[ThreadCall]:
+        """Stop the calls of a job that run elsewhere; remove and return those that wait."""
+
+    def abandon(self, call: ThreadCall, error: BaseException, grace: float) -> None:
+        """Fail a call that runs elsewhere; its worker has the grace period to return."""
+
+
+class ThreadCall(msgspec.Struct, eq=False):
     """One call of synchronous code: it waits for a thread, runs, and returns, or is abandoned."""
 
-    __slots__ = ("abandoned", "context", "done", "ended", "started", "work")
-
-    def __init__(self, context: contextvars.Context, work: Callable[[], Any], done: Done) -> None:
-        self.context = context
-        self.work = work
-        self.done = done
-        self.started: float | None = None
-        """When it got its thread, by the clock of the loop."""
-        self.ended = False
-        """Whether its thread has left the code, or never entered it."""
-        self.abandoned = False
-        """Whether nobody waits for it any more although its thread is still in the code."""
+    context: contextvars.Context
+    work: Callable[[], Any]
+    done: Done
+    job: JobCalls[ThreadCall]
+    owner: JobThreads | None = None
+    """Counts it, if it belongs to a job."""
+    remote: RemoteCall | None = None
+    """Runs it in another worker, if that is possible."""
+    stream: StreamedCall | None = None
+    """Takes the elements, if it is a generator."""
+    cost: OperationCost = _FREE
+    """What calls of its operation cost, if it may run in another worker."""
+    pinned: bool = False
+    """Whether it has to run here."""
+    bound: bool = False
+    """Whether it has to run in the worker that was chosen for it."""
+    number: int = 0
+    """Identifies it in another worker."""
+    worker: str | None = None
+    """The other worker that it runs in."""
+    thread: int = 0
+    clock: float = 0.0
+    """The processor time of its thread when it began."""
+    wall: float = 0.0
+    """How many seconds it took."""
+    used: float = 0.0
+    """How many seconds it has used a processor."""
+    started: float | None = None
+    """When it got its thread, by the clock of the loop."""
+    ended: bool = False
+    """Whether its thread has left the code, or never entered it."""
+    abandoned: bool = False
+    """Whether nobody waits for it any longer although its thread is still in the code."""
 
     def forget(self) -> None:
-        """Drops what the call holds: whoever waits for it may hold the call."""
+        """Drop the references of the call: its waiter may hold the call itself."""
         self.work = self.done = _nothing
+        self.owner = self.remote = self.stream = None
 
 
 class Threads:
-    """A bounded set of threads of one site. What they finish comes back to the loop in batches.
+    """A bounded set of threads of one site. Results are passed to the loop in batches.
 
     Calls beyond the bound wait; the jobs take turns, see :class:`FairQueue`. A call that is abandoned does not count
     against the bound: another thread takes the place of its own, which ends when the call returns. The threads are
@@ -61,16 +154,17 @@ class Threads:
     ending.
 
     Args:
-        limit: how many calls run at the same time.
+        limit: the number of calls that run at the same time.
         name: the site.
-        replaced: whether somebody replaces this process when it has more than :data:`ABANDONED_LIMIT` abandoned calls.
-            Else calls fail while it has.
+        on_abandoned: is called when abandoned calls do not return: with their number, whether they are more than
+            :data:`ABANDONED_LIMIT`, and a text. It has to replace the process then; without it, further calls fail
+            while there are too many.
     """
 
-    def __init__(self, limit: int, name: str, *, replaced: bool = False) -> None:
+    def __init__(self, limit: int, name: str, *, on_abandoned: Callable[[int, bool, str], None] | None = None) -> None:
         self._limit = limit
         self._name = name
-        self._replaced = replaced
+        self._on_abandoned = on_abandoned
         self._loop = asyncio.get_running_loop()
         self._calls: FairQueue[ThreadCall] = FairQueue()
         self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -80,9 +174,23 @@ class Threads:
         self._started = 0
         self._busy = 0
         self.abandoned = 0
-        """How many threads are in calls that were abandoned."""
+        """The number of threads that are in abandoned calls."""
+        self.ending = False
+        """Whether the site ends: abandoned calls are not reported any longer."""
+        self.closed = False
+        """Whether the site has ended: the loop runs nothing for threads any longer."""
+        self._current: dict[int, ThreadCall | None] = {}
+        """What each thread runs, by its identity."""
         self._done: deque[Callable[[], None]] = deque()
         self._scheduled = False
+        self.batching = False
+        """Whether :meth:`catch_up` is called soon, so that a thread may run several calls before it wakes the loop."""
+        self._draining = False
+        """Whether a thread is about to run all calls that wait; only while they are quick."""
+        self._steps = 0
+        self.spread: Spread | None = None
+        """Runs calls in other workers of the site, if there can be any."""
+        _instances.add(self)
 
     @property
     def exhausted(self) -> bool:
@@ -95,17 +203,67 @@ class Threads:
         work: Callable[[], Any],
         done: Done,
         job: JobCalls[ThreadCall] | None = None,
+        remote: RemoteCall | None = None,
+        owner: JobThreads | None = None,
     ) -> ThreadCall:
-        """Runs ``work`` in a thread and then ``done(result, error)`` on the loop. ``job``: whose turn it takes."""
-        call = ThreadCall(context, work, done)
+        """Run ``work`` in a thread, and then ``done(result, error)`` on the loop, in a turn of ``job``.
+
+        With ``remote``, it may run in another worker instead. ``owner`` is notified before ``done`` is called.
+        """
+        call = ThreadCall(context, work, done, self._others if job is None else job, owner, remote)
         self._busy += 1
-        if self.exhausted and not self._replaced:
-            self._refuse(call)
-            return call
-        self._calls.put(self._others if job is None else job, call)
-        self._tokens.put(True)
-        self._add_thread()
+        self._steps += 1
+        if self.abandoned > ABANDONED_LIMIT and self._refusing:
+            self._fail(call, self._refusal())
+        elif remote is None or self.spread is None:
+            self.enqueue(call)
+        else:
+            call.cost, call.bound = remote.cost, bool(remote.bound)
+            if not self.spread.take(call, remote):
+                self.enqueue(call)
         return call
+
+    def enqueue(self, call: ThreadCall) -> None:
+        """Run a call here as soon as a thread is free."""
+        self._calls.put(call.job, call)
+        if self.batching and call.cost.quick:
+            if self._draining:
+                return  # its thread comes to this one in a moment
+            self._draining = True
+        self._tokens.put(True)
+        if self._started < self._limit:
+            self._add_thread()
+
+    def take_waiting(self, wanted: Callable[[ThreadCall], bool]) -> list[ThreadCall]:
+        """Remove and return calls that wait for a thread."""
+        return self._calls.take_all(wanted)
+
+    def catch_up(self) -> None:
+        """Wake a thread for each call that waits, and pass on what threads have not: one takes longer than expected."""
+        self._draining = False
+        for _ in range(min(self._calls.count(), self._started)):
+            self._tokens.put(True)
+        self._drain()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no call waits for a thread, or runs in one."""
+        return not self._calls.count() and not self.running
+
+    @property
+    def several(self) -> bool:
+        """Whether several calls have not returned."""
+        return self._busy > 1
+
+    @property
+    def full(self) -> bool:
+        """Whether all threads run calls."""
+        return len(self.running) >= self._limit
+
+    @property
+    def running(self) -> list[ThreadCall]:
+        """The calls that threads run now. Those that just begin or end may be missing."""
+        return [call for call in self._current.values() if call is not None]
 
     def _add_thread(self) -> None:
         if self._busy <= self._started or self._started >= self._limit:
@@ -113,7 +271,8 @@ class Threads:
         thread = threading.Thread(target=self._serve, name=f"dfm-{self._name}-{self._made + 1}", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # the system has no room for it
+        except RuntimeError as error:  # the system cannot start it
+            self._draining = False
             if not self._started:  # else the threads that exist serve the queue
                 for waiting in self._calls.clear():
                     self._fail(waiting, RuntimeError(f"site {self._name!r} cannot run synchronous calls: {error}"))
@@ -122,36 +281,86 @@ class Threads:
         self._started += 1
 
     def _serve(self) -> None:
+        current, ident, kept = self._current, threading.get_ident(), 0
         while self._tokens.get():
-            call = self._calls.take()
+            call = self._next()
+            while call is not None:
+                self.enter(call)
+                current[ident] = call
+                result, error = None, None
+                try:
+                    result = call.context.run(call.work)
+                except BaseException as caught:  # noqa: BLE001 - also SystemExit: it must not end the worker
+                    error = caught
+                current[ident] = None
+                if self.leave(call):
+                    del current[ident]
+                    if inspect.iscoroutine(result):
+                        result.close()  # it will not be awaited
+                    self.post(self.returned_late)
+                    return
+                self._keep(functools.partial(self._finish, call, result, error))
+                call = self._next()
+                kept += 1
+                if call is None or kept >= _BATCH or not (self.batching and call.cost.quick):
+                    kept = 0
+                    self._wake_loop()  # else together with the next one
+                del result, error  # an idle thread keeps nothing alive
+        current.pop(ident, None)
+
+    def _next(self) -> ThreadCall | None:
+        """Take the next call, in a thread."""
+        call = self._calls.take()
+        if self._draining and (call is None or not call.cost.quick):
+            self._draining = False
             if call is None:
-                continue  # it was withdrawn
-            call.started = self._loop.time()
-            result, error = None, None
-            try:
-                result = call.context.run(call.work)
-            except BaseException as caught:  # noqa: BLE001 - also SystemExit: it must not end the worker
-                error = caught
-            with self._lock:
-                call.ended = True
-                leaves = call.abandoned
-            if leaves:
-                if inspect.iscoroutine(result):
-                    result.close()  # nobody will await it
-                self.post(self.returned_late)
-                return
-            self.post(functools.partial(self._finish, call, result, error))
-            del call, result, error  # an idle thread keeps nothing alive
+                return self._calls.take()  # it may have come before the loop could see that
+            self._tokens.put(True)  # another thread goes on with those behind it
+        return call
+
+    def enter(self, call: ThreadCall) -> None:
+        """Note, in its thread, that a call begins."""
+        if call.remote is not None:
+            call.clock, call.thread = time.thread_time(), threading.get_ident()
+        call.started = self._loop.time()
+
+    def leave(self, call: ThreadCall) -> bool:
+        """Note, in its thread, that a call has left its code; return whether it was abandoned."""
+        if call.remote is not None and call.started is not None:
+            call.wall = call.used = self._loop.time() - call.started
+            if call.wall >= QUICK:  # else it does not matter how much of that it has waited
+                call.used = time.thread_time() - call.clock
+        with self._lock:
+            call.ended = True
+            return call.abandoned
 
     def _finish(self, call: ThreadCall, result: Any, error: BaseException | None) -> None:
-        self._busy -= 1
-        done = call.done
+        if call.remote is not None and self.spread is not None:
+            self.spread.ended_here(call, result, error)
+        self.finish(call, result, error)
+
+    def finish(self, call: ThreadCall, result: Any, error: BaseException | None) -> None:
+        """Pass on the outcome of a call."""
+        if call.stream is None:  # generators do not wait for threads
+            self._busy -= 1
+        done, owner = call.done, call.owner
         call.forget()
+        if owner is not None:
+            owner.left(call)
         done(result, error)
+
+    def cpu_time(self, call: ThreadCall) -> float | None:
+        """Return the number of seconds that a running call has used a processor; None if it does not run."""
+        with self._lock:  # so that its thread does not end meanwhile
+            if call.ended or call.abandoned or call.started is None:
+                return None
+            return time.clock_gettime(time.pthread_getcpuclockid(call.thread)) - call.clock
 
     def withdraw(self, job: JobCalls[ThreadCall], error: BaseException) -> int:
         """Fail the calls of a job that wait for a thread; they are not run. Return their number."""
         found = self._calls.withdraw(job)
+        if self.spread is not None:
+            found += self.spread.cancel(job)
         for call in found:
             call.ended = True
             self._finish(call, None, error)
@@ -159,30 +368,64 @@ class Threads:
 
     # calls that do not return
 
-    def abandon(self, call: ThreadCall, error: BaseException) -> bool:
-        """Fail a running call, free its place for another one, and return True; False if it has just returned."""
+    def abandon(self, call: ThreadCall, error: BaseException, grace: float) -> bool:
+        """Fail a running call, and free its place for another one.
+
+        Returns:
+            whether its thread is one of this process, and has to be watched; else it has just returned, or runs
+            elsewhere.
+        """
+        if call.worker is not None and self.spread is not None:
+            self.spread.abandon(call, error, grace)
+            return False
         with self._lock:
             call.abandoned = True
             if call.ended:
                 return False
-        done, call.done = call.done, _nothing
+        done, call.done, owner = call.done, _nothing, call.owner
         self._busy -= 1
         self._started -= 1
+        if call.remote is not None and self.spread is not None:
+            self.spread.ended_here(call, None, error, abandoned=True)
+        if owner is not None:
+            owner.left(call)
         done(None, error)  # before others take its place
-        self.left_alone()
+        self.count_abandoned()
         return True
 
-    def left_alone(self) -> None:
-        """Counts a thread that is in code that nobody waits for any more, until :meth:`returned_late`."""
+    def count_abandoned(self) -> None:
+        """Count a thread that is in abandoned code, until :meth:`returned_late`."""
         self.abandoned += 1
         if not self.exhausted:
             self._add_thread()
-        elif not self._replaced:
+        elif self._refusing:
             for waiting in self._calls.clear():
-                self._refuse(waiting)
+                self._fail(waiting, self._refusal())
 
-    def _refuse(self, call: ThreadCall) -> None:
-        self._fail(call, self._refusal())
+    def watch_abandoned(self, ended: Callable[[], bool], job_id: str, what: str, grace: float) -> None:
+        """Report an abandoned call of ``what`` if its thread has not left the code after the grace period.
+
+        There is no grace period if there are too many abandoned calls.
+        """
+        if self.exhausted:
+            self._check_abandoned(ended, job_id, what)
+        else:
+            self._loop.call_later(grace, self._check_abandoned, ended, job_id, what)
+
+    def _check_abandoned(self, ended: Callable[[], bool], job_id: str, what: str) -> None:
+        if ended() or self.ending:
+            return
+        text = f"a call of {what!r} of job {job_id} was abandoned and does not return"
+        if self.abandoned > 1:
+            text += f" ({self.abandoned} such calls)"
+        if self._on_abandoned is not None:
+            self._on_abandoned(self.abandoned, self.exhausted, text)
+        else:
+            _log.warning("site %s: %s", self._name, text, extra={"job": job_id, "site": self._name})
+
+    @property
+    def _refusing(self) -> bool:
+        return self.exhausted and self._on_abandoned is None
 
     def _refusal(self) -> RuntimeError:
         return RuntimeError(
@@ -197,19 +440,34 @@ class Threads:
         self.post(functools.partial(self._finish, call, None, error))
 
     def returned_late(self) -> None:
-        """A thread has left code that was abandoned."""
+        """Note that a thread has left abandoned code."""
         self.abandoned -= 1
         self._add_thread()
 
-    def post(self, call: Callable[[], None]) -> None:
-        """Hands a call to the loop; wakes it only if it is not on its way already."""
-        self._done.append(call)
+    def post(self, call: Callable[[], None]) -> bool:
+        """Pass a call to the loop, which is woken only if it is not about to run such calls.
+
+        Returns:
+            whether it will run: not after the site has ended.
+        """
+        return self._keep(call) and self._wake_loop()
+
+    def _keep(self, call: Callable[[], None]) -> bool:
+        with self._lock:
+            if self.closed:
+                return False
+            self._done.append(call)
+            return True
+
+    def _wake_loop(self) -> bool:
         if not self._scheduled:
             self._scheduled = True
             try:
                 self._loop.call_soon_threadsafe(self._drain)
-            except RuntimeError:  # the loop is closed: nobody waits for it any more
+            except RuntimeError:  # the loop was closed, and the site was not
                 self._done.clear()
+                return False
+        return True
 
     def _drain(self) -> None:
         self._scheduled = False
@@ -218,7 +476,7 @@ class Threads:
                 call = self._done.popleft()
                 try:
                     call()
-                except Exception:  # noqa: BLE001 - a fault of ours; the calls behind it are not to blame
+                except Exception:  # noqa: BLE001 - a bug of this library; the calls behind it still run
                     _log.exception("a call from a thread of site %s failed", self._name)
         finally:
             if self._done:  # an interrupt ends this turn of the loop; the others are served in the next one
@@ -226,204 +484,196 @@ class Threads:
                 self._loop.call_soon(self._drain)
 
     def start(self, target: Callable[[], None], name: str) -> None:
-        """Starts a thread of its own, for an iterator: it can last as long as its job; calls must not wait for it.
+        """Start a thread for an iterator alone: it may last as long as its job, and calls must not wait for it.
 
         Raises:
             RuntimeError: too many threads of the site are in abandoned code.
         """
-        if self.exhausted and not self._replaced:
+        if self._refusing:
             raise self._refusal()
         threading.Thread(target=target, name=f"dfm-{self._name}-{name}", daemon=True).start()
 
     def close(self) -> None:
-        """Lets idle threads end. Does not wait for those that still run something."""
+        """Let idle threads end. Does not wait for those that still run something."""
+        if self.abandoned and self._on_abandoned is None:
+            _log.warning("site %s: %d calls do not return and are abandoned", self._name, self.abandoned)
         for _ in range(self._started):
             self._tokens.put(False)
+        with self._lock:
+            self.closed = True
+        self._drain()  # the loop may end with this turn
+
+    def note_progress(self) -> None:
+        """Note that a call goes on which has waited for the loop."""
+        self._steps += 1
+
+    def calls(self, loop: asyncio.AbstractEventLoop) -> tuple[int, int]:
+        """Return the number of calls that have not returned, and a count of steps; zeros for another loop."""
+        return (self._busy, self._steps) if self._loop is loop else (0, 0)
 
 
-class IteratorCancelled(Exception):
-    """A synchronous iterator has raised ``CancelledError``, which is its cause."""
+_instances: Final[weakref.WeakSet[Threads]] = weakref.WeakSet()
 
 
-class ThreadSource:
-    """The elements of a synchronous iterator, which runs in a thread of its own.
-
-    The thread is allowed to be a window ahead of the reader. The window begins with one element, so that the first is
-    seen at once, and doubles as the reader keeps up. It also ends where the elements in it are too many bytes.
-    """
-
-    def __init__(self, threads: Threads, iterator: Iterator[Any], context: contextvars.Context, name: str) -> None:
-        self._threads = threads
-        self._iterator = iterator
-        self._context = context
-        self.name = name
-        self._items: deque[Any] = deque()
-        self._window = 1
-        self._started = False
-        self.ended = False
-        """Whether the thread has left the iterator."""
-        self._abandoned = False
-        self._error: BaseException | None = None
-        self._closed = False
-        self._signalled = False
-        # How many elements the thread may have produced, raised only by the loop; it is held up only at the bound.
-        self._allowed = 1
-        self._held_up = False
-        self._gate = threading.Semaphore(0)
-        # The numbers and sizes of the large elements; their sums are each written on one side only.
-        self._large: deque[tuple[int, int]] = deque()
-        self._taken = 0
-        self._bytes_produced = 0
-        self._bytes_taken = 0
-        self.transform: Callable[[Any], Any] | None = None
-        """Applied to each element in the thread, before the iterator goes on and perhaps changes it."""
-        self._waiter: asyncio.Future[None] | None = None
-        self._ending: list[asyncio.Future[None]] = []
-
-    async def get(self, limit: int) -> list[Any]:
-        """Waits for elements and gives at most ``limit`` of them; none at the end.
-
-        Raises:
-            BaseException: what the iterator raised.
-        """
-        if not self._started:
-            self._threads.start(self._run, self.name)
-            self._started = True  # not if the system has no room for a thread
-        while not self._items:
-            if self.ended:
-                if isinstance(self._error, asyncio.CancelledError):  # raised here, it would be its reader's
-                    raise IteratorCancelled from self._error
-                if self._error is not None:
-                    raise self._error
-                return []
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        count = min(limit, len(self._items))
-        found = [self._items.popleft() for _ in range(count)]
-        self._taken += count
-        while self._large and self._large[0][0] < self._taken:
-            self._bytes_taken += self._large.popleft()[1]
-        grow = min(self._window, _WINDOW - self._window)
-        self._window += grow
-        self._allow(count + grow)
-        return found
-
-    def _allow(self, count: int) -> None:
-        self._allowed += count
-        if self._held_up:
-            self._held_up = False
-            self._gate.release()
-
-    def _has_room(self, produced: int) -> bool:
-        lead = self._bytes_produced - self._bytes_taken
-        return self._closed or (produced < self._allowed and lead < _WINDOW_BYTES)
-
-    def _wait_for_room(self, produced: int) -> None:
-        """In the thread: waits until the reader has caught up. A release too many only makes it look once more."""
-        while not self._has_room(produced):
-            self._held_up = True
-            if self._has_room(produced):
-                self._held_up = False
-                return
-            self._gate.acquire()
-
-    def _run(self) -> None:
-        error: BaseException | None = None
-        try:
-            self._context.run(self._produce)
-        except BaseException as caught:  # noqa: BLE001 - also SystemExit: it is the iterator's way to fail
-            error = caught
-        self._threads.post(lambda: self._finish(error))
-
-    def _produce(self) -> None:
-        iterator, transform, items = self._iterator, self.transform, self._items
-        produced = 0
-        try:
-            for item in iterator:
-                found = item if transform is None else transform(item)
-                size = found.size if type(found) is Packed else _size(found)
-                if produced >= self._allowed or (size and self._bytes_produced != self._bytes_taken):
-                    self._wait_for_room(produced)
-                if self._closed:
-                    break
-                if size:
-                    self._large.append((produced, size))
-                    self._bytes_produced += size
-                produced += 1
-                items.append(found)
-                if not self._signalled:
-                    self._signalled = True
-                    self._threads.post(self._arrived)
-        finally:
-            close = getattr(iterator, "close", None)
-            if close is not None:
-                close()
-
-    def _arrived(self) -> None:
-        self._signalled = False
-        self._notify()
-
-    def _finish(self, error: BaseException | None) -> None:
-        self.ended = True
-        self._error = error
-        if self._closed:
-            self._items.clear()  # nobody wants them, and they may hold memory that others wait for
-        self._notify()
-        self._release_waiters()
-        if self._abandoned:
-            self._threads.returned_late()
-
-    def _release_waiters(self) -> None:
-        for waiter in self._ending:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._ending.clear()
-
-    async def wait_ended(self) -> None:
-        """Waits until the thread has left the iterator, or was abandoned."""
-        if self.running:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._ending.append(waiter)
-            await waiter
-
-    def _notify(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    @property
-    def running(self) -> bool:
-        """Whether the thread is still in the iterator, and was not abandoned."""
-        return self._started and not self.ended and not self._abandoned
-
-    def abandon(self) -> bool:
-        """Stops waiting for the thread. Returns whether it was still in the iterator."""
-        if not self.running:
-            return False
-        self._abandoned = True
-        self._threads.left_alone()
-        self._release_waiters()
-        return True
-
-    async def aclose(self) -> None:
-        """Lets the iterator end at its next element."""
-        self._closed = True
-        if not self._started:
-            self.ended = True
-            return
-        self._allow(1)
+def calls_of_loop(loop: asyncio.AbstractEventLoop) -> tuple[int, int]:
+    """Return the number of calls in threads that a loop waits for, and how often one of them has begun or gone on."""
+    found = [threads.calls(loop) for threads in _instances]
+    return sum(busy for busy, _ in found), sum(steps for _, steps in found)
 
 
 def _nothing(*_: Any) -> None:
-    """Takes the place of what is not needed any more."""
+    """Replace a function that is not needed any longer."""
 
 
-def _size(value: Any) -> int:
-    """How many bytes an element has, if it tells; 0 for all others."""
-    kind = type(value)
-    if kind in _LIGHT:
-        return 0
-    size = len(value) if kind in (str, bytes, bytearray) else getattr(value, "nbytes", 0)
-    return size if type(size) is int else 0
+class JobThreads:
+    """The synchronous calls of one job at one location: counted, so that the job's end can wait for them."""
+
+    __slots__ = ("_closes", "_idle", "_job_id", "_running", "_threads", "calls")
+
+    def __init__(self, threads: Threads, job_id: str, priority: int) -> None:
+        self._threads = threads
+        self._job_id = job_id
+        self.calls: JobCalls[ThreadCall] = JobCalls(priority)
+        """The calls that wait for a thread, or for a worker."""
+        self._closes: JobCalls[ThreadCall] | None = None
+        """The calls that close objects: a cancelled job closes its objects too."""
+        self._running: dict[ThreadCall, str] = {}
+        """The calls that wait or run, with the names of their code."""
+        self._idle: Signal | None = None
+
+    def start(
+        self,
+        what: str,
+        work: Callable[[], Any],
+        context: contextvars.Context,
+        done: Done,
+        *,
+        closes: bool = False,
+        remote: RemoteCall | None = None,
+    ) -> ThreadCall:
+        """Run synchronous code, named ``what``, in a thread, and then ``done(result, error)`` on the loop.
+
+        ``closes``: the code closes an object, and runs even if the job is cancelled. With ``remote``, it may run in
+        another worker instead.
+        """
+        calls = self.calls
+        if closes:
+            calls = self._closes = self._closes or JobCalls(calls.priority)
+
+        call = self._threads.run(context, work, done, calls, remote, self)
+        self._running[call] = what
+        return call
+
+    def left(self, call: ThreadCall) -> None:
+        """Note that a call has ended, or was abandoned."""
+        self._running.pop(call, None)
+        if self._idle is not None and not self._running:
+            self._idle.notify()
+
+    async def run(
+        self,
+        what: str,
+        work: Callable[[], Any],
+        deadline: float | None = None,
+        *,
+        closes: bool = False,
+        remote: RemoteCall | None = None,
+        late: Callable[[], None] | None = None,
+    ) -> Any:
+        """Run synchronous code as :meth:`start` does, and wait for it. When cancelled, the code goes on.
+
+        The deadline, in seconds, begins when the code has its thread. ``late`` is called when code has ended for which
+        nobody waits any longer.
+
+        Raises:
+            TimeoutError: it has exceeded its deadline, or the grace period of the job's cancellation; its thread is
+                abandoned.
+            BaseException: what the code raised.
+        """
+        outcome: Outcome[tuple[Any, BaseException | None]] = Outcome()
+
+        def done(value: Any, error: BaseException | None) -> None:
+            if not outcome.settle((value, error)) and late is not None:
+                late()
+
+        call = self.start(what, work, contextvars.copy_context(), done, closes=closes, remote=remote)
+        timer = None if deadline is None else _Deadline(self, what, call, deadline)
+        try:
+            value, error = await outcome
+        except asyncio.CancelledError:
+            if late is not None and not outcome.cancelled():  # it has just ended
+                late()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if error is not None:
+            raise error
+        return value
+
+    @property
+    def pending(self) -> list[tuple[ThreadCall, str]]:
+        """The calls that wait or run, with the names of their code. Any thread may read it."""
+        return list(self._running.items())
+
+    def abandon(self, call: ThreadCall, grace: float, error: TimeoutError) -> None:
+        """Fail a running call, and let another one take its place. It is reported if it does not return."""
+        what = self._running.get(call, "")
+        if self._threads.abandon(call, error, grace):
+            self._threads.watch_abandoned(lambda: call.ended, self._job_id, what, grace)
+
+    def withdraw(self) -> int:
+        """Fail the calls that wait for a thread, because the job was cancelled. Return their number."""
+        return self._threads.withdraw(self.calls, RuntimeError("the job was cancelled"))
+
+    def abandon_all(self) -> None:
+        """Fail all calls, because the grace period of the job's cancellation is over."""
+        if self._closes is not None:
+            error = TimeoutError("no thread was free before the grace period of the cancellation was over")
+            self._threads.withdraw(self._closes, error)
+        for call in list(self._running):
+            error = TimeoutError("the grace period of the cancellation is over, and the call has not returned")
+            self.abandon(call, 0.0, error)
+
+    async def stopped(self) -> None:
+        """Wait until no thread runs anything of the job; those of abandoned calls do not count."""
+        if self._running:
+            if self._idle is None:
+                self._idle = Signal()
+            await self._idle.wait_until(lambda: not self._running)
+
+
+class _Deadline:
+    """Abandons a call that takes too long. Nothing reports when a call gets its thread, so the timer may fire early."""
+
+    def __init__(self, threads: JobThreads, what: str, call: ThreadCall, seconds: float) -> None:
+        self._threads = threads
+        self._what = what
+        self._call = call
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._queued = self._loop.time()
+        self._timer = self._loop.call_later(seconds, self._check)
+
+    def cancel(self) -> None:
+        """Stop the timer: the call has returned, or its job was cancelled."""
+        self._timer.cancel()
+
+    def _check(self) -> None:
+        if self._call.ended:
+            return  # it has returned, and its result is about to be passed on
+        started, now = self._call.started, self._loop.time()
+        due = (now if started is None else started) + self._seconds
+        if now < due:  # it got its thread later, or has none
+            self._timer = self._loop.call_at(due, self._check)
+        else:
+            error = late(self._what, self._seconds, (started or 0.0) - self._queued)
+            self._threads.abandon(self._call, self._seconds, error)
+
+
+def late(what: str, deadline: float, waited: float) -> TimeoutError:
+    """Describe a call that has exceeded its deadline."""
+    text = f"the deadline of {deadline:g} s for {what!r} was exceeded"
+    if waited >= 0.1:
+        text += f", not counting {waited:.1f} s that the call waited for its turn"
+    return TimeoutError(text)

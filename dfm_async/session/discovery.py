@@ -1,34 +1,40 @@
-"""Discovery as a job: sites are asked as they are told to compute, so what can go wrong goes as it does there."""
+"""Discovery as a job: it runs at the sites, and fails, as every job does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any
 
-from dfm_async.base.completion import completed
-from dfm_async.discovery.advice import ErrorFieldAdvice
-from dfm_async.discovery.discovery import Discovery, Found, found_of
+from dfm_async.base.tasks import completed
+from dfm_async.discovery.advice import Discovery, ErrorFieldAdvice, Found, found_of
 from dfm_async.errors import DfmError, OperationFailed
+from dfm_async.federation.federation import Federation
+from dfm_async.language.pipeline import Pipeline
 from dfm_async.model.events import Failure, Result
 from dfm_async.model.status import JobStatus
-from dfm_async.pipeline.pipeline import Pipeline
-from dfm_async.planner.discovery import prepare_discovery
-
-if TYPE_CHECKING:
-    from dfm_async.session.session import Session
-
-__all__ = ["discover"]
+from dfm_async.planning.plan import Plan
+from dfm_async.planning.prepare import prepare_discovery
+from dfm_async.session.job import Job
 
 
-async def discover(session: Session, pipeline: Pipeline, restrict_to_sites: Iterable[str] | str | None) -> Discovery:
-    """Asks the sites, and puts together what they say. What ``session.discover`` calls."""
+async def discover(
+    pipeline: Pipeline,
+    federation: Federation,
+    homesite: str,
+    restrict_to_sites: Iterable[str] | str | None,
+    *,
+    execute: Callable[[Plan], Awaitable[Job]],
+    forget: Callable[[str], Coroutine[Any, Any, None]],
+) -> Discovery:
+    """Query the sites by a job, and combine their answers. See :meth:`Session.discover`."""
     if not isinstance(pipeline, Pipeline):
         raise TypeError(f"expected a Pipeline, not {pipeline!r}")
-    plan = prepare_discovery(pipeline, session.federation, session.homesite, restrict_to_sites)
-    job = await session.execute(plan, label="discovery")
+    plan = prepare_discovery(pipeline, federation, homesite, restrict_to_sites)
+    job = await execute(plan)
     sites: dict[str, dict[str, Found]] = {
         site: {node.label: None for node in plan.nodes if node.kind == "call" and node.site == site}
-        for site in session.federation.sites
+        for site in federation.sites
         if site in plan.sites
     }
     try:
@@ -36,25 +42,18 @@ async def discover(session: Session, pipeline: Pipeline, restrict_to_sites: Iter
             if isinstance(event, Result):
                 sites[event.site][event.node] = found_of(event.value)
             elif isinstance(event, Failure) and isinstance(event.error, OperationFailed):
-                sites[event.error.site][event.error.node] = _not_asked(event.error)
-        told = [isinstance(error, OperationFailed) for error in job.errors]
-        if job.status is not JobStatus.FAILED or not all(told):  # what has failed at a node is told in its place
+                sites[event.error.site][event.error.node] = _not_queried(event.error)
+        of_nodes = all(isinstance(error, OperationFailed) for error in job.errors)
+        if job.status is not JobStatus.FAILED or not of_nodes:  # errors of nodes are a part of the answer
             await job
     except BaseException:
         await completed(job.cancel("the discovery was cancelled"))
         raise
     finally:
-        await completed(_forget(session, job.job_id))
+        with contextlib.suppress(DfmError):  # the session was closed, or the job was dropped already
+            await completed(forget(job.job_id))
     return Discovery(pipeline.name, sites)
 
 
-def _not_asked(error: OperationFailed) -> ErrorFieldAdvice:
+def _not_queried(error: OperationFailed) -> ErrorFieldAdvice:
     return ErrorFieldAdvice(f"{error.type_name}: {error.message}", error.remote_traceback or "")
-
-
-async def _forget(session: Session, job_id: str) -> None:
-    """Its answers are what counts: nobody asks for the job again."""
-    try:
-        await session.forget(job_id)
-    except DfmError:
-        return  # the session was closed, or it is forgotten already

@@ -1,4 +1,4 @@
-"""The jobs of a session that are written down: created, found again, followed, resumed, aborted."""
+"""The durable jobs of a session: created, found again, followed, resumed, aborted."""
 
 from __future__ import annotations
 
@@ -7,68 +7,53 @@ import contextlib
 import functools
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import msgspec
 
-from dfm_async.base.completion import completed
+from dfm_async.base.containers import BoundedDict
+from dfm_async.base.tasks import completed
+from dfm_async.engine.frames import Row
+from dfm_async.engine.jobs import JobTable
 from dfm_async.errors import DfmError, EncodingError, JobNotFound, JobOwned, ParameterError, StoreError
-from dfm_async.model.events import Event
-from dfm_async.model.ids import JobId, JobNumber
-from dfm_async.model.limits import ResultLimits
+from dfm_async.model.ids import JobId
+from dfm_async.model.job_spec import JobSpec
 from dfm_async.model.status import JobStatus
-from dfm_async.planner.plan import Plan
+from dfm_async.planning.plan import Plan
 from dfm_async.results.record import ERRORS_KEPT, JobRecord
-from dfm_async.session.journal import History, JobJournal, JobOptions, StoredLog, read_history
+from dfm_async.session.journal import History, JobJournal, StoredLog, read_history
 from dfm_async.session.parameters import stored_row
 from dfm_async.store.base import NewJob, Store, StoredJob
-from dfm_async.targets.frames import Row
-from dfm_async.targets.jobs import JobTable
-from dfm_async.targets.rules import JobRules
 from dfm_async.wire.codec import Codec
-
-__all__ = ["DurableJobs", "LeftOver"]
 
 _log = logging.getLogger(__name__)
 
 _PLANS: Final = 128
 
-_options: Final = msgspec.msgpack.Decoder(JobOptions)
+_spec: Final = msgspec.msgpack.Decoder(JobSpec)
 _RESTORE: Final = "Restore the file from a copy, or forget the job"
 _UNREADABLE: Final = Plan(
     pipeline=None, federation="", api_version="", homesite="", locations=(), nets=(), params=(), uses=(), nodes=()
 )
-"""Stands in the place of a plan that cannot be read."""
+"""Replaces a plan that cannot be read."""
 
 
 class LeftOver(msgspec.Struct, frozen=True):
-    """An interrupted job that is ours now: what it needs to go on."""
+    """An interrupted job that this session has taken over: what it needs to go on."""
 
     record: JobRecord
-    options: JobOptions
     history: History
     rows: dict[int, Row]
     frames: int
     stopped: bool
 
-    def rules(self, grace: float) -> JobRules:
-        """The rules that it began with."""
-        options = self.options
-        return JobRules(on_error=options.on_error, reruns=options.reruns, window=options.window, grace=grace)
-
 
 class DurableJobs:
-    """Connects the jobs of a session with a store.
+    """Connect the jobs of a session with a store.
 
-    Args:
-        store: where jobs are written.
-        jobs: the jobs of the session.
-        spawn: starts a task that the session owns.
-        target_codec: how values travel to the sites.
-        listed: how many jobs of the store are listed, the newest; the others can be found by their ids.
+    ``listed`` is the number of jobs of the store that are listed, the newest; the others can be found by their ids.
     """
 
     def __init__(
@@ -85,26 +70,26 @@ class DurableJobs:
         self._writing: dict[str, JobRecord] = {}
         self._creating: dict[str, JobRecord] = {}
         self._target_codec = target_codec
-        self._store = store
+        self.store = store
         self._jobs = jobs
         jobs.backing = functools.partial(StoredLog, store)
         self._spawn = spawn
-        self._plans: OrderedDict[bytes, Plan] = OrderedDict()
-        self._plan_of: OrderedDict[str, bytes] = OrderedDict()
+        self._plan = functools.lru_cache(_PLANS)(Plan.from_json)
+        self._plan_of: BoundedDict[str, bytes] = BoundedDict(_PLANS)
         self._followed: dict[int, dict[str, JobRecord]] = {}
-        self.codec = Codec(trusted=False, stored=True)
-        """How values are encoded that are written down."""
+        self.codec = Codec.for_store()
+        """Encodes values for the store."""
         self.lock = asyncio.Lock()
-        """Held while a job is created or resumed, so that nobody does it twice."""
+        """Held while a job is created or resumed, so that it does not happen twice."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Keeps the store open.
+        """Keep the store open.
 
         Raises:
             StoreError: it cannot be opened, or not everything could be written.
         """
-        store = self._store
+        store = self.store
         store.on_commit, store.on_fenced, store.on_error = self._committed, self._fenced, self._failed
         store.on_gap = self._stop_writing
         await store.open()
@@ -113,7 +98,7 @@ class DurableJobs:
         finally:
             await completed(store.close())
 
-    # what the store tells
+    # callbacks of the store
 
     def _committed(self, ends: dict[str, int]) -> None:
         for job_id, end in ends.items():
@@ -125,53 +110,43 @@ class DurableJobs:
 
     def _fenced(self, job_id: str) -> None:
         problem = f"job {job_id} belongs to another process now, or was deleted"
-        self._stop_writing(job_id, StoreError(self._store.path, problem, "Read it there, with session.reattach"))
+        self._stop_writing(job_id, StoreError(self.store.path, problem, "Read it there, with session.reattach"))
 
     def _failed(self, error: StoreError) -> None:
         for job_id in list(self._writing):
-            if self._store.discard(job_id):  # a job that had nothing to write is not affected
+            if self.store.discard(job_id):  # a job that had nothing to write is not affected
                 self._stop_writing(job_id, error)
 
     def _stop_writing(self, job_id: str, error: StoreError) -> None:
-        """Interrupt a job that cannot be written any more. What is not in the file is dropped, and never shown."""
+        """Interrupt a job that cannot be written any longer. What is not in the file is dropped, and never shown."""
         record = self._writing.pop(job_id, None)
         if record is None or record.journal is None:
             return
-        self._store.discard(job_id)
+        self.store.discard(job_id)
         with contextlib.suppress(StoreError):  # it is closed already
-            # Tried with the next commit; if it never succeeds, the job is interrupted all the same when we are gone.
-            self._store.update(job_id, status=JobStatus.INTERRUPTED, reason=str(error))
+            # Retried with the next commit; if it never succeeds, the job is interrupted when this process ends.
+            self.store.update(job_id, status=JobStatus.INTERRUPTED, reason=str(error))
         coordinator = self._jobs.coordinator(job_id)
         record.stop_writing(error, running=coordinator is not None)
         if coordinator is not None:
-            coordinator.halt(JobStatus.INTERRUPTED, str(error), coordinator.rules.grace)
+            coordinator.halt(JobStatus.INTERRUPTED, str(error), coordinator.spec.grace)
 
     # writing
 
-    async def create(
-        self, record: JobRecord, rules: JobRules, rows: Sequence[Row], *, stopped: bool, fed: bool
-    ) -> bool:
-        """Writes a new job down; False if its id is taken. What it writes from then on goes to its journal."""
-        options = JobOptions(
-            on_error=rules.on_error,
-            reruns=rules.reruns,
-            window=rules.window,
-            limits=record.log.limits,
-            fed=fed,
-            label=record.label,
-        )
+    async def create(self, record: JobRecord, rows: Sequence[Row], *, stopped: bool) -> bool:
+        """Store a new job; False if its id is taken. From then on its events go to its journal."""
         new = NewJob(
-            record.job_id,
-            self._plan_data(record.plan),
-            record.fingerprint,
-            msgspec.msgpack.encode(options),
-            record.created,
-            [stored_row(row) for row in rows],
-            stopped,
+            job_id=record.job_id,
+            plan=self._plan_data(record.plan),
+            fingerprint=record.fingerprint,
+            options=msgspec.msgpack.encode(record.spec),
+            created=record.created,
+            params=[stored_row(row) for row in rows],
+            stopped=stopped,
         )
-        self._creating[record.job_id] = record  # whoever looks for it meanwhile must find this one
+        self._creating[record.job_id] = record  # calls that look for it meanwhile must find this one
         try:
-            if not await self._store.create(new):
+            if not await self.store.create(new):
                 return False
         finally:
             del self._creating[record.job_id]
@@ -179,37 +154,25 @@ class DurableJobs:
         self._jobs.remember(record)
         return True
 
-    def withdraw(self, record: JobRecord) -> None:
-        """Have :meth:`create` return False at once, if what it writes waits for another process's lock."""
-        self._store.withdraw(record.job_id)
-
     def _attach(self, record: JobRecord) -> None:
-        record.log.backing = StoredLog(self._store, record.job_id, record.plan)
-        record.journal = JobJournal(self._store, record.job_id, functools.partial(self._stop_writing, record.job_id))
+        record.log.backing = StoredLog(self.store, record.job_id, record.plan)
+        record.journal = JobJournal(self.store, record.job_id, functools.partial(self._stop_writing, record.job_id))
         self._writing[record.job_id] = record
 
-    async def flush(self) -> None:
-        """Waits until everything that was written is safe.
-
-        Raises:
-            StoreError: it could not be written.
-        """
-        await self._store.flush()
-
     async def delete(self, job_id: str) -> None:
-        """Deletes a job that has ended.
+        """Delete a job that has ended.
 
         Raises:
             JobNotFound: there is no such job.
             JobOwned: another process runs it.
         """
-        await self._store.delete(job_id)
+        await self.store.delete(job_id)
         self._listed = [stored for stored in self._listed if stored.job_id != job_id]
         for deleted in self._reading:
             deleted.add(job_id)
 
     async def forget(self, record: JobRecord) -> None:
-        """Deletes a job that never came to be."""
+        """Delete a job that was not submitted."""
         record.journal = None
         self._writing.pop(record.job_id, None)
         try:
@@ -217,25 +180,14 @@ class DurableJobs:
         except (JobNotFound, StoreError):
             _log.warning("job %s was not submitted, but could not be deleted", record.job_id, exc_info=True)
 
-    def claim_service(self) -> None:
-        """Makes this session the one whose jobs a web service serves.
-
-        Raises:
-            StoreError: a service in another process has the same store.
-        """
-        if not self._store.claim_service():
-            problem = "another process serves it already"
-            advice = "Each would list other jobs: serve a store from one process, as with uvicorn --workers 1"
-            raise StoreError(self._store.path, problem, advice)
-
     # finding
 
     async def refresh(self) -> None:
-        """Reads the store again: jobs of other processes, and what became of them."""
+        """Read the store again: jobs of other processes, and their states."""
         deleted: set[str] = set()  # what is read may be from before that
         self._reading.append(deleted)
         try:
-            read = await self._store.jobs(self._limit) if self._limit else []
+            read = await self.store.jobs(self._limit) if self._limit else []
         finally:
             self._reading = [other for other in self._reading if other is not deleted]
         found = [job for job in read if job.job_id not in deleted]
@@ -247,24 +199,24 @@ class DurableJobs:
                     await self._know(stored)
 
     def listed(self) -> list[JobRecord]:
-        """The jobs of the store that are not among those of the session."""
+        """Return the jobs of the store that are not among those of the session."""
         return [self._listing(stored) for stored in self._listed if self._known(stored.job_id) is None]
 
     def _listing(self, stored: StoredJob) -> JobRecord:
-        """The record of a job, also of one that is damaged: its status is unknown, and reading it raises the error."""
+        """Return the record of a job; one that is damaged has an unknown status, and reading it raises the error."""
         try:
             return self._build(stored)
         except StoreError as error:
-            limits = ResultLimits()
-            record = JobRecord(JobId(stored.job_id), JobNumber(-1), _UNREADABLE, limits, _NoEvents(), 0)
-            record.created, record.finished = stored.created, stored.finished
+            spec = JobSpec(job_id=JobId(stored.job_id), created=stored.created)
+            record = JobRecord(spec, _UNREADABLE)
+            record.finished = stored.finished
             record.status = record.decided = JobStatus.UNKNOWN
             record.reason = error.problem
             record.cut_off(error)
             return record
 
     def newest(self, before: tuple[float, str] | None) -> Iterator[JobRecord]:
-        """Give the jobs of the store that are not among those of the session, the newest first."""
+        """Yield the jobs of the store that are not among those of the session, the newest first."""
         for stored in reversed(self._listed):
             older = before is None or (stored.created, stored.job_id) < before
             if older and self._known(stored.job_id) is None:
@@ -274,7 +226,7 @@ class DurableJobs:
         return self._creating.get(job_id) or self._jobs.find(job_id)
 
     async def find(self, job_id: str) -> JobRecord | None:
-        """Finds a job in the store, and follows it if another process runs it.
+        """Find a job in the store, and follow it if another process runs it.
 
         Raises:
             StoreError: what is stored of it is damaged.
@@ -282,7 +234,7 @@ class DurableJobs:
         known = self._known(job_id)
         if known is not None and (known.journal is not None or known.status.terminal):
             return known
-        stored = await self._store.find(job_id)
+        stored = await self.store.find(job_id)
         if stored is None:
             return known
         return await self._know(stored)
@@ -299,15 +251,14 @@ class DurableJobs:
         return record
 
     def _build(self, stored: StoredJob) -> JobRecord:
-        plan, options = self._decoded(stored)
-        backing = StoredLog(self._store, stored.job_id, plan)
-        record = JobRecord(JobId(stored.job_id), JobNumber(-1), plan, options.limits, backing, stored.end)
-        record.created, record.fingerprint, record.label = stored.created, stored.fingerprint, options.label
+        plan, spec = self._decoded(stored)
+        backing = StoredLog(self.store, stored.job_id, plan)
+        record = JobRecord(spec, plan, backing, stored.end)
         self._update(record, stored)
         return record
 
-    def _decoded(self, stored: StoredJob) -> tuple[Plan, JobOptions]:
-        """The plan and the options of a job.
+    def _decoded(self, stored: StoredJob) -> tuple[Plan, JobSpec]:
+        """Return the plan and the specification of a job.
 
         Raises:
             StoreError: what is stored of it is damaged.
@@ -317,13 +268,15 @@ class DurableJobs:
             try:
                 plan = self._plan(stored.plan)
                 column = "options"
-                return plan, _options.decode(stored.options)
+                spec = _spec.decode(stored.options)
+                found = {"job_id": stored.job_id, "created": stored.created, "fingerprint": stored.fingerprint}
+                return plan, msgspec.structs.replace(spec, stored=True, **found)
             except Exception as error:  # noqa: BLE001 - a file can hold anything
                 problem, cause = f"column {column!r} cannot be read ({error})", error
         raise self._damaged(stored, problem) from cause
 
     def _follow(self, record: JobRecord, fence: int) -> None:
-        """Shows what another process writes of a job, from now on."""
+        """Show what another process writes of a job, from now on."""
         if fence in self._followed:
             if record.job_id not in self._followed[fence]:
                 self._followed[fence][record.job_id] = record
@@ -336,7 +289,7 @@ class DurableJobs:
         status, reason = stored.status, stored.reason
         held = stored.job_id in self._writing or stored.job_id in self._creating
         if stored.owner.mine and not status.ended and not held:
-            # Ours, but nobody runs it: it could not be written, or taking it over was cancelled.
+            # Of this store, but not running: it could not be written, or taking it over was cancelled.
             status, reason = JobStatus.INTERRUPTED, record.reason
         if status is JobStatus.FAILED:
             record.loader = functools.partial(self._load_errors, record)
@@ -347,30 +300,20 @@ class DurableJobs:
         self._jobs.ended_elsewhere(record)
 
     async def _load_errors(self, record: JobRecord) -> None:
-        history = await read_history(self._store, record.job_id, record.plan, ERRORS_KEPT)
-        record.errors, record.error_count = history.errors, max(record.error_count, history.error_count)
+        history = await read_history(self.store, record.job_id, record.plan, ERRORS_KEPT)
+        record.errors, record.error_count = tuple(history.errors), max(record.error_count, history.error_count)
 
     def _plan_data(self, plan: Plan) -> bytes:
         data = self._plan_of.get(plan.hash)
         if data is None:
             data = self._plan_of[plan.hash] = plan.to_json()
-            if len(self._plan_of) > _PLANS:
-                self._plan_of.popitem(last=False)
         return data
 
-    def _plan(self, data: bytes) -> Plan:
-        plan = self._plans.get(data)
-        if plan is None:
-            plan = self._plans[data] = Plan.from_json(data)
-            if len(self._plans) > _PLANS:
-                self._plans.popitem(last=False)
-        return plan
-
     async def _follow_owner(self, fence: int) -> None:
-        """Shows what another process writes, until all its jobs that are known here have ended, or it has."""
+        """Show what another process writes, until all its jobs that are known here have ended, or it has."""
         records = self._followed[fence]
         try:
-            async with self._store.follow(fence) as follower:
+            async with self.store.follow(fence) as follower:
                 alive = True
                 while alive and records:
                     alive = await follower.changed()
@@ -385,14 +328,14 @@ class DurableJobs:
             del self._followed[fence]
 
     async def _join_followed(self, record: JobRecord) -> None:
-        """Shows commits that the follower received between the reading of a record and its registration."""
+        """Show commits that the follower received between the reading of a record and its registration."""
         try:
             await self._catch_up(record)
         except StoreError as error:
             record.cut_off(error)
 
     async def _catch_up(self, record: JobRecord) -> None:
-        stored = await self._store.find(record.job_id)
+        stored = await self.store.find(record.job_id)
         if stored is None:
             record.follow(JobStatus.ABORTED, "it was deleted from the store", record.log.end)
         elif stored.damage is not None:
@@ -401,19 +344,19 @@ class DurableJobs:
             self._update(record, stored)
 
     async def check_steerable(self, job_id: str) -> None:
-        """Tells that a job runs elsewhere.
+        """Check that no other process runs a job.
 
         Raises:
             JobOwned: another process runs it.
         """
-        stored = await self._store.find(job_id)
+        stored = await self.store.find(job_id)
         if stored is not None and not stored.status.ended and not stored.owner.mine:
             raise JobOwned(job_id, stored.owner.pid, stored.owner.host)
 
     # going on
 
     async def take_over(self, job_id: str, *, more: bool) -> LeftOver:
-        """Makes an interrupted job ours, and reads what it needs to go on; ``more``: further parameter sets come.
+        """Take an interrupted job over, and read what it needs to go on; ``more``: further parameter sets come.
 
         Raises:
             JobNotFound: there is no such job.
@@ -422,40 +365,40 @@ class DurableJobs:
             StoreError: what is stored of it is damaged.
             DfmError: it has ended.
         """
-        found = await self._store.find(job_id)
+        found = await self.store.find(job_id)
         if found is None:
             raise JobNotFound(job_id)
-        _, options = self._decoded(found)
-        if options.fed and not found.stopped and not more and not found.status.terminal:
+        _, spec = self._decoded(found)
+        if spec.fed and not found.stopped and not more and not found.status.terminal:
             problem = (
                 f"the stream of parameter sets of job {job_id} had not ended when it was interrupted; {found.frames} "
-                "sets had come. Give the rest with resume(..., input_params=...), or [] if there is none"
+                "sets had come. Pass the rest to resume(..., input_params=...), or [] if there is none"
             )
             raise ParameterError([problem])
-        stored = found if found.status.terminal else await self._store.take_over(job_id)
+        stored = found if found.status.terminal else await self.store.take_over(job_id)
         if stored.status.terminal:
             raise DfmError(f"job {job_id} is {stored.status.value}: only interrupted jobs can be resumed or aborted")
         try:
             record = await self._know(stored)
-            history = await read_history(self._store, job_id, record.plan, ERRORS_KEPT)
+            history = await read_history(self.store, job_id, record.plan, ERRORS_KEPT)
             missing = [index for index in range(stored.frames) if index not in history.done]
-            packed = await self._store.params(job_id, missing)
+            packed = await self.store.params(job_id, missing)
             rows = {index: self._row(stored, index, packed.get(index), record.plan) for index in missing}
-        except BaseException:  # it is ours, and nobody runs it
-            self._store.update(job_id, status=JobStatus.INTERRUPTED, reason=found.reason, finished=found.finished)
+        except BaseException:  # this store owns it, but it does not run
+            self.store.update(job_id, status=JobStatus.INTERRUPTED, reason=found.reason, finished=found.finished)
             raise
-        record.errors = history.errors
+        record.errors = tuple(history.errors)
         record.error_count = history.error_count if stored.errors is None else stored.errors
         record.log.publish(stored.end)
         record.next_frame = stored.frames
         record.reopen()
         self._attach(record)
-        return LeftOver(record, options, history, rows, stored.frames, stored.stopped)
+        return LeftOver(record, history, rows, stored.frames, stored.stopped)
 
     async def give_back(self, left: LeftOver) -> None:
-        """Leaves a job interrupted that was taken over, and is not resumed after all."""
+        """Leave a job interrupted that was taken over, and is not resumed after all."""
         left.record.change(JobStatus.INTERRUPTED, "it was not resumed")
-        await self._store.flush()
+        await self.store.flush()
 
     def _row(self, stored: StoredJob, index: int, data: bytes | None, plan: Plan) -> Row:
         try:
@@ -467,10 +410,10 @@ class DurableJobs:
         return {name: self._target_codec.pack(value) for name, value in row.items()}
 
     def _damaged(self, stored: StoredJob, problem: str) -> StoreError:
-        return StoreError(self._store.path, f"job {stored.job_id} is damaged: {problem}", _RESTORE)
+        return StoreError(self.store.path, f"job {stored.job_id} is damaged: {problem}", _RESTORE)
 
     async def abort(self, job_id: str, reason: str) -> None:
-        """Ends an interrupted job for good."""
+        """End an interrupted job for good."""
         async with self.lock:
             await completed(self._abort(job_id, reason))
 
@@ -478,19 +421,7 @@ class DurableJobs:
         left = await self.take_over(job_id, more=True)
         left.record.finished = time.time()
         left.record.change(JobStatus.ABORTED, reason)
-        await self._store.flush()
-
-
-class _NoEvents:
-    """The log of a job that cannot be read."""
-
-    async def read(self, start: int) -> Sequence[Event]:
-        """Gives nothing."""
-        return ()
-
-    async def frames_done(self, before: int) -> set[int]:
-        """Gives nothing."""
-        return set()
+        await self.store.flush()
 
 
 def _runs_elsewhere(stored: StoredJob) -> bool:

@@ -1,30 +1,30 @@
-"""Parameter sets as applications give them, checked and packed."""
+"""Parameter sets of applications, checked and packed."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import OrderedDict
 from collections.abc import AsyncIterable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
+from dfm_async.base.containers import BoundedDict
+from dfm_async.engine.frames import Row
 from dfm_async.errors import EncodingError, ParameterError
 from dfm_async.federation.federation import Federation
-from dfm_async.planner.plan import Plan, parameter_types
-from dfm_async.planner.types import validate
-from dfm_async.targets.frames import Row
+from dfm_async.model.constants import fresh
+from dfm_async.planning.plan import Plan
+from dfm_async.planning.prepare import parameter_types
+from dfm_async.planning.types import validate
 from dfm_async.wire.codec import Codec
-
-__all__ = ["ParameterSets", "StoredRow", "stored_row"]
 
 _PLANS: Final = 128
 _PROBLEMS: Final = 10
 _TURN: Final = 500
-"""After how many parameter sets others of the loop run."""
+"""The number of parameter sets after which other tasks of the loop run."""
 
 
 class StoredRow(dict[str, Any]):
-    """A parameter set of a job that is written down: packed for the sites, and encoded for the store."""
+    """A parameter set of a durable job: packed for the sites, and encoded for the store."""
 
     __slots__ = ("data",)
 
@@ -32,28 +32,14 @@ class StoredRow(dict[str, Any]):
 
 
 def stored_row(row: Row) -> bytes:
-    """What is written of a parameter set."""
-    assert isinstance(row, StoredRow)  # noqa: S101 - a session with a store makes no others
+    """Return the bytes of a parameter set for the store."""
+    assert isinstance(row, StoredRow)  # noqa: S101 - a session with a store creates no others
     return row.data
 
 
-class _Packing:
-    """Parameter sets that are checked and packed, some at a time."""
-
-    def __init__(self, given: list[Any]) -> None:
-        self.given = given
-        self.rows: list[Row] = []
-        self.problems: list[str] = []
-
-    @property
-    def done(self) -> bool:
-        return len(self.rows) == len(self.given)
-
-    def rows_or_raise(self) -> list[Row]:
-        if self.problems:
-            more = len(self.problems) - _PROBLEMS
-            raise ParameterError(self.problems[:_PROBLEMS] + ([f"and {more} more"] if more > 0 else []))
-        return self.rows
+def is_stream(params: Any) -> TypeGuard[AsyncIterable[Mapping[str, Any]]]:
+    """Return whether parameter sets come as a stream."""
+    return type(params) is not dict and isinstance(params, AsyncIterable)
 
 
 def _given(params: Any) -> list[Any]:
@@ -66,62 +52,73 @@ def _given(params: Any) -> list[Any]:
     raise ParameterError([f"{wanted}, not a value of type {type(params).__name__}{hint}"])
 
 
-class ParameterSets:
-    """Checks parameter sets against the types that the operations of a federation declare, and packs them.
+def _refused(problems: list[str]) -> ParameterError:
+    more = len(problems) - _PROBLEMS
+    return ParameterError(problems[:_PROBLEMS] + ([f"and {more} more"] if more > 0 else []))
 
-    Args:
-        federation: what the operations are.
-        codec: how values travel.
-        stored: how they are written down, if they are.
+
+class ParameterSets:
+    """Check parameter sets against the types that the operations of a federation declare, and pack them.
+
+    ``codec`` encodes values for the sites, ``stored`` for the store, if there is one.
     """
 
     def __init__(self, federation: Federation, codec: Codec, stored: Codec | None) -> None:
         self._federation = federation
         self._codec = codec
         self._stored = stored
-        self._hints: OrderedDict[tuple[str, int], dict[str, list[Any]]] = OrderedDict()
+        self._hints: BoundedDict[tuple[str, int], dict[str, list[Any]]] = BoundedDict(_PLANS)
 
     def pack(self, plan: Plan, params: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> list[Row]:
-        """Checks and packs one parameter set or several.
+        """Check and pack one parameter set or several.
 
         Raises:
             ParameterError: with everything that is wrong.
         """
-        packing = _Packing(_given(params))
-        while not packing.done:
-            self._pack_some(plan, packing)
-        return packing.rows_or_raise()
+        problems: list[str] = []
+        if type(params) is dict:
+            rows = [self._row(plan, params, "", problems)]
+        else:
+            given = _given(params)
+            rows = self._rows(plan, given, range(len(given)), problems)
+        if problems:
+            raise _refused(problems)
+        return rows
 
     async def pack_in_turns(self, plan: Plan, params: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> list[Row]:
-        """Do the same as :meth:`pack`, and let others of the loop run meanwhile if there are many sets."""
-        packing = _Packing(_given(params))
-        self._pack_some(plan, packing)
-        while not packing.done:
-            await asyncio.sleep(0)
-            self._pack_some(plan, packing)
-        return packing.rows_or_raise()
+        """Do the same as :meth:`pack`, and let other tasks of the loop run meanwhile if there are many sets."""
+        if type(params) is dict:
+            return self.pack(plan, params)
+        given, problems, rows = _given(params), list[str](), list[Row]()
+        for start in range(0, len(given), _TURN):
+            if start:
+                await asyncio.sleep(0)
+            rows += self._rows(plan, given, range(start, min(start + _TURN, len(given))), problems)
+        if problems:
+            raise _refused(problems)
+        return rows
 
-    def _pack_some(self, plan: Plan, packing: _Packing) -> None:
-        given, rows = packing.given, packing.rows
-        for number in range(len(rows), min(len(rows) + _TURN, len(given))):
-            where = "" if len(given) == 1 else f"set {number}: "
-            rows.append(self._row(plan, given[number], where, packing.problems))
+    def _rows(self, plan: Plan, given: list[Any], numbers: range, problems: list[str]) -> list[Row]:
+        if len(given) == 1:
+            return [self._row(plan, given[0], "", problems)]
+        return [self._row(plan, given[number], f"set {number}: ", problems) for number in numbers]
 
     def _row(self, plan: Plan, row: Any, where: str, problems: list[str]) -> Row:
-        if not isinstance(row, Mapping):
+        if type(row) is not dict and not isinstance(row, Mapping):
             problems.append(f"{where}a parameter set is a dict, not {type(row).__name__}")
             return {}
         packed: dict[str, Any] = {} if self._stored is None else StoredRow()
         stored: dict[str, Any] = {}
         names = plan.params
-        if len(row) != len(names) or any(name not in row for name in names):
-            missing = [name for name in names if name not in row]
+        if len(row) != len(names) or not all(map(row.__contains__, names)):
+            missing = [name for name in names if name not in row and name not in plan.defaults]
             unknown = [name for name in row if name not in names]
             if missing:
                 problems.append(f"{where}missing parameter {', '.join(map(repr, missing))}")
             if unknown:
                 known = ", ".join(map(repr, names)) or "none"
                 problems.append(f"{where}unknown parameter {', '.join(map(repr, unknown))} (the pipeline has: {known})")
+            row = {**{name: fresh(value) for name, value in plan.defaults.items() if name not in row}, **row}
         hints = self._types_of(plan)
         for name in names:
             if name not in row:
@@ -141,14 +138,15 @@ class ParameterSets:
                     stored[name] = self._stored.pack(value)
             except EncodingError as error:
                 problems.append(f"{where}parameter {name!r}: {error}")
-        if self._stored is not None and isinstance(packed, StoredRow):
+        if self._stored is not None:
+            assert isinstance(packed, StoredRow)  # noqa: S101 - made above
             packed.data = self._stored.dumps(stored)
         return packed
 
     def fingerprint(self, plan: Plan, params: Any) -> str:
-        """What a job computes. A stream of parameters cannot be known beforehand: there the plan must do."""
-        codec = Codec(trusted=self._stored is None, canonical=True, stored=self._stored is not None)
-        content = b"" if isinstance(params, AsyncIterable) else codec.encode(params)
+        """Return a hash of what a job computes: its plan and, unless they are a stream, its parameter sets."""
+        codec = (self._stored or Codec.for_processes()).for_keys()
+        content = b"" if is_stream(params) else codec.encode(params)
         return hashlib.sha256(plan.hash.encode() + content).hexdigest()
 
     def _types_of(self, plan: Plan) -> dict[str, list[Any]]:
@@ -156,6 +154,4 @@ class ParameterSets:
         hints = self._hints.get(key)
         if hints is None:
             hints = self._hints[key] = parameter_types(plan, self._federation)
-            if len(self._hints) > _PLANS:
-                self._hints.popitem(last=False)
         return hints

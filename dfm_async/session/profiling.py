@@ -1,24 +1,15 @@
-"""Measures jobs: profiles get what the spans tell of those that are executed while they are open."""
+"""Measure jobs: a profile gets the spans of the jobs that are executed while it is open."""
 
 from __future__ import annotations
 
-from types import TracebackType
-
-from dfm_async.planner.profile import Profile
-from dfm_async.targets.control import JobControl
+from dfm_async.engine.jobs import JobControl
+from dfm_async.planning.profile import Profile
 from dfm_async.telemetry.spans import APPLICATION, Span
 from dfm_async.telemetry.traces import Traces
 
-__all__ = ["Profiling", "SessionProfile"]
-
 
 class SessionProfile:
-    """All that a session has measured, and the profiles that are open. It takes spans as a sink does.
-
-    Args:
-        traces: what traces its jobs.
-        homesite: the name of the application's site.
-    """
+    """Everything that a session has measured, and the profiles that are open. It is a sink of spans."""
 
     def __init__(self, traces: Traces, homesite: str) -> None:
         self._traces = traces
@@ -26,26 +17,30 @@ class SessionProfile:
         self._all = Profile()
         self._open: list[Profile] = []
         self._jobs: dict[str, list[Profile]] = {}
-        """The jobs that are measured and have not ended, and for whom."""
+        """The measured jobs that have not ended, and their profiles."""
 
     def measured(self) -> Profile:
-        """What was measured so far."""
+        """Return what was measured so far."""
         self._traces.flush()
         return self._all
 
+    @property
+    def measuring(self) -> bool:
+        """Whether jobs that begin now are measured."""
+        return bool(self._open)
+
     def watch(self, coordinator: JobControl) -> None:
-        """A job begins: it is measured, if a profile is open."""
+        """Measure a job that begins, if a profile is open."""
         if self._open and coordinator.trace is not None:
             self._jobs[coordinator.record.job_id] = [self._all, *self._open]
-            coordinator.measured = True
 
     def enter(self, profile: Profile) -> None:
-        """A profile is open from now on."""
+        """Open a profile."""
         self._open.append(profile)
         self._traces.add(self)
 
     def leave(self, profile: Profile) -> None:
-        """A profile takes no further jobs; those that it measures are measured to their ends."""
+        """Close a profile for further jobs; those that it measures are measured to their ends."""
         self._open = [other for other in self._open if other is not profile]
         self._traces.flush()
         self._settle()
@@ -57,13 +52,13 @@ class SessionProfile:
     # as a sink
 
     def open(self) -> None:
-        """The session begins."""
+        """Do nothing: the session begins."""
 
     def close(self) -> None:
-        """The session has ended."""
+        """Do nothing: the session has ended."""
 
     def write(self, spans: list[Span]) -> None:
-        """Takes spans, and measures those of its jobs."""
+        """Measure the spans of its jobs."""
         for span in spans:
             job = str(span.attributes.get("dfm.job"))
             profiles = self._jobs.get(job)
@@ -94,7 +89,7 @@ class SessionProfile:
 
 
 class Profiling:
-    """Measures the jobs that are executed while it is entered: ``with session.profile() as profile``."""
+    """Measure the jobs that are executed while it is entered: ``with session.profile() as profile``."""
 
     def __init__(self, session: SessionProfile) -> None:
         self._session = session
@@ -107,14 +102,12 @@ class Profiling:
         self._session.enter(self._profile)
         return self._profile
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._profile is not None:
             self._session.leave(self._profile)
 
     async def __aenter__(self) -> Profile:
         return self.__enter__()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.__exit__(kind, error, tb)
+    async def __aexit__(self, *_: object) -> None:
+        self.__exit__()

@@ -6,23 +6,43 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Generic, Literal, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self
 
 from dfm_async.model.events import Event, Failure, FrameCompleted, Result
 from dfm_async.model.status import JobStatus
 from dfm_async.results.log import LogReader
 from dfm_async.results.record import JobRecord
 
-__all__ = ["EventStream", "ResultStream"]
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
 
-T = TypeVar("T")
+    Item_co = TypeVar("Item_co", covariant=True, default=Result)
+else:
+    from typing import TypeVar
+
+    Item_co = TypeVar("Item_co", covariant=True)
 
 
-class _Stream(Generic[T]):
-    """A closable iterator. It attaches to the log when the first item is asked for."""
+class ClosableIterator:
+    """An iterator with ``aclose()``, which ``async with`` calls."""
 
-    _data_only = False
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Release what the iterator holds. Safe to call more than once."""
+
+
+class _Stream(ClosableIterator):
+    """Attaches to the log with the first item."""
+
+    _data_only = _skips = False
 
     def __init__(self, record: JobRecord, after: int | None) -> None:
         self._record = record
@@ -31,33 +51,20 @@ class _Stream(Generic[T]):
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
     async def aclose(self) -> None:
-        """Detaches from the log. Safe to call more than once."""
-        self._detach()
-
-    def attach(self) -> LogReader:
-        """Begins to read; what is not read yet is kept from now on."""
-        if self._reader is None:
-            self._reader = self._record.log.reader(self._after, data_only=self._data_only)
-            self._loop = asyncio.get_running_loop()
-        return self._reader
-
-    def _detach(self) -> None:
+        """Detach from the log. Safe to call more than once."""
         self._closed = True
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+
+    def attach(self) -> LogReader:
+        """Begin to read; what is not read yet is kept from now on."""
+        if self._reader is None:
+            self._reader = self._record.log.reader(self._after, data_only=self._data_only)
+            self._reader.skips = self._skips
+            self._loop = asyncio.get_running_loop()
+        return self._reader
 
     def __del__(self) -> None:
         # An iterator that was left in the middle must not keep the producers waiting.
@@ -66,7 +73,7 @@ class _Stream(Generic[T]):
             loop.call_soon_threadsafe(reader.close)
 
 
-class EventStream(_Stream[Event]):
+class EventStream(_Stream):
     """All events of a job, in order. Ends when the job's log has ended."""
 
     async def __anext__(self) -> Event:
@@ -74,18 +81,18 @@ class EventStream(_Stream[Event]):
             raise StopAsyncIteration
         event = await self.attach().next()
         if event is None:
-            self._detach()
+            await self.aclose()
             if self._record.hidden is not None:
                 raise self._record.hidden
             raise StopAsyncIteration
         return event
 
 
-class ResultStream(_Stream[Result]):
+class ResultStream(_Stream, Generic[Item_co]):
     """The results of a job, of one place or of all.
 
-    With ``errors="raise"`` it gives all good results and then raises, if the job failed; with ``errors="yield"`` it
-    gives failures as items. An aborted job raises in both cases.
+    With ``errors="raise"`` it yields all good results and then raises, if the job failed; with ``errors="yield"`` it
+    yields failures as items. An aborted job raises in both cases.
     """
 
     _data_only = True
@@ -102,6 +109,7 @@ class ResultStream(_Stream[Result]):
         self._place = place
         self._failures = errors == "yield"
         self._ordered = ordered
+        self._skips = not ordered
         self._order: _Order | None = None
 
     def _wanted(self, event: Event) -> bool:
@@ -110,7 +118,7 @@ class ResultStream(_Stream[Result]):
             return self._place is None or event.place == self._place  # type: ignore[union-attr]
         return False
 
-    async def __anext__(self) -> Result:
+    async def __anext__(self) -> Item_co:
         if self._closed:
             raise StopAsyncIteration
         reader = self._reader
@@ -119,21 +127,21 @@ class ResultStream(_Stream[Result]):
             if self._ordered:
                 self._order = await self._make_order(reader.position)
         if self._order is not None:
-            return await self._next_in_order(reader, self._order)
+            return await self._next_in_order(reader, self._order)  # type: ignore[no-any-return]
         place, failures = self._place, self._failures
         while True:
             event = reader.next_nowait()
             if event is None:
-                event = await reader.next()
-                if event is None:
+                if not await reader.more():
                     await self._end()
+                continue
             kind = type(event)
             if (kind is Result or (failures and kind is Failure)) and (
                 place is None or event.place == place  # type: ignore[union-attr]
             ):
-                return event  # type: ignore[return-value] # a Failure only if asked for
+                return event  # type: ignore[return-value] # a Failure only if requested
             if kind is Failure:
-                self._check(event)  # type: ignore[arg-type] # it is one
+                await self._check(event)  # type: ignore[arg-type] # it is one
 
     async def _make_order(self, position: int) -> _Order:
         # A reader that begins in the middle waits only for the frames that were not done at that point.
@@ -142,38 +150,36 @@ class ResultStream(_Stream[Result]):
         ahead = await record.log.frames_ahead(position, record.open_frames.keys(), opened, record.runs_here)
         return _Order(self._place is not None and self._place in record.plan.ordered_places, ahead, opened)
 
-    async def _next_in_order(self, reader: LogReader, order: _Order) -> Result:
+    async def _next_in_order(self, reader: LogReader, order: _Order) -> Any:
         while True:
             if order.ready:
-                return order.ready.popleft()  # type: ignore[return-value] # a Failure only if asked for
+                return order.ready.popleft()
             event = await reader.next()
             if event is not None:
                 if type(event) is Failure and not self._failures:
-                    self._check(event)
+                    await self._check(event)
                 order.take(event, self._wanted(event))
             elif not order.flush():
                 await self._end()
 
-    def _check(self, failure: Failure) -> None:
-        """A job that has not failed has no failures, unless a value of it cannot be rebuilt by this reader."""
+    async def _check(self, failure: Failure) -> None:
+        """Raise a failure of a job that has not failed: a value that this reader cannot decode."""
         if self._record.status is JobStatus.FINISHED and (self._place is None or failure.place == self._place):
-            self._detach()
+            await self.aclose()
             raise failure.error
 
     async def _end(self) -> NoReturn:
-        self._detach()
-        await self._record.load()
-        self._raise_outcome()
-        raise StopAsyncIteration
-
-    def _raise_outcome(self) -> None:
+        await self.aclose()
+        if self._record.loader is not None:
+            await self._record.load()
         error = self._record.outcome()
         if error is not None and not (self._failures and self._record.status is JobStatus.FAILED):
             raise error
+        raise StopAsyncIteration
 
 
 class _Order:
-    """Puts results into the order of their frames. Holds back those of a parameter set until all before it are done."""
+    """Put results into the order of their frames: those of a parameter set wait until all before it are done."""
 
     def __init__(self, direct: bool, ahead: Iterable[int], opened: int) -> None:
         self.ready: deque[Event] = deque()

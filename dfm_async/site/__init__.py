@@ -1,32 +1,17 @@
-"""What the code of operations sees of its site: objects, secrets, cached files; and who may use it."""
+"""What the code of operations can use of its site: objects, secrets, cached files; and authorization."""
 
-from typing import TYPE_CHECKING
+from dfm_async.base.lazy import lazy_imports
 
-from dfm_async.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from dfm_async.site.authorizing import Authorizer, Denied, PipelineRequest, RuleAuthorizer
-    from dfm_async.site.objects import DfmContext, Provider, Site, Span
-    from dfm_async.site.vaults import EnvironmentVault, FileVault, KeyringVault, Vault
-
-__all__ = [
-    "Authorizer",
-    "Denied",
-    "DfmContext",
-    "EnvironmentVault",
-    "FileVault",
-    "KeyringVault",
-    "PipelineRequest",
-    "Provider",
-    "RuleAuthorizer",
-    "Site",
-    "Span",
-    "Vault",
-]
-
-_HOMES = {
-    "dfm_async.site.authorizing": ("Authorizer", "Denied", "PipelineRequest", "RuleAuthorizer"),
-    "dfm_async.site.objects": ("DfmContext", "Provider", "Site", "Span"),
-    "dfm_async.site.vaults": ("EnvironmentVault", "FileVault", "KeyringVault", "Vault"),
-}
-__getattr__, __dir__ = lazy_names(__name__, globals(), _HOMES)
+with lazy_imports(__name__):
+    from dfm_async.site.authorizing import Authorizer as Authorizer
+    from dfm_async.site.authorizing import Denied as Denied
+    from dfm_async.site.authorizing import PipelineRequest as PipelineRequest
+    from dfm_async.site.authorizing import RuleAuthorizer as RuleAuthorizer
+    from dfm_async.site.objects import DfmContext as DfmContext
+    from dfm_async.site.objects import Provider as Provider
+    from dfm_async.site.objects import Site as Site
+    from dfm_async.site.objects import Span as Span
+    from dfm_async.site.vaults import EnvironmentVault as EnvironmentVault
+    from dfm_async.site.vaults import FileVault as FileVault
+    from dfm_async.site.vaults import KeyringVault as KeyringVault
+    from dfm_async.site.vaults import Vault as Vault

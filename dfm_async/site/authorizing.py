@@ -1,4 +1,4 @@
-"""Who may run what at a site past one machine: the site's own decision, beside that of FLARE."""
+"""Authorization of pipelines at a site on NVIDIA FLARE: the site's own decision, in addition to that of FLARE."""
 
 from __future__ import annotations
 
@@ -8,25 +8,23 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-__all__ = ["Authorizer", "Denied", "PipelineRequest", "RuleAuthorizer"]
-
 
 class Denied(PermissionError):
-    """An authorizer refuses a pipeline; the text says why, and is told to the user."""
+    """An authorizer refuses a pipeline; the user gets the text."""
 
 
 class PipelineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody wants to run at a site.
+    """What a user requests to run at a site.
 
     Attributes:
-        user: who wants it, as FLARE has authenticated them.
+        user: the user, as FLARE has authenticated them.
         org: their organisation.
         role: their role.
         job_id: the job.
         pipeline: the name of its pipeline; the user chose it.
         operations: the operations that it would call at this site, read from what it would run.
         sites: all sites that take part.
-        bytes: how many bytes it begins with at this site: its first parameters, and what is to run there.
+        bytes: the number of bytes that it begins with at this site: its first parameters, and its net.
         brings_code: whether the code of the operations comes from the user.
     """
 
@@ -43,22 +41,21 @@ class PipelineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Authorizer(Protocol):
-    """Decides about pipelines at one site. Named in the site's settings by ``authorizer: {path: ..., args: ...}``."""
+    """Authorizes pipelines at one site. Named in the site's settings by ``authorizer: {path: ..., args: ...}``."""
 
     async def authorize(self, request: PipelineRequest) -> int | None:
-        """Allows a pipeline; gives how many bytes it may send to the site in all, or None for what the settings say.
+        """Allow a pipeline. Return the number of bytes that it may send to the site in all; None for the settings.
 
-        It is asked for every location that a job has at the site, and again when the job runs again. One that does not
-        answer within a minute refuses.
+        It is called for every location that a job has at the site, and again when the job runs again. The job is
+        refused if it does not return within a minute.
 
         Raises:
-            Denied: it is refused, and why.
+            Denied: the pipeline is refused.
         """
-        ...
 
 
 class RuleAuthorizer:
-    """Allows what a list of rules allows: the first that fits the user decides.
+    """Allow what a list of rules allows: the first that matches the user decides.
 
     In the settings of a site:
 
@@ -73,20 +70,20 @@ class RuleAuthorizer:
 
     Args:
         rules: each has patterns for ``user``, ``org`` and ``role`` (all if left out), the ``operations`` that it
-            allows (patterns), and ``max_bytes``, how many bytes a job may send to the site.
+            allows (patterns), and ``max_bytes``, the number of bytes that a job may send to the site.
     """
 
     def __init__(self, rules: Sequence[Mapping[str, Any]]) -> None:
         self._rules = [msgspec.convert(dict(rule), _Rule) for rule in rules]
 
     async def authorize(self, request: PipelineRequest) -> int | None:
-        """Looks for the first rule that fits the user.
+        """Apply the first rule that matches the user.
 
         Raises:
-            Denied: there is none, or it does not allow all operations, or not so many bytes.
+            Denied: there is no such rule, or it does not allow all operations, or allows fewer bytes.
         """
         for rule in self._rules:
-            if rule.fits(request):
+            if rule.matches(request):
                 rule.check(request)
                 return rule.max_bytes
         raise Denied(f"no rule of this site is for {request.user} ({request.role}, {request.org})")
@@ -99,7 +96,7 @@ class _Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     operations: tuple[str, ...] = ("*",)
     max_bytes: int | None = None
 
-    def fits(self, request: PipelineRequest) -> bool:
+    def matches(self, request: PipelineRequest) -> bool:
         return (
             fnmatchcase(request.user, self.user)
             and fnmatchcase(request.org, self.org)

@@ -1,4 +1,4 @@
-"""Builds the site object of a job, and its providers."""
+"""Build the site object of a job, and its providers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ from typing import Any, Final
 
 from dfm_async.errors import LoadingError
 from dfm_async.model.resources import CacheConfig, ClassPath, SiteConfig, VaultConfig
-from dfm_async.site.construction import construct
-from dfm_async.site.loading import Loader
+from dfm_async.site.loading import Loader, construct
 from dfm_async.site.objects import DfmContext, Provider, Services, Site
-
-__all__ = ["BridgedVault", "build_site", "load_classes"]
 
 _THEIRS: Final = "nv_dfm_core.exec"
 _services: ContextVar[Services | None] = ContextVar("dfm_async_services", default=None)
 
 
 class BridgedVault:
-    """The vault of sites that are subclasses of nv_dfm_core's own: asks the site that is being built."""
+    """The vault of sites that are subclasses of nv_dfm_core's own: uses the vault of the site that is being built."""
 
     def __init__(self) -> None:
         found = _services.get()
@@ -30,7 +27,7 @@ class BridgedVault:
         self._services = found
 
     def secret_for_key(self, key: str) -> Any:
-        """Gives a secret."""
+        """Return a secret."""
         return self._services.secret(key)
 
 
@@ -43,7 +40,7 @@ def _lacks_base(name: str, ours: type[Any]) -> Callable[[type[Any]], str | None]
     def check(kind: type[Any]) -> str | None:
         if issubclass(kind, _base(name, ours)):
             return None
-        return f"is no subclass of dfm_async.site.{name}, nor of {_THEIRS}.{name}"
+        return f"is not a subclass of dfm_async.site.{name}, nor of {_THEIRS}.{name}"
 
     return check
 
@@ -54,14 +51,14 @@ def _load(impl: Any, name: str, ours: type[Any], role: str, site: str, loader: L
     check = _lacks_base(name, ours)
     if isinstance(impl, ClassPath):
         return loader.load(impl.path, role, check)
-    lacks = check(impl) if isinstance(impl, type) else "is no class"
+    lacks = check(impl) if isinstance(impl, type) else "is not a class"
     if lacks is not None:
         raise LoadingError(site, role, getattr(impl, "__qualname__", type(impl).__qualname__), lacks)
     return impl  # type: ignore[no-any-return] # it is a class
 
 
 def load_classes(site: str, config: SiteConfig, loader: Loader) -> dict[str | None, type[Any]]:
-    """Finds the classes of the site object, at None, and of its providers, by their names. Blocks.
+    """Return the classes of the site object, at None, and of its providers, by their names. Blocks.
 
     Raises:
         LoadingError: one cannot be used.
@@ -76,13 +73,9 @@ def load_classes(site: str, config: SiteConfig, loader: Loader) -> dict[str | No
 def build_site(
     config: SiteConfig, context: DfmContext, classes: dict[str | None, type[Any]], keep: Callable[[Any], None]
 ) -> Any:
-    """Builds the site object, and its providers, which are attributes of it.
+    """Build the site object, and its providers, which are attributes of it, from the result of :func:`load_classes`.
 
-    Args:
-        config: what the site has.
-        context: the job.
-        classes: what :func:`load_classes` has found.
-        keep: takes each object as soon as it is there: a constructor after it may raise.
+    ``keep`` is called with each object as soon as it is built: a constructor after it may raise.
 
     Raises:
         LoadingError: a constructor does not take its arguments, or raised.
@@ -117,7 +110,7 @@ def _arguments(impl: Any) -> dict[str, Any]:
 
 
 def _their_configs(config: SiteConfig) -> dict[str, Any]:
-    """Configurations of the classes that nv_dfm_core's own site wants."""
+    """Return configurations of the classes that nv_dfm_core's own site takes."""
     theirs, cache = sys.modules[_THEIRS], config.cache or CacheConfig()
     options = {"storage_options": cache.storage_options, "base_path": cache.base_path}
     return {

@@ -1,4 +1,4 @@
-"""Where a site keeps files between jobs: a directory of any file system that fsspec knows."""
+"""The directory in which a site keeps files between jobs, on any file system that fsspec supports."""
 
 from __future__ import annotations
 
@@ -12,35 +12,29 @@ from dfm_async.model.resources import CacheConfig
 if TYPE_CHECKING:
     from upath import UPath
 
-__all__ = ["LOCAL", "VALUES", "cache_storage", "value_storage"]
-
 LOCAL: Final = frozenset({"file", "local"})
 """The names that fsspec has for the disk of this machine."""
 VALUES: Final = ".values"
-"""The directory of what ``TryFromCache`` keeps."""
+"""The directory of the values of ``TryFromCache``."""
 
 
 def cache_storage(
     config: CacheConfig, federation: str, site: str, subpath: str | None = None, *, compat: bool = False
 ) -> UPath:
-    """Gives the directory in which the code of a site may keep files, or one inside it. It exists afterwards.
+    """Return the directory in which the code of a site may keep files, or a path inside it. It is created.
 
-    Args:
-        config: where it is.
-        federation: the name of the federation.
-        site: the name of the site.
-        subpath: a path inside the directory.
-        compat: give the directory that DFM would, as the same kind of path: one for all sites, as a ``file:`` URL.
+    With ``compat``, it is the directory that DFM would use, as the same kind of path: one for all sites, as a ``file:``
+    URL.
 
     Raises:
         ValueError: the subpath leads out of the directory, or the file system is unknown.
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     return _directory(config, federation, site, _checked(subpath), compat)
 
 
 def value_storage(config: CacheConfig, federation: str, site: str) -> UPath:
-    """Gives the directory of what ``TryFromCache`` keeps: one for each site, also if they share a directory."""
+    """Return the directory of the values of ``TryFromCache``: one for each site, also if sites share a directory."""
     return _directory(config, federation, site, [VALUES, _file_name(federation), _file_name(site)])
 
 
@@ -76,9 +70,9 @@ def _file_name(name: str) -> str:
 
 
 def _checked(subpath: str | os.PathLike[str] | None) -> list[str]:
-    if subpath is None or not os.fspath(subpath):
+    text = os.fspath(subpath or "")
+    if not text:
         return []
-    text = os.fspath(subpath)
     path = pathlib.PurePosixPath(text)
     if path.is_absolute() or ".." in path.parts or "\\" in text or "\0" in text or "://" in text or "::" in text:
         raise ValueError(f"a path inside the cache directory is relative and has no '..': {text!r} is not")

@@ -10,36 +10,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from pydantic import BaseModel, model_serializer
+
 from dfm_async.discovery import FieldAdvice, build_advice
 from dfm_async.model.resources import VaultConfig
 from dfm_async.site.objects import DfmContext, Span
 from dfm_async.site.vaults import EnvironmentVault
-
-__all__ = [
-    "DISCOVERY_PLACE_NAME",
-    "STATUS_PLACE_NAME",
-    "AdviceBuilder",
-    "And",
-    "Equal",
-    "ErrorInfo",
-    "ErrorToken",
-    "FlowInfo",
-    "Frame",
-    "GreaterThan",
-    "GreaterThanOrEqual",
-    "LessThan",
-    "LessThanOrEqual",
-    "NodeId",
-    "Not",
-    "NotEqual",
-    "Or",
-    "PanicError",
-    "SecretsVault",
-    "StopToken",
-    "adapter_span",
-    "telemetry_enabled",
-    "well_known_id",
-]
 
 STATUS_PLACE_NAME: Final = "_dfm_status_"
 DISCOVERY_PLACE_NAME: Final = "_dfm_discovery_"
@@ -49,8 +25,8 @@ class SecretsVault(EnvironmentVault):
     """A vault as DFM has it: secrets in the environment. Others derive from it.
 
     Args:
-        prefix: what the names of the variables begin with.
-        kwargs: what others want besides; not used.
+        prefix: the beginning of the names of the variables.
+        kwargs: further arguments of subclasses; not used.
     """
 
     def __init__(self, prefix: str = "DFM_SECRET_", **kwargs: Any) -> None:
@@ -58,7 +34,7 @@ class SecretsVault(EnvironmentVault):
 
     @classmethod
     def from_config(cls, config: VaultConfig) -> SecretsVault:
-        """Builds a vault of this class with configured arguments."""
+        """Build a vault of this class with configured arguments."""
         if config.path is not None:
             raise ValueError("the vault of a site is built by the site: derive from SecretsVault, and name the class")
         return cls(**config.args)
@@ -66,28 +42,28 @@ class SecretsVault(EnvironmentVault):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What adapters give to ``send_to_place``, which wants one in DFM. Here values of one call belong together."""
+    """The frame that adapters pass to ``send_to_place``, as in DFM. Here values of one call belong together."""
 
     frame: tuple[int, ...] | Literal["stop"]
 
     @classmethod
     def start_frame(cls, num: int) -> Frame:
-        """Gives the frame of a parameter set."""
+        """Return the frame of a parameter set."""
         return cls((num,))
 
     @classmethod
     def stop_frame(cls) -> Frame:
-        """Gives the frame that ends a job in DFM."""
+        """Return the frame that ends a job in DFM."""
         return cls("stop")
 
     def is_stop_frame(self) -> bool:
-        """Whether it ends a job."""
+        """Return whether it ends a job."""
         return self.frame == "stop"
 
 
 @dataclass(frozen=True, slots=True)
 class FlowInfo:
-    """What DFM sends along control edges."""
+    """The value that DFM sends along control edges."""
 
     hint: int | None = None
 
@@ -117,9 +93,21 @@ class ErrorToken:
 
     @classmethod
     def from_exception(cls, error: Exception) -> ErrorToken:
-        """Makes one of an exception."""
+        """Return the token of an exception."""
         trace = "".join(traceback.format_exception(error))
         return cls([ErrorInfo(type(error).__name__, str(error), trace)])
+
+
+class PolymorphicBaseModel(BaseModel):
+    """A model that is written with all its fields, also where a model that it derives from is declared.
+
+    Unlike DFM's own it never imports a class because data names it: ``dfm_class_name`` is a field like others.
+    """
+
+    @model_serializer(mode="wrap")
+    def serialize_model(self, _handler: Callable[[Any], Any]) -> dict[str, Any]:
+        """Return all fields."""
+        return {name: getattr(self, name) for name in type(self).model_fields}
 
 
 class PanicError(Exception):
@@ -139,7 +127,7 @@ class NodeId:
 
 
 def well_known_id(ident: int | str) -> NodeId:
-    """Makes an id that users choose."""
+    """Return an id that users choose."""
     return NodeId(ident if isinstance(ident, str) else f"wkid{ident}")
 
 
@@ -168,26 +156,26 @@ Or = _combination(operator.or_)
 
 
 def Not(*, exp: Any) -> Any:
-    """Negates a condition."""
+    """Negate a condition."""
     return ~exp
 
 
 class AdviceBuilder:
-    """Asks the advisors of an adapter, as tests of adapters do."""
+    """Query the advisors of an adapter, as tests of adapters do."""
 
     @classmethod
     async def build_advice(cls, adapter: object, **params: Any) -> FieldAdvice | None:
-        """Asks them; ``Advise()``, or leaving a parameter out, asks for advice."""
+        """Return their advice for parameters that are ``Advise()`` or left out."""
         return await build_advice(adapter, **params)
 
 
 def telemetry_enabled() -> bool:
-    """Whether spans may be made: always. Those of jobs that are not traced do nothing."""
+    """Return True: spans can always be opened. Those of jobs that are not traced do nothing."""
     return True
 
 
 def adapter_span(
     dfm_context: DfmContext, adapter_name: str, operation_name: str
 ) -> AbstractContextManager[Span | None]:
-    """Opens a span around the call of an adapter, as DFM's generated code does."""
+    """Open a span around the call of an adapter, as DFM's generated code does."""
     return dfm_context.span(operation_name, {"adapter": adapter_name})

@@ -1,4 +1,4 @@
-"""An adapter that asks an HTTP service. Federations name it by its path, or get it from an OpenAPI document."""
+"""An adapter that calls an HTTP service. Federations name it by its path, or get it from an OpenAPI document."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from dfm_async.base.installation import install_hint
+from dfm_async.base.redaction import note_secret
+from dfm_async.base.text import install_hint
 from dfm_async.errors import DfmError, HttpCallFailed
 from dfm_async.model.http import HttpOptions, RequestPlan
-from dfm_async.redaction import note_secret
 from dfm_async.site.http_request import Request, Signature, make_request, sign
 
 if TYPE_CHECKING:
@@ -31,14 +31,12 @@ else:
     with contextlib.suppress(ImportError):
         import httpx
 
-__all__ = ["HttpCall"]
-
 _IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
-_PASSING: Final = frozenset({429, 500, 502, 503, 504})
-"""Statuses that may be others in a moment."""
+_TRANSIENT: Final = frozenset({429, 500, 502, 503, 504})
+"""Statuses of failures that may be transient."""
 _SIGNATURE: Final = "dfm_async.signature"
 _WINDOWS: Final = {"": 0, "identity": 0, "gzip": 16 + zlib.MAX_WBITS}
-"""The content encodings that are read, and what tells zlib which it is; 0 for data that is not packed."""
+"""The supported content encodings, and the argument of zlib for each; 0 for data that is not compressed."""
 _QUOTED: Final = 200
 
 
@@ -50,17 +48,18 @@ class _Answer(NamedTuple):
 
 
 class HttpCall:
-    """Asks an HTTP service: one request for each call, tried again if that can help.
+    """Call an HTTP service: one request for each call, retried if the failure may be transient.
 
-    Built once per job; all its calls share connections, which are closed with it. Arguments go where the plan of the
-    request says. JSON in an answer becomes Python values, text a string, anything else bytes; no content is None.
+    Built once per job; all its calls share connections, which are closed with it. The plan of the request places the
+    arguments. JSON in a response becomes Python values, text a string, anything else bytes; no content is None.
 
-    Secrets go into requests where they leave the process, and nowhere else: what is logged, raised or traced has none.
+    Secrets are added to requests where these leave the process, and nowhere else: what is logged, raised or traced has
+    none.
 
     Args:
         operation: the name of the operation, for errors.
         request: how requests are made, as ``RequestPlan`` of :mod:`dfm_async.model.http` has it.
-        options: timeouts, retries and limits, as :class:`~dfm_async.HttpOptions` has them.
+        options: timeouts, retries and limits, as :class:`~dfm_async.federation.HttpOptions` has them.
 
     Raises:
         ValueError: the plan or the options are not what they should be.
@@ -80,10 +79,10 @@ class HttpCall:
         self._turns = asyncio.Semaphore(self._options.connections)
 
     async def body(self, **arguments: Any) -> Any:
-        """Asks the service.
+        """Call the service.
 
         Raises:
-            HttpCallFailed: it cannot be reached, or did not give an answer that is good.
+            HttpCallFailed: it cannot be reached, or has not returned a valid response.
         """
         try:
             request, signature = make_request(self._plan, arguments), sign(self._plan, arguments)
@@ -94,18 +93,19 @@ class HttpCall:
         attempt, retry = 1, self._options.retry
         while True:
             try:
-                async with self._turns:  # whoever waits has not begun: that is not the service's fault
+                async with self._turns:  # waiting for a connection does not count as the service's time
                     answer = await self._try(request, signature)
                 return self._value(answer)
-            except _Passing as passing:
-                pause = max(retry.pause(attempt), passing.retry_after)
-                if not retry.allows(passing.error, attempt) or pause > retry.max_backoff:
-                    raise passing.error from passing.__cause__
+            except _Transient as transient:
+                asked = transient.error.retry_after
+                if not retry.allows(transient.error, attempt) or asked > retry.max_backoff:
+                    raise transient.error from transient.__cause__
+                pause = retry.pause(attempt, asked)
             await asyncio.sleep(pause)
             attempt += 1
 
     async def aclose(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         if self._client is not None:
             await self._client.aclose()
 
@@ -115,17 +115,17 @@ class HttpCall:
         scope = asyncio.timeout(self._options.timeout)
         try:
             async with scope:
-                answer = await self._ask(client, request, signature)
+                answer = await self._send(client, request, signature)
         except TimeoutError as error:
             if not scope.expired():
                 raise
             late = self._failed(f"no answer within {self._options.timeout:g} s")
-            raise (_Passing(late) if again else late) from error
+            raise (_Transient(late) if again else late) from error
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:  # nothing was sent
-            raise _Passing(self._failed(f"cannot be reached: {_named(error)}")) from error
+            raise _Transient(self._failed(f"cannot be reached: {_named(error)}")) from error
         except httpx.TransportError as error:
             broken = self._failed(f"the connection broke: {_named(error)}")
-            raise (_Passing(broken) if again else broken) from error
+            raise (_Transient(broken) if again else broken) from error
         except zlib.error as error:
             raise self._failed(f"the answer cannot be unpacked: {error}") from error
         if 200 <= answer.status < 300:
@@ -134,11 +134,11 @@ class HttpCall:
         if 300 <= answer.status < 400:
             reason = f"{reason} (redirects are not followed; correct base_url or the path)"
         refused = self._failed(reason, answer)
-        if again and answer.status in _PASSING:
-            raise _Passing(refused, _retry_after(answer.headers.get("retry-after", "")))
+        if again and answer.status in _TRANSIENT:
+            raise _Transient(refused)
         raise refused
 
-    async def _ask(self, client: httpx.AsyncClient, request: Request, signature: Signature) -> _Answer:
+    async def _send(self, client: httpx.AsyncClient, request: Request, signature: Signature) -> _Answer:
         built = client.build_request(
             self._plan.method,
             client.base_url.copy_with(raw_path=_target(request.path, request.query)),
@@ -155,7 +155,7 @@ class HttpCall:
 
     async def _connected(self) -> httpx.AsyncClient:
         if self._client is None:
-            # Reads the certificates of authorities, if it needs any: that takes a while.
+            # Reads the certificates of authorities, if needed, which takes a while.
             secure = self._plan.base_url.startswith("https:")
             verify = await asyncio.to_thread(_authorities) if secure else None
             self._client = self._client or _client(self._plan.base_url, self._options, verify)
@@ -167,7 +167,7 @@ class HttpCall:
         if stated.isdecimal() and (len(stated) > 18 or int(stated) > limit):
             raise self._failed(f"the answer has {stated[:40]} bytes, more than max_bytes={limit}")
         encoding = response.headers.get("content-encoding", "").strip().lower()
-        # By itself httpx unpacks a whole chunk, through all encodings that are named, before its size is known.
+        # httpx itself would decompress a whole chunk, in all encodings that are named, before its size is known.
         if encoding not in _WINDOWS:
             raise self._failed(f"the answer has the encoding {encoding!r}, although only gzip was offered")
         window = _WINDOWS[encoding]
@@ -177,7 +177,7 @@ class HttpCall:
             if unpacker is None:
                 found += chunk
             while unpacker is not None and chunk and len(found) <= limit:
-                if unpacker.eof:  # what was packed in several pieces is one text
+                if unpacker.eof:  # several compressed parts are one content
                     unpacker = zlib.decompressobj(window)
                 found += unpacker.decompress(chunk, limit + 1 - len(found))
                 chunk = unpacker.unused_data
@@ -194,25 +194,25 @@ class HttpCall:
         if kind == "application/json" or kind.endswith("+json"):
             try:
                 return msgspec.json.decode(answer.body.removeprefix(codecs.BOM_UTF8))  # some services write one
-            except (msgspec.DecodeError, RecursionError) as error:
-                raise self._failed(f"the answer is said to be JSON, and is not: {error}", answer) from error
+            except (ValueError, RecursionError) as error:
+                raise self._failed(f"the response declares JSON, but cannot be parsed: {error}", answer) from error
         if kind.startswith("text/"):
             return answer.body.decode(_charset(answer.headers.get("content-type", "")), "replace")
         return answer.body
 
     def _failed(self, reason: str, answer: _Answer | None = None) -> HttpCallFailed:
         plan = self._plan
-        status, said = (None, "") if answer is None else (answer.status, _quoted(answer.body))
-        return HttpCallFailed(self._operation, plan.method, plan.path, status, reason, said)
+        status, content = (None, "") if answer is None else (answer.status, _quoted(answer.body))
+        again = 0.0 if answer is None else _retry_after(answer.headers.get("retry-after", ""))
+        return HttpCallFailed(self._operation, plan.method, plan.path, status, reason, content, again)
 
 
-class _Passing(Exception):
-    """A failure that may be over in a moment, and how long the service wants us to wait."""
+class _Transient(Exception):
+    """A failure that may be transient."""
 
-    def __init__(self, error: HttpCallFailed, retry_after: float = 0.0) -> None:
-        super().__init__(error, retry_after)
+    def __init__(self, error: HttpCallFailed) -> None:
+        super().__init__(error)
         self.error = error
-        self.retry_after = retry_after
 
 
 @functools.cache
@@ -222,7 +222,7 @@ def _authorities() -> ssl.SSLContext:
 
 def _client(base_url: str, options: HttpOptions, verify: ssl.SSLContext | None) -> httpx.AsyncClient:
     class Signing(httpx.AsyncBaseTransport):
-        """Puts secrets into requests behind all that logs, raises or shows them."""
+        """Add secrets to requests behind all code that logs, raises or shows them."""
 
         def __init__(self) -> None:
             self._inner = httpx.AsyncHTTPTransport(
@@ -238,8 +238,8 @@ def _client(base_url: str, options: HttpOptions, verify: ssl.SSLContext | None) 
             for name, value in signature.headers:
                 headers[name] = value
             if signature.cookies:
-                said = [headers["cookie"]] if "cookie" in headers else []
-                headers["cookie"] = "; ".join(said + [f"{name}={value}" for name, value in signature.cookies])
+                before = [headers["cookie"]] if "cookie" in headers else []
+                headers["cookie"] = "; ".join(before + [f"{name}={value}" for name, value in signature.cookies])
             signed = httpx.Request(request.method, url, headers=headers, stream=request.stream)
             signed.extensions = {key: value for key, value in request.extensions.items() if key != _SIGNATURE}
             return await self._inner.handle_async_request(signed)
@@ -253,7 +253,7 @@ def _client(base_url: str, options: HttpOptions, verify: ssl.SSLContext | None) 
         timeout=httpx.Timeout(options.timeout, connect=min(options.timeout, options.connect_timeout)),
         headers={"accept-encoding": "gzip"},
         follow_redirects=False,
-        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # no call sees what another was told
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # no call gets the cookies of another
         trust_env=False,
     )
 
@@ -267,7 +267,7 @@ def _query(pairs: tuple[tuple[str, str], ...]) -> str:
 
 
 def _quoted(body: bytes) -> str:
-    """The first part of an answer, for people."""
+    """Return the beginning of a response, for errors."""
     text = " ".join(body[: 4 * _QUOTED].decode("utf-8", "replace").split())
     return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}..."
 
@@ -286,7 +286,7 @@ def _named(error: Exception) -> str:
 
 
 def _retry_after(text: str) -> float:
-    """How many seconds the service wants us to wait: it says so in seconds, or names the time."""
+    """Return the number of seconds that the service requests to wait: in seconds, or as a date."""
     if text.strip().isdecimal():
         return float(text)
     try:

@@ -1,4 +1,4 @@
-"""Requests of an HTTP service from the arguments of a call: where each goes, and how it is written. Pure."""
+"""Build requests of an HTTP service from the arguments of a call. Does no I/O."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from dfm_async.model.http import TEMPLATE, Argument, Payload, RequestPlan
-
-__all__ = ["Request", "Signature", "make_request", "sign"]
 
 _Pairs: TypeAlias = list[tuple[str, str]]
 
@@ -38,17 +36,17 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[str, str], ...] = ()
     cookies: tuple[tuple[str, str], ...] = ()
     written: tuple[str, ...] = ()
-    """What a service may repeat that does not look like the secret: the password alone, and both as they are sent."""
+    """Other forms of the secret that a service may repeat: the password alone, and both as they are sent."""
 
     def __repr__(self) -> str:
         return "<Signature>"
 
 
 def make_request(plan: RequestPlan, arguments: Mapping[str, Any]) -> Request:
-    """Makes a request.
+    """Return a request.
 
     Raises:
-        ValueError: an argument is missing, or cannot stand where it belongs.
+        ValueError: an argument is missing, or cannot be written in its place.
     """
     filled: dict[str, str] = {}
     query: _Pairs = []
@@ -79,7 +77,7 @@ def make_request(plan: RequestPlan, arguments: Mapping[str, Any]) -> Request:
 
 
 def sign(plan: RequestPlan, arguments: Mapping[str, Any]) -> Signature:
-    """Takes the secrets out of the arguments.
+    """Return the secrets of a request.
 
     Raises:
         ValueError: one of them is missing, or cannot be sent; does not show it.
@@ -125,7 +123,7 @@ def _plain(value: Any) -> str:
 
 
 def _parts(value: Any) -> list[tuple[str | None, str]]:
-    """A value as texts: one, those of an array, or those of an object with their names."""
+    """Return a value as strings: one, those of an array, or those of an object with their names."""
     if isinstance(value, Mapping):
         return [(str(key), _plain(item)) for key, item in value.items() if item is not None]
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -1,31 +1,26 @@
-"""Classes that a federation names by a path: imported at the site that needs them, when it first does."""
+"""Classes that a federation names: imported at the site that needs them, on first use, and built."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from dfm_async.errors import LoadingError
 from dfm_async.model.resources import SiteConfig, refusal
+from dfm_async.model.signatures import signature_of
 from dfm_async.site.shim import stands_in
-
-__all__ = ["Loader"]
 
 _THEIRS: Final = "nv_dfm_core"
 _MACHINERY: Final = frozenset({"dfm_async", "importlib"})
 
 
 class Loader:
-    """Finds the classes of one site.
+    """Find the classes of one site.
 
-    A federation may come from a file that a stranger wrote. So a path never leads into the standard library, nor into
-    this one; ``packages`` of the federation says which others are meant.
-
-    Args:
-        site: the site.
-        config: what the code there can use.
+    A federation may come from an untrusted file. So a path never leads into the standard library, nor into this one;
+    ``packages`` of the federation names the others that may be used.
     """
 
     def __init__(self, site: str, config: SiteConfig) -> None:
@@ -34,19 +29,16 @@ class Loader:
         self._known: dict[str, type[Any]] = {}
 
     def known(self, path: str) -> bool:
-        """Whether the class was loaded before."""
+        """Return whether the class was loaded before."""
         return path in self._known
 
     def load(self, path: str, role: str, check: Callable[[type[Any]], str | None]) -> type[Any]:
-        """Imports the class. Blocks as long as that takes.
+        """Import the class at a path. Blocks as long as that takes.
 
-        Args:
-            path: its module and name.
-            role: what it is for, as errors say it.
-            check: tells what it lacks to be that; None if nothing.
+        ``check`` returns what the class lacks for its role, which is its purpose in errors; None if nothing.
 
         Raises:
-            LoadingError: it may not be used, is not there, or is not what is needed.
+            LoadingError: it may not be used, does not exist, or is not suitable.
         """
         found = self._known.get(path)
         if found is None:
@@ -88,18 +80,14 @@ class Loader:
             raise LoadingError(self._site, role, path, f"is not a class, but an object of type {type(found).__name__}")
         origin = found.__module__.partition(".")[0]
         if origin in sys.stdlib_module_names:  # a name that some module has imported is not its own
-            raise LoadingError(
-                self._site,
-                role,
-                path,
-                f"is really {found.__module__}.{found.__qualname__}, of the "
-                "standard library, whose classes are never used by a path",
-            )
+            real = f"{found.__module__}.{found.__qualname__}"
+            reason = f"is really {real}, of the standard library, whose classes are never used by a path"
+            raise LoadingError(self._site, role, path, reason)
         return found
 
 
 def _advice(missing: str) -> str:
-    """What to do about a module of nv_dfm_core that is not there."""
+    """Return what to do about a missing module of nv_dfm_core."""
     if stands_in():
         return f"dfm_async stands in for {_THEIRS} (compat=True), but not for {missing}: install nv-dfm-core"
     if missing == _THEIRS:
@@ -120,8 +108,51 @@ def _absent(package: str, module: str) -> str:
 
 
 def _begin_at_the_module(error: BaseException) -> None:
-    """Lets the traceback of an import begin where the module does: how Python got there helps nobody."""
+    """Let the traceback of an import begin at the module, without the frames of the import system."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _MACHINERY:
         trace = trace.tb_next
     error.__traceback__ = trace
+
+
+# building
+
+
+def taken(kind: type[Any]) -> frozenset[str]:
+    """Return the names of the parameters of a constructor."""
+    try:
+        return frozenset(signature_of(kind).parameters)
+    except (TypeError, ValueError):  # one that is written in C may have no signature
+        return frozenset()
+
+
+def wrong_arguments(kind: type[Any], arguments: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the arguments of a constructor: their names, never their values."""
+    try:
+        signature_of(kind).bind(**arguments)
+    except TypeError as error:
+        return str(error)
+    except ValueError:
+        return None
+    return None
+
+
+def construct(kind: type[Any], arguments: Mapping[str, Any], site: str, role: str) -> Any:
+    """Build an object of a class; ``role``: its purpose, for errors.
+
+    Raises:
+        LoadingError: the arguments do not fit, or the constructor raised.
+    """
+    path = f"{kind.__module__}.{kind.__qualname__}"
+    wrong = wrong_arguments(kind, arguments)
+    if wrong is not None:
+        raise LoadingError(site, role, path, f"cannot be built with its args: {wrong}")
+    try:
+        return kind(**arguments)
+    except BaseException as error:  # whatever the class raises: it fails the call, not the process
+        raise LoadingError(site, role, path, f"cannot be built: {type(error).__name__}: {error}") from error
+
+
+def lacks_body(kind: type[Any]) -> str | None:
+    """Return what a class lacks to be an adapter; None if nothing."""
+    return None if callable(getattr(kind, "body", None)) else "is not an adapter: it has no body(...)"

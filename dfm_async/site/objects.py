@@ -1,4 +1,4 @@
-"""What adapters see of the place where they run: the site, its providers, and the job they work for."""
+"""What adapters can use of their site: the site object, its providers, and the job."""
 
 from __future__ import annotations
 
@@ -9,32 +9,30 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dfm_async.model.resources import CacheConfig, VaultConfig
-from dfm_async.site.job_logger import JobLogger
 
 if TYPE_CHECKING:
     from typing import Self
 
     from upath import UPath
 
-    from dfm_async.telemetry.user_spans import UserSpan
-
-__all__ = ["DfmContext", "Provider", "Services", "Site", "Span"]
+    from dfm_async.telemetry.recorder import UserSpan
 
 
 class Services(Protocol):
-    """What the site does for the code that runs at it. All may be called from any thread."""
+    """What the site does for the code that runs at it. All methods may be called from any thread."""
 
     def secret(self, key: str) -> Any:
-        """Gives a secret; blocks."""
-        ...
+        """Return a secret; blocks."""
 
     def span(self, name: str, attributes: Mapping[str, Any]) -> UserSpan | None:
-        """Gives a span of the call that runs; None if it is not traced."""
-        ...
+        """Return a span of the call that runs; None if it is not traced."""
 
     async def send_to_place(self, place: str, value: Any, job: str) -> None:
-        """Sends a value to a parameter of a job."""
-        ...
+        """Send a value to a parameter of a job."""
+
+
+def _scalar(value: Any) -> Any:
+    return value if isinstance(value, (bool, int, float, str)) else str(value)
 
 
 class Span:
@@ -44,20 +42,47 @@ class Span:
         self._span = span
 
     def set_attribute(self, name: str, value: Any) -> None:
-        """Adds an attribute; what is no number, text or truth value is written as text."""
-        self._span.set(**{name: value if isinstance(value, (bool, int, float, str)) else str(value)})
+        """Add an attribute; values other than numbers, strings and truth values are converted to strings."""
+        self._span.set(**{name: _scalar(value)})
 
     def set_ok(self) -> None:
-        """Notes that all went well."""
+        """Set the status to ok."""
         self._span.set(status="ok")
 
     def set_error(self, message: str) -> None:
-        """Notes that something went wrong, though nothing is raised."""
+        """Set the status to error, although nothing is raised."""
         self._span.set(status="error", error=str(message))
 
 
+class JobLogger(logging.Logger):
+    """A logger of a job: it passes records to the logger of its name, with further fields.
+
+    Adapters for DFM expect a logger, with ``getChild`` and ``setLevel``, which a ``LoggerAdapter`` lacks. It is not
+    registered, so it ends with the job.
+    """
+
+    def __init__(self, name: str, about: Mapping[str, Any]) -> None:
+        super().__init__(name)
+        self.parent = logging.getLogger(name)
+        self._about = about
+
+    def isEnabledFor(self, level: int) -> bool:
+        """Return whether records of a level are created. Not cached, since the logger is not notified of changes."""
+        return not self.disabled and self.manager.disable < level and level >= self.getEffectiveLevel()
+
+    def getChild(self, suffix: str) -> JobLogger:
+        """Return a logger with a longer name, of the same job."""
+        return JobLogger(f"{self.name}.{suffix}", self._about)
+
+    def makeRecord(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        """Return a record with the further fields."""
+        record = super().makeRecord(*args, **kwargs)
+        record.__dict__.update(self._about)
+        return record
+
+
 class DfmContext:
-    """The job that adapters work for, and the place where they do.
+    """The job that adapters work for, and the site where they run.
 
     Attributes:
         api_version: the version of the federation's operations.
@@ -99,7 +124,7 @@ class DfmContext:
         data: Any = None,
         node_id: Any = None,
     ) -> None:
-        """Sends a value to a parameter of another job that is open for more; returns when that job has taken it.
+        """Send a value to a parameter of another job that is open for more; return when that job has accepted it.
 
         Args:
             to_job: the id of the other job; None means this one.
@@ -111,7 +136,7 @@ class DfmContext:
             node_id: not needed.
 
         Raises:
-            ValueError: it was asked to yield.
+            ValueError: ``is_yield`` is True.
             RuntimeError: the other job does not run, takes no more, or has no such parameter.
         """
         if is_yield:
@@ -120,17 +145,13 @@ class DfmContext:
 
     @property
     def telemetry_collector(self) -> DfmContext:
-        """What makes spans, for sites that ask for it themselves."""
+        """The object that opens spans, for sites that use it directly."""
         return self
 
     @contextmanager
     def span(self, name: str, attributes: Mapping[str, Any] | None = None) -> Iterator[Span | None]:
-        """Opens a span of the call that runs, for a block; gives None if the job is not traced."""
-        plain = {
-            str(key): value if isinstance(value, (bool, int, float, str)) else str(value)
-            for key, value in (attributes or {}).items()
-        }
-        found = self.services.span(name, plain)
+        """Open a span of the call that runs, for a block; yields None if the job is not traced."""
+        found = self.services.span(name, {str(key): _scalar(value) for key, value in (attributes or {}).items()})
         if found is None:
             yield None
         else:
@@ -142,15 +163,15 @@ class DfmContext:
 
 
 class Site:
-    """The site, as its adapters see it: they get it by a constructor argument named ``site``.
+    """The site object of adapters: they get it by a constructor argument named ``site``.
 
     Built once per job. Subclasses add what their adapters share: ``impl=`` of a site names one, and bindings read its
-    attributes. They pass on the three arguments, and get the constant ones of their path besides.
+    attributes. They pass on the three arguments, and get the constant ones of their path in addition.
 
     Args:
         dfm_context: the job.
-        cache_config: where cached files are.
-        secrets_vault_config: who keeps the secrets; it has no arguments here.
+        cache_config: the location of cached files.
+        secrets_vault_config: the vault; it has no arguments here.
     """
 
     def __init__(
@@ -183,7 +204,7 @@ class Site:
         return self
 
     def cache_storage(self, subpath: str | os.PathLike[str] | None = None) -> UPath:
-        """Gives a directory for cached files, on whatever file system the site is configured with.
+        """Return a directory for cached files, on the file system of the site's configuration.
 
         Args:
             subpath: a directory in it.
@@ -196,17 +217,17 @@ class Site:
         return cache_storage(config, context.federation_name, context.this_site, where, compat=context.compat)
 
     def secret_for_key(self, key: str) -> Any:
-        """Gives a secret of the site's vault. Blocks: in asynchronous code prefer a binding, or ``context.secret``.
+        """Return a secret of the site's vault. Blocks: in asynchronous code prefer a binding, or ``context.secret``.
 
         Raises:
-            SecretError: there is none.
+            SecretError: there is no such secret.
         """
         return self._dfm_context.services.secret(key)
 
     def telemetry_span(
         self, name: str, attributes: Mapping[str, Any] | None = None
     ) -> AbstractContextManager[Span | None]:
-        """Opens a span of the call that runs, for a block; gives None if the job is not traced."""
+        """Open a span of the call that runs, for a block; yields None if the job is not traced."""
         return self._dfm_context.span(name, attributes)
 
     def __repr__(self) -> str:
@@ -214,7 +235,7 @@ class Site:
 
 
 class Provider:
-    """A group of adapters, as they see it: they get it by a constructor argument named ``provider``.
+    """The provider object of a group of adapters: they get it by a constructor argument named ``provider``.
 
     Args:
         site: the site.

@@ -1,4 +1,4 @@
-"""The secrets of one site: its vault, built when the site starts, and asked anew for each call."""
+"""The secrets of one site: its vault is built when the site starts, and queried for each call."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ import inspect
 import logging
 import traceback
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
+from dfm_async.base.redaction import note_secret
+from dfm_async.base.tasks import in_thread
 from dfm_async.errors import LoadingError, SecretError
 from dfm_async.model.resources import VaultConfig
-from dfm_async.redaction import note_secret
-from dfm_async.site.construction import wrong_arguments
-from dfm_async.site.loading import Loader
+from dfm_async.site.loading import Loader, wrong_arguments
 from dfm_async.site.vaults import EnvironmentVault, FileVault, KeyringVault, Vault
 
-__all__ = ["NoSecret", "Secrets"]
-
 _log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _NAMED: Final[dict[str, type[Any]]] = {
     "environment": EnvironmentVault,
@@ -28,40 +24,31 @@ _NAMED: Final[dict[str, type[Any]]] = {
     "keyring": KeyringVault,
 }
 _AT_ONCE: Final = 8
-"""How many threads ask a vault at the same time; further ones wait."""
+"""The number of threads that query a vault at the same time; further ones wait."""
 
 
 class NoSecret(SecretError, ValueError):
-    """What a site object raises for a secret that is not there: adapters that are written for DFM expect this kind."""
-
-
-class _InThread(Protocol):
-    def __call__(self, call: Callable[[], T], name: str, /) -> Awaitable[T]: ...
+    """The error of a site object for a missing secret: adapters that are written for DFM expect this kind."""
 
 
 class Secrets:
-    """Hands out the secrets of a site. Each is noted, so that no text that leaves the process has it.
+    """Return the secrets of a site. Each is noted, so that it is redacted in all text that leaves the process.
 
-    Args:
-        site: the site.
-        vault: a :class:`~dfm_async.VaultConfig`, or an object with ``secret_for_key``.
-        loader: finds the class of the vault.
-        in_thread: runs what may block.
+    The vault is a :class:`~dfm_async.federation.VaultConfig`, or an object with ``secret_for_key``.
     """
 
-    def __init__(self, site: str, vault: Any, loader: Loader, in_thread: _InThread) -> None:
+    def __init__(self, site: str, vault: Any, loader: Loader) -> None:
         self._site = site
         self._config = vault
         self._loader = loader
-        self._in_thread = in_thread
         self._vault: Vault | None = None
         self._room = asyncio.Semaphore(_AT_ONCE)
 
     async def open(self) -> None:
-        """Builds the vault.
+        """Build the vault.
 
         Raises:
-            SecretError: it cannot be built, or is none. There is no other in its place.
+            SecretError: it cannot be built, or is not a vault. There is no fallback.
             LoadingError: there is no such class.
         """
         config = self._config
@@ -69,7 +56,7 @@ class Secrets:
             if config.path in (None, "environment"):
                 self._vault = self._build(config)
             else:
-                self._vault = await self._in_thread(lambda: self._build(config), f"vault-{self._site}")
+                self._vault = await in_thread(lambda: self._build(config), f"vault-{self._site}")
         elif _lacks_method(type(config)) is None:
             self._vault = config
         else:
@@ -80,7 +67,7 @@ class Secrets:
         kind = _NAMED.get(path)
         if kind is None and "." not in path:
             listed = ", ".join(_NAMED)
-            raise LoadingError(self._site, "the vault", path, f"is none of {listed}, nor the path of a class")
+            raise LoadingError(self._site, "the vault", path, f"is not one of {listed}, nor the path of a class")
         if kind is None:
             kind = self._loader.load(path, "the vault", _lacks_method)
         wrong = wrong_arguments(kind, config.args)
@@ -94,9 +81,9 @@ class Secrets:
             raise SecretError(self._site, "", _without_text(f"{path} cannot be built", error)) from None
 
     async def aclose(self) -> None:
-        """Closes a vault that was built here, if it has ``aclose`` or else ``close``."""
+        """Close a vault that was built here, if it has ``aclose`` or else ``close``."""
         vault, self._vault = self._vault, None
-        if vault is None or vault is self._config:  # an object is of whoever has made it
+        if vault is None or vault is self._config:  # an object belongs to the application
             return
         close = getattr(vault, "aclose", None) or getattr(vault, "close", None)
         if not callable(close):
@@ -105,19 +92,19 @@ class Secrets:
             if inspect.iscoroutinefunction(close):
                 await close()
             else:
-                await self._in_thread(close, f"vault-{self._site}")
+                await in_thread(close, f"vault-{self._site}")
         except BaseException as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise  # it takes too long
-            # The site ends all the same.
+            # The site ends nevertheless.
             _log.warning("closing the vault of site %s raised %s", self._site, type(error).__name__)
 
     async def get(self, key: str) -> Any:
-        """Asks for a secret.
+        """Return a secret.
 
         Raises:
-            SecretError: there is none, or the vault raised.
+            SecretError: there is no such secret, or the vault raised.
         """
         vault = self._opened(key)
         try:
@@ -125,24 +112,24 @@ class Secrets:
                 found = vault.secret_for_key(key)
             else:
                 async with self._room:
-                    found = await self._in_thread(lambda: vault.secret_for_key(key), f"vault-{self._site}")
+                    found = await in_thread(lambda: vault.secret_for_key(key), f"vault-{self._site}")
             if inspect.isawaitable(found):
                 found = await found
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever a vault raises
-            raise self._told(key, error) from None
+            raise self._failure(key, error) from None
         return self._handed_out(key, found)
 
     def read(self, key: str, wait: Callable[[Any], Any]) -> Any:
-        """The same for synchronous code. Blocks.
+        """Return a secret, for synchronous code. Blocks.
 
         Args:
             key: the name of the secret.
             wait: waits for a coroutine, for vaults that are asynchronous.
 
         Raises:
-            SecretError: there is none, or the vault raised.
+            SecretError: there is no such secret, or the vault raised.
         """
         vault = self._opened(key)
         if inspect.iscoroutinefunction(vault.secret_for_key):
@@ -150,7 +137,7 @@ class Secrets:
         try:
             found = vault.secret_for_key(key)
         except BaseException as error:  # noqa: BLE001 - whatever a vault raises
-            raise self._told(key, error) from None
+            raise self._failure(key, error) from None
         return wait(self._awaited(key, found)) if inspect.isawaitable(found) else self._handed_out(key, found)
 
     async def _awaited(self, key: str, found: Awaitable[Any]) -> Any:
@@ -159,7 +146,7 @@ class Secrets:
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever a vault raises
-            raise self._told(key, error) from None
+            raise self._failure(key, error) from None
 
     def _opened(self, key: str) -> Vault:
         if self._vault is None:
@@ -170,11 +157,11 @@ class Secrets:
 
     def _handed_out(self, key: str, found: Any) -> Any:
         if found is None:
-            raise SecretError(self._site, key, "the vault has none of this name")
+            raise SecretError(self._site, key, "the vault has no secret of this name")
         note_secret(found)
         return found
 
-    def _told(self, key: str, error: BaseException) -> SecretError:
+    def _failure(self, key: str, error: BaseException) -> SecretError:
         if isinstance(error, SecretError):
             return SecretError(self._site, key, error.reason)
         return SecretError(self._site, key, _without_text(f"the vault ({type(self._vault).__qualname__})", error))
@@ -184,11 +171,11 @@ class Secrets:
 
 
 def _lacks_method(kind: type[Any]) -> str | None:
-    return None if callable(getattr(kind, "secret_for_key", None)) else "is no vault: it has no secret_for_key(key)"
+    return None if callable(getattr(kind, "secret_for_key", None)) else "is not a vault: it has no secret_for_key(key)"
 
 
 def _without_text(what: str, error: BaseException) -> str:
-    """Names an error and its place. Its text may hold what the vault was configured with, or a secret."""
+    """Return the type and the place of an error. Its text may contain the vault's configuration, or a secret."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else ""
     return f"{what}: {type(error).__name__} was raised{where} (its text is not shown: it may hold secrets)"

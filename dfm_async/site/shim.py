@@ -1,7 +1,7 @@
 """Names of nv_dfm_core that adapters import, for sites where it is not installed.
 
-Only on request, ``Federation(..., compat=True)``, and never in the place of the real package. What adapters use at run
-time is there; of what applications use, the language.
+Only on request, ``Federation(..., compat=True)``, and never instead of the real package. They include what adapters use
+at run time and, of what applications use, the language.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import sys
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Final
-
-__all__ = ["install", "stands_in"]
 
 _ROOT: Final = "nv_dfm_core"
 
@@ -68,17 +66,17 @@ _MODULES: Final[dict[str, dict[str, tuple[str, str]]]] = {
         **{name: (_DISCOVERY, name) for name in _ADVISED},
     },
     "api": {
-        "NodeParam": ("dfm_async.pipeline.expressions", "Ref"),
-        "NodeRef": ("dfm_async.pipeline.expressions", "Ref"),
-        "PreparedPipeline": (_ROOT_OF_OURS, "Plan"),
+        "NodeParam": ("dfm_async.language.expressions", "Ref"),
+        "NodeRef": ("dfm_async.language.expressions", "Ref"),
+        "PreparedPipeline": ("dfm_async.planning.plan", "Plan"),
         **{name: (_ROOT_OF_OURS, name) for name in _LANGUAGE},
         **{name: (_COMPAT, name) for name in (*_CONDITIONS, *_TOKENS)},
     },
     "api.discovery": {
-        "PartialError": (_ROOT_OF_OURS, "PartialError"),
+        "PartialError": ("dfm_async.errors", "PartialError"),
         **{name: (_DISCOVERY, name) for name in _ADVICE},
     },
-    "api.pydantic": {"PolymorphicBaseModel": ("dfm_async.site.models", "PolymorphicBaseModel")},
+    "api.pydantic": {"PolymorphicBaseModel": (_COMPAT, "PolymorphicBaseModel")},
     "session": {"JobStatus": (_ROOT_OF_OURS, "JobStatus")},
     "telemetry": {
         "SpanBuilder": (_SITE, "Span"),
@@ -86,7 +84,7 @@ _MODULES: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "telemetry_enabled": (_COMPAT, "telemetry_enabled"),
     },
 }
-"""The modules, and where each of their names is found."""
+"""The modules, and the module and name of each of their names."""
 
 
 class _Shim(ModuleType):
@@ -112,7 +110,7 @@ class _Shim(ModuleType):
 
 
 def install() -> bool:
-    """Provides the names, unless nv_dfm_core is installed. Tells whether they are provided.
+    """Provide the names, unless nv_dfm_core is installed. Return whether they are provided.
 
     Adapters can then be imported, in this process, for as long as it lasts.
     """
@@ -134,5 +132,5 @@ def install() -> bool:
 
 
 def stands_in() -> bool:
-    """Whether the names in this process are these, and not those of an installed nv_dfm_core."""
+    """Return whether this process uses these names, and not those of an installed nv_dfm_core."""
     return isinstance(sys.modules.get(_ROOT), _Shim)

@@ -1,6 +1,6 @@
-"""Who keeps the secrets of a site: its environment, files, the keyring of the user, or a class of your own.
+"""Vaults of a site's secrets: its environment, files, the keyring of the user, or a class of your own.
 
-Vaults keep nothing themselves: each secret is looked up when it is asked for, so a new one counts from the next call.
+Vaults cache nothing: each secret is looked up when it is requested, so a new value is used from the next call on.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from dfm_async.base.installation import install_hint
+from dfm_async.base.text import install_hint
 from dfm_async.errors import SecretError
-
-__all__ = ["EnvironmentVault", "FileVault", "KeyringVault", "Vault"]
 
 _LARGEST: Final = 1024 * 1024
 _MAPPINGS: Final = frozenset({".json", ".yaml", ".yml"})
@@ -24,26 +22,25 @@ class Vault(Protocol):
     """Keeps secrets. Any class with this method is one; the method may be asynchronous."""
 
     def secret_for_key(self, key: str) -> Any | Awaitable[Any]:
-        """Gives a secret. May block: it is called in a thread.
+        """Return a secret. May block: it is called in a thread.
 
         Raises:
-            Exception: there is none of this name. Of the exception only its type is told.
+            Exception: there is no such secret. Only the type of the exception is reported.
         """
-        ...
 
 
 class EnvironmentVault:
     """Secrets in environment variables: that for ``api_key`` is in ``DFM_SECRET_API_KEY``.
 
     Args:
-        prefix: what their names begin with.
+        prefix: the beginning of their names.
     """
 
     def __init__(self, prefix: str = "DFM_SECRET_") -> None:
         self._prefix = prefix
 
     def secret_for_key(self, key: str) -> str:
-        """Gives a secret."""
+        """Return a secret."""
         name = f"{self._prefix}{key}".upper()
         found = os.environ.get(name)
         if found is None:
@@ -57,10 +54,10 @@ class EnvironmentVault:
 class FileVault:
     """Secrets in a file, or in a directory of files with one secret each, named by their keys.
 
-    The file is a mapping, in JSON or YAML. Nobody but its owner, and its group, may be able to read it.
+    The file is a mapping, in JSON or YAML. Only its owner and its group may have permissions.
 
     Args:
-        path: the file or the directory; a relative one begins where the process of the site runs.
+        path: the file or the directory; a relative one is relative to the working directory of the site's process.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -72,14 +69,14 @@ class FileVault:
             self._read("")
 
     def secret_for_key(self, key: str) -> Any:
-        """Gives a secret."""
+        """Return a secret."""
         if not self._path.is_dir():
             found = self._read(key)
             if key not in found:
                 raise SecretError("", key, f"{self._path.name!r} has no such key")
             return found[key]
         if not key or key in (".", "..") or "/" in key or "\\" in key or "\0" in key:
-            raise SecretError("", key, "the name of a file of secrets has no slashes or dots only")
+            raise SecretError("", key, "the name of a secret in a directory must not contain slashes, or be only dots")
         file = self._path / key
         self._checked(file, key)
         return _text(file, key).removesuffix("\n")
@@ -98,17 +95,17 @@ class FileVault:
                 found = yaml.safe_load(text)
         except Exception as error:  # noqa: BLE001 - also errors of YAML; their texts quote the file
             kind = self._path.suffix[1:].upper()
-            raise SecretError("", key, f"{self._path.name!r} is no {kind} ({type(error).__name__})") from None
+            raise SecretError("", key, f"{self._path.name!r} is not valid {kind} ({type(error).__name__})") from None
         if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-            raise SecretError("", key, f"{self._path.name!r} is no mapping of names to secrets")
+            raise SecretError("", key, f"{self._path.name!r} is not a mapping of names to secrets")
         return found
 
     def _checked(self, path: Path, key: str) -> os.stat_result:
         try:
             found = path.stat()
         except OSError as error:
-            looked = f" (it is looked for in {path.absolute().parent})" if isinstance(error, FileNotFoundError) else ""
-            raise SecretError("", key, f"{path.name!r} cannot be read: {error.strerror}{looked}") from None
+            expected = f" (expected in {path.absolute().parent})" if isinstance(error, FileNotFoundError) else ""
+            raise SecretError("", key, f"{path.name!r} cannot be read: {error.strerror}{expected}") from None
         if found.st_mode & stat.S_IRWXO:
             fix = "chmod o-rwx"
             raise SecretError("", key, f"everybody on this machine can open {path.name!r}: run {fix} on it")
@@ -128,7 +125,7 @@ def _text(path: Path, key: str) -> str:
     except OSError as error:
         raise SecretError("", key, f"{path.name!r} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise SecretError("", key, f"{path.name!r} is no text in UTF-8") from None
+        raise SecretError("", key, f"{path.name!r} is not text in UTF-8") from None
 
 
 class KeyringVault:
@@ -148,16 +145,17 @@ class KeyringVault:
         self._service = service
 
     def secret_for_key(self, key: str) -> str:
-        """Gives a secret."""
+        """Return a secret."""
         import keyring
 
         try:
             found = keyring.get_password(self._service, key)
         except keyring.errors.NoKeyringError:
             fix = "install a backend of keyring, or choose another vault"
-            raise SecretError("", key, f"there is no keyring where the site runs: {fix}") from None
+            raise SecretError("", key, f"the site has no keyring: {fix}") from None
         if found is None:
-            raise SecretError("", key, f"the keyring has none: run 'keyring set SERVICE {key}' as the site's user")
+            fix = f"run 'keyring set SERVICE {key}' as the site's user"
+            raise SecretError("", key, f"the keyring has no such secret: {fix}")
         return found
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a store of jobs holds, and what it can do."""
+"""The interface of stores, and the values that they keep."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ import msgspec
 from dfm_async.errors import StoreError
 from dfm_async.model.status import JobStatus
 
-__all__ = ["READ_BYTES", "Entry", "Follower", "NewJob", "Owner", "Store", "StoredJob"]
-
 READ_BYTES: Final = 1 << 20
+"""The number of bytes that one read returns, about."""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One or more consecutive events of a job's log. The store does not look inside.
+    """One or more consecutive events of a job's log, opaque to the store.
 
     Attributes:
         first: the offset of the first of them. The offsets of a job have no gaps and begin with 0.
-        count: how many they are.
-        kind: what they are, for whoever wrote them.
+        count: their number.
+        kind: their kind, for the writer.
         head: the part that scanning needs.
         payload: the rest.
     """
@@ -34,14 +33,14 @@ class Entry(msgspec.Struct, frozen=True):
     payload: bytes
 
 
-class NewJob(msgspec.Struct, frozen=True):
+class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job that is about to begin.
 
     Attributes:
         job_id: its id.
-        plan: what it runs.
-        fingerprint: what two jobs with the same id must agree in.
-        options: how it runs.
+        plan: the encoded plan.
+        fingerprint: identifies what was submitted: two jobs with the same id must have the same.
+        options: the encoded options.
         created: when it was created.
         params: its first parameter sets.
         stopped: no further parameter sets will come.
@@ -56,15 +55,15 @@ class NewJob(msgspec.Struct, frozen=True):
     stopped: bool = False
 
 
-class Owner(msgspec.Struct, frozen=True):
-    """Who may write a job.
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """The open store that may write a job.
 
     Attributes:
-        fence: the number of the open store that owns the job; none is given twice.
+        fence: its fencing number; numbers are never reused.
         pid: its process.
-        host: where the process runs.
-        alive: whether that store is open, in a process that lives.
-        mine: whether it is the store that was asked.
+        host: the host of the process.
+        alive: whether the store is open, in a process that is alive.
+        mine: whether it is the store that returned this value.
     """
 
     fence: int
@@ -74,25 +73,25 @@ class Owner(msgspec.Struct, frozen=True):
     mine: bool
 
 
-class StoredJob(msgspec.Struct, frozen=True):
-    """What is committed of one job.
+class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
+    """The committed state of one job.
 
     Attributes:
         job_id: its id.
-        plan: as given when it was created.
-        fingerprint: as given when it was created.
-        options: as given when it was created.
+        plan: as in :class:`NewJob`.
+        fingerprint: as in :class:`NewJob`.
+        options: as in :class:`NewJob`.
         created: when it was created.
         finished: when it ended, if it did.
         status: its state; ``INTERRUPTED`` if it has not ended and its owner is dead.
         reason: why it is in this state.
         end: the offset that its next event will get.
-        frames: how many parameter sets are stored.
+        frames: the number of stored parameter sets.
         stopped: no further parameter sets will come.
-        errors: how many errors there were; None in files that do not have the number.
-        done: how many parameter sets are done; None in files that do not have the number.
-        owner: who may write it.
-        damage: what cannot be read of it, if anything; other values stand in the place of such ones then.
+        errors: the number of errors; None in files that do not have it.
+        done: the number of parameter sets that are done; None in files that do not have it.
+        owner: the store that may write it.
+        damage: what cannot be read, if anything; other values replace it.
     """
 
     job_id: str
@@ -113,37 +112,33 @@ class StoredJob(msgspec.Struct, frozen=True):
 
 
 class Follower(Protocol):
-    """Hears of the commits of another store."""
+    """Is notified of the commits of another store."""
 
     async def changed(self) -> bool:
-        """Waits until something was committed since the last call; the first call may return at once.
+        """Wait until something was committed since the last call; the first call may return at once.
 
         Returns:
-            Whether there may be more to come. False: the owner has ended, and everything it wrote can be read.
+            True while more may come; False when the owner has ended, and everything it wrote can be read.
         """
-        ...
 
 
 class Store(Protocol):
-    """Keeps jobs. Everything is called on the loop that opened it.
+    """Keeps jobs. All methods are called on the loop that opened it.
 
-    Writing only queues; what was queued is committed as soon as the commit before it is done. Reading shows what is
-    committed.
+    Writing only queues; what was queued is committed as soon as the commit before it is done. Reading returns what is
+    committed. A store for another database can build on ``dfm_async.store.group_commit``, which has the queue.
 
     Attributes:
-        fence: the number that this open store owns its jobs by.
-        on_commit: is called after every commit with the jobs that it touched, and the offset that each has reached.
-        on_fenced: is called when writes for a job were left out because it belongs to somebody else, or is deleted.
+        path: the location of the store.
+        fence: the fencing number of this open store: the number of its jobs' owner.
+        on_commit: is called after every commit with the jobs that it changed, and the offset that each has reached.
+        on_fenced: is called when writes for a job were left out because it has another owner, or is deleted.
         on_gap: is called when writes for a job were left out because others are missing before them; ``on_error`` if it
             is not set.
-        on_error: is called when a commit failed. What was queued stays queued; :meth:`flush` tries again.
+        on_error: is called when a commit failed. What was queued stays queued; :meth:`flush` retries it.
     """
 
-    @property
-    def path(self) -> str:
-        """Where the store is."""
-        ...
-
+    path: str
     fence: int
     on_commit: Callable[[dict[str, int]], None] | None
     on_fenced: Callable[[str], None] | None
@@ -151,44 +146,37 @@ class Store(Protocol):
     on_error: Callable[[StoreError], None] | None
 
     def claim_service(self) -> bool:
-        """Makes this the one open store that a web service serves; False if another one is. Ends when it is closed."""
-        ...
+        """Make this the one open store that a web service serves, until it is closed; False if there is another one."""
 
     async def open(self) -> None:
-        """Opens the store, and creates it if there is none."""
-        ...
+        """Open the store, and create it if it does not exist."""
 
     async def close(self) -> None:
-        """Commits what is queued and lets go of everything. Harmless when closed.
+        """Commit what is queued, and close the store. Does nothing if it is closed.
 
         Raises:
             StoreError: not everything could be committed. The store is closed nevertheless.
         """
-        ...
 
     @property
     def backlog(self) -> int:
-        """About how many bytes are queued and not yet committed."""
-        ...
+        """About the number of bytes that are queued and not yet committed."""
 
     def append(self, job_id: str, entry: Entry, *, errors: int = 0, done: int = 0) -> None:
-        """Queues the next events of a job of ours.
+        """Queue the next events of a job of this store.
 
         Args:
             job_id: the job.
             entry: the events.
-            errors: how many errors they report.
-            done: how many parameter sets they report as done.
+            errors: the number of errors that they report.
+            done: the number of parameter sets that they report as done.
         """
-        ...
 
     def discard(self, job_id: str) -> bool:
-        """Drops what is queued for a job; tells whether there was anything."""
-        ...
+        """Drop what is queued for a job. Return whether there was anything."""
 
     def add_params(self, job_id: str, first: int, rows: Sequence[bytes]) -> None:
-        """Queues the next parameter sets of a job of ours; ``first`` is the number of the first of them."""
-        ...
+        """Queue the next parameter sets of a job of this store; ``first`` is the number of the first of them."""
 
     def update(
         self,
@@ -199,74 +187,62 @@ class Store(Protocol):
         finished: float | None = None,
         stopped: bool | None = None,
     ) -> None:
-        """Queues a change of a job of ours. None leaves a value as it is; but reason and end belong to the status."""
-        ...
+        """Queue a change of a job of this store. None keeps a value; reason and end are set with the status."""
 
     async def create(self, job: NewJob) -> bool:
-        """Stores a new job, which is ours. It is committed on return; False if its id is taken.
+        """Store a new job, owned by this store. It is committed on return; False if its id is taken.
 
         Cancelled, it leaves no job behind, and does not wait for locks of other processes.
         """
-        ...
 
     def withdraw(self, job_id: str) -> None:
-        """Has :meth:`create` return False, unless the transaction that stores the job has begun."""
-        ...
+        """Let :meth:`create` return False, unless the transaction that stores the job has begun."""
 
     async def flush(self) -> None:
-        """Waits until everything queued before is committed.
+        """Wait until everything queued before is committed.
 
         Raises:
-            StoreError: it could not be. It stays queued.
+            StoreError: it cannot be committed. It stays queued.
         """
-        ...
 
     async def find(self, job_id: str) -> StoredJob | None:
-        """Gives a job, or None."""
-        ...
+        """Return a job, or None."""
 
     async def jobs(self, limit: int = -1) -> list[StoredJob]:
-        """Gives the newest jobs, in the order in which they were created: at most so many, or all."""
-        ...
+        """Return the newest jobs, at most ``limit`` or all, in the order in which they were created."""
 
     async def read(self, job_id: str, start: int, max_bytes: int = READ_BYTES) -> list[Entry]:
-        """Gives the entry that holds an offset and those behind it, about as much as ``max_bytes``, but at least one.
+        """Return the entry that holds an offset and those behind it, about ``max_bytes``, but at least one.
 
         Nothing if the job has not reached the offset, or does not exist.
         """
-        ...
 
     def heads(self, job_id: str, after_first: int = 0) -> AsyncIterator[Entry]:
-        """Gives the entries that begin at an offset or behind it, with empty payloads."""
-        ...
+        """Yield the entries that begin at an offset or behind it, with empty payloads."""
 
     async def params(self, job_id: str, frames: Sequence[int]) -> dict[int, bytes]:
-        """Gives parameter sets by their numbers; those that are not stored are missing."""
-        ...
+        """Return parameter sets by their numbers; those that are not stored are missing."""
 
     async def take_over(self, job_id: str) -> StoredJob:
-        """Makes a job ours if its owner is dead. Cancelled, it leaves the job interrupted.
+        """Make this store the owner of a job whose owner is dead. Cancelled, it leaves the job interrupted.
 
         Raises:
             JobNotFound: there is no such job.
             JobOwned: its owner is alive.
             StoreError: what is stored of it is damaged.
         """
-        ...
 
     async def delete(self, job_id: str) -> None:
-        """Deletes a job that is ours or whose owner is dead.
+        """Delete a job that this store owns or whose owner is dead.
 
         Raises:
             JobNotFound: there is no such job.
             JobOwned: its owner is alive.
         """
-        ...
 
     def follow(self, fence: int) -> AbstractAsyncContextManager[Follower]:
-        """Listens to the commits of an owner. Enter it first and read then, so that nothing is missed.
+        """Follow the commits of an owner. Enter this first and read then, so that nothing is missed.
 
         Raises:
             StoreError: the owner is alive but cannot be reached.
         """
-        ...

@@ -1,13 +1,16 @@
-"""One connection to the file, in a thread of its own; SQL errors become errors that say what to do.
+"""The SQLite file: its tables, and one connection in a thread of its own, whose errors say what to do.
 
 SQLite itself does not wait for locks of other processes: a thread that waits inside SQLite cannot be interrupted.
 Instead, the call fails at once and :meth:`Database.run` repeats it until the lock is free, so that cancelling takes
 effect immediately.
+
+What changes with every commit (``jobs``) is apart from what never changes (``plans``): SQLite rewrites whole rows.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 import threading
@@ -17,32 +20,77 @@ from typing import Any, Final, TypeVar, cast
 
 import aiosqlite
 
-from dfm_async.base.completion import completed
+from dfm_async.base.backoff import delays
+from dfm_async.base.tasks import completed
 from dfm_async.errors import StoreError
-
-__all__ = ["Damage", "Database", "explain", "identity"]
 
 T = TypeVar("T")
 
 _FIRST_WAIT: Final = 0.001
 _LONGEST_WAIT: Final = 0.05
-"""How many seconds lie between two attempts to get the lock, at first and at most."""
+"""The number of seconds between two attempts to get the lock, at first and at most."""
+_UNLOCK: Final = "End the process that holds a transaction open, and try again"
+_CHOOSE: Final = "Pass the path of a store, or of a file that does not exist yet"
 _RESTORE: Final = "Restore it from a copy, or delete the damaged job with session.forget"
 
 _ADVICE = {
-    sqlite3.SQLITE_BUSY: ("another process keeps it locked", "End whatever holds a transaction open, and try again"),
-    sqlite3.SQLITE_LOCKED: ("it is locked", "End whatever holds a transaction open, and try again"),
+    sqlite3.SQLITE_BUSY: ("another process keeps it locked", _UNLOCK),
+    sqlite3.SQLITE_LOCKED: ("it is locked", _UNLOCK),
     sqlite3.SQLITE_FULL: ("the disk is full", "Make room, and try again"),
     sqlite3.SQLITE_READONLY: ("it cannot be written", "Make the file and its folder writable"),
     sqlite3.SQLITE_CANTOPEN: ("it cannot be opened", "See that its folder exists and is writable"),
     sqlite3.SQLITE_IOERR: ("the disk failed to read or write it", "Check the disk and its free space"),
-    sqlite3.SQLITE_NOTADB: ("this is no SQLite database", "Give the path of a store, or of no file yet"),
+    sqlite3.SQLITE_NOTADB: ("it is not an SQLite database", _CHOOSE),
     sqlite3.SQLITE_CORRUPT: ("the database is damaged", "Restore it from a copy, or begin with a new file"),
 }
 
+VERSION: Final = 1
+"""The version of the format. A store of another version is not opened."""
+FENCES: Final = range(1, 1 << 62)
+"""The valid fencing numbers: each is the position of a byte in a file."""
+_APPLICATION: Final = 0x44464D41
+"""``PRAGMA application_id``: distinguishes stores from other databases."""
+_MODE: Final = 0o600
+_FILES: Final = ("", "-lock", "-wal", "-shm")
+"""The suffixes of the files that belong to a store."""
+
+_TABLES: Final = (
+    "CREATE TABLE meta (version INTEGER NOT NULL, last_fence INTEGER NOT NULL)",
+    "CREATE TABLE owners (fence INTEGER PRIMARY KEY, pid INTEGER NOT NULL, host TEXT NOT NULL, address BLOB)",
+    """
+    CREATE TABLE jobs (
+        job INTEGER PRIMARY KEY AUTOINCREMENT, job_id TEXT NOT NULL UNIQUE, fence INTEGER NOT NULL,
+        created REAL NOT NULL, finished REAL, status TEXT NOT NULL, reason TEXT, "end" INTEGER NOT NULL,
+        frames INTEGER NOT NULL, stopped INTEGER NOT NULL, errors INTEGER, done INTEGER
+    )
+    """,
+    "CREATE INDEX jobs_by_fence ON jobs (fence)",
+    "CREATE TABLE plans (job INTEGER PRIMARY KEY, plan BLOB NOT NULL, fingerprint TEXT, options BLOB NOT NULL)",
+    "CREATE TABLE params (job INTEGER NOT NULL, frame INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (job, frame))",
+    # The payload is last: reading the others does not touch the pages that it fills. With rowids: without them, a row
+    # of a quarter of a page would take a page of its own.
+    """
+    CREATE TABLE entries (
+        job INTEGER NOT NULL, first INTEGER NOT NULL, count INTEGER NOT NULL, kind INTEGER NOT NULL,
+        head BLOB NOT NULL, payload BLOB NOT NULL, PRIMARY KEY (job, first)
+    )
+    """,
+    f"PRAGMA application_id = {_APPLICATION}",
+)
+_COLUMNS: Final = {
+    "meta": {"version", "last_fence"},
+    "owners": {"fence", "pid", "host", "address"},
+    "jobs": {"job", "job_id", "fence", "created", "finished", "status", "reason", "end", "frames", "stopped"},
+    "plans": {"job", "plan", "fingerprint", "options"},
+    "params": {"job", "frame", "data"},
+    "entries": {"job", "first", "count", "kind", "head", "payload"},
+}
+_ADDED: Final = ("errors", "done")
+"""Columns of ``jobs`` that the first files of this version lack; NULL means that the number is unknown."""
+
 
 def explain(path: str, error: sqlite3.Error | OSError) -> StoreError:
-    """Says what is wrong with the file, and what to do."""
+    """Return an error that describes what is wrong with the file, and what to do."""
     if isinstance(error, OSError):
         problem, advice = str(error.strerror or error), "See that its folder exists and is writable"
     else:
@@ -57,17 +105,11 @@ def explain(path: str, error: sqlite3.Error | OSError) -> StoreError:
 
 
 class Damage(Exception):
-    """A row that no store of ours has written; the message says which."""
+    """A row that no store has written; the message names it."""
 
 
 class Database:
-    """One connection. Functions run in its thread, one after the other, with the connection as their argument.
-
-    Args:
-        path: the file.
-        role: what the connection is for; names its thread.
-        busy_timeout: how many seconds to wait for another process that holds a lock.
-    """
+    """One connection. Functions run in its thread, one after the other, with the connection as their argument."""
 
     def __init__(self, path: str, role: str, busy_timeout: float) -> None:
         self.path = path
@@ -82,7 +124,7 @@ class Database:
         self._connection = connection
 
     async def connect(self) -> None:
-        """Opens the connection. If it is cancelled, the connection is closed again."""
+        """Open the connection. If cancelled, close it again."""
         await completed(self._connect(), lambda _: self.close())  # the thread would open it all the same
 
     async def _connect(self) -> None:
@@ -112,7 +154,7 @@ class Database:
         """
         connection = cast("Any", self._connection)
         loop = asyncio.get_running_loop()
-        deadline, pause = loop.time() + (self._busy_timeout if wait else 0), _FIRST_WAIT
+        deadline, pauses = loop.time() + (self._busy_timeout if wait else 0), delays(_FIRST_WAIT, _LONGEST_WAIT)
         while True:
             try:
                 # Every public method is one statement, and one hop.
@@ -125,11 +167,10 @@ class Database:
             except (sqlite3.Error, OSError) as error:
                 if not _is_busy(error) or loop.time() >= deadline:
                     raise explain(self.path, error) from error
-            await asyncio.sleep(min(pause, deadline - loop.time()))
-            pause = min(2 * pause, _LONGEST_WAIT)
+            await asyncio.sleep(min(next(pauses), deadline - loop.time()))
 
     async def close(self) -> None:
-        """Closes the connection and ends its thread."""
+        """Close the connection, and end its thread."""
         try:
             await self._connection.close()
         except sqlite3.Error as error:
@@ -152,6 +193,101 @@ def _call(connection: sqlite3.Connection, call: Callable[[sqlite3.Connection], T
 
 
 def identity(path: str) -> tuple[int, int]:
-    """Which file a path names."""
+    """Return the device and the inode of a file."""
     found = os.stat(path)
     return found.st_dev, found.st_ino
+
+
+# the format
+
+
+def check_owner(path: str) -> None:
+    """Refuse files of another user, who could change what is read from them.
+
+    Raises:
+        StoreError: one of the files of the store belongs to another user.
+    """
+    for name in (path + suffix for suffix in _FILES):
+        with contextlib.suppress(FileNotFoundError):
+            owner = os.stat(name).st_uid
+            if owner != os.geteuid():
+                raise StoreError(
+                    path,
+                    f"the file {name} belongs to another user (uid {owner}, this process has {os.geteuid()})",
+                    "Use a store of your own, or run as the user who owns it",
+                )
+
+
+def create_file(path: str) -> None:
+    """Create an empty file that only its user can read, if it does not exist; SQLite's own files get its mode."""
+    # One that exists is not opened: closing it would drop the locks that SQLite has on it in this process.
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE))
+
+
+def prepare(connection: sqlite3.Connection, path: str) -> None:
+    """Check that the database is a store, and make it one if it is empty.
+
+    Raises:
+        StoreError: it is not a store, or has another version.
+    """
+    if _is_new(connection, path):
+        connection.execute("BEGIN IMMEDIATE")
+        with connection:
+            if _is_new(connection, path):  # else another process was faster
+                for statement in _TABLES:
+                    connection.execute(statement)
+                connection.execute("INSERT INTO meta (version, last_fence) VALUES (?, 0)", (VERSION,))
+    elif _missing(connection):
+        connection.execute("BEGIN IMMEDIATE")
+        with connection:
+            for name in _missing(connection):
+                connection.execute(f"ALTER TABLE jobs ADD COLUMN {name} INTEGER")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+
+
+def _missing(connection: sqlite3.Connection) -> list[str]:
+    return [name for name in _ADDED if name not in _columns(connection, "jobs")]
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> dict[str, int]:
+    """Return the columns of a table, and whether each is computed rather than stored."""
+    return {row[1]: row[6] for row in connection.execute(f"PRAGMA table_xinfo({table})")}
+
+
+def _is_new(connection: sqlite3.Connection, path: str) -> bool:
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    if application != _APPLICATION:
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if application or tables:
+            raise StoreError(path, "this is a database, but not a store of jobs", _CHOOSE)
+        return True
+    _check_tables(connection, path)
+    row = connection.execute("SELECT version, last_fence FROM meta").fetchone()
+    if row is None or not all(isinstance(value, int) for value in row) or row[1] + 1 not in FENCES:
+        raise _damaged(path, f"table 'meta' holds {row!r}, not a version and a fencing number")
+    version = row[0]
+    if version != VERSION:
+        what = "Use a newer dfm_async" if version > VERSION else "Use the dfm_async that wrote it"
+        raise StoreError(path, f"its format has version {version}, this is for version {VERSION}", what)
+    return False
+
+
+def _check_tables(connection: sqlite3.Connection, path: str) -> None:
+    """Refuse what could run code of its own when it is read or written: views, virtual tables, triggers."""
+    objects = connection.execute("SELECT type, name, rootpage FROM sqlite_master").fetchall()
+    stored = {name for kind, name, page in objects if kind == "table" and page}
+    for table, columns in _COLUMNS.items():
+        if table not in stored:
+            raise _damaged(path, f"{table!r} is missing, or not a table")
+        found = _columns(connection, table)
+        if columns - found.keys() or any(found.values()):
+            raise _damaged(path, f"table {table!r} does not have the columns that it should have")
+    for kind, name, _ in objects:
+        if kind == "trigger":
+            raise _damaged(path, f"it has a trigger ({name!r})")
+
+
+def _damaged(path: str, problem: str) -> StoreError:
+    return StoreError(path, problem, "Restore it from a copy, or begin with a new file")

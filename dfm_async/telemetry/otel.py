@@ -1,4 +1,4 @@
-"""OpenTelemetry: the only module that knows it. Loaded only where somebody else has loaded OpenTelemetry already."""
+"""Spans in OpenTelemetry. This module is loaded only in processes that have loaded OpenTelemetry already."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from opentelemetry.trace import NonRecordingSpan, ProxyTracerProvider, SpanConte
 from opentelemetry.trace.status import Status, StatusCode
 
 from dfm_async.model.events import Scalar
-from dfm_async.telemetry.queue import SpanSource
+from dfm_async.telemetry.sinks import SpanSource
 from dfm_async.telemetry.spans import Made, Span, new_span_id
-
-__all__ = ["Bridge", "enter_span", "find_bridge"]
 
 _log = logging.getLogger(__name__)
 
@@ -23,68 +21,63 @@ _SCOPE: Final = "dfm_async"
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 
 
-def enter_span(trace_id: str, span: int) -> Callable[[], None]:
-    """Makes a span the current one for libraries that use OpenTelemetry; the function that it gives undoes that."""
+def enter_span(trace_id: str, span: int) -> Callable[[], object]:
+    """Make a span the current one for users of OpenTelemetry; return a function that restores the previous one."""
     return _enter(SpanContext(int(trace_id, 16), span, is_remote=True, trace_flags=_SAMPLED))
 
 
-def _enter(place: SpanContext) -> Callable[[], None]:
+def _enter(place: SpanContext) -> Callable[[], object]:
     before = context.get_current()
     context.attach(trace.set_span_in_context(NonRecordingSpan(place), before))
     # Attached again instead of detached: a generator can be entered in one task and left in another.
-    return lambda: _leave(before)
-
-
-def _leave(before: Any) -> None:
-    context.attach(before)
+    return lambda: context.attach(before)
 
 
 class Bridge:
-    """Hands spans to the SDK that the user has set up. Those of sites keep the ids that the sites gave them.
+    """Passes spans to the SDK that the user has set up. Spans of sites keep their ids.
 
-    The SDK's own way to make spans gives them other ids, and costs more. So the user's sampler is asked
-    at the beginning, and finished spans are handed to the provider's span processors, which is what the SDK does.
+    Spans that the SDK makes get other ids, and cost more. So the user's sampler is called at the beginning, and
+    finished spans go to the provider's span processors, as the SDK does it.
     """
 
     def __init__(self, provider: Any) -> None:
         self._sampler = provider.sampler
         self._new_trace_id = provider.id_generator.generate_trace_id
-        self._on_end = provider._active_span_processor.on_end  # noqa: SLF001 - there is no public way
+        self._on_end = provider._active_span_processor.on_end  # noqa: SLF001 - there is no public access
         self._made = _span_type(provider.resource)
 
     def in_span(self) -> bool:
-        """Whether the running code belongs to a span."""
+        """Return whether the running code belongs to a span."""
         return bool(trace.get_current_span().get_span_context().is_valid)
 
     def decide(
         self, name: str, attributes: dict[str, Scalar], headers: Mapping[str, str] | None
     ) -> tuple[str, int, dict[str, Scalar]] | None:
-        """Asks the user's sampler whether to trace what begins now, below the current span.
+        """Let the user's sampler decide whether to trace the work that begins now, below the current span.
 
         Args:
-            name: what it is.
-            attributes: what is known of it.
-            headers: of a request: the user's propagator reads them.
+            name: the name of the span.
+            attributes: its attributes.
+            headers: the headers of a request, which the user's propagator reads.
 
         Returns:
-            The trace, the parent (0 if there is none), and the attributes that the sampler wants; None if it wants
-            no trace.
+            The trace, the parent (0 without one), and the attributes of the sampler; None for no trace.
         """
         here = context.get_current() if headers is None else propagate.extract(headers)
         kind = SpanKind.INTERNAL if headers is None else SpanKind.SERVER
         parent = trace.get_current_span(here).get_span_context()
         trace_id = parent.trace_id if parent.is_valid else self._new_trace_id()
-        said = self._sampler.should_sample(here, trace_id, name, kind, attributes, ())
-        if not said.decision.is_sampled():
+        sampled = self._sampler.should_sample(here, trace_id, name, kind, attributes, ())
+        if not sampled.decision.is_sampled():
             return None
-        return f"{trace_id:032x}", parent.span_id, {**attributes, **said.attributes}
+        return f"{trace_id:032x}", parent.span_id, {**attributes, **sampled.attributes}
 
-    def enter_unwanted(self) -> Callable[[], None]:
-        """Makes a span the current one that the sampler did not want; the function that it gives undoes that."""
+    def enter_unsampled(self) -> Callable[[], object]:
+        """Make a span the current one that is not sampled; return a function that restores the previous one."""
         return _enter(SpanContext(self._new_trace_id(), new_span_id(), is_remote=False))
 
     def end(self, source: SpanSource, spans: Sequence[Made]) -> None:
-        """Hands spans that have ended to the span processors."""
+        """Pass spans that have ended to the span processors."""
         trace_id, on_end, made_of = int(source.trace_id, 16), self._on_end, self._made
         for made in spans:
             place = SpanContext(trace_id, made[1], is_remote=False, trace_flags=_SAMPLED)
@@ -92,7 +85,7 @@ class Bridge:
 
 
 def _span_type(resource: Any) -> Callable[[SpanContext, SpanSource, Made], Any]:
-    """The SDK's kind of spans, made of ours when somebody looks at them: usually the thread that exports them."""
+    """Return the SDK's type of spans, filled from ours on first access: usually by the thread that exports them."""
     from opentelemetry.sdk.trace import Event, ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
@@ -118,9 +111,9 @@ def _span_type(resource: Any) -> Callable[[SpanContext, SpanSource, Made], Any]:
             status, events = Status(StatusCode.UNSET), []
             if span.status == "error":
                 status = Status(StatusCode.ERROR, span.message)
-                told = {name: value for name, value in attributes.items() if name.startswith("exception.")}
-                attributes = {name: value for name, value in attributes.items() if name not in told}
-                events = [Event("exception", told, timestamp=span.end)] if told else []
+                exception = {name: value for name, value in attributes.items() if name.startswith("exception.")}
+                attributes = {name: value for name, value in attributes.items() if name not in exception}
+                events = [Event("exception", exception, timestamp=span.end)] if exception else []
             super().__init__(
                 span.name,
                 context=self._context,
@@ -147,7 +140,7 @@ class _Known:
 
 
 def find_bridge() -> Bridge | None:
-    """The bridge to the SDK that is set up in this process, if one is."""
+    """Return the bridge to the SDK that is set up in this process, if one is."""
     provider = trace.get_tracer_provider()
     if provider is not _Known.provider:
         _Known.provider, _Known.bridge = provider, _bridge_to(provider)

@@ -1,71 +1,90 @@
-"""At a site: gathers the spans of one job at one location, until they are sent."""
+"""Collects the spans of one job at one location of a site: of calls, and those that users' code opens."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+import traceback
 from collections import deque
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Final, Protocol
 
 from dfm_async.model.events import Scalar
 from dfm_async.model.ids import Frame
-from dfm_async.telemetry.current import Position
-from dfm_async.telemetry.spans import Made, Origin, failure_attributes, frame_text, new_span_id
-
-__all__ = ["Failure", "Recorder", "TracedCall"]
+from dfm_async.model.scalars import plain_text, plain_values
+from dfm_async.telemetry.current import Position, current_position, enter_position
+from dfm_async.telemetry.spans import (
+    Made,
+    Origin,
+    decode_made,
+    failure_attributes,
+    frame_text,
+    hop_attributes,
+    new_span_id,
+)
 
 _BATCH: Final = 256
-"""So many spans that wait are sent without waiting for anything else."""
+"""The number of waiting spans that are sent at once."""
 _LIMIT: Final = 8192
-"""How many spans may wait here, or be on their way and not taken. Further ones are counted and left out."""
+"""The most spans that may wait or be in flight. Further ones are counted and dropped."""
 
 _SHORTEST_WAIT: Final = 0.001
-"""From how many seconds on it is noted that a call has waited."""
+"""The least number of seconds of waiting that is recorded."""
+_LONGEST: Final = 4096
+"""The most characters of a text that are kept."""
+_LONGEST_TRACEBACK: Final = 16 * 1024
 
 Failure = tuple[str, str, str]
-"""What went wrong: the kind of the error, its message, its traceback."""
-
-
-class OpenSpan(Protocol):
-    """A span that has not ended."""
-
-    def end(self, failure: Failure | None) -> None:
-        """Ends it; what comes after the first time does not count."""
-        ...
+"""The type of an error, its message, its traceback."""
 
 
 class TracedCall:
     """One attempt of a call, while it runs. ``span`` is the id of its span."""
 
-    __slots__ = ("_attributes", "_end", "_start", "recorder", "span")
+    __slots__ = ("_attributes", "_end", "_queued", "_start", "recorder", "span")
 
     def __init__(self, recorder: Recorder, span: int, attributes: dict[str, Scalar]) -> None:
         self.recorder = recorder
         self.span = span
         self._attributes = attributes
-        self._start = time.time_ns()
+        self._queued = self._start = time.time_ns()
         self._end: int | None = None
 
     def given(self, provider: str | None, size: int | None) -> None:
-        """Notes what it was called with: of whom, and how many bytes."""
+        """Record the provider and the size of its arguments."""
         if provider is not None:
             self._attributes["dfm.provider"] = provider
         if size is not None:
             self._attributes["dfm.bytes_in"] = size
-        self._start = time.time_ns()  # that took time of its own
+        self._queued = self._start = time.time_ns()  # that took time of its own
 
     def started(self) -> None:
-        """Notes that it has got what it waited for, such as a thread; its span begins now."""
-        now = time.time_ns()
-        waited = (now - self._start) / 1e9
+        """Record that the wait, such as for a thread, is over; its span begins now."""
+        self._began(time.time_ns())
+
+    def granted(self, waited_for: str) -> None:
+        """Record that the limits of the site let it start, and which of them it had to wait for."""
+        if waited_for:
+            self._attributes["dfm.wait.for"] = waited_for
+        self._began(time.time_ns())
+
+    def _began(self, start: int) -> None:
+        waited = (start - self._queued) / 1e9
         if waited >= _SHORTEST_WAIT:
             self._attributes["dfm.waited"] = round(waited, 6)
-        self._start = now
+        self._start = start
+
+    def ran(self, start: float, seconds: float, worker: int) -> None:
+        """Record when it ran in another process: since when, in seconds since 1970, and for how long."""
+        self._began(int(start * 1e9))
+        self._attributes["dfm.worker"] = worker
+        self._end = self._start + int(seconds * 1e9)
 
     def returned(self, size: Callable[[], int | None]) -> None:
-        """Notes how many bytes it has returned; finding that out does not count."""
-        self._end = time.time_ns()
+        """Record the size of its result; the time to find that out does not count."""
+        self._end = self._end or time.time_ns()
         found = size()
         if found is not None:
             self._attributes["dfm.bytes_out"] = found
@@ -76,14 +95,14 @@ class TracedCall:
         return Position(self.recorder.trace_id, self.span, self.span)
 
     def end(self, failure: Failure | None) -> None:
-        """It has returned or raised; what comes after the first time does not count."""
+        """Record that it has returned or raised; only the first call counts."""
         recorder = self.recorder
         if recorder.open.pop(self.span, None) is not None:
             recorder.add("dfm.operation", self.span, recorder.span, self._start, self._attributes, failure, self._end)
 
 
 class Recorder:
-    """Gathers spans. They may be added by any thread; all else happens on the loop.
+    """Collects spans. They may be added by any thread; all else happens on the loop.
 
     Args:
         site: the site.
@@ -96,36 +115,21 @@ class Recorder:
         open: the spans that have not ended, by their ids.
     """
 
-    __slots__ = (
-        "_asked",
-        "_left_out",
-        "_lock",
-        "_on_batch",
-        "_on_the_way",
-        "_run",
-        "_started",
-        "_waiting",
-        "open",
-        "site",
-        "span",
-        "trace_id",
-    )
-
     def __init__(self, site: str, trace_id: str, span: int, run: int, on_batch: Callable[[], None]) -> None:
         self.trace_id = trace_id
         self.span = span
         self.site = site
-        self.open: dict[int, OpenSpan] = {}
+        self.open: dict[int, TracedCall | RecordedSpan] = {}
         self._run = run
         self._on_batch = on_batch
         self._started = time.time_ns()
         self._waiting: deque[Made] = deque()
         self._asked = False
-        self._on_the_way = 0
+        self._in_flight = 0
         self._left_out = 0
         self._lock = threading.Lock()
 
-    # what happens
+    # recording
 
     def add(
         self,
@@ -137,9 +141,9 @@ class Recorder:
         failure: Failure | None = None,
         end: int | None = None,
     ) -> None:
-        """Takes a span that ends now, or has ended before."""
+        """Take a span that ends now, or has ended before."""
         waiting = self._waiting
-        if len(waiting) + self._on_the_way >= _LIMIT:
+        if len(waiting) + self._in_flight >= _LIMIT:
             with self._lock:
                 self._left_out += 1
             return
@@ -152,8 +156,17 @@ class Recorder:
             self._asked = True
             self._on_batch()
 
+    def adopt(self, spans: bytes) -> None:
+        """Take spans that a call has made in another process."""
+        for made in decode_made(spans):
+            if len(self._waiting) + self._in_flight >= _LIMIT:
+                with self._lock:
+                    self._left_out += 1
+            else:
+                self._waiting.append(made)
+
     def begin_call(self, operation: str, node: str, frame: Frame, attempt: int) -> TracedCall:
-        """An attempt of a call begins."""
+        """Begin the span of an attempt of a call."""
         attributes: dict[str, Scalar] = {
             "dfm.operation": operation,
             "dfm.node": node,
@@ -165,46 +178,41 @@ class Recorder:
         return call
 
     def arrived(self, origin: Origin, tokens: int, size: int) -> None:
-        """Values have come from another location, or from the application."""
-        attributes: dict[str, Scalar] = {
-            "dfm.from": origin.process,
-            "dfm.to": self.site,
-            "dfm.tokens": tokens,
-            "dfm.bytes": size,
-        }
+        """Record values that have arrived from another location, or from the application."""
+        attributes = hop_attributes(origin, self.site, tokens, size)
         self.add("dfm.hop", new_span_id(), origin.span, origin.sent, attributes)
 
     def origin(self) -> Origin:
-        """What a message tells that is sent now."""
+        """Return the origin of a message that is sent now."""
         return Origin(self.span, time.time_ns(), self.site)
 
     # sending
 
     @property
     def full(self) -> bool:
-        """Whether so many wait that they should be sent."""
+        """Whether enough spans wait to be sent."""
         return len(self._waiting) >= _BATCH
 
     def take(self) -> list[Made]:
-        """Gives the spans that wait; they are on their way until they were :meth:`taken`."""
+        """Return the waiting spans; they are in flight until they are :meth:`taken`."""
         waiting = self._waiting
         self._asked = False
         found = [waiting.popleft() for _ in range(len(waiting))]
-        self._on_the_way += len(found)
+        self._in_flight += len(found)
         return found
 
     def taken(self, count: int) -> None:
-        """The application has taken spans: there is room for others."""
-        self._on_the_way -= count
+        """Record that the application has taken spans: there is room for others."""
+        self._in_flight -= count
 
     def end(self, cut_short: str | None) -> list[Made]:
-        """The job has ended here: gives what waits, and the location's own span.
+        """Return the waiting spans and the location's own span: the job has ended here.
 
         Args:
-            cut_short: what to say of spans that have not ended; None if that is well, as of generators that nobody
-                reads to their ends.
+            cut_short: the error of spans that have not ended; None if that is no error, as with generators that are not
+                read to their ends.
         """
-        self._on_batch = _nobody
+        self._on_batch = lambda: None  # spans are not sent any longer
         for span in list(self.open.values()):
             span.end(None if cut_short is None else ("Cancelled", cut_short, ""))
         found = self.take()
@@ -215,5 +223,115 @@ class Recorder:
         return found
 
 
-def _nobody() -> None:
-    """Whoever sent the spans does so no more."""
+# spans of users
+
+
+class UserSpan(Protocol):
+    """The result of ``context.span(...)``. It lasts as long as its ``with`` block."""
+
+    def set(self, **attributes: Any) -> None:
+        """Add attributes, such as those that are known only at the end.
+
+        Raises:
+            TypeError: a value is not a number, a string or a truth value.
+            ValueError: a whole number needs more than 64 bits.
+        """
+        ...
+
+    def __enter__(self) -> UserSpan: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None: ...
+
+
+class RecordedSpan:
+    """A span of a job that is traced.
+
+    Args:
+        call: the enclosing call.
+        name: its name.
+        attributes: its attributes.
+    """
+
+    __slots__ = ("_attributes", "_call", "_leave", "_name", "_parent", "_span", "_start")
+
+    def __init__(self, call: TracedCall, name: str, attributes: Mapping[str, Any]) -> None:
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"the name of a span must be a string that is not empty, not {name!r}")
+        self._call = call
+        self._name = _short(name)
+        self._attributes = _written(attributes)
+        self._span = self._parent = self._start = 0
+        self._leave: Callable[[], None] | None = None
+
+    def set(self, **attributes: Any) -> None:
+        """Add attributes."""
+        self._attributes.update(_written(attributes))
+
+    def __enter__(self) -> RecordedSpan:
+        if self._span:
+            raise RuntimeError(f"the span {self._name!r} was opened before; call context.span(...) for each span")
+        call, at = self._call, current_position()
+        # A thread that the user started, or code that another call drives, has no current position.
+        self._parent = at.span if at is not None and at.call == call.span else call.span
+        self._span = new_span_id()
+        self._leave = enter_position(Position(call.recorder.trace_id, self._span, call.span))
+        self._start = time.time_ns()
+        call.recorder.open[self._span] = self
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._leave is None:
+            return
+        self._leave()
+        self._leave = None
+        # A generator that is not read to its end has not failed.
+        self.end(None if error is None or isinstance(error, GeneratorExit) else failure_of(error))
+
+    def end(self, failure: Failure | None) -> None:
+        """Record its end: when it is left, or before that when the job has ended."""
+        recorder = self._call.recorder
+        if recorder.open.pop(self._span, None) is not None:
+            recorder.add(self._name, self._span, self._parent, self._start, self._attributes, failure)
+
+
+class _NoSpan:
+    __slots__ = ()
+
+    def set(self, **attributes: Any) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> _NoSpan:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing."""
+
+
+NO_SPAN: Final[UserSpan] = _NoSpan()
+"""The result of ``context.span(...)`` in a job that is not traced."""
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Describe an error for a span."""
+    try:
+        message, text = str(error), "".join(traceback.format_exception(error))
+    except Exception as problem:  # noqa: BLE001 - str() of a user's exception can do anything
+        message, text = f"(no message: str() raised {type(problem).__name__})", ""
+    return type(error).__qualname__, _short(message), plain_text(text)[-_LONGEST_TRACEBACK:]
+
+
+def _written(attributes: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Return attributes that fit into JSON, and are not too long."""
+    found = plain_values(attributes, "attribute")
+    for name, value in found.items():
+        if type(value) is str:
+            found[name] = _short(value)
+        elif type(value) is float and not math.isfinite(value):
+            found[name] = str(value)
+    return found
+
+
+def _short(text: str) -> str:
+    return plain_text(text)[:_LONGEST]  # cut last: half a secret is one, too

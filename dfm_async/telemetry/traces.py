@@ -1,28 +1,32 @@
-"""In the application: the traces of a session's jobs, put together from what happens here and what the sites send."""
+"""The traces of a session's jobs, assembled in the application from its own spans and those of the sites."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from dfm_async.model.events import Scalar
-from dfm_async.telemetry.current import Position, current_position, enter_position
-from dfm_async.telemetry.queue import SpanQueue, SpanSource
-from dfm_async.telemetry.sinks import Sink
-from dfm_async.telemetry.spans import APPLICATION, Made, Origin, failure_attributes, new_span_id, new_trace_id
-from dfm_async.telemetry.traceparent import read_traceparent
-from dfm_async.telemetry.user_spans import failure_of
+from dfm_async.telemetry.current import Position, current_position, enter_position, read_traceparent
+from dfm_async.telemetry.recorder import failure_of
+from dfm_async.telemetry.sinks import Sink, SpanQueue, SpanSource
+from dfm_async.telemetry.spans import (
+    APPLICATION,
+    Made,
+    Origin,
+    failure_attributes,
+    hop_attributes,
+    new_span_id,
+    new_trace_id,
+)
 
 if TYPE_CHECKING:
     from dfm_async.telemetry.otel import Bridge
 
-__all__ = ["ApplicationSpan", "JobTrace", "Traces"]
-
-_UNTOLD: Final = "its end was not told"
+_UNREPORTED: Final = "its end was not reported"
 _UNTRACED: Final[AbstractContextManager[None]] = nullcontext()
 
 
@@ -41,7 +45,7 @@ class Traces:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Keeps the sink open. What opening it raises, this raises."""
+        """Keep the sink open. What opening it raises, this raises."""
         if self._sink is not None:
             self._sink.open()
         try:
@@ -52,23 +56,23 @@ class Traces:
                 self._sink.close()
 
     def add(self, sink: Sink) -> None:
-        """Lets another sink take spans, too, until it is removed. Once is enough."""
+        """Let another sink take spans, too, until it is removed. Once is enough."""
         if sink not in self._queue.sinks:
             self._queue.sinks.append(sink)
 
     def remove(self, sink: Sink) -> None:
-        """A sink takes no more spans."""
+        """Remove a sink."""
         if sink in self._queue.sinks:
             self._queue.sinks.remove(sink)
 
     def flush(self) -> None:
-        """Hands on all spans that have come."""
+        """Hand on all spans that have come."""
         self._queue.flush()
 
     def execution(
         self, start: int, pipeline: str | None, *, resumed: bool = False
     ) -> AbstractContextManager[ApplicationSpan | None]:
-        """Begins the span of an execution, if it is to be traced."""
+        """Begin the span of an execution, if it is to be traced."""
         if not self._queue.sinks and "opentelemetry.trace" not in sys.modules:
             return _UNTRACED
         attributes: dict[str, Scalar] = {"dfm.pipeline": pipeline or ""}
@@ -80,9 +84,9 @@ class Traces:
     def request(
         self, start: int, attributes: dict[str, Scalar], headers: Mapping[str, str]
     ) -> Iterator[ApplicationSpan | None]:
-        """Begins the span of a request, a part of the caller's trace if there is one; or nothing.
+        """Begin the span of a request, a part of the caller's trace if there is one; or nothing.
 
-        Nothing, too, if somebody else has made a span for the request already: what is executed belongs to that.
+        Nothing, too, if there is a span for the request already: the execution belongs to that.
         """
         bridge = _bridge()
         if bridge is not None and bridge.in_span():
@@ -90,9 +94,9 @@ class Traces:
             return
         with self.begin("dfm.request", start, attributes, headers) as span:
             if span is not None:
-                leave = enter_position(span.position)
+                leave: Callable[[], object] = enter_position(span.position)
             elif bridge is not None:
-                leave = bridge.enter_unwanted()  # what it executes is not traced, either
+                leave = bridge.enter_unsampled()  # its executions are not traced, either
             else:
                 yield None
                 return
@@ -104,13 +108,13 @@ class Traces:
     def begin(
         self, name: str, start: int, attributes: dict[str, Scalar], headers: Mapping[str, str] | None = None
     ) -> AbstractContextManager[ApplicationSpan | None]:
-        """Begins a span of the application: the first of a trace, or a part of the current one; or nothing.
+        """Begin a span of the application: the first of a trace, or a part of the current one; or nothing.
 
         Args:
             name: what it is.
             start: when it began.
             attributes: what is known of it.
-            headers: of a request, which may tell a trace that it is a part of.
+            headers: the headers of a request, which may name a trace.
         """
         bridge = _bridge()
         if bridge is None and not self._queue.sinks:
@@ -121,12 +125,13 @@ class Traces:
         elif bridge is not None and all(sink is self._sink for sink in self._queue.sinks):
             return _UNTRACED
         else:
-            bridge = None  # there is none, or it does not want this one, and somebody else does
+            bridge = None  # there is none, or it has not sampled this one, but a sink takes it
             above = current_position()
             if above is None and headers is not None:
                 above = read_traceparent(headers.get("traceparent"))
             trace_id, parent = (new_trace_id(), 0) if above is None else (above.trace_id, above.span)
-        return ApplicationSpan(self._queue, bridge, name, Position(trace_id, new_span_id()), parent, start, attributes)
+        source = SpanSource(trace_id, parent, APPLICATION, {}, bridge)
+        return ApplicationSpan(self._queue, source, name, start, attributes)
 
 
 def _bridge() -> Bridge | None:
@@ -144,42 +149,30 @@ class ApplicationSpan:
         position: where in the trace it is.
     """
 
-    __slots__ = ("_attributes", "_name", "_parent", "_queue", "_refusal", "_start", "bridge", "position")
+    __slots__ = ("_attributes", "_name", "_queue", "_refusal", "_source", "_start", "position")
 
     def __init__(
-        self,
-        queue: SpanQueue,
-        bridge: Bridge | None,
-        name: str,
-        position: Position,
-        parent: int,
-        start: int,
-        attributes: dict[str, Scalar],
+        self, queue: SpanQueue, source: SpanSource, name: str, start: int, attributes: dict[str, Scalar]
     ) -> None:
         self._queue = queue
+        self._source = source
         self._name = name
-        self._parent = parent
         self._start = start
         self._attributes = attributes
         self._refusal: str | None = None
-        self.bridge = bridge
-        self.position = position
-
-    def source(self, _at: int) -> SpanSource:
-        """What there is to know of it besides."""
-        return SpanSource(self.position.trace_id, self._parent, APPLICATION, {})
+        self.position = Position(source.trace_id, new_span_id())
 
     def job(self, job_id: str, pipeline: str | None, sites: Sequence[str]) -> JobTrace:
-        """Begins the trace of a job; ``sites``: where its locations are."""
+        """Begin the trace of a job; ``sites``: where its locations are."""
         self._attributes["dfm.job"] = job_id
-        return JobTrace(self.position, self._queue, self.bridge, job_id, pipeline or "", sites)
+        return JobTrace(self.position, self._queue, self._source.bridge, job_id, pipeline or "", sites)
 
     def set(self, attributes: dict[str, Scalar]) -> None:
-        """Adds attributes."""
+        """Add attributes."""
         self._attributes |= attributes
 
     def refused(self, why: str, attributes: dict[str, Scalar]) -> None:
-        """Notes that it was not granted: what is raised then is an answer, and no error of ours."""
+        """Record that it was not granted: what is raised then is an answer, and no error of ours."""
         self._refusal = why
         self._attributes |= attributes
 
@@ -187,13 +180,13 @@ class ApplicationSpan:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        said = self._refusal
-        if error is not None and said is None:
+        message = self._refusal
+        if error is not None and message is None:
             failure = failure_of(error)
-            said = ": ".join(filter(None, failure[:2]))
+            message = ": ".join(filter(None, failure[:2]))
             self._attributes |= failure_attributes(*failure)
-        made: Made = (self._name, self.position.span, 0, self._start, time.time_ns(), self._attributes, said)
-        self._queue.add(self, -1, [made])
+        made: Made = (self._name, self.position.span, 0, self._start, time.time_ns(), self._attributes, message)
+        self._queue.add(self._source, [made])
 
 
 class JobTrace:
@@ -203,20 +196,6 @@ class JobTrace:
         trace_id: the trace that it belongs to.
         span: the id of the job's own span.
     """
-
-    __slots__ = (
-        "_common",
-        "_missing",
-        "_parent",
-        "_queue",
-        "_runs",
-        "_sites",
-        "_sources",
-        "_start",
-        "bridge",
-        "span",
-        "trace_id",
-    )
 
     def __init__(
         self,
@@ -229,7 +208,7 @@ class JobTrace:
     ) -> None:
         self.trace_id = parent.trace_id
         self.span = new_span_id()
-        self.bridge = bridge
+        self._bridge = bridge
         self._parent = parent.span
         self._queue = queue
         self._common: dict[str, Scalar] = {"dfm.job": job_id, "dfm.pipeline": pipeline}
@@ -239,59 +218,54 @@ class JobTrace:
         self._missing: dict[int, tuple[int, int, str]] = {}
         self._runs = 0
 
-    def source(self, at: int) -> SpanSource:
-        """What all spans of a location have in common, or of the application (-1)."""
+    def _source(self, at: int) -> SpanSource:
+        """Return what all spans of a location have in common, or of the application (-1)."""
         found = self._sources.get(at)
         if found is None:
             process = APPLICATION if at < 0 else self._sites[at]
             common = self._common if at < 0 else {**self._common, "dfm.site": process}
-            found = self._sources[at] = SpanSource(self.trace_id, self.span, process, common)
+            found = self._sources[at] = SpanSource(self.trace_id, self.span, process, common, self._bridge)
         return found
 
     def launch(self) -> list[tuple[str, int, int]]:
-        """The job runs, for the first time or again; gives what each location has to know."""
-        self._give_up()
+        """Begin a run of the job, the first or a further one; return what each location has to know."""
+        self._end_missing()
         self._runs += 1
         now = time.time_ns()
-        self._missing = {at: (new_span_id(), now, _UNTOLD) for at in range(len(self._sites))}
+        self._missing = {at: (new_span_id(), now, _UNREPORTED) for at in range(len(self._sites))}
         return [(self.trace_id, span, self._runs) for span, _, _ in self._missing.values()]
 
     def origin(self) -> Origin:
-        """What a message tells that is sent now."""
+        """Return the origin of a message that is sent now."""
         return Origin(self.span, time.time_ns(), APPLICATION)
 
     def arrived(self, origin: Origin, tokens: int, size: int) -> None:
-        """Values have come from a site."""
-        attributes: dict[str, Scalar] = {
-            "dfm.from": origin.process,
-            "dfm.to": APPLICATION,
-            "dfm.tokens": tokens,
-            "dfm.bytes": size,
-        }
+        """Record values that have arrived from a site."""
+        attributes = hop_attributes(origin, APPLICATION, tokens, size)
         made: Made = ("dfm.hop", new_span_id(), origin.span, origin.sent, time.time_ns(), attributes, None)
-        self._queue.add(self, -1, [made])
+        self._queue.add(self._source(-1), [made])
 
     def take(self, at: int, spans: bytes, count: int, *, last: bool) -> None:
-        """Takes the spans that a location has sent; ``last``: no more will come of this run."""
+        """Take the spans that a location has sent; ``last``: no more will come of this run."""
         if last:
             self._missing.pop(at, None)
-        self._queue.add(self, at, spans, count)
+        self._queue.add(self._source(at), spans, count)
 
     def lost(self, at: int, why: str) -> None:
-        """The worker of a location has ended, with all that it has not sent."""
+        """Record that the worker of a location was lost, with all spans that it has not sent."""
         if at in self._missing:
             span, start, _ = self._missing[at]
             self._missing[at] = (span, start, why)
 
     def end(self, status: str, error: str | None) -> None:
-        """The job has ended."""
-        self._give_up()
+        """End the job's own span."""
+        self._end_missing()
         made: Made = ("dfm.job", self.span, self._parent, self._start, time.time_ns(), {"dfm.status": status}, error)
-        self._queue.add(self, -1, [made])
+        self._queue.add(self._source(-1), [made])
 
-    def _give_up(self) -> None:
-        """Ends the spans of locations that have not told of their ends."""
+    def _end_missing(self) -> None:
+        """End the spans of locations that have not reported their ends."""
         missing, self._missing = self._missing, {}
         now = time.time_ns()
         for at, (span, start, why) in missing.items():
-            self._queue.add(self, at, [("dfm.site", span, 0, start, now, {"dfm.attempt": self._runs}, why)])
+            self._queue.add(self._source(at), [("dfm.site", span, 0, start, now, {"dfm.attempt": self._runs}, why)])

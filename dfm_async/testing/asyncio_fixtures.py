@@ -6,7 +6,6 @@ Registered only where pytest-asyncio is installed.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -14,22 +13,11 @@ import pytest_asyncio
 
 from dfm_async.testing.plugin import no_task_left
 
-_SCOPES = ("function", "class", "module", "package", "session")
 
-
-def _for_a_test(scope: Any) -> Any:
-    @pytest_asyncio.fixture(loop_scope=scope, name=f"_dfm_session_{scope}")
-    async def opened(_dfm_opening: AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
-        async with _dfm_opening as session:
-            yield session
-
-    return opened
-
-
-def _for_a_module(scope: Any) -> Any:
-    @pytest_asyncio.fixture(loop_scope=scope, scope="module", name=f"_dfm_module_session_{scope}")
-    async def opened(_dfm_module_opening: AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
-        async with _dfm_module_opening as session:
+def _session(loop_scope: Any, scope: Any, prefix: str) -> Any:
+    @pytest_asyncio.fixture(loop_scope=loop_scope, scope=scope, name=f"{prefix}_session_{loop_scope}")
+    async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
+        async with request.getfixturevalue(f"{prefix}_opening") as session:
             yield session
 
     return opened
@@ -52,9 +40,9 @@ def _without_leaks(scope: Any) -> Any:
     return watched
 
 
-for _scope in _SCOPES:
+for _scope in ("function", "class", "module", "package", "session"):
     globals()[f"loop_per_{_scope}"] = _loop(_scope)
     globals()[f"no_task_left_on_a_loop_per_{_scope}"] = _without_leaks(_scope)
-    globals()[f"session_on_a_loop_per_{_scope}"] = _for_a_test(_scope)
+    globals()[f"session_on_a_loop_per_{_scope}"] = _session(_scope, "function", "_dfm")
 for _scope in ("module", "package", "session"):
-    globals()[f"module_session_on_a_loop_per_{_scope}"] = _for_a_module(_scope)
+    globals()[f"module_session_on_a_loop_per_{_scope}"] = _session(_scope, "module", "_dfm_module")

@@ -1,4 +1,4 @@
-"""What tests want of the operations of a federation: fakes, failures, delays; one board per federation."""
+"""Rules of tests for the operations of a federation: fakes, failures, delays; one board per federation."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import asyncio
 import inspect
 import threading
 import weakref
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 from uuid import uuid4
 
 from dfm_async.federation.federation import Federation
+from dfm_async.federation.operation import Operation
+from dfm_async.federation.site import Site
 from dfm_async.runtime.context import OperationContext
 from dfm_async.session.session import Session
 from dfm_async.testing.fakes import Call, Fake
 from dfm_async.testing.relay import Relay
-from dfm_async.testing.tap import PROCEED, Answer, Decision, Ended, Raised, Streamed, Tap, Wanted, plays
-
-__all__ = ["Board", "Chosen", "Obstacle", "Rule"]
+from dfm_async.testing.tap import Answer, Decision, Raised, Tap, Verdict, plays
 
 T = TypeVar("T")
 
@@ -30,14 +31,14 @@ class _Reloadable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The calls that a rule is about; None means any."""
+    """The calls that a rule applies to; None means any."""
 
     operation: str
     site: str | None = None
     provider: str | None = None
 
     def matches(self, call: Call) -> bool:
-        """Whether a call is one of them."""
+        """Return whether a call is one of them."""
         return (
             self.operation == call.operation
             and self.site in (None, call.site)
@@ -46,25 +47,25 @@ class Chosen:
 
 
 class Obstacle(Protocol):
-    """What stands in the way of calls."""
+    """A fault that calls meet."""
 
     async def meet(self, call: Call) -> None:
-        """Lets a call through, perhaps later; or raises what the call raises."""
+        """Let a call pass, perhaps later, or raise the error of the call."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """What becomes of some calls: a fake answers them, or something stands in their way."""
+    """A rule for some calls: a fake answers them, or they meet a fault."""
 
     chosen: Chosen
     what: Fake | Obstacle
 
 
 class Board:
-    """All rules for the operations of one federation. While there are any, its calls are asked about.
+    """All rules for the operations of one federation. While there are any, its calls are intercepted.
 
-    Operations ask wherever they run: jobs that began before the first rule may not, if they run in processes.
+    Calls are intercepted wherever they run; but not those of jobs in processes that began before the first rule.
     """
 
     _of: Final[weakref.WeakKeyDictionary[Federation, Board]] = weakref.WeakKeyDictionary()
@@ -78,18 +79,18 @@ class Board:
         self._address: str | None = None
         self._serving = False
         self.closing: set[asyncio.Task[None]] = set()
-        """Fakes that nobody reads any more, on their way out."""
+        """Abandoned fakes that are being closed."""
 
     @classmethod
     def of(cls, federation: Federation) -> Board:
-        """The board of a federation."""
+        """Return the board of a federation."""
         found = cls._of.get(federation)
         if found is None:
             found = cls._of[federation] = cls(federation)
         return found
 
     def add(self, rule: Rule) -> None:
-        """Makes a rule valid, for jobs of all sessions of this process."""
+        """Add a rule, for jobs of all sessions of this process."""
         with self._lock:
             self._rules.append(rule)
             first = len(self._rules) == 1
@@ -100,7 +101,7 @@ class Board:
             self._tap_all(self._tap)
 
     def remove(self, rule: Rule) -> None:
-        """Takes a rule back, if it is still there."""
+        """Remove a rule, if it is present."""
         with self._lock:
             if rule not in self._rules:
                 return
@@ -122,7 +123,7 @@ class Board:
                 site.adapters[key] = replace(adapter, callee=tap)
         if tap is None:
             return  # sessions keep it: without a rule it does nothing, and their workers need not be replaced
-        for session in Session.connected_to(federation):
+        for session in Session._connected_to(federation):
             _reload(session, federation)
 
     def _serve(self) -> str:
@@ -133,13 +134,13 @@ class Board:
         return self._address
 
     def loop_of(self, job_id: str) -> asyncio.AbstractEventLoop | None:
-        """The loop of the session that runs a job."""
+        """Return the loop of the session that runs a job."""
         federation = self._federation()
-        sessions = [] if federation is None else Session.connected_to(federation)
-        return next((session.loop for session in sessions if session.coordinator(job_id) is not None), None)
+        sessions = [] if federation is None else Session._connected_to(federation)
+        return next((session._running_loop for session in sessions if session._coordinator(job_id) is not None), None)
 
     def defaults(self, call: Call) -> dict[str, Any]:
-        """What the code that a call is for takes as its defaults."""
+        """Return the defaults of the code of a call."""
         federation = self._federation()
         site = None if federation is None else federation.sites.get(call.site)
         adapter = None if site is None else site.adapter(call.operation, call.provider)
@@ -147,11 +148,11 @@ class Board:
         return {found.name: found.default for found in listed if found.default is not found.empty}
 
     async def decide(self, call: Call) -> Fake | None:
-        """Lets a call meet what stands in its way, and gives the fake that answers it."""
+        """Apply the rules to a call; return the fake that answers it."""
         for rule in list(self._rules):
             if not isinstance(rule.what, Fake) and rule.chosen.matches(call):
                 await rule.what.meet(call)
-        for rule in reversed(self._rules):  # the last that was said counts
+        for rule in reversed(self._rules):  # the latest rule has precedence
             if isinstance(rule.what, Fake) and rule.chosen.matches(call):
                 return rule.what
         return None
@@ -165,10 +166,10 @@ def _reload(session: Session, federation: Federation) -> None:
         here = asyncio.get_running_loop()
     except RuntimeError:
         here = None
-    if session.loop is here:
+    if session._running_loop is here:
         target.reload(federation)
     else:
-        session.loop.call_soon_threadsafe(target.reload, federation)
+        session._running_loop.call_soon_threadsafe(target.reload, federation)
 
 
 class _Play:
@@ -190,7 +191,7 @@ class _Play:
             if _cancelled(error):
                 raise
             return Raised(error)
-        return PROCEED if self._fake is None else Wanted()
+        return Verdict.PROCEED if self._fake is None else Verdict.WANTED
 
     async def supply(self, arguments: Mapping[str, Any], context: OperationContext | None) -> Decision:
         assert self._call is not None  # noqa: S101 - the call comes first
@@ -210,7 +211,7 @@ class _Play:
         if not hasattr(value, "__anext__") and not hasattr(value, "__next__"):
             return Answer(value)
         self._stream = value
-        return Streamed()
+        return Verdict.STREAMED
 
     async def next(self) -> Decision:
         stream = self._stream
@@ -218,7 +219,7 @@ class _Play:
             return Answer(await anext(stream) if hasattr(stream, "__anext__") else next(stream))
         except (StopIteration, StopAsyncIteration):
             self._stream = None
-            return Ended()
+            return Verdict.ENDED
         except BaseException as error:
             if _cancelled(error):
                 raise
@@ -240,7 +241,7 @@ class _Play:
 
 
 class _Visitor:
-    """A call in another process: what it asks is answered on the loop of its session."""
+    """A call in another process: its requests are answered on the loop of its session."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
@@ -251,7 +252,7 @@ class _Visitor:
         if isinstance(request, Call):
             self._loop = self._board.loop_of(request.job_id)
             if self._loop is None:
-                return PROCEED
+                return Verdict.PROCEED
             return await _on(self._loop, self._play.begin(request))
         assert self._loop is not None  # noqa: S101 - the call comes first
         work = self._play.next() if request is None else self._play.supply(request, None)
@@ -271,7 +272,7 @@ async def _on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> 
 
 
 class _Elsewhere:
-    """The job of a call in another process. A fake sees whose call it serves, and can do nothing to it."""
+    """The job of a call in another process, for the context of a fake."""
 
     stopping = False
 
@@ -285,6 +286,66 @@ def _context_elsewhere(call: Call) -> OperationContext:
 
 
 def _cancelled(error: BaseException) -> bool:
-    """Whether the call was cancelled. Anything else that a fake raises is for the operation."""
+    """Return whether the call was cancelled. Other errors of a fake are errors of the operation."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+@contextmanager
+def override(
+    federation: Federation,
+    operation: str | Operation[..., Any],
+    fake: Fake | Callable[..., Any],
+    *,
+    site: str | Site | None = None,
+    provider: str | None = None,
+) -> Iterator[Fake]:
+    """Replace an operation by a fake while the block runs, in all sessions of this process.
+
+    The fake runs in the process of the test, on the loop of its session, wherever the operation would: so it can use
+    whatever the test has, and must not block. Streams come to it as lists.
+
+    Args:
+        federation: the federation.
+        operation: the operation, or its name.
+        fake: a function, an async function, a generator, ``returns(...)`` or ``raises(...)``.
+        site: only calls at this site; by default at all.
+        provider: only calls of this provider's code; by default of all.
+
+    Yields:
+        The fake, with its ``calls``.
+
+    Raises:
+        LookupError: the federation does not offer the operation there.
+        TypeError: the parameters of the fake do not fit.
+    """
+    chosen = choose(federation, operation, site, provider)
+    made = Fake.of(fake)
+    made.check(federation.operations[chosen.operation])
+    board, rule = Board.of(federation), Rule(chosen, made)
+    board.add(rule)
+    try:
+        yield made
+    finally:
+        board.remove(rule)
+
+
+def choose(
+    federation: Federation, operation: str | Operation[..., Any], site: str | Site | None, provider: str | None
+) -> Chosen:
+    """Return the calls of an operation.
+
+    Raises:
+        LookupError: the federation does not offer the operation there.
+    """
+    name = operation.name if isinstance(operation, Operation) else operation
+    place = site.name if isinstance(site, Site) else site
+    offers = [(found.name, key[1]) for found in federation.sites.values() for key in found.adapters if key[0] == name]
+    if not offers:
+        known = ", ".join(sorted(federation.operations)) or "none"
+        raise LookupError(f"federation {federation.name!r} has no operation {name!r} (it has: {known})")
+    if not any(place in (None, where) and provider in (None, whose) for where, whose in offers):
+        listed = ", ".join(sorted(where + (f" (provider {whose})" if whose else "") for where, whose in offers))
+        there = "".join([f" at site {place!r}" if place else "", f" of provider {provider!r}" if provider else ""])
+        raise LookupError(f"operation {name!r} is not offered{there} (it is at: {listed})")
+    return Chosen(operation=name, site=place, provider=provider)

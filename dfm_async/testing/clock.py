@@ -1,4 +1,4 @@
-"""Virtual time: the clock of the running loop stands still, until the test moves it."""
+"""Virtual time: the clock of the running loop is stopped, and the test advances it."""
 
 from __future__ import annotations
 
@@ -7,45 +7,52 @@ import math
 import selectors
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-__all__ = ["VirtualClock", "virtual_time"]
+from dfm_async.runtime.threads import calls_of_loop
 
 T = TypeVar("T")
 
+_THREAD_GRACE: Final = 1.0
+"""How many seconds of real time the clock waits for calls in threads before it moves."""
+_LATE_GRACE: Final = 0.02
+"""The same, if it has waited in vain and no call has begun or gone on since: they hang, or wait for another call."""
+
 
 class VirtualClock:
-    """The clock of a loop, in the hand of a test. Made by :func:`virtual_time`."""
+    """The clock of a loop, controlled by a test. Made by :func:`virtual_time`."""
 
     def __init__(self, loop: asyncio.SelectorEventLoop) -> None:
         self._loop = loop
         self._began = self._now = loop.time()
         self._goal: float | None = None
         self._arrived: asyncio.Future[None] | None = None
+        self._late = 0
+        """The steps of calls in threads when the clock last moved without waiting for all of them."""
         selector: selectors.BaseSelector = loop._selector  # type: ignore[attr-defined] # noqa: SLF001 - the only way
         self._attributes = vars(selector)
         self._poll: Callable[[float | None], list[Any]] = selector.select
 
     @property
     def now(self) -> float:
-        """How many seconds have passed on it."""
+        """The number of seconds that have passed on it."""
         return self._now - self._began
 
     async def advance(self, seconds: float) -> None:
-        """Lets so much time pass: timers fire one after the other, each at its own time, and what they cause happens.
+        """Let time pass: timers fire one after the other, each at its own time, with all their effects.
 
-        With 0 it returns when everything that can happen now has happened.
+        With 0 it returns when everything that is ready has run.
         """
         if not 0 <= seconds < math.inf:
-            raise ValueError(f"time passes by a number of seconds, not {seconds}")
+            raise ValueError(f"seconds must be a finite number that is not negative, not {seconds}")
         await self._pass(seconds)
 
     async def until(self, awaitable: Awaitable[T], limit: float = 86400.0) -> T:
-        """Waits for something, and lets as much time pass as that takes.
+        """Wait for an awaitable, and let as much time pass as that takes.
 
         Args:
-            awaitable: what to wait for; cancelled if this is, or if the limit is reached.
-            limit: how many seconds may pass.
+            awaitable: what to wait for; cancelled if this is cancelled, or the limit is reached.
+            limit: the most seconds that may pass.
 
         Raises:
             TimeoutError: the limit was reached.
@@ -54,7 +61,7 @@ class VirtualClock:
         try:
             await self._pass(limit, waiting)
             if not waiting.done():
-                raise TimeoutError(f"{limit:g} s have passed, and it has not happened: {waiting!r}")
+                raise TimeoutError(f"not done after {limit:g} s of virtual time: {waiting!r}")
             return waiting.result()
         finally:
             if not waiting.done():
@@ -63,7 +70,7 @@ class VirtualClock:
 
     async def _pass(self, seconds: float, waiting: asyncio.Future[Any] | None = None) -> None:
         if self._goal is not None:
-            raise RuntimeError("somebody else moves the clock already")
+            raise RuntimeError("another task advances the clock already")
         self._goal = self._now + seconds
         self._arrived = self._loop.create_future()
         try:
@@ -76,27 +83,35 @@ class VirtualClock:
     # the loop
 
     def begin(self) -> None:
-        """Takes the place of the loop's own clock."""
+        """Replace the loop's own clock."""
         vars(self._loop)["time"] = lambda: self._now
         self._attributes["select"] = self._select
 
     def end(self) -> None:
-        """Gives the loop its clock back. It goes on from here: timers that are set keep their distance."""
+        """Restore the loop's clock. It continues from here: timers keep their distance."""
         vars(self._loop).pop("time")
         ahead, real = self._now - self._loop.time(), self._loop.time
         vars(self._loop)["time"] = lambda: real() + ahead
         del self._attributes["select"]
 
     def _select(self, timeout: float | None) -> list[Any]:
-        """What the loop asks when it has nothing to do for so long."""
+        """Replace ``select``, which the loop calls when it has nothing to do until a timeout."""
         if timeout is not None and timeout <= 0:
             return self._poll(timeout)
         found = self._poll(0)
         if found:
             return found
         if self._goal is None or self._arrived is None or self._arrived.done():
-            return self._poll(None)  # time stands still: only others can wake us
-        following = math.inf if timeout is None else self._now + timeout
+            return self._poll(None)  # the clock is stopped: only others can wake us
+        busy, steps = calls_of_loop(self._loop)
+        if busy:  # the return of a call wakes the poll
+            found = self._poll(_LATE_GRACE if steps == self._late else _THREAD_GRACE)
+            if found:
+                return found
+            self._late = steps
+        # The time of the next timer itself: sums of floating-point numbers can be too small, and it would never fire.
+        timers: Any = self._loop._scheduled  # type: ignore[attr-defined] # noqa: SLF001 - as above
+        following = timers[0].when() if timeout is not None and timers else math.inf
         if following <= self._goal:
             self._now = following
         else:
@@ -107,22 +122,23 @@ class VirtualClock:
 
 @asynccontextmanager
 async def virtual_time() -> AsyncIterator[VirtualClock]:
-    """Stops the clock of the running loop for a block; the test moves it.
+    """Stop the clock of the running loop for a block; the test advances it.
 
     Timeouts, deadlines and retry pauses of the loop take no real time then, and happen in the same order every time.
-    Only what runs on this loop is meant: threads (synchronous operations) and processes go on in real time, and the
-    clock does not wait for them.
+    Only what runs on this loop is meant: threads and processes go on in real time. Before the clock moves, it waits for
+    calls of synchronous operations, up to a second of real time; it does not wait for synchronous generators, nor for
+    processes.
 
     Raises:
-        RuntimeError: the loop is not asyncio's own, or its time is virtual already.
+        RuntimeError: the loop is not asyncio's own, or its time is already virtual.
     """
     loop = asyncio.get_running_loop()
     if not isinstance(loop, asyncio.SelectorEventLoop):
         kind = f"{type(loop).__module__}.{type(loop).__name__}"
-        raise RuntimeError(f"virtual time needs asyncio's own loop, not {kind}")  # noqa: TRY004 - nobody passed it
+        raise RuntimeError(f"virtual time needs asyncio's own loop, not {kind}")  # noqa: TRY004 - it is not an argument
     clock = VirtualClock(loop)
     if "select" in vars(loop._selector):  # type: ignore[attr-defined] # noqa: SLF001 - as above
-        raise RuntimeError("the time of this loop is virtual already")
+        raise RuntimeError("the time of this loop is already virtual")
     clock.begin()
     try:
         yield clock

@@ -1,4 +1,4 @@
-"""Fakes: what runs in the place of an operation, and what was asked of it."""
+"""Fakes: code that replaces an operation, and a record of its calls."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 
 from dfm_async.federation.operation import Operation
 from dfm_async.model.signatures import signature_of
-
-__all__ = ["Call", "Fake", "raises", "returns"]
 
 T = TypeVar("T")
 
@@ -42,7 +40,7 @@ class Call:
 
 
 class Fake:
-    """What runs in the place of an operation, with a record of its calls.
+    """Code that replaces an operation, with a record of its calls.
 
     Args:
         code: a function, an async function, a generator or an async generator.
@@ -61,7 +59,7 @@ class Fake:
 
     @classmethod
     def of(cls, code: Fake | Callable[..., Any]) -> Fake:
-        """The fake itself, or one made of a function or of another operation."""
+        """Return the fake itself, or one made of a function or of another operation."""
         if isinstance(code, Fake):
             return code
         return cls(code.code if isinstance(code, Operation) else code)
@@ -72,7 +70,7 @@ class Fake:
         return _CONTEXT in self._parameters
 
     def check(self, operation: Operation[..., Any]) -> None:
-        """Checks that it can be called as the operation is.
+        """Check that it can be called as the operation is.
 
         Raises:
             TypeError: its parameters do not fit.
@@ -106,7 +104,7 @@ class Fake:
             )
 
     def call(self, arguments: Mapping[str, Any], context: Any) -> Any:
-        """Calls the code as the operation was called."""
+        """Call the code as the operation was called."""
         named = dict(arguments)
         if self.wants_context:
             named[_CONTEXT] = context
@@ -123,7 +121,7 @@ class Fake:
 
 
 def returns(*values: Any) -> Fake:
-    """A fake that returns the values, one per call; the last one for all further calls. Without any, None."""
+    """Return a fake that returns the values, one per call; the last one for all further calls. Without any, None."""
 
     def fake(*_args: Any, **_kwargs: Any) -> Any:
         return left.pop(0) if len(left) > 1 else (left[0] if left else None)
@@ -133,7 +131,7 @@ def returns(*values: Any) -> Fake:
 
 
 def raises(error: BaseException | type[BaseException]) -> Fake:
-    """A fake that raises an exception at every call."""
+    """Return a fake that raises an exception at every call."""
 
     def fake(*_args: Any, **_kwargs: Any) -> Any:
         raise error

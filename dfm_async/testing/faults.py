@@ -1,4 +1,4 @@
-"""Faults on purpose: workers that die, connections that break, operations that fail, are slow, or do not go on."""
+"""Injected faults: workers that die, connections that break, operations that fail, are slow, or hang."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from typing import Any, Final, Protocol, runtime_checkable
 from dfm_async.federation.operation import Operation
 from dfm_async.federation.site import Site
 from dfm_async.session.session import Session
-from dfm_async.testing.board import Board, Chosen, Rule
+from dfm_async.testing.board import Board, Chosen, Rule, choose
 from dfm_async.testing.fakes import Call
 from dfm_async.testing.gates import Gate
-from dfm_async.testing.overrides import choose
 from dfm_async.wire.channel import Channel
-
-__all__ = ["Fault", "Faults"]
 
 _SURVIVED: Final = frozenset(
     {
@@ -43,7 +40,7 @@ class _Worker(Protocol):
     ready: asyncio.Future[None]
     ended: asyncio.Future[int | None]
     channel: Channel | None
-    seats: dict[Any, None]
+    assignments: dict[Any, None]
 
 
 @runtime_checkable
@@ -52,7 +49,7 @@ class _HasWorkers(Protocol):
 
 
 class Fault:
-    """Something that stands in the way of calls. ``with`` takes it back at the end of the block; so does ``remove``.
+    """A fault of calls. ``with`` removes it at the end of the block; so does ``remove``.
 
     Attributes:
         calls: the calls that met it, without their arguments.
@@ -68,21 +65,21 @@ class Fault:
         self._remove: Callable[[], object] | None = None
 
     def valid(self, remove: Callable[[], object]) -> Fault:
-        """Notes how it is taken back."""
+        """Record how to remove it."""
         self._remove = remove
         return self
 
     async def meet(self, call: Call) -> None:
-        """Does to a call what the fault is about, if the call is one of its session."""
+        """Apply the fault to a call of its session."""
         if self._times is not None and len(self.calls) >= self._times:
             return
-        if self._session.coordinator(call.job_id) is None:
+        if self._session._coordinator(call.job_id) is None:
             return  # of another session with the same federation
         self.calls.append(call)
         await self._act()
 
     def remove(self) -> None:
-        """Takes the fault back; calls that it holds up already are not let go."""
+        """Remove the fault; calls that it already delays are not released."""
         if self._remove is not None:
             self._remove()
             self._remove = None
@@ -95,7 +92,7 @@ class Fault:
 
 
 class Faults:
-    """Makes things go wrong in a session, also while jobs run. Ends with its session, or with its ``with`` block.
+    """Injects faults into a session, also while jobs run. Ends with its session, or with its ``with`` block.
 
     Jobs that run in processes, and began before this was made, are spared by what is done to operations.
 
@@ -111,10 +108,10 @@ class Faults:
         self._board = Board.of(session.federation)
         self._rules: list[Rule] = []
         self._gates: list[Gate] = []
-        session.loop  # noqa: B018 - raises if it is not connected
-        # One for an operation that does not exist: from now on all calls are asked about.
-        self._add(Chosen(operation=""), Fault(session, None, _nothing))
-        session.when_closed(self.close)
+        session._running_loop  # noqa: B018 - raises if it is not connected
+        # A rule for an operation that does not exist: from now on all calls are intercepted.
+        self._add(Chosen(operation=""), Fault(session, None, lambda: asyncio.sleep(0)))
+        session._when_closed(self.close)
 
     # operations
 
@@ -127,7 +124,7 @@ class Faults:
         site: str | Site | None = None,
         provider: str | None = None,
     ) -> Fault:
-        """Makes calls wait before they begin.
+        """Make calls wait before they begin.
 
         Args:
             operation: the operation, or its name.
@@ -150,7 +147,7 @@ class Faults:
         site: str | Site | None = None,
         provider: str | None = None,
     ) -> Fault:
-        """Makes calls raise an exception in the place of the operation.
+        """Make calls raise an exception instead of running the operation.
 
         Args:
             operation: the operation, or its name.
@@ -176,7 +173,7 @@ class Faults:
         site: str | Site | None = None,
         provider: str | None = None,
     ) -> Gate:
-        """Makes calls wait at a gate before they begin; gives the gate.
+        """Make calls wait at a gate before they begin; return the gate.
 
         Args:
             operation: the operation, or its name.
@@ -198,9 +195,9 @@ class Faults:
     # workers
 
     async def kill_worker(self, site: str | Site, signal: int = signals.SIGKILL) -> int:
-        """Sends a signal to a worker process of a site, that with the most jobs; gives its process id.
+        """Send a signal to a worker process of a site, that with the most jobs; return its process id.
 
-        Returns when the process has ended and its jobs have been told; for signals that do not end it, at once. A
+        Returns when the process has ended and its jobs have been notified; for signals that do not end it, at once. A
         worker that is just starting is waited for.
 
         Args:
@@ -219,9 +216,9 @@ class Faults:
         return pid
 
     async def drop_connection(self, site: str | Site) -> int:
-        """Breaks the connection between the application and a worker of a site, that with the most jobs.
+        """Break the connection between the application and a worker of a site, that with the most jobs.
 
-        A worker cannot live without it. Returns when it has ended and its jobs have been told; gives its process id.
+        A worker ends without it. Returns its process id when it has ended and its jobs have been notified.
 
         Args:
             site: the site.
@@ -250,14 +247,14 @@ class Faults:
         if not found:
             why = "it is the application's own" if name == self._session.homesite else "no job has needed one yet"
             raise LookupError(f"site {name!r} has no worker process: {why}")
-        chosen = max(found, key=lambda worker: len(worker.seats))
+        chosen = max(found, key=lambda worker: len(worker.assignments))
         await asyncio.shield(chosen.ready)
         return chosen
 
     # the end
 
     def close(self) -> None:
-        """Takes all faults back, and opens all gates."""
+        """Remove all faults, and open all gates."""
         for rule in self._rules:
             self._board.remove(rule)
         self._rules.clear()
@@ -270,7 +267,3 @@ class Faults:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
-
-
-async def _nothing() -> None:
-    """What a fault does that only watches."""

@@ -1,4 +1,4 @@
-"""Gates: an operation stops at one until the test lets it through, and the test waits until it is there."""
+"""Gates: an operation waits at one until the test lets it pass, and the test can wait for its arrival."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ import multiprocessing
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
-from dfm_async.testing.relay import Line, Relay, ask
-
-__all__ = ["Gate"]
+from dfm_async.testing.relay import Connection, Relay
 
 
 class Gate:
     """A place in an operation where it waits for the test. Works across processes: pass it as a parameter.
 
-    ``with Gate() as gate`` opens it at the end of the block, so that nobody is left waiting. A gate that was never
-    sent to another process needs no block.
+    ``with Gate() as gate`` opens it at the end of the block, so that no operation is left waiting. A gate that was
+    never sent to another process needs no block.
     """
 
     def __init__(self) -> None:
@@ -35,7 +33,7 @@ class Gate:
     # in the operation
 
     async def arrive(self) -> None:
-        """Tells the test that the operation is here, and waits until it may go on. For async operations.
+        """Report the arrival of the operation to the test, and wait until it may go on. For async operations.
 
         Raises:
             RuntimeError: the gate was made in a worker process, where no test can open it.
@@ -44,36 +42,27 @@ class Gate:
         if not self._elsewhere:
             await self._state.arrive()
             return
-        line = Line(self._address or "", self._key)
+        connection = Connection(self._address or "", self._key)
         try:
-            await line.ask("arrive")
+            await connection.ask("arrive")
         except ConnectionError:
             return  # the gate is closed for good: all go through
         finally:
-            line.close()
+            connection.close()
 
     def arrive_blocking(self) -> None:
-        """The same for synchronous operations, in their thread.
+        """Do the same for synchronous operations, in their thread.
 
         Raises:
             RuntimeError: as for :meth:`arrive`; or this is a thread with a running event loop.
         """
-        self._check()
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             pass
         else:
             raise RuntimeError("arrive_blocking() would block the event loop: await gate.arrive() instead")
-        if not self._elsewhere:
-            passed = threading.Event()
-            self._state.join(passed.set)
-            passed.wait()
-            return
-        try:
-            ask(self._address or "", self._key, "arrive")
-        except ConnectionError:
-            return  # the gate is closed for good: all go through
+        asyncio.run(self.arrive())
 
     def _check(self) -> None:
         if self._stranded:
@@ -85,33 +74,33 @@ class Gate:
     # in the test
 
     async def arrived(self, count: int = 1) -> None:
-        """Returns when so many have arrived in all, those that went on included."""
-        await self._state.arrived(count)
+        """Return when this many callers have arrived in all, including those that have passed."""
+        await self._state.wait_until(lambda: self.arrivals >= count)
 
     async def cleared(self) -> None:
-        """Returns when nobody waits: all have gone on, were cancelled, or have died with their worker."""
-        await self._state.cleared()
+        """Return when there are no waiters: all have passed, were cancelled, or were lost with their worker."""
+        await self._state.wait_until(lambda: not self._state.queue)
 
     def open(self) -> None:
-        """Lets all through, also those who come later."""
+        """Let all callers pass, also later ones."""
         self._state.open()
 
     def let_through(self, count: int = 1) -> None:
-        """Lets so many through: the first that wait; if there are fewer, the next that come."""
+        """Let a number of callers pass: the first waiters; if there are fewer, the next that arrive."""
         self._state.let_through(count)
 
     @property
     def arrivals(self) -> int:
-        """How many have arrived in all."""
+        """The number of callers that have arrived in all."""
         return self._state.arrivals
 
     @property
     def waiting(self) -> int:
-        """How many wait now."""
+        """The number of waiters."""
         return len(self._state.queue)
 
     def close(self) -> None:
-        """Opens the gate, and takes back what other processes reached it by."""
+        """Open the gate, and close its address for other processes."""
         self.open()
         if self._end is not None:
             self._end()
@@ -149,7 +138,7 @@ class _Distant(Gate):
 
 
 class _State:
-    """Who waits, and for what. Any thread may use it; callbacks run in the thread that lets them go."""
+    """The waiters of a gate. Any thread may use it; callbacks run in the thread that releases them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -157,11 +146,10 @@ class _State:
         self.arrivals = 0
         self.is_open = False
         self._credit = 0
-        self._watchers: list[tuple[int, Callable[[], object]]] = []
-        self._cleared: list[Callable[[], object]] = []
+        self._watchers: list[tuple[Callable[[], bool], _Wake]] = []
 
     def join(self, go_on: Callable[[], object]) -> None:
-        """Arrives; ``go_on`` is called when the way is free, perhaps at once."""
+        """Add a caller; ``go_on`` is called when it may pass, perhaps at once."""
         with self._lock:
             self.arrivals += 1
             free = self.is_open or self._credit > 0
@@ -169,45 +157,34 @@ class _State:
                 self.queue.append(go_on)
             elif not self.is_open:
                 self._credit -= 1
-            told = [tell for count, tell in self._watchers if count <= self.arrivals]
-            self._watchers = [found for found in self._watchers if found[0] > self.arrivals]
-        for tell in told:
-            tell()
-        if free:
-            go_on()
+        self._notify([go_on] if free else [])
 
     def leave(self, go_on: Callable[[], object]) -> None:
-        """Does not wait any more."""
+        """Remove a caller that does not wait any longer."""
         with self._lock:
             if go_on in self.queue:
                 self.queue.remove(go_on)
-        self._look()
+        self._notify()
 
-    def _look(self) -> None:
-        """Tells those who wait for nobody to wait, if nobody does."""
+    def _notify(self, going: Iterable[Callable[[], object]] = ()) -> None:
+        """Let callers pass, and wake the tests whose conditions hold now."""
         with self._lock:
-            told: list[Callable[[], object]] = []
-            if not self.queue:
-                told, self._cleared = self._cleared, told
-        for tell in told:
-            tell()
+            reached: list[Callable[[], object]] = [wake for holds, wake in self._watchers if holds()]
+        for notify in [*reached, *going]:
+            notify()
 
     def open(self) -> None:
         with self._lock:
             self.is_open = True
             going = list(self.queue)
             self.queue.clear()
-        for go_on in going:
-            go_on()
-        self._look()
+        self._notify(going)
 
     def let_through(self, count: int) -> None:
         with self._lock:
             going = [self.queue.popleft() for _ in range(min(count, len(self.queue)))]
             self._credit += count - len(going)
-        for go_on in going:
-            go_on()
-        self._look()
+        self._notify(going)
 
     async def arrive(self) -> None:
         wake = _Wake()
@@ -217,29 +194,17 @@ class _State:
         finally:
             self.leave(wake)
 
-    async def cleared(self) -> None:
+    async def wait_until(self, holds: Callable[[], bool]) -> None:
         wake = _Wake()
         with self._lock:
-            if not self.queue:
+            if holds():
                 return
-            self._cleared.append(wake)
+            self._watchers.append((holds, wake))
         try:
             await wake.future
         finally:
             with self._lock:
-                self._cleared = [found for found in self._cleared if found is not wake]
-
-    async def arrived(self, count: int) -> None:
-        wake = _Wake()
-        with self._lock:
-            if self.arrivals >= count:
-                return
-            self._watchers.append((count, wake))
-        try:
-            await wake.future
-        finally:
-            with self._lock:
-                self._watchers = [found for found in self._watchers if found[1] is not wake]
+                self._watchers.remove((holds, wake))
 
 
 class _Wake:
@@ -259,7 +224,7 @@ class _Wake:
 
 
 class _Arrival:
-    """Somebody of another process at the gate."""
+    """A caller in another process."""
 
     def __init__(self, state: _State) -> None:
         self._state = state
@@ -269,4 +234,4 @@ class _Arrival:
         return "go on"
 
     async def aclose(self) -> None:
-        """Nothing is left: whoever stops waiting has left the queue."""
+        """Do nothing: a cancelled caller has left the queue already."""

@@ -1,4 +1,4 @@
-"""What a test leaves behind: tasks, threads, processes, descriptors, shared memory."""
+"""Leaks of a test: tasks, threads, processes, descriptors, shared memory."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ from typing import Any
 
 from dfm_async.workers.fork_server import ForkServer
 
-__all__ = ["Snapshot", "all_tasks", "no_leaks", "tasks", "told"]
-
 _GRACE = 5.0
-"""How long a thread may take that is on its way out, in seconds."""
+"""The number of seconds that an ending thread may take."""
 _RUNNER = "TestRunner._"
-"""What the tasks are called that anyio runs tests and fixtures with."""
+"""The names of the tasks in which anyio runs tests and fixtures."""
 
 
 class Snapshot:
-    """What there was at some moment."""
+    """The resources of this process at some moment."""
 
     def __init__(self) -> None:
         self._threads = set(threading.enumerate())
@@ -36,7 +34,7 @@ class Snapshot:
         self._memory = _shared_memory()
 
     def leaks(self) -> list[str]:
-        """Describes what there is now and was not then. Waits a little for threads that end."""
+        """Describe new resources. Waits a little for ending threads."""
         gc.collect()  # what only waits to be collected was not forgotten
         found = []
         for thread in threading.enumerate():
@@ -55,7 +53,7 @@ class Snapshot:
 
 @contextmanager
 def no_leaks() -> Iterator[None]:
-    """Checks that a block leaves no task, thread, child process, descriptor or shared memory behind.
+    """Check that a block leaves no task, thread, child process, descriptor or shared memory behind.
 
     Raises:
         AssertionError: it does; names all of them.
@@ -64,16 +62,16 @@ def no_leaks() -> Iterator[None]:
     yield
     left = [*tasks(ours), *before.leaks()]
     if left:
-        raise AssertionError(told("the block", left))
+        raise AssertionError(leak_report("the block", left))
 
 
-def told(who: str, left: list[str]) -> str:
-    """Says what was left behind."""
-    return "\n".join([f"{who} has left something behind:", *(f"  {found}" for found in left)])
+def leak_report(who: str, left: list[str]) -> str:
+    """Return the message about leaks."""
+    return "\n".join([f"{who} left these open; close or cancel them:", *(f"  {found}" for found in left)])
 
 
 def all_tasks() -> set[asyncio.Task[Any]]:
-    """The tasks of the running loop, if there is one."""
+    """Return the tasks of the running loop; none outside of a loop."""
     try:
         return asyncio.all_tasks()
     except RuntimeError:
@@ -81,7 +79,7 @@ def all_tasks() -> set[asyncio.Task[Any]]:
 
 
 def tasks(before: set[asyncio.Task[Any]]) -> list[str]:
-    """Describes the tasks of the running loop that were not there before."""
+    """Describe the tasks of the running loop that were not there before."""
     current = asyncio.current_task() if all_tasks() else None
     left = all_tasks() - before - {current}
     return sorted(_describe_task(task) for task in left if not _name(task).startswith(_RUNNER))
@@ -101,9 +99,9 @@ def _describe_task(task: asyncio.Task[Any]) -> str:
 
 
 def _kept() -> set[int]:
-    """Processes and descriptors that are shared: those of multiprocessing, and a fork server that others still use."""
+    """Return shared processes and descriptors: those of multiprocessing, and of a fork server that is still used."""
     tracker: Any = resource_tracker._resource_tracker  # noqa: SLF001 - there is no public name for it
-    shared = ForkServer._shared  # noqa: SLF001 - nor for what nobody else needs to know
+    shared = ForkServer._shared  # noqa: SLF001 - nor for this
     found = {number for number in (tracker._pid, tracker._fd) if number is not None}  # noqa: SLF001 - as above
     return found if shared is None else found | shared.kept
 
@@ -136,7 +134,7 @@ def _listed() -> Iterator[tuple[int, int, str]]:
                 name, _, rest = (folder / "stat").read_text().partition(" (")[2].rpartition(") ")
                 state, parent = rest.split()[:2]
                 command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                ended = " (has ended, and nobody has waited for it)" if state == "Z" else ""
+                ended = " (a zombie: it has ended, but was not waited for)" if state == "Z" else ""
                 yield int(folder.name), int(parent), (command or name)[:120] + ended
 
 
@@ -181,11 +179,18 @@ def _shared_memory() -> set[str]:
 
 
 def _not_of_others(names: set[str]) -> list[str]:
-    """Leaves out what processes use that have nothing to do with this one: all of the machine have one folder."""
+    """Leave out files of unrelated processes: the folder is shared by the whole machine.
+
+    Semaphores are left out that nobody uses: they are what killed processes leave, and a test that leaks one uses it.
+    """
     family = {os.getpid(), *_descendants()} if names else set()
-    used: set[str] = set()
+    ours: set[str] = set()
+    others: set[str] = set()
     for folder in Path("/proc").iterdir() if names else ():
-        if folder.name.isdigit() and int(folder.name) not in family:
+        if folder.name.isdigit():
+            users = ours if int(folder.name) in family else others
             with contextlib.suppress(OSError):  # it has ended in the meantime, or is none of our business
-                used.update(name for name in names if name in (folder / "maps").read_text())
-    return sorted(names - used)
+                maps = (folder / "maps").read_text()
+                users.update(name for name in names if name in maps)
+    unused = {name for name in names - ours if Path(name).name.startswith("sem.")}
+    return sorted(names - others - unused)

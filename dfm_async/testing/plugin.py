@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,12 +28,12 @@ _NARROW = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the ini option."""
-    parser.addini("dfm_target", "the target of dfm_session where no marker says otherwise", default="inline")
+    """Add the ini option."""
+    parser.addini("dfm_target", "the default target of dfm_session, without a marker", default="inline")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Adds the markers, and fixtures for the plugin that runs async tests."""
+    """Add the markers, and fixtures for the plugin that runs async tests."""
     config.addinivalue_line(
         "markers", "dfm(target=..., ...): the arguments of the Session that the fixture dfm_session connects"
     )
@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Lets the leak check begin before, and end after, everything else that belongs to a single test."""
+    """Let the leak check begin before, and end after, everything else that belongs to a single test."""
     for item in items:
         names: list[str] = getattr(item, "fixturenames", [])
         if _LEAKS in names or item.get_closest_marker(_LEAKS) is not None:
@@ -59,12 +59,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _is_narrow(item: Any, name: str) -> bool:
-    """Whether a fixture lives for one test."""
+    """Return whether a fixture has the scope of one test."""
     known = item._fixtureinfo.name2fixturedefs.get(name)  # noqa: SLF001 - pytest has no public name for it
     return bool(known) and known[-1].scope == "function"
 
 
-# what users say
+# configuration
 
 
 @pytest.fixture(scope="session")
@@ -80,7 +80,7 @@ def dfm_target(request: pytest.FixtureRequest) -> Any:
 
 
 def _arguments(node: Any) -> dict[str, Any]:
-    """What the markers say, the nearest one last."""
+    """Return the markers, the nearest one last."""
     found: dict[str, Any] = {}
     for marker in reversed(list(node.iter_markers("dfm"))):
         if marker.args:
@@ -96,7 +96,7 @@ def _arguments(node: Any) -> dict[str, Any]:
 def dfm_session_factory(
     request: pytest.FixtureRequest, dfm_federation: Federation, dfm_target: Any
 ) -> Callable[..., Session]:
-    """Makes sessions as the marker says, for ``async with``; arguments say otherwise."""
+    """Make sessions for ``async with``; arguments override the marker."""
     return _maker(request.node, dfm_federation, dfm_target)
 
 
@@ -152,7 +152,7 @@ async def _dfm_module_session_anyio(
 
 
 def _runner(request: pytest.FixtureRequest, name: str) -> str:
-    """Who runs the test: ``anyio``, or pytest-asyncio on a loop of the scope that is given."""
+    """Return the runner of the test: ``anyio``, or pytest-asyncio with the scope of its loop."""
     marker = request.node.get_closest_marker("asyncio")
     with_asyncio = request.config.pluginmanager.hasplugin(_WITH_ASYNCIO)
     if not (with_asyncio and marker is not None) and "anyio_backend" in request.fixturenames:
@@ -179,7 +179,7 @@ def _default_loop_scope(config: pytest.Config) -> str:
 @pytest.fixture
 def dfm_override(dfm_federation: Federation) -> Iterator[Callable[..., Fake]]:
     """``dfm_override(operation, fake, site=None, provider=None)``: a fake for the rest of the test."""
-    from dfm_async.testing.overrides import override
+    from dfm_async.testing.board import override
 
     with ExitStack() as stack:
         yield lambda *args, **kwargs: stack.enter_context(override(dfm_federation, *args, **kwargs))
@@ -199,16 +199,30 @@ def dfm_faults(dfm_session: Session) -> Iterator[Faults]:
 
 @pytest.fixture
 def _dfm_nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    from dfm_async.testing.leaks import Snapshot, told
+    from dfm_async.testing.leaks import Snapshot, leak_report
 
     runner = _runner(request, _LEAKS) if _is_async(request) else "function"
     if runner not in ("anyio", "function"):
         request.getfixturevalue(f"_dfm_loop_{runner}")  # a loop that outlives the test is no leak of it
+    elif runner == "function" and _is_async(request):
+        _make_current_loop()
     before = Snapshot()
     yield
     left = before.leaks()
     if left:
-        pytest.fail(told(request.node.nodeid, left), pytrace=False)
+        pytest.fail(leak_report(request.node.nodeid, left), pytrace=False)
+
+
+def _make_current_loop() -> None:
+    """Make the current loop, as pytest-asyncio before 1.4 does for the first test, which it outlives."""
+    import asyncio
+    import warnings
+    from importlib.metadata import version
+
+    if tuple(map(int, version("pytest-asyncio").split(".")[:2])) < (1, 4):
+        with warnings.catch_warnings(), suppress(RuntimeError):  # there is none, and it will not be made
+            warnings.simplefilter("ignore", DeprecationWarning)
+            asyncio.get_event_loop()
 
 
 @pytest.fixture
@@ -230,11 +244,11 @@ async def _dfm_no_task_left_anyio(request: pytest.FixtureRequest) -> AsyncIterat
 
 @asynccontextmanager
 async def no_task_left(name: str) -> AsyncIterator[None]:
-    """Fails if tasks of the running loop are left at the end of the block that were not there before."""
-    from dfm_async.testing.leaks import all_tasks, tasks, told
+    """Fail if tasks of the running loop are left at the end of the block that were not there before."""
+    from dfm_async.testing.leaks import all_tasks, leak_report, tasks
 
     before = all_tasks()
     yield
     left = tasks(before)
     if left:
-        pytest.fail(told(name, left), pytrace=False)
+        pytest.fail(leak_report(name, left), pytrace=False)

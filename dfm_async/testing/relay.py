@@ -1,4 +1,4 @@
-"""How worker processes reach the process of the test: one socket, served by one thread, while somebody needs it.
+"""The connection of worker processes to the process of the test: one socket, served by one thread while it is used.
 
 A thread with a loop of its own, because what is served outlives single tests, and the loops of tests do not.
 """
@@ -6,53 +6,43 @@ A thread with a loop of its own, because what is served outlives single tests, a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import pickle
 import secrets
 import socket
-import struct
-import sys
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import cloudpickle
 
-from dfm_async.wire.local_sockets import connected, require_same_user, same_user
-
-__all__ = ["Conversation", "Line", "Relay", "ask"]
-
-_HEAD: Final = struct.Struct("<Q")
-_HAS_ABSTRACT_ADDRESSES: Final[bool] = sys.platform.startswith("linux")
+from dfm_async.base.framing import HEAD
+from dfm_async.base.sockets import LocalListener, connected, same_user
 
 
 class Conversation(Protocol):
-    """What answers one connection, on the relay's own loop."""
+    """Answers one connection, on the relay's own loop."""
 
     async def answer(self, request: Any) -> Any:
-        """Answers a request; cancelled if nobody waits for it any more."""
+        """Answer a request; cancelled if the client has disconnected."""
         ...
 
     async def aclose(self) -> None:
-        """The connection has ended."""
+        """Handle the end of the connection."""
         ...
 
 
 class Relay:
-    """The server. Whoever acquires it releases it; the last one ends it. Its address is always the same."""
+    """The server. It is acquired and released; the last release ends it. On Linux its address is always the same."""
 
     _lock: Final = threading.RLock()
     _shared: Relay | None = None
-    _users: int = 0
     _offers: Final[dict[str, Callable[[], Conversation]]] = {}
-    _address: str | None = None
+    _name = ""
 
-    def __init__(self, address: str, folder: tempfile.TemporaryDirectory[str] | None) -> None:
-        self._at = address
-        self._folder = folder
+    def __init__(self, name: str) -> None:
+        self._listener = LocalListener(name)
+        self.address = self._listener.address
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event | None = None
         self._ready = threading.Event()
@@ -65,39 +55,30 @@ class Relay:
 
     @classmethod
     def acquire(cls, key: str, converse: Callable[[], Conversation]) -> str:
-        """Serves those who ask for a key, and tells at which address. Blocks for a moment."""
+        """Serve a key, and return the address. Blocks for a moment."""
         with cls._lock:
             if cls._shared is None:
-                address, folder = cls._address or f"\0dfm-testing-{os.getpid()}-{secrets.token_hex(12)}", None
-                if not _HAS_ABSTRACT_ADDRESSES:
-                    folder = tempfile.TemporaryDirectory(prefix="dfm-")
-                    address = str(Path(folder.name) / "relay")
-                cls._shared, cls._address = cls(address, folder), address
-            cls._users += 1
+                cls._name = cls._name or f"dfm-testing-{os.getpid()}-{secrets.token_hex(12)}"
+                cls._shared = cls(cls._name)
             cls._offers[key] = converse
-            assert cls._address is not None  # noqa: S101 - just set
-            return cls._address
+            return cls._shared.address
 
     @classmethod
     def release(cls, key: str) -> None:
-        """Serves a key no longer. Blocks for a moment if it was the last."""
+        """Serve a key no longer. Blocks for a moment if it was the last."""
         with cls._lock:
-            if cls._offers.pop(key, None) is None:
-                return
-            cls._users -= 1
-            if cls._users == 0 and cls._shared is not None:
+            cls._offers.pop(key, None)
+            if not cls._offers and cls._shared is not None:
                 relay, cls._shared = cls._shared, None
                 relay.stop()
 
     def stop(self) -> None:
-        """Ends the server and its thread."""
+        """End the server and its thread."""
         assert self._loop is not None  # noqa: S101 - it was ready
         assert self._ended is not None  # noqa: S101 - it was ready
         self._loop.call_soon_threadsafe(self._ended.set)
         if threading.current_thread() is not self._thread:  # garbage may be collected anywhere
             self._thread.join()
-        if self._folder is not None:
-            self._folder.cleanup()
 
     def _run(self) -> None:
         try:
@@ -105,6 +86,8 @@ class Relay:
         except BaseException as error:  # noqa: BLE001 - raised where it is waited for
             self._error = error
             self._ready.set()
+        finally:
+            self._listener.close()
 
     async def _serve(self) -> None:
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
@@ -115,7 +98,7 @@ class Relay:
             talks.add(task)
             task.add_done_callback(talks.discard)
 
-        server = await asyncio.start_unix_server(accept, self._at)
+        server = await asyncio.start_unix_server(accept, sock=self._listener.socket)
         self._ready.set()
         await self._ended.wait()
         server.close()
@@ -133,7 +116,7 @@ async def _talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         key = await _read(reader)
         offer = Relay._offers.get(key)  # noqa: SLF001 - of this module
         if offer is None:
-            return  # whoever asks takes the end for an answer
+            return  # the client takes the end for a response
         conversation = offer()
         request = await _read(reader)
         while True:
@@ -161,7 +144,7 @@ async def _talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def _read(reader: asyncio.StreamReader) -> Any:
-    (size,) = _HEAD.unpack(await reader.readexactly(_HEAD.size))
+    (size,) = HEAD.unpack(await reader.readexactly(HEAD.size))
     return pickle.loads(await reader.readexactly(size))  # noqa: S301 - from a process of the same user, which we started
 
 
@@ -183,23 +166,23 @@ def _settled(answer: asyncio.Future[Any]) -> bytes:
 def _received(data: bytes) -> Any:
     found = pickle.loads(data)  # noqa: S301 - from the process that started us
     if isinstance(found, _Unsent):
-        raise TypeError(f"what the test answers cannot be sent to the process that asks: {found.reason}")
+        raise TypeError(f"the response of the test cannot be sent to the worker: {found.reason}")
     return found
 
 
 def _encoded(value: Any) -> bytes:
     data: bytes = cloudpickle.dumps(value, protocol=5)
-    return _HEAD.pack(len(data)) + data
+    return HEAD.pack(len(data)) + data
 
 
 # the other side
 
 
-class Line:
+class Connection:
     """A connection to the relay, for the loop of a worker.
 
     Raises:
-        ConnectionError: nobody is there, or serves the key.
+        ConnectionError: there is no server, or it does not serve the key.
     """
 
     def __init__(self, address: str, key: str) -> None:
@@ -208,7 +191,7 @@ class Line:
         self._socket: socket.socket | None = None
 
     async def ask(self, request: Any) -> Any:
-        """Sends a request, and waits for the answer.
+        """Send a request, and wait for the response.
 
         Raises:
             TypeError: the request or the answer cannot be sent.
@@ -217,12 +200,12 @@ class Line:
         try:
             data = _encoded(request)
         except Exception as error:
-            raise TypeError(f"what is asked of the test cannot be sent there: {error}") from error
+            raise TypeError(f"the request cannot be sent to the test: {error}") from error
         if self._socket is None:
             self._socket = await connected(self._address)
             data = self._opening + data
         await loop.sock_sendall(self._socket, data)
-        (size,) = _HEAD.unpack(await self._receive(_HEAD.size))
+        (size,) = HEAD.unpack(await self._receive(HEAD.size))
         return _received(await self._receive(size))
 
     async def _receive(self, size: int) -> bytes:
@@ -231,35 +214,12 @@ class Line:
         while len(data) < size:
             part = await asyncio.get_running_loop().sock_recv(self._socket, size - len(data))
             if not part:
-                raise ConnectionResetError("nobody answers there")
+                raise ConnectionResetError("the test has closed the connection")
             data += part
         return bytes(data)
 
     def close(self) -> None:
-        """Ends the connection: whoever works on an answer stops."""
+        """End the connection: pending work on a response is cancelled."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-
-
-def ask(address: str, key: str, request: Any) -> Any:
-    """Asks once, and blocks until the answer is there; for threads.
-
-    Raises:
-        ConnectionError: nobody is there, or serves the key.
-    """
-    with _connected(address) as connection:
-        connection.sendall(_encoded(key) + _encoded(request))
-        with connection.makefile("rb") as file:
-            head = file.read(_HEAD.size)
-            if len(head) < _HEAD.size:
-                raise ConnectionResetError("nobody answers there")
-            return _received(file.read(_HEAD.unpack(head)[0]))
-
-
-@contextlib.contextmanager
-def _connected(address: str) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(address)
-        require_same_user(connection)
-        yield connection

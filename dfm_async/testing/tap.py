@@ -1,10 +1,11 @@
-"""Asks the test before every call of an operation what is to be done; runs where the operation does.
+"""Intercepts every call of an operation, and asks the test what to do; runs where the operation does.
 
-A tap travels to workers in the place of the usual way to make calls, so nothing is asked unless a test wants it.
+A tap is sent to workers instead of the usual caller, so that nothing is intercepted unless a test needs it.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
 import inspect
 import threading
@@ -12,38 +13,27 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from dfm_async.base.tasks import in_thread
 from dfm_async.federation.operation import Adapter, CodeKind
+from dfm_async.runtime.adapters import Objects
 from dfm_async.runtime.context import OperationContext, current_context
-from dfm_async.runtime.iterators import is_iterator
-from dfm_async.runtime.objects import JobObjects
-from dfm_async.runtime.once import in_thread
 from dfm_async.runtime.operations import Callee
+from dfm_async.runtime.sources import is_iterator
 from dfm_async.testing.fakes import Call
-from dfm_async.testing.relay import Line
-
-__all__ = [
-    "PROCEED",
-    "Answer",
-    "Decision",
-    "Ended",
-    "Play",
-    "Proceed",
-    "Raised",
-    "Streamed",
-    "Tap",
-    "Wanted",
-    "plays",
-]
+from dfm_async.testing.relay import Connection
 
 
-@dataclass(frozen=True, slots=True)
-class Proceed:
+class Verdict(enum.Enum):
+    """What a test decides about a call, without a value."""
+
+    PROCEED = enum.auto()
     """The operation runs as it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
+    WANTED = enum.auto()
     """A fake runs, and needs the arguments of the call."""
+    STREAMED = enum.auto()
+    """Elements follow, one for each request."""
+    ENDED = enum.auto()
+    """There is no further element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,81 +50,69 @@ class Raised:
     error: BaseException
 
 
-@dataclass(frozen=True, slots=True)
-class Streamed:
-    """Elements follow, one for each time that the next is asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """There is no further element."""
-
-
-Decision = Proceed | Wanted | Answer | Raised | Streamed | Ended
-
-PROCEED: Final = Proceed()
+Decision = Verdict | Answer | Raised
 
 
 class Play(Protocol):
     """One call of an operation, as the test sees it."""
 
     def begin(self, call: Call) -> Coroutine[Any, Any, Decision]:
-        """Decides what becomes of a call, which has no arguments yet."""
+        """Decide about a call, which has no arguments yet."""
         ...
 
     def supply(self, arguments: dict[str, Any], context: OperationContext) -> Coroutine[Any, Any, Decision]:
-        """Runs the fake that wanted the arguments."""
+        """Run the fake that wanted the arguments."""
         ...
 
     def next(self) -> Coroutine[Any, Any, Decision]:
-        """Gives the next element, if elements were announced."""
+        """Return the next element, if elements were announced."""
         ...
 
     def close(self) -> None:
-        """Nothing more is asked. Any thread may call it."""
+        """End the call. Any thread may call it."""
         ...
 
 
 plays: Final[dict[str, Callable[[], Play]]] = {}
-"""The tests of this process that are asked, by key."""
+"""The tests of this process, by key."""
 
 
 class _Distant:
     """A play in the process of the test, seen from a worker."""
 
     def __init__(self, address: str, key: str) -> None:
-        self._line = Line(address, key)
+        self._connection = Connection(address, key)
         self._operation = ""
 
     async def begin(self, call: Call) -> Decision:
         self._operation = call.operation
         try:
-            decision: Decision = await self._line.ask(call)
-        except (ConnectionError, FileNotFoundError):  # the test is over, or wants nothing any more
-            return PROCEED
+            decision: Decision = await self._connection.ask(call)
+        except (ConnectionError, FileNotFoundError):  # the test is over, or wants nothing any longer
+            return Verdict.PROCEED
         return decision
 
     async def supply(self, arguments: dict[str, Any], _context: OperationContext) -> Decision:
         try:
-            decision: Decision = await self._line.ask(arguments)
+            decision: Decision = await self._connection.ask(arguments)
         except ConnectionError as error:
             raise RuntimeError(f"the test has ended before its fake of {self._operation!r} did") from error
         return decision
 
     async def next(self) -> Decision:
-        decision: Decision = await self._line.ask(None)
+        decision: Decision = await self._connection.ask(None)
         return decision
 
     def close(self) -> None:
-        self._line.close()
+        self._connection.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """What makes the calls of a federation that is under test.
+    """Makes the calls of a federation under test.
 
     Attributes:
-        key: whom to ask.
+        key: the key of the test.
         address: where the test is reached from other processes; made when it is first needed.
     """
 
@@ -142,11 +120,11 @@ class Tap:
     address: Callable[[], str] | str
 
     def __call__(self, adapter: Adapter) -> Callee:
-        """Makes what calls an adapter's code."""
+        """Return a caller of an adapter's code."""
         return _TappedCallee(adapter, self)
 
     def play(self) -> Play:
-        """Begins to ask about one call."""
+        """Begin one call."""
         here = plays.get(self.key)
         return here() if here is not None else _Distant(self._place(), self.key)
 
@@ -165,7 +143,7 @@ class _TappedCallee(Callee):
         self._tap = tap
         self.waits = False  # a fake in its place has nothing to wait for
 
-    def build(self, objects: JobObjects) -> Any:
+    def build(self, objects: Objects) -> Any:
         return _Later(functools.partial(super().build, objects))
 
     def bound(self, instance: Any) -> Callable[..., Any]:
@@ -175,14 +153,14 @@ class _TappedCallee(Callee):
             return plain(instance if instance is None else instance.built())
 
         def begin(*args: Any, **kwargs: Any) -> Any:
-            # Here, because the body of a generator may run where nobody knows the call.
+            # Here, because the body of a generator may run where the call is not known.
             return _WRAPPERS[self.kind](_Attempt(self, self._tap.play(), current_context(), code, args, kwargs))
 
         return begin
 
 
 class _Later:
-    """The object of a class, built when the test has let a call through: what a fake replaces need not work."""
+    """The object of a class, built when the test has let a call pass: a class that a fake replaces need not work."""
 
     def __init__(self, build: Callable[[], Any]) -> None:
         self._build = build
@@ -205,30 +183,20 @@ class _Later:
                     await done
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Attempt:
-    """One call: what is asked, and what runs if the test has nothing against it."""
+    """One call, which runs unless the test decides otherwise."""
 
-    __slots__ = ("args", "callee", "code", "context", "kwargs", "play")
-
-    def __init__(
-        self,
-        callee: Callee,
-        play: Play,
-        context: OperationContext,
-        code: Callable[[], Callable[..., Any]],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        self.callee = callee
-        self.play = play
-        self.context = context
-        self.code = code
-        self.args = args
-        self.kwargs = kwargs
+    callee: Callee
+    play: Play
+    context: OperationContext
+    code: Callable[[], Callable[..., Any]]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
     @property
     def call(self) -> Call:
-        """The call, without its arguments: they are wanted only by a fake."""
+        """The call, without its arguments, which only a fake needs."""
         adapter, context = self.callee.adapter, self.context
         return Call(
             operation=adapter.operation,
@@ -254,27 +222,27 @@ class _Attempt:
         return found
 
     def run(self) -> Any:
-        """Calls the operation's own code."""
+        """Call the operation's own code."""
         return self.code()(*self.args, **self.kwargs)
 
     async def decide(self) -> Decision:
-        """Asks the test, on the loop."""
+        """Ask the test, on the loop."""
         decision = _checked(await self.play.begin(self.call))
-        if isinstance(decision, Wanted):
+        if decision is Verdict.WANTED:
             arguments = {name: await _whole(value) for name, value in self.arguments.items()}
             decision = _checked(await self.play.supply(arguments, self.context))
         return decision
 
     def decide_blocking(self) -> Decision:
-        """Asks the test, in a thread."""
+        """Ask the test, in a thread."""
         decision = _checked(self.context.wait(self.play.begin(self.call)))
-        if isinstance(decision, Wanted):
+        if decision is Verdict.WANTED:
             arguments = {name: list(v) if is_iterator(v) else v for name, v in self.arguments.items()}
             decision = _checked(self.context.wait(self.play.supply(arguments, self.context)))
         return decision
 
     async def elements(self) -> AsyncGenerator[Any, None]:
-        """What a fake yields, on the loop."""
+        """Return what a fake yields, on the loop."""
         try:
             while isinstance(decision := _checked(await self.play.next()), Answer):
                 yield decision.value
@@ -282,7 +250,7 @@ class _Attempt:
             self.play.close()
 
     def elements_blocking(self) -> Iterator[Any]:
-        """What a fake yields, in a thread."""
+        """Return what a fake yields, in a thread."""
         try:
             while isinstance(decision := _checked(self.context.wait(self.play.next())), Answer):
                 yield decision.value
@@ -304,7 +272,7 @@ async def _async(attempt: _Attempt) -> Any:
     kept = False
     try:
         decision = await attempt.decide()
-        kept = isinstance(decision, Streamed)
+        kept = decision is Verdict.STREAMED
     finally:
         if not kept:
             attempt.play.close()
@@ -317,7 +285,7 @@ def _sync(attempt: _Attempt) -> Any:
     kept = False
     try:
         decision = attempt.decide_blocking()
-        kept = isinstance(decision, Streamed)
+        kept = decision is Verdict.STREAMED
     finally:
         if not kept:
             attempt.play.close()
@@ -333,7 +301,7 @@ async def _async_generator(attempt: _Attempt) -> AsyncGenerator[Any, None]:
             for element in _several(attempt, decision.value):
                 yield element
             return
-        found = attempt.elements() if isinstance(decision, Streamed) else attempt.run()
+        found = attempt.elements() if decision is Verdict.STREAMED else attempt.run()
         try:
             async for element in found:
                 yield element
@@ -348,7 +316,7 @@ def _generator(attempt: _Attempt) -> Iterator[Any]:
         decision = attempt.decide_blocking()
         if isinstance(decision, Answer):
             yield from _several(attempt, decision.value)
-        elif isinstance(decision, Streamed):
+        elif decision is Verdict.STREAMED:
             yield from attempt.elements_blocking()
         else:
             yield from attempt.run()
@@ -357,7 +325,7 @@ def _generator(attempt: _Attempt) -> Iterator[Any]:
 
 
 def _several(attempt: _Attempt, value: Any) -> Iterator[Any]:
-    """What a fake returned in the place of a generator: its elements."""
+    """Return what a fake returned in the place of a generator: its elements."""
     try:
         return iter(value)
     except TypeError:

@@ -1,10 +1,9 @@
-"""Who may do what: principals, authorizers, and tokens."""
+"""Access: principals, authorizers and tokens."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import os
 import secrets
 from collections.abc import Mapping
@@ -15,10 +14,9 @@ from urllib.parse import urlsplit
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
 
+from dfm_async.base.addresses import is_loopback
 from dfm_async.model.info import JobInfo
-from dfm_async.web.answers import Refusal
-
-__all__ = ["Action", "AllowAnyone", "Authorizer", "Guard", "LocalAuthorizer", "Principal", "TokenAuthorizer"]
+from dfm_async.web.responses import Refusal
 
 Action: TypeAlias = Literal["list", "submit", "prioritize", "read", "send", "cancel", "forget", "debug", "metrics"]
 """What a client wants: see jobs and pipelines, submit a job, submit one with a priority above 0, read one, send it
@@ -44,11 +42,11 @@ _COOKIE: Final = "dfm_async"
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody who uses the service.
+    """A user of the service.
 
     Attributes:
-        id: who it is; jobs are labelled with it.
-        data: whatever the authorizer wants to remember until it is asked.
+        id: the id, with which jobs are labelled.
+        data: further data of the authorizer.
     """
 
     id: str
@@ -56,27 +54,27 @@ class Principal:
 
 
 class Authorizer(Protocol):
-    """Decides who a client is, and what it may do. Derive from it, and write ``__call__``."""
+    """Identifies clients, and decides what they may do. Derive from it, and implement ``__call__``."""
 
     async def __call__(self, request: HTTPConnection, /) -> Principal | None:
-        """Return who makes a request; None if that is not known (the answer is 401)."""
+        """Return the principal of a request; None if it is not known (the response is 401)."""
         ...
 
     def allows(self, principal: Principal, action: Action, job: JobInfo | None) -> bool:
-        """Return whether a principal may do something.
+        """Return whether a principal may perform an action.
 
-        By default everything but ``"debug"``, ``"metrics"`` and ``"prioritize"``, with jobs of their own.
+        By default a principal may do everything but ``"debug"``, ``"metrics"`` and ``"prioritize"``, with its own jobs.
 
         Args:
-            principal: who.
-            action: what.
-            job: with which job; None if it is about no particular one. Its ``label`` is the id of its principal.
+            principal: the principal.
+            action: the action.
+            job: the job, whose ``label`` is the id of its principal; None if the action is about no particular job.
         """
         return action not in _NOT_BY_DEFAULT and (job is None or job.label == principal.id)
 
 
 class TokenAuthorizer(Authorizer):
-    """Serves clients that have a token; all of them are one principal, who may do everything.
+    """Serves clients that have a token; all of them are one principal, which may do everything.
 
     Programs send ``Authorization: Bearer <token>``. A browser opens ``/?token=<token>`` once, and gets a cookie that is
     derived from the token. The cookie is not sent with requests that pages of other sites make, and no script can
@@ -108,11 +106,11 @@ class TokenAuthorizer(Authorizer):
         return Principal("token") if known else None
 
     def allows(self, principal: Principal, action: Action, job: JobInfo | None) -> bool:
-        """Return True: who has the token may do everything."""
+        """Return True: the principal may do everything."""
         return True
 
     def enter(self, request: Request) -> Response | None:
-        """Return the answer for a browser that brings the token in the address; None if it does not."""
+        """Return the response for a browser that brings the token in the address; None if it does not."""
         # Tokens have no spaces, but may have a plus, which means a space in a query.
         if not _same(request.query_params.get("token", "").replace(" ", "+"), self._token):
             return None
@@ -126,7 +124,7 @@ class TokenAuthorizer(Authorizer):
 
 
 class LocalAuthorizer(TokenAuthorizer):
-    """What a service without an authorizer has: a token, and only clients on the same machine.
+    """The authorizer of a service without one: clients need a token, and must be on the same machine.
 
     A proxy on the same machine makes every client look local, so that the token is what counts; the other checks
     refuse what can be recognised.
@@ -137,7 +135,7 @@ class LocalAuthorizer(TokenAuthorizer):
         self.token = given or secrets.token_urlsafe(24)
         """The token."""
         self.generated = not given
-        """Whether the token was made here, and nobody else knows it yet."""
+        """Whether the token was generated, so that users do not know it yet."""
         super().__init__(self.token)
 
     async def __call__(self, request: HTTPConnection, /) -> Principal | None:
@@ -146,15 +144,15 @@ class LocalAuthorizer(TokenAuthorizer):
         return None if await super().__call__(request) is None else Principal("local")
 
     def enter(self, request: Request) -> Response | None:
-        """Return the answer for a browser on this machine that brings the token in the address."""
+        """Return the response for a browser on this machine that brings the token in the address."""
         _check_local(request)
         return super().enter(request)
 
 
 class AllowAnyone(Authorizer):
-    """Serves everybody as one principal, who may do everything: for tests, and where only trusted programs can connect.
+    """Serves everybody as one principal, which may do everything: for tests, and where only trusted programs connect.
 
-    Pages of other sites are refused, as far as browsers say where a request comes from. The host name is not checked: a
+    Pages of other sites are refused, as far as browsers report the origin of a request. The host name is not checked: a
     page whose own name is made to lead to this service (DNS rebinding) is served. Do not use it where browsers run.
     """
 
@@ -173,18 +171,15 @@ def _same(given: str, token: str) -> bool:
 
 
 def _check_local(request: HTTPConnection) -> None:
-    """Refuse a client that is recognisably not on this machine.
-
-    Raises:
-        Refusal: it is not.
-    """
+    """Refuse a client that is recognisably not on this machine."""
     headers = request.headers
-    if not _is_loopback(None if request.client is None else request.client.host):
+    if not is_loopback(None if request.client is None else request.client.host):
         raise Refusal(403, "loopback", f"without an authorizer only clients on this machine are served. {_ADVICE}")
     if request.scope.get("http_version") == "1.0" or any(name in headers for name in _FORWARDED):
         raise Refusal(403, "loopback", f"without an authorizer clients behind a proxy are not served. {_ADVICE}")
     # A page of some other site whose name leads to this machine must not be able to use the service.
-    if not _is_loopback(_host_of(f"//{headers.get('host', '')}")):
+    host = _host_of(f"//{headers.get('host', '')}") or ""
+    if not (is_loopback(host) or host.endswith(".localhost")):
         raise Refusal(403, "host", f"without an authorizer the host must be a name of this machine. {_ADVICE}")
 
 
@@ -192,18 +187,15 @@ _ADVICE: Final = "To serve others: Service(authorizer=...)"
 
 
 def _check_site(request: HTTPConnection) -> None:
-    """Refuse what a page of another site, or of another port of this host, has a browser send.
+    """Refuse a request that a page of another site, or of another port of this host, has made.
 
     Links that lead to the live page are fine.
-
-    Raises:
-        Refusal: it comes from such a page.
     """
     headers = request.headers
     origin = headers.get("origin")
     if origin is not None:
         ours = origin.partition("://")[2] == headers.get("host")
-    else:  # so it is for images, frames and links, but browsers say what they are
+    else:  # images, frames and links have no origin, but browsers report their kind
         link = headers.get("sec-fetch-dest") == "document" and _is_page(request)
         ours = link or headers.get("sec-fetch-site", "none") in ("none", "same-origin")
     if not ours:
@@ -221,31 +213,14 @@ def _host_of(url: str) -> str | None:
         return None
 
 
-def _is_loopback(host: str | None) -> bool:
-    if host is None:
-        return False
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        found = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(found, "ipv4_mapped", None)
-    return found.is_loopback if mapped is None else bool(mapped.is_loopback)
-
-
 class Guard:
-    """Asks the authorizer, and refuses what it does not allow."""
+    """Refuses what the authorizer does not allow."""
 
     def __init__(self, authorizer: Authorizer) -> None:
         self._authorizer = authorizer
 
     async def principal(self, request: HTTPConnection) -> Principal:
-        """Return who makes a request.
-
-        Raises:
-            Refusal: that is not known.
-        """
+        """Return the principal of a request; refuse a request without one."""
         found = await self._authorizer(request)
         if found is None:
             raise Refusal(401, "unauthenticated", self._how(), challenge="Bearer")
@@ -253,40 +228,36 @@ class Guard:
 
     def _how(self) -> str:
         if not isinstance(self._authorizer, TokenAuthorizer):
-            return "the request does not say who you are, or not in a way that this service accepts"
+            return "the request has no credentials that this service accepts"
         where = " that the service printed when it started" if isinstance(self._authorizer, LocalAuthorizer) else ""
         how = "send it as 'Authorization: Bearer ...', or open /?token=... in a browser"
         return f"this service needs the token{where}: {how}"
 
-    def admit(self, request: HTTPConnection) -> None:
-        """Refuse a request that needs no principal, if it must not even be answered.
-
-        Raises:
-            Refusal: the client is not on this machine, and others are not served.
-        """
+    def check_client(self, request: HTTPConnection) -> None:
+        """Refuse a client of another machine, for requests without a principal, if only local clients are served."""
         if isinstance(self._authorizer, LocalAuthorizer):
             _check_local(request)
 
     def enter(self, request: Request) -> Response | None:
-        """Return the answer for a browser that brings a token in the address; None if there is nothing special."""
+        """Return the response for a browser that brings a token in the address; None for other requests."""
         return self._authorizer.enter(request) if isinstance(self._authorizer, TokenAuthorizer) else None
 
     def check(self, principal: Principal, action: Action) -> None:
-        """Refuses an action that is about no particular job."""
+        """Refuse an action that is about no particular job, unless it is allowed."""
         if not self._authorizer.allows(principal, action, None):
             raise Refusal(403, "forbidden", f"you may not {action} here")
 
     def check_job(self, principal: Principal, action: Action, job: JobInfo) -> None:
-        """Refuses an action with a job. Whoever may not read a job is told that there is none."""
+        """Refuse an action with a job, unless it is allowed; to principals that may not read it, it does not exist."""
         if not self.sees(principal, job):
             raise Refusal(404, "job", "there is no such job")
         if action != "read" and not self._authorizer.allows(principal, action, job):
             raise Refusal(403, "forbidden", f"you may not {action} this job")
 
     def allows(self, principal: Principal, action: Action, job: JobInfo | None = None) -> bool:
-        """Tells whether somebody may do something."""
+        """Return whether a principal may perform an action."""
         return self._authorizer.allows(principal, action, job)
 
     def sees(self, principal: Principal, job: JobInfo) -> bool:
-        """Tells whether somebody may know of a job."""
+        """Return whether a principal may know of a job."""
         return self._authorizer.allows(principal, "read", job)

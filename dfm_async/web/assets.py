@@ -1,4 +1,4 @@
-"""The files of the live page, as browsers get them."""
+"""Handlers: the files of the live page, and drawings of jobs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Final
 
+import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Send
 
-from dfm_async.runtime.once import in_thread
-from dfm_async.web.answers import Refusal
-from dfm_async.web.state import State
-
-__all__ = ["Assets"]
+from dfm_async.base.containers import BoundedDict
+from dfm_async.base.tasks import in_thread
+from dfm_async.drawing import graph_of, svg
+from dfm_async.planning.plan import Plan
+from dfm_async.web.responses import Refusal
+from dfm_async.web.state import Handlers, State
 
 _TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -26,14 +28,21 @@ _TYPES: Final = {
 }
 _INDEX: Final = "index.html"
 _HEADERS: Final = {
-    # Only what the service itself serves, and nothing that stands in the page or comes with values.
+    # Only what the service itself serves: nothing inline, and nothing that comes with values.
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
     "object-src 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-cache",  # kept, but asked for again: the tag tells whether it is still the same
+    "cache-control": "no-cache",  # kept, but validated each time by its tag
     "vary": "accept-encoding",
+}
+_DRAWINGS: Final = 32
+"""The number of drawings that are kept: many jobs have the same plan."""
+_DRAWING_HEADERS: Final = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-cache",
 }
 
 
@@ -47,26 +56,26 @@ class _Asset:
     media: str
 
 
-class Assets:
-    """Answers with the live page and its files. They are read once, when the first of them is wanted."""
+class Assets(Handlers):
+    """Serves the live page and its files, which are read once, when the first of them is requested."""
 
     def __init__(self, state: State) -> None:
-        self._state = state
-        self._found: dict[str, _Asset] | None = None
+        super().__init__(state)
+        self._files: dict[str, _Asset] | None = None
 
     async def index(self, request: Request, _send: Send) -> Response:
-        """Gives the page; lets a browser in that brings a token."""
-        return self._state.guard.enter(request) or await self._give(request, _INDEX)
+        """Return the page; a browser that brings a token gets a cookie for it."""
+        return self._state.guard.enter(request) or await self._serve(request, _INDEX)
 
     async def file(self, request: Request, _send: Send) -> Response:
-        """Gives what the page is made of."""
-        return await self._give(request, request.path_params["name"])
+        """Return a file of the page."""
+        return await self._serve(request, request.path_params["name"])
 
-    async def _give(self, request: Request, name: str) -> Response:
+    async def _serve(self, request: Request, name: str) -> Response:
         await self._state.guard.principal(request)
-        if self._found is None:
-            self._found = await in_thread(_read, "page")
-        asset = self._found.get(name)
+        if self._files is None:
+            self._files = await in_thread(_read, "page")
+        asset = self._files.get(name)
         if asset is None:
             raise Refusal(404, "file", "there is no such file")
         headers = {**_HEADERS, "etag": asset.tag}
@@ -83,6 +92,31 @@ def _read() -> dict[str, _Asset]:
         media = _TYPES.get(file.name[file.name.rfind(".") :])
         if media is not None:
             body = file.read_bytes()
-            tag = f'W/"{hashlib.sha256(body).hexdigest()[:16]}"'  # weak: the same for what is packed and what is not
+            tag = f'W/"{hashlib.sha256(body).hexdigest()[:16]}"'  # weak: the same for the packed and the plain file
             found[file.name] = _Asset(body, gzip.compress(body, mtime=0), tag, media)
     return found
+
+
+class Drawings(Handlers):
+    """Serves drawings of the pipelines of jobs."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
+        self._drawn: BoundedDict[str, str] = BoundedDict(_DRAWINGS)
+        self._lock = anyio.Lock()  # one at a time: a client with many requests must not have all drawn side by side
+
+    async def graph(self, request: Request, _send: Send) -> Response:
+        """Draw the pipeline of a job over its sites."""
+        _, job, _ = await self._state.job(request, "read")
+        headers = {**_DRAWING_HEADERS, "etag": f'"{job.plan.hash}"'}
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(await self._drawing(job.plan), headers=headers, media_type="image/svg+xml")
+
+    async def _drawing(self, plan: Plan) -> str:
+        async with self._lock:
+            found = self._drawn.get(plan.hash)
+            if found is None:
+                # A large one takes a while, during which the loop has to serve others.
+                found = self._drawn[plan.hash] = await in_thread(lambda: svg(graph_of(plan)), "drawing")
+        return found

@@ -1,60 +1,59 @@
-"""Handlers as ASGI applications: what goes wrong in them becomes an answer."""
+"""Handlers as ASGI applications: errors become responses, requests that start or steer jobs become spans."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeAlias, TypeVar
 
-from starlette.datastructures import Headers, QueryParams
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from dfm_async.errors import DfmError
-from dfm_async.web.answers import Refusal, refusal_of
-from dfm_async.web.limits import WebLimits
-
-__all__ = ["Endpoint", "Handler", "SocketEndpoint", "SocketHandler", "choice", "flag", "unless_gone", "whole_number"]
+from dfm_async.model.events import Scalar
+from dfm_async.web.responses import Refusal, refusal_of
+from dfm_async.web.state import State
+from dfm_async.web.streams import disconnected
 
 T = TypeVar("T")
 
-_CLOSING: Final = 1.0
-"""For how many seconds a WebSocket that was refused may take to close."""
+_CLOSE_TIMEOUT: Final = 1.0
+"""The number of seconds that a refused WebSocket may take to close."""
 
 Handler: TypeAlias = Callable[[Request, Send], Awaitable[Response | None]]
-"""Answers a request: gives the answer, or has sent it and gives None."""
+"""Answers a request: returns the response, or sends it and returns None."""
 
 SocketHandler: TypeAlias = Callable[[WebSocket], Awaitable[None]]
-"""Talks over a WebSocket."""
+"""Serves a WebSocket."""
 
 
 class Endpoint:
-    """Runs a handler. Refusals and errors of the library become answers, wherever the routes are mounted."""
+    """Runs a handler. Refusals and errors of the library become responses, wherever the routes are mounted."""
 
-    def __init__(self, handler: Handler, limits: WebLimits) -> None:
+    def __init__(self, handler: Handler, retry: float) -> None:
         self._handler = handler
-        self._limits = limits
+        self._retry = retry
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
+        """Answer one request."""
         request = Request(scope, body := _Body(receive))
         try:
             response = await self._handler(request, send)
-        except Refusal as refusal:
-            response = refusal.response()
-        except DfmError as error:
-            response = refusal_of(error, self._limits.retry).response()
+        except (Refusal, DfmError) as error:
+            response = refusal_of(error).response(self._retry)
         if response is not None:
             if body.unread(request.headers):
-                response.headers["connection"] = "close"  # else the server would have to take the rest of it
+                response.headers["connection"] = "close"  # else the server would have to receive the rest
             await response(scope, receive, send)
 
 
 class _Body:
-    """What a server receives from a client; knows whether the whole body has come."""
+    """Receives from a client; knows whether the whole body has arrived."""
 
     __slots__ = ("_receive", "_whole")
 
@@ -69,100 +68,71 @@ class _Body:
         return message
 
     def unread(self, headers: Headers) -> bool:
-        """Tells whether there is more of the body than was asked for."""
+        """Return whether a part of the body was not received."""
         return not self._whole and ("transfer-encoding" in headers or headers.get("content-length", "0") != "0")
 
 
 class SocketEndpoint:
-    """Runs a handler of WebSockets. Whoever is refused gets the same answer as over HTTP, if the server can send it."""
+    """Runs a handler of WebSockets. A refused client gets the same response as over HTTP, if the server can send it."""
 
-    def __init__(self, handler: SocketHandler, limits: WebLimits) -> None:
+    def __init__(self, handler: SocketHandler, retry: float) -> None:
         self._handler = handler
-        self._limits = limits
+        self._retry = retry
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one connection."""
+        """Serve one connection."""
         socket = WebSocket(scope, receive, send)
         try:
             await self._handler(socket)
-        except Refusal as refusal:
-            await _deny(socket, receive, refusal)
-        except DfmError as error:
-            await _deny(socket, receive, refusal_of(error, self._limits.retry))
+        except (Refusal, DfmError) as error:
+            await self._deny(socket, receive, refusal_of(error))
 
-
-async def _deny(socket: WebSocket, receive: Receive, refusal: Refusal) -> None:
-    if "websocket.http.response" in socket.scope.get("extensions", {}):
-        await socket.send_denial_response(refusal.response())
+    async def _deny(self, socket: WebSocket, receive: Receive, refusal: Refusal) -> None:
+        if "websocket.http.response" not in socket.scope.get("extensions", {}):
+            await socket.close(1008, refusal.message[:120])
+            return
+        await socket.send_denial_response(refusal.response(self._retry))
         # Some servers complain of a handshake that was not completed, unless the connection is closed by then. They
         # notify first that the connection is about to close, then that it has.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSING):
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
                 for _ in range(2):
-                    while (await receive())["type"] != "websocket.disconnect":
-                        pass
-    else:
-        await socket.close(1008, refusal.message[:120])
+                    await disconnected(receive, "websocket.disconnect")
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Waits for something on behalf of a client, until that has left. The body must have been read.
+def traced(state: State, path: str, handler: Handler) -> Handler:
+    """Return a handler that runs in a span ``dfm.request``, if anything is traced and there is no span for it already.
 
-    Raises:
-        Refusal: the client has left; the work was cancelled.
+    The caller's ``traceparent`` header says which trace the request belongs to.
     """
-    doing, leaving = asyncio.create_task(work), asyncio.create_task(_until_gone(request.receive))
+
+    async def run(request: Request, send: Send) -> Response | None:
+        if state.current is None:
+            return await handler(request, send)
+        attributes: dict[str, Scalar] = {"http.request.method": request.method, "http.route": path}
+        with state.current._traces.request(time.time_ns(), attributes, request.headers) as span:
+            try:
+                response = await handler(request, send)
+            except Refusal as refusal:
+                if span is not None:
+                    span.refused(refusal.message, {"http.response.status_code": refusal.status})
+                raise
+            if span is not None and response is not None:
+                span.set({"http.response.status_code": response.status_code})
+            return response
+
+    return run
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Wait for work on behalf of a client; cancel it if the client disconnects. The body must have been read."""
+    task, disconnect = asyncio.create_task(work), asyncio.create_task(disconnected(request.receive))
     try:
-        await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        doing.cancel()
-        leaving.cancel()
-        await asyncio.gather(doing, leaving, return_exceptions=True)
-    if doing.cancelled():
-        raise Refusal(400, "gone", "the client went away")
-    return doing.result()
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def whole_number(query: QueryParams, name: str, default: int, least: int, most: int | None = None) -> int:
-    """Reads a whole number of a query.
-
-    Raises:
-        Refusal: it is none, or out of its range.
-    """
-    text = query.get(name)
-    if text is None:
-        return default
-    try:
-        found = int(text) if len(text) <= 19 else least - 1
-    except ValueError:
-        found = least - 1
-    if found < least or (most is not None and found > most):
-        span = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise Refusal(422, "query", f"{name} must be a whole number {span}")
-    return found
-
-
-def choice(query: QueryParams, name: str, default: str, options: tuple[str, ...]) -> str:
-    """Reads one of some words of a query.
-
-    Raises:
-        Refusal: it is another word.
-    """
-    found = query.get(name, default)
-    if found not in options:
-        raise Refusal(422, "query", f"{name} must be one of: {', '.join(options)}")
-    return found
-
-
-def flag(query: QueryParams, name: str) -> bool:
-    """Reads whether something is wanted; it is not if the query does not say so.
-
-    Raises:
-        Refusal: it is no yes or no.
-    """
-    return choice(query, name, "false", ("false", "true", "0", "1")) in ("true", "1")
+        task.cancel()
+        disconnect.cancel()
+        await asyncio.gather(task, disconnect, return_exceptions=True)
+    if task.cancelled():
+        raise Refusal(400, "gone", "the client disconnected")
+    return task.result()

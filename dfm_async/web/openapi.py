@@ -14,23 +14,21 @@ from starlette.types import Send
 
 import dfm_async
 from dfm_async.model.status import JobStatus
-from dfm_async.results.event_data import NAMES
-from dfm_async.web.answers import raw_answer
-from dfm_async.web.bodies import Cancel, Inputs, Submission, WholePipeline
-from dfm_async.web.pages import CURSOR, STATUS_CHOICES
+from dfm_async.results.event_codec import EVENT_NAMES
+from dfm_async.web.paging import CURSOR, STATUS_CHOICES
+from dfm_async.web.requests import Cancel, Inputs, Submission, WholePipeline
+from dfm_async.web.responses import raw_answer
 from dfm_async.web.schemas import PipelineSchema, Schema
-from dfm_async.web.state import State
-
-__all__ = ["OpenApi"]
+from dfm_async.web.state import Handlers, State
 
 _REF: Final = "#/components/schemas/{model}"
 _ROOT: Final = "/the-address-of-the-service"
-"""Stands for the address in the document that is kept: it depends on the request."""
+"""A placeholder for the address in the cached document: it depends on the request."""
 _NUMBER: Final = {"type": "integer", "minimum": 0}
 _TEXT: Final = {"type": "string"}
 _MAYBE_TEXT: Final = {"type": ["string", "null"]}
 _MAYBE_COUNT: Final = {"type": ["integer", "null"]}
-_FRAME: Final = {"type": "array", "items": {"type": "integer"}}
+_STREAM_EVENTS: Final = [*EVENT_NAMES.values(), "activity", "interrupted", "end", "drain"]
 
 _ERROR: Final[Schema] = {
     "type": "object",
@@ -61,12 +59,12 @@ _EVENT: Final[Schema] = {
     "type": "object",
     "required": ["event"],
     "properties": {
-        "event": {"enum": [*NAMES.values(), "activity", "interrupted", "end", "drain"]},
-        "offset": {"type": "integer", "minimum": -1, "description": "its position in the log of the job"},
+        "event": {"enum": _STREAM_EVENTS},
+        "offset": {"type": "integer", "minimum": -1, "description": "the position in the log of the job"},
         "place": _MAYBE_TEXT,
         "value": {"description": "of results: the value"},
         "error": {"type": "object", "description": "of failures: type and message"},
-        "frame": _FRAME,
+        "frame": {"type": "array", "items": {"type": "integer"}},
         "site": _TEXT,
         "node": _TEXT,
         "status": _TEXT,
@@ -75,18 +73,17 @@ _EVENT: Final[Schema] = {
 }
 
 
-class OpenApi:
-    """Describes a service, with every registered pipeline."""
+class OpenApi(Handlers):
+    """Serves the description of a service, with every registered pipeline."""
 
     def __init__(self, state: State) -> None:
-        self._state = state
+        super().__init__(state)
         self._made: tuple[object, bytes, bytes] = (None, b"", b"")
 
     async def document(self, request: Request, _send: Send) -> Response:
-        """Gives the document."""
+        """Return the document."""
         state = self._state
-        principal = await state.guard.principal(request)
-        state.guard.check(principal, "list")
+        await state.authorize(request, "list")
         found = await state.schemas(_REF)
         if self._made[0] is not found:
             head, _, tail = msgspec.json.encode(_document(_ROOT, state, *found)).partition(msgspec.json.encode(_ROOT))
@@ -95,16 +92,11 @@ class OpenApi:
         return raw_answer(self._made[1] + msgspec.json.encode(root) + self._made[2])
 
     async def prepare(self) -> None:
-        """Makes what :meth:`joined` needs."""
+        """Make the schemas that :meth:`merged` needs."""
         await self._state.schemas(_REF)
 
-    def joined(self, document: Schema, prefix: str) -> Schema:
-        """Gives another document with the routes of the service in it.
-
-        Args:
-            document: the document of the application; it is not changed.
-            prefix: where the service is mounted.
-        """
+    def merged(self, document: Schema, prefix: str) -> Schema:
+        """Return a copy of an application's document with the routes of the service, which is mounted at a prefix."""
         schemas, definitions = self._state.known_schemas(_REF)
         text = msgspec.json.encode(_document(prefix, self._state, schemas, definitions))
         # The application may have schemas of the same names.
@@ -120,7 +112,7 @@ class OpenApi:
 
 
 def _tagged(methods: Schema) -> Schema:
-    """Puts the operations of a path into a group of their own."""
+    """Return the operations of a path in a group of their own."""
     return {
         method: {**found, "tags": ["dfm_async"], "operationId": f"dfm_async_{found['operationId']}"}
         for method, found in methods.items()
@@ -137,7 +129,7 @@ def _document(
     if state.allow_pipelines:
         paths["/jobs"] = {
             **paths["/jobs"],
-            "post": _submission("Runs a pipeline", _ref("WholePipeline"), "runPipeline"),
+            "post": _submission("Run a pipeline", _ref("WholePipeline"), "runPipeline"),
         }
     for name, schema in schemas.items():
         paths[f"/pipelines/{name}/jobs"] = {"post": _registered(schema)}
@@ -159,10 +151,10 @@ def _json(schema: Schema) -> Schema:
 
 
 def _events(names: list[str], data: Schema, about: str) -> Schema:
-    """Server-sent events of these names, whose data is JSON."""
+    """Return the schema of server-sent events with these names, whose data is JSON."""
     properties = {
         "event": {"enum": names},
-        "id": {**_TEXT, "description": "the offset, to come back with Last-Event-ID"},
+        "id": {**_TEXT, "description": "the offset, to reconnect with Last-Event-ID"},
         "data": {**_TEXT, "contentMediaType": "application/json", "contentSchema": data},
     }
     event = {"type": "object", "description": about, "required": ["event", "data"], "properties": properties}
@@ -170,9 +162,7 @@ def _events(names: list[str], data: Schema, about: str) -> Schema:
 
 
 _STREAM: Final = _events(
-    [*NAMES.values(), "activity", "interrupted", "end", "drain"],
-    _ref("Event"),
-    "one of them for each event of the job, then one that says how the stream ends",
+    _STREAM_EVENTS, _ref("Event"), "one for each event of the job, then one that reports how the stream ends"
 )
 _REFUSED: Final[Schema] = {"default": {"description": "refused", "content": _json(_ref("Error"))}}
 
@@ -183,7 +173,7 @@ def _registered(schema: PipelineSchema) -> Schema:
     needed = bool(schema.params["required"])
     if needed:
         body["allOf"][1]["required"] = ["params"]
-    found = _submission(f"Runs {schema.pipeline or schema.name}", body, f"run_{schema.name}", needed)
+    found = _submission(f"Run {schema.pipeline or schema.name}", body, f"run_{schema.name}", needed)
     return {**found, "x-results": schema.results}
 
 
@@ -204,11 +194,12 @@ def _query(name: str, schema: Schema, about: str) -> Schema:
 _JOB_ID: Final[Schema] = {"name": "job_id", "in": "path", "required": True, "schema": _TEXT}
 _AFTER: Final = _query("after", {"type": "integer", "minimum": -1}, "begin behind this offset")
 _GONE: Final = _query(
-    "on_disconnect", {"enum": ["keep", "cancel"]}, "what happens to the job when the reader goes away"
+    "on_disconnect", {"enum": ["keep", "cancel"]}, "what happens to the job when the reader disconnects"
 )
-
 _ACTIVITY: Final = _query(
-    "activity", {"enum": ["false", "true", "0", "1"]}, "whether to tell what the operations do, in events without an id"
+    "activity",
+    {"enum": ["false", "true", "0", "1"]},
+    "whether to report what operations do, in events without an id",
 )
 
 
@@ -238,20 +229,20 @@ _ANYTHING: Final = _json({"type": "object"})
 _PLAIN: Final = {"text/plain": {"schema": _TEXT}}
 _RESUME: Final[Schema] = {"name": "Last-Event-ID", "in": "header", "schema": _TEXT, "description": "as after"}
 
-_LIVE: Final = _events(["job", "sites"], {"type": "object"}, "a Job, or the health of the workers by site")
+_LIVE: Final = _events(["job", "sites"], {"type": "object"}, "a Job, or the state of the workers by site")
 _DRAWING: Final[Schema] = {"image/svg+xml": {}}
 _FORGET: Final[Schema] = {
     "operationId": "forgetJob",
-    "summary": "Forgets a job that has ended",
+    "summary": "Forget a job that has ended",
     "parameters": [_JOB_ID],
-    "responses": {"204": {"description": "it is forgotten"}, **_REFUSED},
+    "responses": {"204": {"description": "the job is forgotten"}, **_REFUSED},
 }
 
 
 def _fixed(page_size: int) -> Schema:
-    limit = _query("limit", {"type": "integer", "minimum": 1, "maximum": page_size}, "how much a page has")
+    limit = _query("limit", {"type": "integer", "minimum": 1, "maximum": page_size}, "the most items of a page")
     return {
-        "/stream": _get("streamJobs", "What happens to all jobs, and how the workers are", _LIVE),
+        "/stream": _get("streamJobs", "The state of all jobs and workers, and their changes", _LIVE),
         "/health": _get("health", "Whether the service is alive", _ANYTHING),
         "/ready": _get("ready", "Whether jobs and streams are taken", _ANYTHING),
         "/metrics": _get("metrics", "Metrics for Prometheus", _PLAIN),
@@ -261,7 +252,7 @@ def _fixed(page_size: int) -> Schema:
             "listJobs",
             "Jobs, the newest first",
             _page("jobs", _ref("Job"), next=_MAYBE_TEXT),
-            _query("after", {**_TEXT, "pattern": CURSOR.pattern}, "what the page before has as next"),
+            _query("after", {**_TEXT, "pattern": CURSOR.pattern}, "the value of next of the previous page"),
             limit,
             _query("status", {"enum": [*STATUS_CHOICES]}, "only jobs of this status"),
         ),
@@ -273,16 +264,16 @@ def _fixed(page_size: int) -> Schema:
             _JOB_ID,
             _AFTER,
             limit,
-            _query("wait", {"type": "integer", "minimum": 0, "maximum": 60}, "how many seconds to wait for an event"),
+            _query("wait", {"type": "integer", "minimum": 0, "maximum": 60}, "the seconds to wait for an event"),
         ),
         "/jobs/{job_id}/stream": _get(
             "streamEvents", "Events of a job", _STREAM, _JOB_ID, _AFTER, _RESUME, _GONE, _ACTIVITY
         ),
         "/jobs/{job_id}/graph": _get("drawJob", "A drawing of the pipeline of a job", _DRAWING, _JOB_ID),
-        "/jobs/{job_id}/inputs": _post("sendInputs", "Sends further parameter sets", "202", Inputs),
-        "/jobs/{job_id}/finish": _post("finishInputs", "Says that no more parameter sets will come", "202"),
-        "/jobs/{job_id}/resume": _post("resumeJob", "Goes on with an interrupted job", "202"),
-        "/jobs/{job_id}/cancel": _post("cancelJob", "Cancels a job", "200", Cancel),
+        "/jobs/{job_id}/inputs": _post("sendInputs", "Send further parameter sets", "202", Inputs),
+        "/jobs/{job_id}/finish": _post("finishInputs", "Close the inputs: no more parameter sets will come", "202"),
+        "/jobs/{job_id}/resume": _post("resumeJob", "Resume an interrupted job", "202"),
+        "/jobs/{job_id}/cancel": _post("cancelJob", "Cancel a job", "200", Cancel),
     }
 
 
@@ -290,7 +281,7 @@ _PAGE: Final[Schema] = {
     "/": _get("page", "The live page", {"text/html": {}}),
     "/page/{name}": _get(
         "pageFile",
-        "What the live page is made of",
+        "A file of the live page",
         {"*/*": {}},
         {"name": "name", "in": "path", "required": True, "schema": _TEXT},
     ),

@@ -7,19 +7,17 @@ from typing import Final, TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from dfm_async.model.events import Event
-from dfm_async.results.event_data import NAMES, event_data
+from dfm_async.results.event_codec import EVENT_NAMES, event_data
 from dfm_async.results.log import ResultLog
 from dfm_async.web.limits import WebLimits
 from dfm_async.wire.json_values import JsonValues
 
-__all__ = ["Chunk", "LogRecords", "Records", "sse_event"]
-
 _KEPT: Final = 8 * 1024 * 1024
-"""How many bytes of records are kept for further readers."""
+"""The number of bytes of records that are kept for further readers."""
 _SMALL: Final = 16 * 1024
-"""Only records of at most so many bytes are kept."""
+"""The most bytes of a record that is kept."""
 _CHUNK: Final = 64 * 1024
-"""About how many bytes are written at once."""
+"""The approximate number of bytes that are written at once."""
 _MESSAGE: Final = 256 * 1024
 """The most bytes that a message over a WebSocket has: a server buffers it as a whole."""
 _DATA: Final = b"\ndata: "
@@ -43,7 +41,7 @@ class Records:
         self._size = 0
 
     def of(self, log: ResultLog, debug: bool = False) -> LogRecords:
-        """Gives the records of one log: those for clients who may debug, or those for others."""
+        """Return the records of one log: those for clients who may debug, or those for others."""
         made = self._logs.setdefault(log, {})
         found = made.get(debug)
         if found is None:
@@ -51,13 +49,13 @@ class Records:
         return found
 
     def keep(self, size: int) -> None:
-        """Makes room for a record of so many bytes."""
+        """Make room for a record of this size."""
         if self._size + size > _KEPT:
             self.forget()
         self._size += size
 
     def forget(self) -> None:
-        """Drops what is kept."""
+        """Drop what is kept."""
         for made in self._logs.values():
             for found in made.values():
                 found.forget()
@@ -65,7 +63,7 @@ class Records:
 
 
 class _Large:
-    """A record that is too large to be kept; shared by those who write it at the same time."""
+    """A record that is too large to be kept; shared by connections that write it at the same time."""
 
     __slots__ = ("__weakref__", "data")
 
@@ -84,7 +82,7 @@ class LogRecords:
         self._chunks: dict[tuple[int, int], Chunk] = {}
 
     def forget(self) -> None:
-        """Drops what is kept."""
+        """Drop what is kept."""
         self._kept.clear()
         self._chunks.clear()
 
@@ -101,20 +99,17 @@ class LogRecords:
 
     def _encode(self, event: Event, values: JsonValues) -> bytes:
         data = values.encode_whole(event_data(event, values, tracebacks=self._debug))
-        return sse_event(NAMES[type(event)], data, event.offset)
+        return sse_event(EVENT_NAMES[type(event)], data, event.offset)
 
     def sse(self, event: Event) -> bytes:
-        """Gives a record as a server-sent event, whose id is the offset and whose name is the event's."""
+        """Return a record as a server-sent event, whose id is the offset and whose name is the event's."""
         return _data(self._made(event))
 
     def chunks(self, events: list[Event], shared: bool) -> Iterator[Chunk]:
-        """Gives the records of events that follow each other, as server-sent events, in pieces to be written at once.
+        """Return the records of events that follow each other, as server-sent events, in pieces to be written at once.
 
-        A piece is made when it is asked for: a reader that stops costs one piece, however much there is to read.
-
-        Args:
-            events: the events, at least one.
-            shared: whether other readers will want the same ones.
+        A piece is made when it is needed: a reader that stops costs one piece, however much there is to read. Pieces
+        that are shared with other readers are kept.
         """
         key = events[0].offset, len(events)
         known = self._chunks.get(key)
@@ -140,11 +135,11 @@ class LogRecords:
         yield chunk
 
     def json(self, event: Event) -> bytes:
-        """Gives a record as JSON in one line."""
+        """Return a record as JSON in one line."""
         return _line(self.sse(event))
 
     def message(self, event: Event) -> bytes:
-        """Gives a record as JSON in one line, short enough for a message over a WebSocket."""
+        """Return a record as JSON in one line, short enough for a message over a WebSocket."""
         found = self.json(event)
         return found if len(found) <= _MESSAGE else _line(self._encode(event, self._records.short_values))
 
@@ -162,6 +157,6 @@ def _line(record: bytes) -> bytes:
 
 
 def sse_event(name: str, data: bytes, offset: int) -> bytes:
-    """Writes a server-sent event; the data is JSON in one line. Nothing stands before offset 0, so it has no id."""
+    """Write a server-sent event; the data is JSON in one line. Without an offset it has no id."""
     head = b"id: %d\n" % offset if offset >= 0 else b""
     return b"%sevent: %s%s%s\n\n" % (head, name.encode(), _DATA, data)

@@ -1,51 +1,57 @@
-"""A federation as a web service: routes, and the life of the session behind them."""
+"""A federation as a web service: the routes, and the lifespan of the session behind them."""
 
 from __future__ import annotations
 
+import asyncio
 import re
+import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, nullcontext
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from types import FrameType
 from typing import Any, Final
 
 from starlette.applications import Starlette
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import Send
 
 from dfm_async.errors import SessionClosed
 from dfm_async.federation.federation import Federation
-from dfm_async.pipeline.pipeline import Pipeline
+from dfm_async.language.pipeline import Pipeline
 from dfm_async.session.session import Session
+from dfm_async.telemetry.metrics import METRICS, Metric, counter, gauge, prometheus_text, value_of
 from dfm_async.web.access import Authorizer, Guard, LocalAuthorizer
-from dfm_async.web.answers import route_refusal
-from dfm_async.web.assets import Assets
-from dfm_async.web.endpoints import Endpoint, Handler, SocketEndpoint
-from dfm_async.web.graphs import GraphHandlers
+from dfm_async.web.assets import Assets, Drawings
+from dfm_async.web.endpoints import Endpoint, Handler, SocketEndpoint, traced
 from dfm_async.web.jobs import JobHandlers
 from dfm_async.web.limits import WebLimits
-from dfm_async.web.live import LiveHandlers
 from dfm_async.web.openapi import OpenApi
-from dfm_async.web.pages import Pages
-from dfm_async.web.pipelines import PipelineHandlers
-from dfm_async.web.probes import Probes
-from dfm_async.web.prometheus import MetricHandlers
-from dfm_async.web.signals import heard_signals
-from dfm_async.web.sockets import SocketHandlers
-from dfm_async.web.state import State
-from dfm_async.web.tracing import traced
-
-__all__ = ["Service", "valid_name"]
+from dfm_async.web.paging import PageHandlers
+from dfm_async.web.responses import Refusal, answer, unknown_route
+from dfm_async.web.state import Handlers, State
+from dfm_async.web.streams import Streams
+from dfm_async.web.writers import LiveHandlers, SocketHandlers
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._~-]+")
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _NOTICE: Final = """\
 dfm_async: the service has no authorizer, so clients on this machine need a token.
   In a browser, open the live page with ?token={0}
   Programs send the header  Authorization: Bearer {0}
 """
+_METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_STREAMS: Final[tuple[Metric[Streams], ...]] = (
+    gauge(None, "streams_open", "{stream}", "Open streams.", value_of(len)),
+    counter(None, "streams_opened_total", "{stream}", "Streams ever opened.", value_of(lambda s: s.opened)),
+    counter(None, "streams_stalled_total", "{stream}", "Streams that stalled.", value_of(lambda s: s.stalled)),
+)
 
 
 def valid_name(name: str) -> bool:
-    """Tells whether a pipeline can be registered by a name: it stands in URLs."""
+    """Return whether a pipeline can be registered by a name, which becomes a part of URLs."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -63,15 +69,15 @@ class Service:
         federation: the sites and their operations; for a session with options of its own give ``session``.
         session: the session to use, or a function that makes one each time that the application starts. One that is
             connected already is used as it is, and not closed.
-        pipelines: what clients may run, by name.
-        authorizer: who may do what. Without one, only clients on this machine are served that have the token of
-            ``DFM_TOKEN``, or else one that is printed when the service starts; they may do everything.
-            ``TokenAuthorizer(token)`` also serves others, ``AllowAnyone()`` asks for no token.
+        pipelines: the pipelines that clients may run, by name.
+        authorizer: identifies clients, and decides what they may do. Without one, only clients on this machine are
+            served that have the token of ``DFM_TOKEN``, or else one that is printed when the service starts; they may
+            do everything. ``TokenAuthorizer(token)`` also serves others, ``AllowAnyone()`` needs no token.
         limits: what clients may have at most.
         allow_pipelines: whether clients may bring pipelines of their own. They can then call every operation of the
             federation, with any arguments.
-        drain_on_signals: whether the service drains when the process is asked to end (SIGINT, SIGTERM). Servers wait
-            for open connections before they end the lifespan, so that streams would hold them up otherwise.
+        drain_on_signals: whether the service drains on SIGINT and SIGTERM. Servers wait for open connections before
+            they end the lifespan, so that streams would delay the end otherwise.
         page: whether the live page is served, at ``/``. Jobs of clients are then executed with ``watch=True``.
     """
 
@@ -99,11 +105,9 @@ class Service:
             raise TypeError(f"authorizer must be an object of a class that derives from Authorizer, not {authorizer!r}")
         for name, pipeline in (pipelines or {}).items():
             if not isinstance(pipeline, Pipeline):
-                raise TypeError(f"pipeline {name!r} is no Pipeline, but {pipeline!r}")
+                raise TypeError(f"pipeline {name!r} must be a Pipeline, not {pipeline!r}")
             if not valid_name(name):
-                raise ValueError(
-                    f"pipeline {name!r} must have a name that can stand in a URL: letters, digits, . _ ~ -"
-                )
+                raise ValueError(f"the name {name!r} of a pipeline must fit into a URL: letters, digits, . _ ~ -")
         self._federation = federation
         self._session = session
         self._drain_on_signals = drain_on_signals
@@ -117,41 +121,39 @@ class Service:
         self._openapi = OpenApi(self._state)
         self.routes: list[BaseRoute] = self._make_routes()
         """The routes, to include them in an application."""
-        refusals = {404: route_refusal, 405: route_refusal}
+        refusals = {404: unknown_route, 405: unknown_route}
         self.app = Starlette(routes=self.routes, lifespan=self.lifespan, exception_handlers=refusals)
         """An application with the routes, to mount it or to serve it by itself."""
 
     def _make_routes(self) -> list[BaseRoute]:
         state = self._state
-        jobs, pages, probes = JobHandlers(state), Pages(state), Probes(state)
-        pipelines, sockets = PipelineHandlers(state, jobs), SocketHandlers(state)
-        live, graphs, assets = LiveHandlers(state), GraphHandlers(state), Assets(state)
+        jobs, pages, monitoring, assets = JobHandlers(state), PageHandlers(state), _Monitoring(state), Assets(state)
 
         def route(method: str, path: str, handler: Handler) -> Route:
-            if method == "POST":  # others only look
+            if method == "POST":  # others only read
                 handler = traced(state, path, handler)
-            made = Route(path, Endpoint(handler, self.limits), methods=[method])
-            made.methods = {method}  # HEAD comes with GET otherwise, and would open a stream that nobody sees
+            made = Route(path, Endpoint(handler, self.limits.retry), methods=[method])
+            made.methods = {method}  # without HEAD, which would open a stream that nothing reads
             return made
 
         page = [route("GET", "/", assets.index), route("GET", "/page/{name}", assets.file)] if state.page else []
         return [
             *page,
-            route("GET", "/stream", live.stream),
-            route("GET", "/health", probes.health),
-            route("GET", "/ready", probes.ready),
-            route("GET", "/metrics", MetricHandlers(state).metrics),
+            route("GET", "/stream", LiveHandlers(state).stream),
+            route("GET", "/health", monitoring.health),
+            route("GET", "/ready", monitoring.ready),
+            route("GET", "/metrics", monitoring.metrics),
             route("GET", "/openapi.json", self._openapi.document),
-            route("GET", "/pipelines", pipelines.list),
+            route("GET", "/pipelines", jobs.pipelines),
             route("POST", "/pipelines/{name}/jobs", jobs.submit),
             route("GET", "/jobs", pages.jobs),
-            route("POST", "/jobs", pipelines.run),
+            route("POST", "/jobs", jobs.submit_pipeline),
             route("GET", "/jobs/{job_id}", jobs.show),
             route("DELETE", "/jobs/{job_id}", jobs.forget),
             route("GET", "/jobs/{job_id}/events", pages.events),
             route("GET", "/jobs/{job_id}/stream", jobs.stream),
-            route("GET", "/jobs/{job_id}/graph", graphs.graph),
-            WebSocketRoute("/jobs/{job_id}/socket", SocketEndpoint(sockets.stream, self.limits)),
+            route("GET", "/jobs/{job_id}/graph", Drawings(state).graph),
+            WebSocketRoute("/jobs/{job_id}/socket", SocketEndpoint(SocketHandlers(state).stream, self.limits.retry)),
             route("POST", "/jobs/{job_id}/inputs", jobs.send),
             route("POST", "/jobs/{job_id}/finish", jobs.finish),
             route("POST", "/jobs/{job_id}/resume", jobs.resume),
@@ -159,22 +161,22 @@ class Service:
         ]
 
     def add_to_docs(self, app: Any, prefix: str) -> None:
-        """Adds the routes to the OpenAPI document of a FastAPI application, and with that to its ``/docs``.
+        """Add the routes to the OpenAPI document of a FastAPI application, and with that to its ``/docs``.
 
-        Whoever sees that document sees the names and schemas of the pipelines then.
+        Users who can read that document can then read the names and schemas of the pipelines.
 
         Args:
             app: the application.
             prefix: where the service is mounted in it.
         """
         own = app.openapi
-        app.openapi = lambda: self._openapi.joined(own(), prefix)
+        app.openapi = lambda: self._openapi.merged(own(), prefix)
 
-    # life
+    # lifespan
 
     @asynccontextmanager
     async def lifespan(self, _app: Any = None) -> AsyncIterator[None]:
-        """Opens the session, and at the end lets open streams end and closes it.
+        """Open the session; at the end, drain the open streams and close it.
 
         Give it to your application. If that has a lifespan already: ``async with service.lifespan(): ...`` in it.
 
@@ -184,13 +186,13 @@ class Service:
         """
         state = self._state
         if state.current is not None:
-            raise SessionClosed("the service is open already")
-        session = self._choose()
+            raise SessionClosed("the service is already open")
+        session = self._new_session()
         ours = not session.connected
         if ours:
             await session.connect()
         try:
-            session.claim_service()
+            session._claim_service()
             for pipeline in state.pipelines.values():
                 await session.prepare(pipeline)
             state.streams.open()
@@ -199,7 +201,7 @@ class Service:
             if self._local is not None and self._local.generated:
                 sys.stderr.write(_NOTICE.format(self._local.token))
                 sys.stderr.flush()
-            with heard_signals(state.streams.drain) if self._drain_on_signals else nullcontext():
+            with _on_shutdown_signal(state.streams.drain) if self._drain_on_signals else nullcontext():
                 yield
                 await self.drain()
         finally:
@@ -209,7 +211,7 @@ class Service:
             if ours:
                 await session.close()
 
-    def _choose(self) -> Session:
+    def _new_session(self) -> Session:
         if self._federation is not None:
             return Session(self._federation)
         if isinstance(self._session, Session):
@@ -218,9 +220,9 @@ class Service:
         return self._session()
 
     async def drain(self) -> None:
-        """Takes no further jobs and streams, and ends the open streams; each tells its client where to go on.
+        """Take no further jobs and streams, and end the open streams; each reports the offset at which to go on.
 
-        Jobs go on, and can be looked at and steered. Returns when the last stream has ended.
+        Jobs go on, and can be read and steered. Returns when the last stream has ended.
         """
         self._state.streams.drain()
         await self._state.streams.until(0)
@@ -241,7 +243,7 @@ class Service:
         return self._state.ready
 
     def session(self, request: HTTPConnection) -> Session:
-        """Gives the session to handlers of your own: ``Depends(service.session)``, or ``service.session(request)``.
+        """Return the session, for handlers of your own: ``Depends(service.session)``, or ``service.session(request)``.
 
         Raises:
             SessionClosed: the service is not open.
@@ -249,3 +251,60 @@ class Service:
         if self._state.current is None:
             raise SessionClosed("the service is not open: give lifespan=service.lifespan to the application")
         return self._state.current
+
+
+class _Monitoring(Handlers):
+    """Answers monitors of the service. Probes need neither a token nor a principal."""
+
+    async def health(self, request: Request, _send: Send) -> Response:
+        """Report that the service is alive."""
+        self._state.guard.check_client(request)
+        return answer({"status": "alive"})
+
+    async def ready(self, request: Request, _send: Send) -> Response:
+        """Report whether the service takes jobs and streams, and all its sites can serve."""
+        state = self._state
+        state.guard.check_client(request)
+        if not state.ready:
+            raise Refusal(503, "not ready", f"the service is {'draining' if state.streams.draining else 'not open'}")
+        if unready := state.session.stats().unready:
+            raise Refusal(503, "not ready", f"sites that cannot serve: {', '.join(unready)}")
+        return answer({"status": "ready"})
+
+    async def metrics(self, request: Request, _send: Send) -> Response:
+        """Return the metrics of the session and its streams."""
+        state = self._state
+        await state.authorize(request, "metrics")
+        text = prometheus_text(METRICS, state.session.stats()) + prometheus_text(_STREAMS, state.streams)
+        return Response(text, media_type=_METRICS_TYPE)
+
+
+@contextmanager
+def _on_shutdown_signal(call: Callable[[], None]) -> Iterator[None]:
+    """Call a function on the loop when the process receives SIGINT or SIGTERM, in addition to their handlers.
+
+    Signals without a handler are left alone, and so are all signals outside the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def chained(handler: Callable[[int, FrameType | None], Any]) -> Callable[[int, FrameType | None], Any]:
+        def handle(number: int, frame: FrameType | None) -> Any:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(call)
+            return handler(number, frame)
+
+        return handle
+
+    before = {number: handler for number in _SIGNALS if callable(handler := signal.getsignal(number))}
+    ours = {number: chained(handler) for number, handler in before.items()}
+    for number, handle in ours.items():
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handle in ours.items():
+            if signal.getsignal(number) is handle:  # else another handler was set meanwhile
+                signal.signal(number, before[number])

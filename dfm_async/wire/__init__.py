@@ -1,1 +1,1 @@
-"""What travels between processes: values, messages, channels."""
+"""Communication between processes: values, messages, channels, shared memory."""

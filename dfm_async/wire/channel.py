@@ -1,23 +1,20 @@
 """Messages over a socket: length-prefixed, in order, written once per turn of the loop.
 
-What a message tells of is in shared memory, as far as it is large. The channel lends its blocks to the other end, and
-gives back those that it was lent.
+Large parts of values are in shared memory. The channel lends the blocks of the messages that it sends to its peer, and
+releases those that the peer has lent.
 """
 
 from __future__ import annotations
 
 import asyncio
-import struct
-from collections.abc import Callable
-from typing import Final, cast
+from collections.abc import Callable, Container
+from typing import Any, Final, cast
 
 from dfm_async.base.descriptors import close_in_children, disconnect
+from dfm_async.base.framing import HEAD, Unframer
 from dfm_async.wire.memory import Arena, Lease, Loans, Payload, PeerMemory
-from dfm_async.wire.messages import CARRIERS, Memory, Message, Release, decoder, encoder
+from dfm_async.wire.messages import WITH_PAYLOAD, Envelope, Memory, Message, Release, decoder, encoder, peek
 
-__all__ = ["Channel"]
-
-_HEAD: Final = struct.Struct("<Q")
 _LARGEST: Final = 1 << 34
 _OURS: Final = frozenset({Memory, Release})
 
@@ -28,15 +25,27 @@ class Channel(asyncio.Protocol):
     Args:
         on_message: is called for every message, in order, on the loop. Must not raise.
         on_lost: is called once, when the connection has ended for whatever reason.
+        forwarded: the kinds of messages that are not decoded: ``on_message`` gets them as envelopes.
+        on_malformed: is called with the run, the location and the error of a message of a job that cannot be decoded.
+            Without it, such a message ends the connection.
     """
 
-    def __init__(self, on_message: Callable[[Message], None], on_lost: Callable[[Exception | None], None]) -> None:
+    def __init__(
+        self,
+        on_message: Callable[[Any], None],
+        on_lost: Callable[[Exception | None], None],
+        *,
+        forwarded: Container[type] = (),
+        on_malformed: Callable[[int, int, Exception], None] | None = None,
+    ) -> None:
         self._on_message = on_message
         self._on_lost = on_lost
+        self._forwarded = forwarded
+        self._on_malformed = on_malformed
         self._transport: asyncio.WriteTransport | None = None
         self._out = bytearray()
         self._scheduled = False
-        self._in = bytearray()
+        self._unframer = Unframer(_LARGEST)
         self._loop = asyncio.get_running_loop()
         self.lost = False
         self.bytes_in = 0
@@ -46,11 +55,15 @@ class Channel(asyncio.Protocol):
         self._loans = Loans()
         self._peer: PeerMemory | None = None
 
-    def send(self, message: Message) -> None:
-        """Queues a message; it is written at the end of this turn of the loop. Ignored when the connection is lost."""
+    def send(self, message: Message | Envelope) -> None:
+        """Queue a message; it is written at the end of this turn of the loop. Ignored when the connection is lost."""
         if self.lost:
             return
-        if type(message) in CARRIERS and type(message.payload) is Payload:  # type: ignore[union-attr]
+        if isinstance(message, Envelope):
+            self._out += HEAD.pack(len(message.data)) + message.data
+            self._schedule()
+            return
+        if type(message) in WITH_PAYLOAD and type(message.payload) is Payload:  # type: ignore[union-attr]
             self._lend(message.payload)  # type: ignore[union-attr]
         self._queue(message)
 
@@ -61,9 +74,13 @@ class Channel(asyncio.Protocol):
         try:
             encoder.encode_into(message, out, start + 8)
         except BaseException:
-            del out[start:]  # a message that cannot be encoded must not spoil those behind it
+            del out[start:]  # a message that cannot be encoded must not spoil those after it
             raise
-        _HEAD.pack_into(out, start, len(out) - start - 8)
+        HEAD.pack_into(out, start, len(out) - start - 8)
+        if not self._scheduled:
+            self._schedule()
+
+    def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush_later)
@@ -73,26 +90,26 @@ class Channel(asyncio.Protocol):
         self.flush()
 
     def flush(self) -> None:
-        """Writes what is queued."""
+        """Write the queued messages."""
         if self._out and self._transport is not None:
             out, self._out = self._out, bytearray()
             self.bytes_out += len(out)
             self._transport.write(out)
 
     def pause(self, *, paused: bool) -> None:
-        """Stops reading, or goes on: whoever writes at the other end waits meanwhile."""
+        """Stop or resume reading: the peer waits meanwhile when it writes."""
         transport = cast("asyncio.ReadTransport | None", self._transport)
         if transport is not None and not self.lost and transport.is_reading() is paused:
             (transport.pause_reading if paused else transport.resume_reading)()
 
     def close(self) -> None:
-        """Writes what is queued and ends the connection."""
+        """Write the queued messages and end the connection."""
         self.flush()
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """Ends the connection at once; what is queued is lost."""
+        """End the connection at once; the queued messages are lost."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -116,52 +133,37 @@ class Channel(asyncio.Protocol):
             self._arena.rest(self._loop)
         if self._peer is not None:
             self._peer.close()
-            self._peer = None  # what was built on its memory has it
+            self._peer = None  # objects that are built on its memory keep it
         on_lost = self._on_lost
-        # Values that came from here may live on, and keep this object: they must not keep whoever used it.
+        # Received values may live on, and keep this object: they must not keep its user.
         self._on_message = self._on_lost = _nothing
         on_lost(exc)
 
     def data_received(self, data: bytes) -> None:  # noqa: D102
         self.bytes_in += len(data)
-        if self._in:
-            self._in += data
-            rest = self._parse(self._in)
-            if rest:
-                del self._in[:rest]
-        else:
-            rest = self._parse(data)
-            if rest < len(data):
-                self._in += memoryview(data)[rest:]
+        self._unframer.feed(data, self._received)
 
-    def _parse(self, data: bytes | bytearray) -> int:
-        """Handles all whole messages; tells where the rest begins."""
-        view = memoryview(data)
-        position, end = 0, len(data)
+    def _received(self, part: memoryview) -> None:
+        """Decode a message, or put it into an envelope, and pass it on."""
+        if self._deaf:
+            return
+        if self._forwarded and (head := peek(part)) is not None and head[0] in self._forwarded:
+            self._on_message(Envelope(*head, bytes(part)))
+            return
         try:
-            while end - position >= 8:
-                (size,) = _HEAD.unpack_from(view, position)
-                if size > _LARGEST:
-                    raise ValueError(f"a message of {size} bytes is too large")
-                if end - position - 8 < size:
-                    break
-                position += 8
-                with view[position : position + size] as part:
-                    message = decoder.decode(part)
-                position += size
-                if self._deaf:
-                    continue
-                kind = type(message)
-                if kind in CARRIERS:
-                    if type(message.payload) is Payload:
-                        self._borrow(message.payload)
-                elif kind in _OURS:
-                    self._about_memory(message)
-                    continue
-                self._on_message(message)
-        finally:
-            view.release()
-        return position
+            message = decoder.decode(part)
+            if type(message) in WITH_PAYLOAD and type(message.payload) is Payload:
+                self._borrow(message.payload)
+        except ValueError as error:
+            head = peek(part)
+            if self._on_malformed is None or head is None:
+                raise
+            self._on_malformed(head[1], head[2], error)
+            return
+        if type(message) in _OURS:
+            self._about_memory(message)
+        else:
+            self._on_message(message)
 
     # shared memory
 
@@ -173,7 +175,7 @@ class Channel(asyncio.Protocol):
 
     def _borrow(self, payload: Payload) -> None:
         if self._peer is None:
-            raise ValueError("a message tells of memory that is not known")
+            raise ValueError("a message refers to unknown memory")
         payload.blocks = [Lease(self._peer, offset, size) for offset, size in payload.blocks]
 
     def _about_memory(self, message: Memory | Release) -> None:
@@ -181,7 +183,7 @@ class Channel(asyncio.Protocol):
             identity = (message.pid, message.file, message.size, message.device, message.inode)
             self._peer = PeerMemory(identity, self._give_back)
             if self._peer.gone:
-                # It has died, and what it said last cannot be read: as if its connection had ended before.
+                # It has died, and its last messages cannot be read: as if its connection had ended before.
                 self._deaf = True
                 if self._transport is not None:
                     self._transport.abort()
@@ -195,4 +197,4 @@ class Channel(asyncio.Protocol):
 
 
 def _nothing(_: object) -> None:
-    """Takes what comes after the end."""
+    """Ignore what comes after the end."""

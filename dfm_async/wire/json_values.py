@@ -1,4 +1,4 @@
-"""Values as JSON, also those that JSON cannot hold."""
+"""Values as JSON, with a summary for those that JSON cannot hold."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import operator
 import reprlib
 from collections.abc import Mapping, Set
+from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import Any, Final
 
@@ -14,22 +15,20 @@ import msgspec
 
 from dfm_async.wire.codec import type_name
 
-__all__ = ["JsonValues"]
-
 _PREVIEW: Final = 200
-"""How much of an object without a rule is shown."""
+"""The number of characters that are shown of an object without a rule."""
 _BITS: Final = 14_000
 """The largest whole number that is written, about 4,200 digits: Python refuses to write much longer ones."""
 _CAREFUL: Final = 50_000
-"""How many elements are written one by one, if arrays may not have more."""
+"""The number of elements that are written one by one, if arrays may not have more."""
 _SUMMARY: Final = 50
-"""What a summary costs, in elements."""
+"""The cost of a summary, in elements."""
 _HOLLOW: Final = 100
-"""How many empty lists of an array without elements are written: they take no bytes in the array."""
+"""The number of empty lists that are written of an array without elements: they take no bytes in the array."""
 _LEAST: Final = 2
 """The bytes of JSON that an element takes at least."""
 _BITS_PER_ELEMENT: Final = 256
-"""How many bits of a whole number cost as much as an element: the time to write one grows with their square."""
+"""The number of bits of a whole number that cost as much as an element: the time to write grows with the square."""
 _BUILTIN: Final = (list, tuple, dict, set, frozenset)
 
 _repr: Final = reprlib.Repr()
@@ -41,6 +40,7 @@ class _TooMuch(Exception):
     """A value has more elements than can be written one by one, or than fit into its record."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JsonValues:
     """Writes values as JSON. There is no value that makes it raise.
 
@@ -50,25 +50,24 @@ class JsonValues:
     digits are a summary with their type and number of bits. What no rule knows is a summary with its type and the
     beginning of its ``repr``.
 
-    Args:
-        array_items: how many elements of an array are written as lists.
-        record_bytes: how many bytes of JSON one value may have; of larger ones only a summary is written.
-        json_depth: down to which depth values are written that need care.
+    Attributes:
+        array_items: the number of elements of an array that are written as lists.
+        record_bytes: the number of bytes of JSON of one value; of larger ones only a summary is written.
+        json_depth: the depth down to which values are written that need care.
     """
 
-    def __init__(self, *, array_items: int, record_bytes: int, json_depth: int) -> None:
-        self._array_items = array_items
-        self._record_bytes = record_bytes
-        self._json_depth = json_depth
+    array_items: int
+    record_bytes: int
+    json_depth: int
 
     def encode(self, value: Any) -> bytes:
         """Write a value; of one that is too large, or that cannot be written, a summary."""
-        room = _Room(self, self._record_bytes)
+        room = _Room(self, self.record_bytes)
         try:
             data = self._carefully(value) if _has_large_numbers(value) else self._written(value, room)
         except _TooMuch:
             return msgspec.json.encode({"type": type_name(type(value)), "omitted": True})
-        if len(data) > self._record_bytes:
+        if len(data) > self.record_bytes:
             return msgspec.json.encode({"type": type_name(type(value)), "json_bytes": len(data), "omitted": True})
         return data
 
@@ -96,14 +95,9 @@ class JsonValues:
             return msgspec.json.encode(_summary(value))
 
     @property
-    def depth(self) -> int:
-        """Down to which depth values are written that need care."""
-        return self._json_depth
-
-    @property
     def elements(self) -> int:
-        """How many elements are written of a value that needs care."""
-        return max(_CAREFUL, self._array_items)
+        """The number of elements that are written of a value that needs care."""
+        return max(_CAREFUL, self.array_items)
 
     def stand_in(self, value: Any) -> Any:
         """Return what stands for an object that the encoder does not know."""
@@ -112,34 +106,34 @@ class JsonValues:
         if hasattr(value, "dtype") and hasattr(value, "tolist"):
             return self._array(value)
         if isinstance(value, range):
-            return list(value[: self._array_items])
+            return list(value[: self.array_items])
         if isinstance(value, memoryview):
             return value.tobytes()
         return _summary(value)
 
     def _array(self, value: Any) -> Any:
         shape = [int(length) for length in value.shape]
-        if _lists_and_elements(value, shape) > self._array_items or (0 in shape and _lists(shape) > _HOLLOW):
+        if _lists_and_elements(value, shape) > self.array_items or (0 in shape and _lists(shape) > _HOLLOW):
             return {"type": type_name(type(value)), "shape": shape, "dtype": str(value.dtype)}
         found = value.tolist()
         return _summary(value) if isinstance(found, type(value)) else found
 
     def cost(self, value: Any) -> int:
-        """Return how many elements :meth:`stand_in` makes of an object, which may be far more than it has bytes."""
+        """Return the number of elements that :meth:`stand_in` makes of an object; may be far more than its bytes."""
         if isinstance(value, range):
-            return min(len(value[: self._array_items]), self._array_items)
+            return min(len(value[: self.array_items]), self.array_items)
         if hasattr(value, "dtype") and hasattr(value, "tolist"):
             count = _lists_and_elements(value, [int(length) for length in value.shape])
-            return count if count <= self._array_items else _SUMMARY
+            return count if count <= self.array_items else _SUMMARY
         return 1
 
 
 class _Room:
-    """What one value may still become, and the hook of the encoder that takes from it.
+    """The size that is left for one value, and the hook of the encoder that takes from it.
 
     Args:
         values: the rules.
-        size: how many bytes of JSON there is room for; None means any number.
+        size: the number of bytes of JSON; None means any number.
     """
 
     def __init__(self, values: JsonValues, size: int | None) -> None:
@@ -184,13 +178,13 @@ def _has_large_numbers(value: Any) -> bool:
 
 
 def _fields(value: Any) -> Any:
-    """Of an object that the encoder does not know, what may have numbers in it."""
+    """Return the fields of an object that the encoder does not know, which may have numbers in them."""
     fields = getattr(type(value), "model_fields", None)
     return {name: getattr(value, name) for name in fields} if isinstance(fields, dict) else None
 
 
 def _lists(shape: list[int]) -> int:
-    """Return how many elements the largest level of an array has as nested lists, which may all be empty."""
+    """Return the number of elements of the largest level of an array as nested lists, which may all be empty."""
     return max(accumulate(shape, operator.mul), default=1)
 
 
@@ -199,7 +193,7 @@ def _lists_and_elements(value: Any, shape: list[int]) -> int:
 
 
 def _items(dtype: Any) -> int:
-    """Return how many values an element of an array has: those of its fields, which may take no bytes."""
+    """Return the number of values of an element of an array: those of its fields, which may take no bytes."""
     inner = getattr(dtype, "subdtype", None)
     if inner is not None:
         return max(1, _lists(list(inner[1]))) * _items(inner[0])
@@ -208,7 +202,7 @@ def _items(dtype: Any) -> int:
 
 
 class _Careful:
-    """Writes a value with something in it that stops the encoder: the same rules, one by one, up to a bound."""
+    """Writes a value that the encoder refuses: by the same rules, part by part, up to a bound."""
 
     def __init__(self, values: JsonValues) -> None:
         self._values = values
@@ -235,7 +229,7 @@ class _Careful:
             return _whole(value)
         if isinstance(value, float):
             return float(value) if math.isfinite(value) else None
-        if depth >= self._values.depth:
+        if depth >= self._values.json_depth:
             self._left -= _SUMMARY
             return _summary(value)
         if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""Memory that processes share: a sender's arena, and the views that its peers have of it.
+"""Shared memory of processes: a sender's arena, and the views that its peers have of it.
 
-Each process has one arena: a file without a name that only lives in memory. Large parts of values are copied into
-blocks of it; messages tell where they are. A peer maps the arena for reading and builds its objects right on it. When
-the last of them is gone, it gives the block back. All of it vanishes with the processes, however they end.
+Each process has one arena: an anonymous file in memory. Large parts of values are copied into blocks of it; messages
+refer to them. A peer maps the arena for reading and builds its objects right on it. When the last of them is gone, the
+peer releases the block. The memory vanishes with the processes, however they end.
 """
 
 from __future__ import annotations
@@ -21,28 +21,13 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-__all__ = [
-    "ARENA_LIMIT",
-    "LARGE",
-    "Allocator",
-    "Arena",
-    "Block",
-    "Lease",
-    "Loans",
-    "Part",
-    "Payload",
-    "PeerMemory",
-    "WritablePart",
-    "size_of",
-]
-
 _log = logging.getLogger(__name__)
 
 LARGE: Final = 64 * 1024
-"""From how many bytes on a buffer travels by shared memory. Smaller ones are about as fast through the socket."""
+"""The size in bytes from which a buffer travels by shared memory. Smaller ones are about as fast over the socket."""
 ARENA_LIMIT: Final = 1024 * 1024 * 1024
-"""How much of a process's values its peers can hold in its arena. What they hold beyond that are copies of their own,
-which take as much memory; so this is far above what the logs of a few jobs hold.
+"""The number of bytes of a process's values that its peers can hold in its arena. Beyond that they hold copies of their
+own, which take as much memory; so this is far above what the logs of a few jobs hold.
 """
 
 _PAGE: Final = 4096
@@ -50,13 +35,13 @@ _EXITING: Final = 4
 """The flag of a process that is about to end, in /proc/<pid>/stat."""
 _GATHER: Final = 4 * 1024 * 1024
 _GATHER_TIME: Final = 0.01
-"""Blocks are given back when there are this many bytes of them, or after so many seconds."""
+"""Blocks are released in batches of this number of bytes, or after this number of seconds."""
 _IDLE: Final = 5.0
-"""How long an arena must have been empty before its pages are given back, in seconds."""
+"""The number of seconds that an arena must have been empty before its pages are returned to the system."""
 
 
 class Part(Protocol):
-    """What both sides of a message know of a block: where it is, and what is in it."""
+    """A block as both sides of a message know it: its position and its contents."""
 
     @property
     def offset(self) -> int:
@@ -65,11 +50,11 @@ class Part(Protocol):
 
     @property
     def size(self) -> int:
-        """How many bytes it has."""
+        """Its number of bytes."""
         ...
 
     def view(self) -> memoryview:
-        """Its bytes, read-only; whatever is built on this view keeps the block.
+        """Return its bytes, read-only; objects that are built on this view keep the block.
 
         Raises:
             OSError: the memory that it is in cannot be read here.
@@ -78,7 +63,7 @@ class Part(Protocol):
 
 
 class WritablePart(Part, Protocol):
-    """A part where it is made: its bytes can be written, once."""
+    """A part at its sender: its bytes can be written, once."""
 
     @property
     def buffer(self) -> memoryview:
@@ -90,19 +75,19 @@ class Allocator(Protocol):
     """Where a codec puts the large parts of values, so that they do not travel inside messages."""
 
     def allocate(self, size: int) -> WritablePart | None:
-        """Gives room for a part; None if it shall travel inside the message after all."""
+        """Return space for a part; None if the part has to travel inside the message."""
         ...
 
     def adopt(self, data: memoryview) -> WritablePart | None:
-        """Takes bytes as they are, without a copy; None if only copies are taken here."""
+        """Accept bytes without a copy; None if only copies are accepted here."""
         ...
 
 
 class Payload(msgspec.Struct, array_like=True):
     """Encoded values of which large parts are in shared memory.
 
-    ``blocks`` are :class:`Block` where it is sent from, pairs of offset and size on the way, and :class:`Lease` where
-    it has arrived.
+    ``blocks`` are :class:`Block` at the sender, pairs of offset and size in transit, and :class:`Lease` at the
+    receiver.
     """
 
     data: bytes
@@ -110,12 +95,12 @@ class Payload(msgspec.Struct, array_like=True):
 
     @property
     def size(self) -> int:
-        """How many bytes it has with all its blocks."""
+        """Its number of bytes, with all its blocks."""
         return len(self.data) + sum(int(block.size) for block in self.blocks)
 
 
 def size_of(payload: bytes | Payload) -> int:
-    """How many bytes a payload has, wherever they are."""
+    """Return the number of bytes of a payload, with those in shared memory."""
     return payload.size if isinstance(payload, Payload) else len(payload)
 
 
@@ -123,7 +108,7 @@ def size_of(payload: bytes | Payload) -> int:
 
 
 class Block:
-    """A part of the arena. It is free again when nobody has this object any more."""
+    """A part of the arena. It is free again when this object has no reference any longer."""
 
     __slots__ = ("arena", "offset", "size")
 
@@ -138,7 +123,7 @@ class Block:
         return self.arena.buffer[self.offset : self.offset + self.size]
 
     def view(self) -> memoryview:
-        """Its bytes, read-only; whatever is built on this view keeps the block."""
+        """Return its bytes, read-only; objects that are built on this view keep the block."""
         return self.arena.mapping.view(self.offset, self.size, self)
 
     def __del__(self) -> None:
@@ -173,7 +158,7 @@ class Arena:
 
     @property
     def used(self) -> int:
-        """How many bytes are in blocks; each takes whole pages."""
+        """The number of bytes in blocks; each takes whole pages."""
         with self._lock:
             self._take_back()
             return self.limit - self._free
@@ -190,20 +175,13 @@ class Arena:
         assert self._mapping is not None  # noqa: S101 - there is a block
         return self._mapping
 
-    @property
-    def free_ranges(self) -> list[tuple[int, int]]:
-        """Where the ranges begin that are not in use, and how long they are."""
-        with self._lock:
-            self._take_back()
-            return [(start, self._lengths[start]) for start in self._starts]
-
     def identity(self) -> tuple[int, int, int, int, int]:
-        """How a peer finds it: process, file, size, and what it is known by to the system."""
+        """How a peer finds it: process, file, size, and its identity in the system."""
         found = os.fstat(self._file)
         return os.getpid(), self._file, self.limit, found.st_dev, found.st_ino
 
     def allocate(self, size: int) -> Block | None:
-        """Gives a block, or None if there is no room. Any thread may ask."""
+        """Return a block, or None if there is no space. May be called by any thread."""
         length = _whole_pages(size)
         with self._lock:
             self._take_back()
@@ -225,30 +203,30 @@ class Arena:
             return Block(self, start, size)
 
     def adopt(self, data: memoryview) -> Block | None:
-        """Takes no bytes as they are: peers can only read what is in the arena."""
+        """Return None: peers can only read the bytes that are in the arena."""
         del data
         return None
 
     def free(self, offset: int, size: int) -> None:
-        """Takes a block back. Must not take the lock: the thread that holds it may be the one that calls."""
+        """Free a block. Must not take the lock: the thread that holds it may be the one that calls."""
         self._freed.append((offset, _whole_pages(size)))
 
     def trim(self) -> None:
-        """Gives the pages back to the system, if nothing is in use."""
+        """Return the pages to the system, if no block is in use."""
         with self._lock:
             self._take_back()
             if self._mapping is not None and self._free == self.limit:
                 self._mapping.discard()
 
     def close(self) -> None:
-        """No further block is wanted: gives the pages back now. It is gone when the last block is."""
+        """Return the pages to the system now; no further block is needed. The arena is gone with its last block."""
         if self._timer is not None:  # it would keep the arena with its descriptors until it fires
             self._timer.cancel()
             self._timer = None
         self.trim()
 
     def rest(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Has the pages given back when the arena has been empty for a while. Called when blocks have come back."""
+        """Return the pages to the system once the arena has been empty for a while; called after releases."""
         if self._timer is None and not self.used:
             self._timer = loop.call_later(_IDLE, self._rested, loop, self._allocations)
 
@@ -289,29 +267,30 @@ class Arena:
 
 
 class Loans:
-    """The blocks of an arena that one peer has been told of and has not given back."""
+    """The blocks of an arena that were sent to one peer, which has not released them."""
 
     def __init__(self) -> None:
-        self._blocks: dict[int, tuple[Block, int]] = {}
+        self._blocks: dict[int, list[Block]] = {}
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def lend(self, blocks: Iterable[Block]) -> None:
-        """Notes that one more message tells the peer of these blocks."""
+        """Count one more message to the peer that refers to these blocks."""
         for block in blocks:
-            count = self._blocks[block.offset][1] if block.offset in self._blocks else 0
-            self._blocks[block.offset] = (block, count + 1)
+            self._blocks.setdefault(block.offset, []).append(block)
 
     def give_back(self, offsets: Iterable[int]) -> None:
-        """The peer needs what one message told of these blocks no more."""
+        """Release the blocks of one message, which the peer no longer needs."""
         for offset in offsets:
-            block, count = self._blocks.pop(offset, (None, 0))
-            if block is not None and count > 1:
-                self._blocks[offset] = (block, count - 1)
+            lent = self._blocks.get(offset)
+            if lent:
+                lent.pop()
+                if not lent:
+                    del self._blocks[offset]
 
     def clear(self) -> None:
-        """The peer is gone."""
+        """Release all blocks: the peer is gone."""
         self._blocks.clear()
 
 
@@ -319,7 +298,7 @@ class Loans:
 
 
 class Lease:
-    """One block in one message, at the one who got it. When nothing uses it any more, the block is given back."""
+    """One block of one message, at the receiver. When nothing uses it any longer, the block is released."""
 
     __slots__ = ("_memory", "offset", "size")
 
@@ -329,7 +308,7 @@ class Lease:
         self.size = size
 
     def view(self) -> memoryview:
-        """Its bytes, read-only; whatever is built on this view keeps the block.
+        """Return its bytes, read-only; objects that are built on this view keep the block.
 
         Raises:
             OSError: the memory of the peer cannot be read here.
@@ -344,8 +323,8 @@ class PeerMemory:
     """The arena of a peer, mapped for reading.
 
     Args:
-        identity: what the peer told of it.
-        give_back: is called on the loop with the offsets of blocks that are not used any more.
+        identity: its identity, as the peer has sent it.
+        give_back: is called on the loop with the offsets of blocks that are not used any longer.
     """
 
     def __init__(self, identity: tuple[int, int, int, int, int], give_back: Callable[[list[int]], None]) -> None:
@@ -360,7 +339,7 @@ class PeerMemory:
         self._mapping: _Mapping | None = None
         self._problem = ""
         self.gone = False
-        """Whether the peer had ended before its memory could be opened: what is in it will never be known."""
+        """Whether the peer had ended before its memory could be opened: its contents are lost."""
         try:
             self._mapping = _open_peer(*identity)
         except OSError as error:
@@ -368,7 +347,7 @@ class PeerMemory:
             self.gone = _has_ended(identity[0])
 
     def view(self, lease: Lease) -> memoryview:
-        """The bytes of a block, which keep its lease.
+        """Return the bytes of a block, which keep its lease.
 
         Raises:
             OSError: there are no such bytes here.
@@ -378,7 +357,7 @@ class PeerMemory:
         return self._mapping.view(lease.offset, lease.size, lease)
 
     def release(self, lease: Lease) -> None:
-        """A lease has ended: in whatever thread, and perhaps while the interpreter ends. Must not raise."""
+        """Release a lease: in any thread, and perhaps while the interpreter ends. Must not raise."""
         if self._give_back is None:
             return
         self._released.append((lease.offset, lease.size))
@@ -389,11 +368,11 @@ class PeerMemory:
                     self._loop.call_soon(self._gather)  # it is awake
                 else:
                     self._loop.call_soon_threadsafe(self._gather)
-            except RuntimeError:  # the loop is closed, and with it the way to the peer
+            except RuntimeError:  # the loop is closed, and with it the connection to the peer
                 self._give_back = None
 
     def _gather(self) -> None:
-        """Waits for some more: the peer shall not be woken for each block."""
+        """Collect further blocks for a moment, in order not to wake the peer for each of them."""
         self._scheduled = False
         while self._released:
             offset, size = self._released.popleft()
@@ -413,7 +392,7 @@ class PeerMemory:
             self._give_back(offsets)
 
     def close(self) -> None:
-        """The peer is gone. What is built on its memory stays as it is."""
+        """Stop releasing blocks: the peer is gone. Objects that are built on its memory stay valid."""
         self._give_back = None
         self._flush()
 
@@ -430,7 +409,7 @@ def _open_peer(process: int, file: int, size: int, device: int, inode: int) -> _
 
 
 def _has_ended(process: int) -> bool:
-    """Whether a process has ended, or is about to: its files are closed a moment before its end."""
+    """Return whether a process has ended, or is about to: its files are closed a moment before its end."""
     try:
         os.kill(process, 0)
         with open(f"/proc/{process}/stat", "rb") as file:
@@ -448,7 +427,7 @@ def _has_ended(process: int) -> bool:
 class _Mapping:
     """A file in the memory of this process, and views of its parts that keep something (which must keep this) alive.
 
-    A view of a memory map alone would not do: it does not tell when the last object that was built on it is gone.
+    A view of a memory map alone would not do: it does not report when the last object that was built on it is gone.
     """
 
     def __init__(self, file: int, size: int, protection: int) -> None:
@@ -458,7 +437,7 @@ class _Mapping:
         self._region: Any = ctypes.c_ubyte * size
 
     def view(self, offset: int, size: int, keeps: object) -> memoryview:
-        """A part, read-only."""
+        """Return a part, read-only."""
         if offset < 0 or size < 0 or offset + size > self._size:
             raise OSError(f"the shared memory has no {size} bytes at {offset}")
         region = self._region.from_address(self._address)
@@ -466,12 +445,12 @@ class _Mapping:
         return memoryview(region)[offset : offset + size].toreadonly()
 
     def discard(self) -> None:
-        """Gives all pages back to the system; what was in them is gone."""
+        """Return all pages to the system; their contents are gone."""
         self.memory.madvise(mmap.MADV_REMOVE)
 
 
 class _Buffer(ctypes.Structure):
-    """``Py_buffer``: the only way to the address of memory that must not be written."""
+    """``Py_buffer``: the only source of the address of read-only memory."""
 
     _fields_ = (
         ("buf", ctypes.c_void_p),

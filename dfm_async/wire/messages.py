@@ -1,64 +1,24 @@
-"""What the application and the sites say to each other.
+"""The messages between the application and the sites.
 
-Every message of a job carries the job's number, which is never used twice, and the index of the location that it is
-for (or, to the application, comes from). What belongs to no job that is known is ignored.
+The number of a job is never used twice. A message of a job that is not known is ignored.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+import functools
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
-from dfm_async.model.error_record import ErrorRecord
-from dfm_async.model.events import Scalar
+from dfm_async.model.call_limits import CallLimits
+from dfm_async.model.events import ErrorRecord, OperationEvent
 from dfm_async.model.ids import Frame
+from dfm_async.model.job_spec import JobSpec
+from dfm_async.model.policies import RetryPolicy
 from dfm_async.telemetry.spans import Origin
 from dfm_async.wire.memory import Block, Payload
-
-__all__ = [
-    "BATCH_BYTES",
-    "CARRIERS",
-    "AbandonJob",
-    "Announce",
-    "CallsAbandoned",
-    "CallsMade",
-    "CancelJob",
-    "CancelSeen",
-    "Credit",
-    "ElementDone",
-    "FramesDone",
-    "Hello",
-    "JobBroken",
-    "JobStopped",
-    "LoopEnded",
-    "Memory",
-    "Message",
-    "MetricsMade",
-    "ObjectsBuilt",
-    "ObjectsClosed",
-    "OpenFrames",
-    "OperationError",
-    "PlaceTaken",
-    "ProgressMade",
-    "Refused",
-    "Release",
-    "Results",
-    "SendNet",
-    "SendToPlace",
-    "SpansMade",
-    "SpansTaken",
-    "StartJob",
-    "StreamClose",
-    "StreamItems",
-    "StreamPull",
-    "Tokens",
-    "Withdraw",
-    "YieldFailed",
-    "decoder",
-    "encoder",
-]
-
 
 BATCH_BYTES: Final = 1024 * 1024
 """Large values are put into one message up to this size; a larger value makes a message of its own. So no message is
@@ -67,6 +27,13 @@ much larger than the largest value in it, and a limit for messages is one for va
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pass
+
+
+class _JobMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A message of a job. ``job``: its number. ``at``: the location that it is for, or comes from."""
+
+    job: int
+    at: int
 
 
 # From the application to a site.
@@ -80,39 +47,27 @@ class SendNet(_Message, frozen=True, tag=1):
     net: bytes
 
 
-class StartJob(_Message, frozen=True, tag=2):
+class StartJob(_JobMessage, frozen=True, tag=2):
     """A job begins, with its first parameter sets as in :class:`OpenFrames`. ``routes``: each location's address.
 
-    ``stored``: its results are written down, so they must not need pickle. ``watch``: its calls are counted. ``trace``:
-    the trace that it belongs to, the id of the location's span, and which run of the job this is; None if it is not
-    traced. ``measure``: its spans tell the sizes of what operations take and return. ``priority``: whose calls get a
-    free thread first.
+    ``trace``: the trace that it belongs to, the id of the location's span, and which run of the job this is; None if
+    it is not traced.
     """
 
-    job: int
-    at: int
-    job_id: str
+    spec: JobSpec
     plan: str
     routes: tuple[str, ...]
-    window: int
-    window_bytes: int
     first: int
     count: int
     payload: bytes | Payload
     last: bool
-    stored: bool = False
-    watch: bool = False
     trace: tuple[str, int, int] | None = None
     origin: Origin | None = None
-    measure: bool = False
-    priority: int = 0
 
 
-class OpenFrames(_Message, frozen=True, tag=3):
+class OpenFrames(_JobMessage, frozen=True, tag=3):
     """Parameter sets ``first, first + 1, ...``. ``payload``: a batch of lists; empty if no parameter is used here."""
 
-    job: int
-    at: int
     first: int
     count: int
     payload: bytes | Payload
@@ -120,83 +75,62 @@ class OpenFrames(_Message, frozen=True, tag=3):
     origin: Origin | None = None
 
 
-class Credit(_Message, frozen=True, tag=4):
+class Credit(_JobMessage, frozen=True, tag=4):
     """The site may send that many further results."""
 
-    job: int
-    at: int
     items: int
     bytes: int
 
 
-class CancelJob(_Message, frozen=True, tag=5):
+class CancelJob(_JobMessage, frozen=True, tag=5):
     """Stop everything of a job; answered by :class:`JobStopped`."""
 
-    job: int
-    at: int
+
+class AbandonJob(_JobMessage, frozen=True, tag=9):
+    """A job that was cancelled has not stopped: do not wait any longer for its calls that do not return."""
 
 
-class AbandonJob(_Message, frozen=True, tag=9):
-    """A job that was cancelled has not stopped: do not wait any more for its calls that do not return."""
-
-    job: int
-    at: int
-
-
-class PlaceTaken(_Message, frozen=True, tag=6):
+class PlaceTaken(_JobMessage, frozen=True, tag=6):
     """Answers :class:`SendToPlace`: the other job has taken the token, or why not."""
 
-    job: int
-    at: int
     request: int
     error: str
 
 
-class Announce(_Message, frozen=True, tag=7):
+class Announce(_JobMessage, frozen=True, tag=7):
     """A job will begin here with this net, which was sent before, or will not (:class:`Withdraw`).
 
     What other sites send for it may come before it begins, and is kept. ``operations``: those that it may call.
     """
 
-    job: int
-    at: int
     plan: str
     operations: list[str]
 
 
-class Withdraw(_Message, frozen=True, tag=8):
+class Withdraw(_JobMessage, frozen=True, tag=8):
     """A job that was announced does not begin."""
 
-    job: int
-    at: int
 
+class SpansTaken(_JobMessage, frozen=True, tag=41):
+    """Answers :class:`SpansMade`: the application has taken ``count`` spans."""
 
-class SpansTaken(_Message, frozen=True, tag=41):
-    """Answers :class:`SpansMade`: the application has taken so many spans."""
-
-    job: int
-    at: int
     count: int
 
 
 # Between sites.
 
 
-class Tokens(_Message, frozen=True, tag=10):
+class Tokens(_JobMessage, frozen=True, tag=10):
     """Tokens for places. ``heads``: place, frame, state (an index into ``_STATES`` of the runtime)."""
 
-    job: int
-    at: int
     heads: list[tuple[int, Frame, int]]
     payload: bytes | Payload
     origin: Origin | None = None
 
 
-class LoopEnded(_Message, frozen=True, tag=11):
+class LoopEnded(_JobMessage, frozen=True, tag=11):
     """How many elements a loop had. ``state``: 0 it ended, 1 it was skipped, 2 it failed."""
 
-    job: int
-    at: int
     loop: int
     frame: Frame
     total: int
@@ -204,31 +138,25 @@ class LoopEnded(_Message, frozen=True, tag=11):
     error: ErrorRecord | None
 
 
-class ElementDone(_Message, frozen=True, tag=12):
+class ElementDone(_JobMessage, frozen=True, tag=12):
     """A location is done with elements of a loop."""
 
-    job: int
-    at: int
     loop: int
     frames: list[Frame]
 
 
-class StreamPull(_Message, frozen=True, tag=13):
+class StreamPull(_JobMessage, frozen=True, tag=13):
     """Send up to ``count`` further elements of a stream to ``reader``, as long as it has taken fewer than ``bytes``."""
 
-    job: int
-    at: int
     stream: int
     reader: int
     count: int
     bytes: int
 
 
-class StreamItems(_Message, frozen=True, tag=14):
-    """Elements of a stream; ``ended`` says that there are no more."""
+class StreamItems(_JobMessage, frozen=True, tag=14):
+    """Elements of a stream; ``ended``: there are no more."""
 
-    job: int
-    at: int
     stream: int
     source: int
     payload: bytes | Payload
@@ -237,11 +165,9 @@ class StreamItems(_Message, frozen=True, tag=14):
     origin: Origin | None = None
 
 
-class StreamClose(_Message, frozen=True, tag=15):
+class StreamClose(_JobMessage, frozen=True, tag=15):
     """A location is done with a stream; ``read``: a reader there had begun."""
 
-    job: int
-    at: int
     stream: int
     read: bool = True
 
@@ -263,58 +189,52 @@ class Refused(_Message, frozen=True, tag=21):
     traceback: str
 
 
-class Results(_Message, frozen=True, tag=22):
+class Results(_JobMessage, frozen=True, tag=22):
     """Yielded values. ``runs``: yield point, frame, first index or -1, count; ``payload``: a batch of all values.
 
     ``frames``: the parameter sets that are done with them, as in :class:`FramesDone`.
     """
 
-    job: int
-    at: int
     runs: list[tuple[int, Frame, int, int]]
     payload: bytes | Payload
     frames: list[int]
     origin: Origin | None = None
 
 
-class OperationError(_Message, frozen=True, tag=23):
+class OperationError(_JobMessage, frozen=True, tag=23):
     """An error happened."""
 
-    job: int
-    at: int
     error: ErrorRecord
 
 
-class YieldFailed(_Message, frozen=True, tag=24):
+class YieldFailed(_JobMessage, frozen=True, tag=24):
     """A yield will not come, because of an error that was reported before."""
 
-    job: int
-    at: int
     point: int
     frame: Frame
     error: str
 
 
-class FramesDone(_Message, frozen=True, tag=25):
+class FramesDone(_JobMessage, frozen=True, tag=25):
     """The location is done with these parameter sets; all their results were sent before."""
 
-    job: int
-    at: int
     frames: list[int]
 
 
-class JobStopped(_Message, frozen=True, tag=26):
-    """Nothing of the job runs here any more. ``seconds``: how long that took."""
+class JobStopped(_JobMessage, frozen=True, tag=26):
+    """Nothing of the job runs here any longer. ``seconds``: how long that took."""
 
-    job: int
-    at: int
     seconds: float = 0.0
+
+
+class CallCompleted(_Message, frozen=True, tag=67):
+    """The worker has completed its first call: it is of use, so another one follows it at once if it dies."""
 
 
 class CallsAbandoned(_Message, frozen=True, tag=42):
     """Calls have exceeded their deadline, or belong to a job that was cancelled, and keep threads of the worker.
 
-    ``count``: how many there are. ``exhausted``: they are so many that the worker cannot go on. ``text``: which call
+    ``count``: their number. ``exhausted``: too many for the worker to continue. ``text``: which call
     this is about.
     """
 
@@ -323,41 +243,33 @@ class CallsAbandoned(_Message, frozen=True, tag=42):
     text: str
 
 
-class JobBroken(_Message, frozen=True, tag=27):
+class JobBroken(_JobMessage, frozen=True, tag=27):
     """The job cannot go on here, because something went wrong that is no operation's fault."""
 
-    job: int
-    at: int
     error: ErrorRecord
 
 
-class CancelSeen(_Message, frozen=True, tag=28):
+class CancelSeen(_JobMessage, frozen=True, tag=28):
     """The location has seen the cancellation, and waits for operations to end.
 
     ``waiting``: how many of its calls were waiting for a thread.
     """
 
-    job: int
-    at: int
     waiting: int = 0
 
 
-class ProgressMade(_Message, frozen=True, tag=29):
+class ProgressMade(_JobMessage, frozen=True, tag=29):
     """How far calls are. ``reports``: node, frame, done, total, note."""
 
-    job: int
-    at: int
     reports: list[tuple[str, Frame, float, float | None, str]]
 
 
-class SendToPlace(_Message, frozen=True, tag=30):
+class SendToPlace(_JobMessage, frozen=True, tag=30):
     """A token for a parameter of another job; answered by :class:`PlaceTaken`.
 
     Tokens with the same key make one parameter set.
     """
 
-    job: int
-    at: int
     request: int
     target: str
     place: str
@@ -365,60 +277,261 @@ class SendToPlace(_Message, frozen=True, tag=30):
     payload: bytes
 
 
-class MetricsMade(_Message, frozen=True, tag=33):
-    """Metrics of calls, in the order they were reported. ``reports``: node, frame, values, step."""
+class EventsMade(_JobMessage, frozen=True, tag=33):
+    """Events of operations, in the order they were made."""
 
-    job: int
-    at: int
-    reports: list[tuple[str, Frame, dict[str, Scalar], int | None]]
+    events: list[OperationEvent]
 
 
-class ObjectsBuilt(_Message, frozen=True, tag=34):
+class ObjectsBuilt(_JobMessage, frozen=True, tag=34):
     """The location has objects that live as long as the job: it has ended there with :class:`ObjectsClosed`."""
 
-    job: int
-    at: int
 
-
-class ObjectsClosed(_Message, frozen=True, tag=35):
+class ObjectsClosed(_JobMessage, frozen=True, tag=35):
     """The location is done with the job, and its objects are closed."""
 
-    job: int
-    at: int
 
-
-class CallsMade(_Message, frozen=True, tag=36):
+class CallsMade(_JobMessage, frozen=True, tag=36):
     """What the calls of a watched job do.
 
     ``nodes``: node, and how many of its calls have started, returned and raised so far. ``calls``: some that have ended
-    since the last report: node, frame, attempt, start, end, whether it raised. ``left_out``: how many more there were.
+    since the last report: node, frame, attempt, start, end, whether it raised, and for how many seconds it had waited
+    before. ``left_out``: how many more there were.
     """
 
-    job: int
-    at: int
     nodes: list[tuple[str, int, int, int]]
-    calls: list[tuple[str, Frame, int, float, float, bool]]
+    calls: list[tuple[str, Frame, int, float, float, bool, float]]
     left_out: int
 
 
-class SpansMade(_Message, frozen=True, tag=40):
+class SpansMade(_JobMessage, frozen=True, tag=40):
     """What ran at the location, of a job that is traced; answered by :class:`SpansTaken`, unless no more will come.
 
     ``spans``: a list of them, encoded: it is read when there is time.
     """
 
-    job: int
-    at: int
     count: int
     spans: bytes
     last: bool
 
 
-# Between channels, about shared memory. Those who use a channel do not see them.
+# Between workers of one site, about calls that run in another process than their net.
+
+
+class RunCall(_JobMessage, frozen=True, tag=50):
+    """Run an attempt of a call for the worker at ``home``, which knows it by its number.
+
+    ``trace``: the trace, and the id of the call's span; None if the job is not traced. ``timed``: whether the start is
+    reported by :class:`CallStarted`.
+    """
+
+    number: int
+    home: str
+    job_id: str
+    operation: str
+    provider: str | None
+    node: str
+    frame: Frame
+    attempt: int
+    payload: bytes | Payload
+    retry: RetryPolicy | None
+    priority: int
+    trace: tuple[str, int] | None
+    timed: bool
+
+
+class CallStarted(_JobMessage, frozen=True, tag=51):
+    """A call has its thread."""
+
+    number: int
+
+
+class CallReturned(_JobMessage, frozen=True, tag=52):
+    """A call has returned a value, or the elements of an iterator.
+
+    ``start``: when it began, in seconds since 1970. ``wall``, ``used``: how many seconds it took, and used a processor.
+    """
+
+    number: int
+    start: float
+    wall: float
+    used: float
+    pid: int
+    spans: bytes
+    payload: bytes | Payload
+    iterated: bool
+
+
+class CallRaised(_JobMessage, frozen=True, tag=53):
+    """A call has raised an error; ``again``: its policy allows another attempt. The rest as in CallReturned.
+
+    ``unsendable``: it has returned a value that cannot be sent. ``retry_after``: how many seconds its error asks to
+    wait.
+    """
+
+    number: int
+    start: float
+    wall: float
+    used: float
+    pid: int
+    spans: bytes
+    error: ErrorRecord
+    again: bool
+    unsendable: bool
+    retry_after: float = 0.0
+
+
+class CallReports(_JobMessage, frozen=True, tag=54):
+    """Progress (node, frame, done, total, note) and events of a call."""
+
+    progress: list[tuple[str, Frame, float, float | None, str]]
+    events: list[OperationEvent]
+
+
+class StopCalls(_JobMessage, frozen=True, tag=55):
+    """A job was cancelled: its calls should end, and those that wait are not run."""
+
+
+class RelayToPlace(_JobMessage, frozen=True, tag=56):
+    """A value of a call for another job; answered by :class:`PlaceTaken`, which is sent to ``reply_to``."""
+
+    request: int
+    target: str
+    place: str
+    key: str
+    payload: bytes
+    reply_to: str
+
+
+class CallElements(_JobMessage, frozen=True, tag=62):
+    """Elements of a generator that runs for another worker. It ends with CallReturned or CallRaised."""
+
+    number: int
+    payload: bytes | Payload
+
+
+class ElementsTaken(_JobMessage, frozen=True, tag=63):
+    """Elements of a generator were read, of this size in bytes: it may produce as many more."""
+
+    number: int
+    count: int
+    size: int
+
+
+class CloseCall(_JobMessage, frozen=True, tag=64):
+    """The elements of a generator are not needed any longer."""
+
+    number: int
+
+
+class CloseCallObjects(_JobMessage, frozen=True, tag=65):
+    """The objects that calls of a job have built are not needed any longer; answered by CallObjectsClosed."""
+
+    home: str
+
+
+class CallObjectsClosed(_JobMessage, frozen=True, tag=66):
+    """The objects of a job are closed in the worker at this address."""
+
+    address: str
+
+
+AMONG_WORKERS: Final = (
+    RunCall,
+    CallStarted,
+    CallReturned,
+    CallRaised,
+    CallReports,
+    StopCalls,
+    RelayToPlace,
+    CallElements,
+    ElementsTaken,
+    CloseCall,
+    CloseCallObjects,
+    CallObjectsClosed,
+)
+"""What only workers of one site send each other."""
+
+
+# Between a worker and the process that started it, about other workers of the site.
+
+
+class WorkersWanted(_Message, frozen=True, tag=57):
+    """The number of further workers that would have calls to run."""
+
+    count: int
+
+
+class WorkerLent(_Message, frozen=True, tag=58):
+    """Calls may run in the worker at this address."""
+
+    address: str
+
+
+class WorkerRecalled(_Message, frozen=True, tag=59):
+    """Return a worker as soon as its calls have ended."""
+
+    address: str
+
+
+class WorkerReturned(_Message, frozen=True, tag=60):
+    """A worker is not needed any longer; ``stuck``: which call on it does not return, if one does not."""
+
+    address: str
+    stuck: str = ""
+
+
+class WorkerGone(_Message, frozen=True, tag=61):
+    """A worker that was lent has ended."""
+
+    address: str
+    reason: str
+    exit_code: int | None
+
+
+# Between a worker and the process that started it, about the limits of the site.
+
+
+class PermitWanted(_Message, frozen=True, tag=70):
+    """A call of an operation with limits wants to start; answered by :class:`PermitGranted`.
+
+    ``key``: the value of the parameter that is limited per value. ``elsewhere``: whether it can run in another worker.
+    """
+
+    number: int
+    job_id: str
+    priority: int
+    operation: str
+    key: str
+    limits: CallLimits
+    elsewhere: bool
+
+
+class PermitGranted(_Message, frozen=True, tag=71):
+    """A call may start, or cannot because of an ``error``.
+
+    ``gpus``: the indexes of those that it may use. ``worker``: where it has to run; empty if it may run anywhere.
+    ``waited_for``: the limit that it had to wait for.
+    """
+
+    number: int
+    gpus: tuple[int, ...] = ()
+    worker: str = ""
+    waited_for: str = ""
+    error: str = ""
+
+
+class PermitReturned(_Message, frozen=True, tag=72):
+    """A call has ended, or waits no longer."""
+
+    number: int
+
+
+# Between channels, about shared memory. The users of a channel do not see them.
 
 
 class Memory(_Message, frozen=True, tag=31):
-    """The sender's arena: a file of a process. Comes before the first message that tells of a block in it."""
+    """The sender's arena: a file of a process. Comes before the first message that refers to a block in it."""
 
     pid: int
     file: int
@@ -433,45 +546,14 @@ class Release(_Message, frozen=True, tag=32):
     offsets: list[int]
 
 
-Message: TypeAlias = (
-    SendNet
-    | StartJob
-    | OpenFrames
-    | Credit
-    | CancelJob
-    | AbandonJob
-    | Announce
-    | Withdraw
-    | Tokens
-    | LoopEnded
-    | ElementDone
-    | StreamPull
-    | StreamItems
-    | StreamClose
-    | Hello
-    | Refused
-    | Results
-    | OperationError
-    | YieldFailed
-    | FramesDone
-    | JobStopped
-    | CallsAbandoned
-    | JobBroken
-    | CancelSeen
-    | PlaceTaken
-    | ProgressMade
-    | MetricsMade
-    | CallsMade
-    | ObjectsBuilt
-    | ObjectsClosed
-    | SendToPlace
-    | SpansMade
-    | SpansTaken
-    | Memory
-    | Release
-)
+if TYPE_CHECKING:
+    Message: TypeAlias = _Message | _JobMessage
+else:
+    Message = functools.reduce(operator.or_, _Message.__subclasses__() + _JobMessage.__subclasses__())
 
-CARRIERS: Final = frozenset({StartJob, OpenFrames, Tokens, StreamItems, Results})
+WITH_PAYLOAD: Final = frozenset(
+    {StartJob, OpenFrames, Tokens, StreamItems, Results, RunCall, CallReturned, CallElements}
+)
 """The messages that have a payload."""
 
 
@@ -483,3 +565,60 @@ def _where(block: Any) -> tuple[int, int]:
 
 encoder = msgspec.msgpack.Encoder(enc_hook=_where)
 decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Message)
+
+
+# Forwarding: which run and location an encoded message is for, without decoding it.
+
+_KINDS: Final[dict[Any, type]] = {kind.__struct_config__.tag: kind for kind in _JobMessage.__subclasses__()}
+_WIDTHS: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
+"""How many bytes follow the first one of a whole number that is larger than 127."""
+
+
+@dataclass(slots=True, eq=False)
+class Envelope:
+    """An encoded message of a job.
+
+    Attributes:
+        kind: the class of the message.
+        job: the run that it belongs to.
+        at: the location that it is for, or comes from.
+        data: the whole message, encoded. It was not checked any further.
+    """
+
+    kind: type
+    job: int
+    at: int
+    data: bytes
+
+    def decode(self) -> Any:
+        """Decode the message.
+
+        Raises:
+            ValueError: it is malformed.
+        """
+        return decoder.decode(self.data)
+
+
+def kind_of(message: Any) -> type:
+    """Return the class of a message, also of one in an envelope."""
+    return message.kind if type(message) is Envelope else type(message)
+
+
+def peek(data: bytes | memoryview) -> tuple[type, int, int] | None:
+    """Return the class, the run and the location of an encoded message; None if it is not a message of a job."""
+    try:
+        first = data[0]
+        position = 1 if first & 0xF0 == 0x90 else 3 if first == 0xDC else 5 if first == 0xDD else 0
+        if not position:
+            return None
+        found = []
+        for _ in range(3):
+            byte = data[position]
+            width = 0 if byte < 0x80 else _WIDTHS[byte]
+            position += 1
+            found.append(int.from_bytes(data[position : position + width]) if width else byte)
+            position += width
+    except (IndexError, KeyError):
+        return None
+    kind = _KINDS.get(found[0])
+    return None if kind is None or position > len(data) else (kind, found[1], found[2])

@@ -1,4 +1,4 @@
-"""What a worker says, as bytes: records of what Python says, and plain lines of everything else, in one pipe.
+"""The output of a worker as bytes: records of Python code, and plain lines of everything else, in one pipe.
 
 Records are JSON text sequences (RFC 7464): a record separator, JSON, a line feed. The JSON contains neither of the two,
 so a record that was torn apart by other output costs only itself: it is read as plain text.
@@ -12,25 +12,23 @@ import msgspec
 
 from dfm_async.model.ids import Frame
 
-__all__ = ["LONGEST", "LogRecord", "Output", "OutputSplitter", "Pulse", "cut", "encode_output"]
-
 _SEPARATOR: Final = b"\x1e"
 LONGEST: Final = 64 * 1024
-"""How many characters of a message or a line are sent."""
+"""The number of characters of a message or a line that are sent."""
 _BUFFERED: Final = 4 * 1024 * 1024
-"""What is longer than this is no record: those have at most three texts of the longest length."""
+"""Anything longer than this is not a record: those have at most three texts of the longest length."""
 
 
-class LogRecord(msgspec.Struct, frozen=True, tag="log", omit_defaults=True):
-    """Something that Python code said: a log record, or a line that was printed.
+class LogRecord(msgspec.Struct, frozen=True, kw_only=True, tag="log", omit_defaults=True):
+    """Output of Python code: a log record, or a line that was printed.
 
     Attributes:
         level: how serious it is.
         message: the text.
         origin: the name of the logger, or ``stdout`` or ``stderr``.
-        created: when it was said, in seconds since the epoch.
+        created: when it was written, in seconds since the epoch.
         thread: the name of the thread.
-        path: the file of the code that said it.
+        path: the file of the code that wrote it.
         line: the line in that file.
         function: the function in that file.
         traceback: the traceback of an exception, as text.
@@ -38,7 +36,7 @@ class LogRecord(msgspec.Struct, frozen=True, tag="log", omit_defaults=True):
         job: the job that the code worked for.
         frame: the execution that it worked for.
         node: the label of the node that it worked for.
-        operation: the operation that it was.
+        operation: the operation.
     """
 
     level: int
@@ -57,16 +55,17 @@ class LogRecord(msgspec.Struct, frozen=True, tag="log", omit_defaults=True):
     operation: str | None = None
 
 
-class Pulse(msgspec.Struct, frozen=True, tag="pulse", omit_defaults=True):
-    """A sign of life.
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", omit_defaults=True):
+    """A heartbeat.
 
     Attributes:
         lag: how long the event loop took for its last turn, or takes by now, in seconds.
         alive: when the event loop was last known to run, on the monotonic clock that all processes share.
-        idle: whether this is the last pulse because there are no jobs.
+        idle: whether this is the last heartbeat because there are no jobs.
         sent: when it was sent, on the same clock.
-        tokens: how many values the worker has sent to other sites so far.
-        token_bytes: how many bytes they had.
+        tokens: the number of values that the worker has sent to other sites so far.
+        token_bytes: the number of their bytes.
+        bound: a job, and why it computes on one core although it could use more; None if nothing is new.
     """
 
     lag: float
@@ -75,24 +74,25 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse", omit_defaults=True):
     sent: float = 0.0
     tokens: int = 0
     token_bytes: int = 0
+    bound: tuple[str, str] | None = None
 
 
-Output: TypeAlias = LogRecord | Pulse | str
-"""A record, a pulse, or a plain line."""
+Output: TypeAlias = LogRecord | Heartbeat | str
+"""A record, a heartbeat, or a plain line."""
 
 _encoder = msgspec.json.Encoder()
-_decoder: msgspec.json.Decoder[LogRecord | Pulse] = msgspec.json.Decoder(LogRecord | Pulse)
+_decoder: msgspec.json.Decoder[LogRecord | Heartbeat] = msgspec.json.Decoder(LogRecord | Heartbeat)
 
 
 def cut(text: str, missing: int = 0) -> str:
-    """Shortens a text that is very long, and says so; ``missing`` tells how much of it was left out before."""
+    """Shorten a very long text, with a note; ``missing``: the number of characters that were left out before."""
     if len(text) <= LONGEST:
         return text
     return f"{text[:LONGEST]} [... cut: {len(text) - LONGEST + missing:,} more characters]"
 
 
-def encode_output(item: LogRecord | Pulse) -> bytes:
-    """Makes a record ready to be written."""
+def encode_output(item: LogRecord | Heartbeat) -> bytes:
+    """Encode a record."""
     try:
         return b"\x1e%b\n" % _encoder.encode(item)
     except (UnicodeEncodeError, TypeError):  # half a character, or a string of a class of its own
@@ -104,14 +104,14 @@ def encode_output(item: LogRecord | Pulse) -> bytes:
 
 
 class OutputSplitter:
-    """Takes apart what comes out of the pipe, however it was cut into pieces on its way."""
+    """Splits the data of the pipe into records and lines, whatever the pieces that it arrives in."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._skipping = False
 
     def feed(self, data: bytes) -> list[Output]:
-        """Gives what is complete now."""
+        """Add data; return the output that is complete now."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         found: list[Output] = []
         if lines and self._skipping:
@@ -128,7 +128,7 @@ class OutputSplitter:
         return found
 
     def finish(self) -> list[Output]:
-        """Gives the rest; nothing will follow."""
+        """Return the rest at the end of the data."""
         found: list[Output] = []
         if self._rest:
             _take(self._rest, found)
@@ -137,7 +137,7 @@ class OutputSplitter:
 
 
 def _take(line: bytes, found: list[Output]) -> None:
-    """Takes one line: a plain one, a record, or a plain one with a record behind it."""
+    """Add one line: a plain one, a record, or a plain one with a record after it."""
     if _SEPARATOR not in line:
         found.append(_plain(line))
         return
@@ -145,7 +145,7 @@ def _take(line: bytes, found: list[Output]) -> None:
     found.extend(_plain(part) for part in torn if part)
     try:
         found.append(_decoder.decode(last))
-    except msgspec.MsgspecError:
+    except ValueError:
         if last:
             found.append(_plain(last))
 

@@ -1,1 +1,1 @@
-"""The worker processes of a site: how they start, what they say, how they end. Targets put jobs on them."""
+"""The worker processes of a site: their start, output, heartbeats and end. Targets assign jobs to them."""

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import importlib
+import logging
 import os
 import select
 import signal
@@ -22,23 +24,14 @@ import struct
 import subprocess
 import sys
 import threading
-from multiprocessing import forkserver, process, resource_tracker, spawn, util
+from multiprocessing import process, resource_tracker, spawn, util
 from typing import Final, Protocol
 
 from dfm_async.base.descriptors import close_in_children, disconnect, no_fork, occupy_standard_streams
 
-__all__ = [
-    "ForkServer",
-    "ForkServerEnded",
-    "Requester",
-    "Started",
-    "exit_code_of",
-    "kill_group",
-    "search_path",
-    "tracker_descriptor",
-]
+_log = logging.getLogger(__name__)
 
-_PRELOAD: Final = "dfm_async.workers.worker"
+_PRELOAD: Final = ("dfm_async.workers.start", "dfm_async.workers.worker")
 _ANSWER: Final = struct.Struct("<i")
 _STATUS: Final = struct.Struct("<i")
 _MOST_DESCRIPTORS: Final = 64
@@ -52,37 +45,47 @@ class ForkServerEnded(Exception):
 
 
 class Started:
-    """A process that the server has started.
+    """A process that is being started: our ends of its pipes, and its own until it has them.
 
     Attributes:
-        pid: the process, which is the leader of its group.
-        status: becomes readable when the process has ended; gives its exit code.
+        pid: the process.
+        status: becomes readable when the process has ended; the fork server writes its exit code there.
         feed: what is written there is the first thing that the process reads.
+        theirs: the descriptors for the process: to read the feed, and to keep or write the status.
     """
 
     def __init__(self) -> None:
+        self.pid = 0
+        self._open: list[int] = []
         with no_fork():
-            self.pid = 0
-            self.status, self._their_status = os.pipe()
-            try:
-                self._their_feed, self.feed = os.pipe()
-            except OSError:
-                os.close(self.status)
-                os.close(self._their_status)
-                raise
             close_in_children(self)
+            try:
+                self.status, their_status = self._pipe()
+                their_feed, self.feed = self._pipe()
+            except OSError:
+                self.close()
+                raise
+        self.theirs = (their_feed, their_status)
 
-    @property
-    def theirs(self) -> tuple[int, int]:
-        """The descriptors for the process."""
-        return self._their_feed, self._their_status
+    def _pipe(self) -> tuple[int, int]:
+        ends = os.pipe()
+        self._open += ends
+        return ends
 
     def sent(self) -> None:
         """Close the descriptors that the process has now."""
         for number in self.theirs:
-            if number >= 0:
-                os.close(number)
-        self._their_feed = self._their_status = -1
+            self._open.remove(number)
+            os.close(number)
+
+    def open_handle(self) -> int:
+        """Return what becomes readable when a child of ours has ended, whatever it has forked."""
+        if not hasattr(os, "pidfd_open"):
+            return self.status
+        with no_fork():
+            handle = os.pidfd_open(self.pid)
+            self._open.append(handle)
+        return handle
 
     def write(self, data: bytes) -> None:
         """Write all of it. Blocks until the process has read most of it."""
@@ -97,15 +100,12 @@ class Started:
 
     def close(self) -> None:
         """Close everything."""
-        self.sent()
-        for number in (self.status, self.feed):
-            if number >= 0:
-                os.close(number)
-        self.status = self.feed = -1
+        while self._open:
+            os.close(self._open.pop())
 
     def close_in_child(self) -> None:
         """Disconnect everything."""
-        for number in (self.status, self.feed, *self.theirs):
+        for number in self._open:
             disconnect(number)
 
 
@@ -113,7 +113,7 @@ class Requester(Protocol):
     """Wants a process to be started."""
 
     abandoned: bool
-    """Whether it does not want it any more."""
+    """Whether it does not want it any longer."""
 
 
 class ForkServer:
@@ -182,9 +182,16 @@ class ForkServer:
 
         If the system refuses, the first worker tries again, and reports why.
         """
-        with self._lock, contextlib.suppress(OSError):
-            tracker_descriptor()
-            self._ensure_running()
+        if not self._lock.acquire(blocking=False):  # a worker is being started: that may wait for a long time
+            return
+        try:
+            if self._users:  # else it was released meanwhile
+                self._ensure_running()
+                tracker_descriptor()
+        except OSError:
+            _log.debug("the process that starts workers cannot be started yet", exc_info=True)
+        finally:
+            self._lock.release()
 
     def start(self, descriptors: list[int], requester: Requester) -> Started:
         """Fork a process that has these descriptors. Blocks until the server has done so.
@@ -245,9 +252,10 @@ class ForkServer:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
                 [
                     os.fsdecode(spawn.get_executable()),
-                    *util._args_from_interpreter_flags(),  # type: ignore[attr-defined] # noqa: SLF001 - no public name
+                    *interpreter_options(),
                     "-c",
-                    f"import sys; sys.path[:] = {search_path()!r}; "
+                    "import gc, sys; gc.disable(); "  # nothing that is loaded becomes garbage
+                    f"sys.path[:] = {search_path()!r}; "
                     f"from {__name__} import main; main({theirs.fileno()}, {self._preload!r})",
                 ],
                 stdin=subprocess.DEVNULL,
@@ -305,6 +313,20 @@ def tracker_descriptor() -> int:
     return found
 
 
+def interpreter_options() -> list[str]:
+    """Return the options of this interpreter for another one, which is given a search path of its own.
+
+    In a folder that was deleted, Python 3.13.0 to 3.13.2 cannot import ``socket`` unless ``-P`` keeps the current
+    folder out of the search path.
+    """
+    options: list[str] = util._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001 - no public name
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        options.append("-P")
+    return options
+
+
 def search_path() -> list[str]:
     """``sys.path`` for another process: the folder where we were started stands for the current one."""
     return [process.ORIGINAL_DIR or "" if entry == "" else entry for entry in sys.path]  # type: ignore[attr-defined]
@@ -319,9 +341,7 @@ def kill_group(leader: int) -> None:
 def exit_code_of(leader: int, flags: int = 0) -> int | None:
     """Wait for a child that leads a group, kill the rest of the group, and return the exit code of the child.
 
-    Args:
-        leader: the child.
-        flags: ``os.WNOHANG`` to return None if it has not ended.
+    With ``os.WNOHANG``, return None if it has not ended.
     """
     if hasattr(os, "waitid"):  # the group is killed first: until the leader is reaped, nobody else has its number
         if os.waitid(os.P_PID, leader, os.WEXITED | os.WNOWAIT | flags) is None:
@@ -336,6 +356,21 @@ def exit_code_of(leader: int, flags: int = 0) -> int | None:
     return os.waitstatus_to_exitcode(status)
 
 
+_inherited: Final[list[int]] = []
+"""In a worker: the descriptors that came with the request, in order."""
+
+
+class InheritedDescriptor:
+    """A descriptor in what a worker is sent: the number that it has there."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def detach(self) -> int:
+        """Return the number, in the worker."""
+        return _inherited[self._index]
+
+
 # in the server
 
 
@@ -343,9 +378,11 @@ def main(control: int, preload: tuple[str, ...]) -> None:
     """Run the server until the application ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     occupy_standard_streams()
-    for name in (_PRELOAD, *preload):
+    for name in (*_PRELOAD, *preload):
         with contextlib.suppress(ImportError):  # reported by the workers that need it
             importlib.import_module(name)
+    gc.freeze()  # collecting it would copy pages that the workers share
+    gc.enable()
     _Server(socket.socket(fileno=control)).run()
 
 
@@ -386,7 +423,7 @@ class _Server:
                 os.close(status)
 
     def _serve(self) -> bool:
-        """Take a request; False if there will be none any more."""
+        """Take a request; False if there will be none any longer."""
         try:
             data, descriptors, flags, _ = socket.recv_fds(self._control, 1, _MOST_DESCRIPTORS, _CLOSE_ON_EXEC)
         except ConnectionError:
@@ -424,12 +461,11 @@ class _Server:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            feed, status, tracker, *inherited = descriptors
+            feed, status, tracker, *_inherited[:] = descriptors
             self._control.close()
             for number in (self._woken, self._wake, status, *self._workers.values()):
                 os.close(number)
             resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined] # noqa: SLF001 - as in the standard library
-            forkserver._forkserver._inherited_fds = inherited  # type: ignore[attr-defined] # noqa: SLF001 - where DupFd looks
             code = spawn._main(feed, os.dup(feed))  # noqa: SLF001 - as in the standard library
         except BaseException:  # noqa: BLE001 - the process must end here, whatever happens
             sys.excepthook(*sys.exc_info())

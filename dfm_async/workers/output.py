@@ -1,8 +1,8 @@
-"""In a worker: everything that its code says goes into one pipe to the application, at once.
+"""In a worker: all output of its code goes into one pipe to the application, at once.
 
 Writing is synchronous, from whatever thread speaks, so nothing is lost when the process ends a moment later, however it
 ends. If the pipe is full, the speaker waits until the application has read some of it. The application's event loop
-never waits for a worker, so that is no deadlock; but code that says more than the application can take is slowed down.
+never waits for a worker, so that is no deadlock; but code that writes faster than the application reads waits.
 """
 
 from __future__ import annotations
@@ -23,13 +23,10 @@ from multiprocessing import reduction
 from typing import Any, BinaryIO, Final, TextIO, cast
 
 from dfm_async.base.descriptors import disconnect
-from dfm_async.model.ids import Frame
-from dfm_async.redaction import LONGEST as LONGEST_SECRET
-from dfm_async.redaction import hide
+from dfm_async.base.redaction import LONGEST as LONGEST_SECRET
+from dfm_async.base.redaction import hide
 from dfm_async.runtime.context import OperationContext, current_context
-from dfm_async.wire.output import LONGEST, LogRecord, Pulse, cut, encode_output
-
-__all__ = ["OutputPipe", "capture", "open_pipe"]
+from dfm_async.wire.output import LONGEST, Heartbeat, LogRecord, cut, encode_output
 
 _PIPE_SIZE: Final = 1024 * 1024
 _PARTIAL: Final = 64
@@ -37,12 +34,12 @@ _PARTIAL: Final = 64
 
 
 def open_pipe() -> tuple[int, OutputPipe]:
-    """Makes a pipe: the descriptor to read from, and the end for a worker."""
+    """Make a pipe: the descriptor to read from, and the end for a worker."""
     here, there = os.pipe()
     os.set_blocking(here, False)
     resize = getattr(fcntl, "F_SETPIPE_SZ", None)
     if resize is not None:
-        with contextlib.suppress(OSError):  # a user may have only so many large ones
+        with contextlib.suppress(OSError):  # the number of large ones per user is limited
             fcntl.fcntl(there, resize, _PIPE_SIZE)
     return here, OutputPipe(there)
 
@@ -63,7 +60,7 @@ class OutputPipe:
         return _rebuild, (reduction.DupFd(self.descriptor),)
 
     def keep(self) -> None:
-        """Makes the pipe this process's own: programs that it starts do not get it, and a fork finds it unlocked."""
+        """Make the pipe this process's own: programs that it starts do not get it, and a fork finds it unlocked."""
         os.set_inheritable(self.descriptor, False)
         os.register_at_fork(after_in_child=self._unlock)
 
@@ -71,7 +68,7 @@ class OutputPipe:
         self._lock = threading.RLock()
 
     def write(self, data: bytes) -> None:
-        """Writes all of it; waits if the pipe is full, and gives up quietly if nobody reads it any more."""
+        """Write all of it; wait if the pipe is full, and drop it if the reader is gone."""
         with self._lock:
             rest = memoryview(data)
             while rest and not self._broken:
@@ -87,12 +84,12 @@ class OutputPipe:
         poll.register(self.descriptor, select.POLLOUT)
         poll.poll()
 
-    def send(self, *items: LogRecord | Pulse) -> None:
-        """Writes records."""
+    def send(self, *items: LogRecord | Heartbeat) -> None:
+        """Write records."""
         self.write(b"".join(map(encode_output, items)))
 
     def close(self) -> None:
-        """Closes this end, in the process that has sent it to another."""
+        """Close this end, in the process that has sent it to another."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -103,13 +100,7 @@ class OutputPipe:
 
 
 def capture(pipe: OutputPipe, level: int, *, streams: bool) -> None:
-    """Sends through the pipe what this process says from now on.
-
-    Args:
-        pipe: the pipe.
-        level: from which level on log records are sent.
-        streams: whether also what is written to standard output and standard error is.
-    """
+    """Send log records from this level on through the pipe, and standard output and error if ``streams`` is true."""
     pipe.keep()
     faulthandler.enable(pipe.descriptor, all_threads=False)  # the others' stacks would hide the one that crashed
     _capture_logs(pipe, level)
@@ -154,42 +145,43 @@ class _PipeHandler(logging.Handler):
         traceback = record.exc_text or ""
         if record.exc_info and not traceback:
             traceback = self._formatter.formatException(record.exc_info)
-        job, frame, node, operation = _place(record)
         return LogRecord(
-            record.levelno,
-            cut(record.getMessage()),
-            record.name,
-            record.created,
-            record.threadName or "",
-            record.pathname,
-            record.lineno,
-            record.funcName or "",
-            cut(traceback),
-            cut(record.stack_info or ""),
-            job,
-            frame,
-            node,
-            operation,
+            level=record.levelno,
+            message=cut(record.getMessage()),
+            origin=record.name,
+            created=record.created,
+            thread=record.threadName or "",
+            path=record.pathname,
+            line=record.lineno,
+            function=record.funcName or "",
+            traceback=cut(traceback),
+            stack=cut(record.stack_info or ""),
+            **_place(record),
         )
 
 
-def _place(record: logging.LogRecord) -> tuple[str | None, Frame | None, str | None, str | None]:
-    """The job, frame, node and operation that a record belongs to.
+def _place(record: logging.LogRecord) -> dict[str, Any]:
+    """Return the job, frame, node and operation that a record belongs to.
 
-    What the record itself says comes first: that of a context's logger may have been made in another context.
+    The fields of the record come first: that of a context's logger may have been made in another context.
     """
-    context = _context()
-    said = [getattr(record, name, None) for name in ("job", "frame", "node", "operation")]
-    if context is not None:
-        known = (context.job_id, context.frame, context.node, context.operation)
-        said = [mine if value is None else value for value, mine in zip(said, known, strict=True)]
-    job, frame, node, operation = said
-    is_frame = isinstance(frame, tuple) and all(isinstance(index, int) for index in frame)
-    return _text(job), frame if is_frame else None, _text(node), _text(operation)
+    place = _place_of(_context())
+    for name in ("job", "frame", "node", "operation"):
+        value = getattr(record, name, None)
+        if value is None:
+            continue
+        if name != "frame":
+            place[name] = str(value)
+        else:
+            is_frame = isinstance(value, tuple) and all(isinstance(index, int) for index in value)
+            place[name] = value if is_frame else None
+    return place
 
 
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
+def _place_of(context: OperationContext | None) -> dict[str, Any]:
+    if context is None:
+        return {}
+    return {"job": context.job_id, "frame": context.frame, "node": context.node, "operation": context.operation}
 
 
 # print
@@ -199,7 +191,7 @@ def _capture_streams(pipe: OutputPipe) -> None:
     for old in (sys.stdout, sys.stderr):
         if isinstance(old, io.TextIOWrapper):
             old.flush()
-            old.reconfigure(line_buffering=True)  # somebody may have kept it
+            old.reconfigure(line_buffering=True)  # other code may hold it
     for number in (1, 2):
         os.dup2(pipe.descriptor, number)
     sys.stdout = cast("TextIO", _LineStream(pipe, 1, logging.INFO, "stdout"))
@@ -217,7 +209,7 @@ class _Partial:
         self.missing = 0
 
     def add(self, text: str) -> None:
-        """Goes on with the line."""
+        """Go on with the line."""
         if self.room:
             self.parts.append(text[: self.room])
         self.missing += max(0, len(text) - self.room)
@@ -233,7 +225,7 @@ class _Partial:
 
 
 class _Bytes(io.RawIOBase):
-    """The ``buffer`` of a standard stream: what is written to it takes the same way."""
+    """The ``buffer`` of a standard stream: what is written to it goes into the same pipe."""
 
     def __init__(self, stream: _LineStream) -> None:
         self._stream = stream
@@ -316,28 +308,12 @@ class _LineStream(io.TextIOBase):
 
     def _send(self, lines: list[str], context: OperationContext | None) -> None:
         now, thread = time.time(), hide(threading.current_thread().name)
-        job, frame, node, operation = None, None, None, None
-        if context is not None:
-            job, frame, node, operation = context.job_id, context.frame, context.node, context.operation
-        self._pipe.send(
-            *(
-                LogRecord(
-                    self._level,
-                    line,
-                    self._origin,
-                    now,
-                    thread,
-                    job=job,
-                    frame=frame,
-                    node=node,
-                    operation=operation,
-                )
-                for line in lines
-            )
-        )
+        place: dict[str, Any] = {"level": self._level, "origin": self._origin, "created": now, "thread": thread}
+        place |= _place_of(context)
+        self._pipe.send(*(LogRecord(message=line, **place) for line in lines))
 
     def flush(self) -> None:
-        """Ends the line of the code that calls it; all lines, if that is no operation's, as at the process's end."""
+        """End the line of the code that calls it; all lines, if that is no operation's, as at the process's end."""
         context = _context()
         if context is None and threading.current_thread() is threading.main_thread():
             for key in list(self._partial):

@@ -1,4 +1,4 @@
-"""In the application: what a worker says becomes log records."""
+"""In the application: the output of a worker becomes log records."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from dfm_async.base.descriptors import close_in_children, disconnect
-from dfm_async.wire.output import LogRecord, Output, OutputSplitter, Pulse
-
-__all__ = ["OutputReader", "site_logger"]
+from dfm_async.wire.output import Heartbeat, LogRecord, Output, OutputSplitter
 
 _AT_ONCE: Final = 64 * 1024
 """How much is read in one turn of the loop: a worker that floods must not keep the others from theirs."""
@@ -24,29 +22,29 @@ _CRASH: Final = "Fatal Python error:"
 
 
 def site_logger(site: str) -> logging.Logger:
-    """The logger that has everything that is said at a site."""
+    """Return the logger for the output of a site."""
     return logging.getLogger(f"dfm_async.site.{site}")
 
 
 class OutputReader:
-    """Reads the pipe of one worker on the loop, and logs what it says.
+    """Reads the pipe of one worker on the loop, and logs its output.
 
     Args:
         site: the worker's site.
-        on_pulse: is called for every sign of life.
+        on_heartbeat: is called for every heartbeat.
 
     Attributes:
         pid: the worker, as soon as it is known.
         tail: its last lines.
     """
 
-    def __init__(self, site: str, on_pulse: Callable[[Pulse], None]) -> None:
+    def __init__(self, site: str, on_heartbeat: Callable[[Heartbeat], None]) -> None:
         self.pid: int | None = None
         self.tail: deque[str] = deque(maxlen=_KEPT)
         self._site = site
         self._logger = site_logger(site)
         self._descriptor = -1
-        self._on_pulse = on_pulse
+        self._on_heartbeat = on_heartbeat
         self._splitter = OutputSplitter()
         self._loop = asyncio.get_running_loop()
         self._crashing = False
@@ -85,7 +83,7 @@ class OutputReader:
             entry[1]()
 
     def when_read(self, call: Callable[[], None]) -> None:
-        """Calls back when everything that is in the pipe by now has been read; at once if that is nothing.
+        """Call back when everything that is in the pipe by now has been read; at once if that is nothing.
 
         Does not wait for the end of the pipe: a program that the worker has started may keep it open.
         """
@@ -101,7 +99,7 @@ class OutputReader:
         return size[0]
 
     def close(self) -> None:
-        """Ends reading; what was said without the end of a line is a line."""
+        """End reading; output without a final newline is a line."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._descriptor)
@@ -111,15 +109,15 @@ class OutputReader:
     def _take(self, found: list[Output]) -> None:
         for item in found:
             try:
-                if isinstance(item, Pulse):
-                    self._on_pulse(item)
+                if isinstance(item, Heartbeat):
+                    self._on_heartbeat(item)
                 elif isinstance(item, LogRecord):
                     self._crashing = False
                     self._record(item)
                 else:
                     self._line(item)
             except Exception as error:  # noqa: BLE001 - a handler or filter of the application: the next line may do
-                context = {"message": f"cannot log what a worker of site {self._site!r} says", "exception": error}
+                context = {"message": f"cannot log the output of a worker of site {self._site!r}", "exception": error}
                 self._loop.call_exception_handler(context)
 
     def _line(self, text: str) -> None:
@@ -133,32 +131,26 @@ class OutputReader:
         self.tail.append(text)
         level = logging.ERROR if self._crashing else logging.INFO
         if self._logger.isEnabledFor(level):
-            self._emit(self._make(level, "", 0, text, None, {"origin": "output"}))
+            self._logger.handle(self._make(level, "", 0, text, None, {"origin": "output"}))
 
-    def _record(self, said: LogRecord) -> None:
-        printed = said.origin in ("stdout", "stderr")
-        text = said.message if printed else f"{logging.getLevelName(said.level)} {said.origin}: {said.message}"
+    def _record(self, sent: LogRecord) -> None:
+        printed = sent.origin in ("stdout", "stderr")
+        text = sent.message if printed else f"{logging.getLevelName(sent.level)} {sent.origin}: {sent.message}"
         self.tail.extend(text.split("\n"))
-        if said.traceback:
-            self.tail.extend(said.traceback.split("\n"))
-        if not self._logger.isEnabledFor(said.level):
+        if sent.traceback:
+            self.tail.extend(sent.traceback.split("\n"))
+        if not self._logger.isEnabledFor(sent.level):
             return
-        extra = {
-            "origin": said.origin,
-            "job": said.job,
-            "frame": said.frame,
-            "node": said.node,
-            "operation": said.operation,
-        }
-        record = self._make(said.level, said.path, said.line, said.message, said.function or None, extra)
-        record.relativeCreated += (said.created - record.created) * 1000
-        record.created = said.created
-        record.msecs = (said.created - int(said.created)) * 1000
-        record.threadName = said.thread
+        extra = {name: getattr(sent, name) for name in ("origin", "job", "frame", "node", "operation")}
+        record = self._make(sent.level, sent.path, sent.line, sent.message, sent.function or None, extra)
+        record.relativeCreated += (sent.created - record.created) * 1000
+        record.created = sent.created
+        record.msecs = (sent.created - int(sent.created)) * 1000
+        record.threadName = sent.thread
         record.thread = None
-        record.exc_text = said.traceback or None
-        record.stack_info = said.stack or None
-        self._emit(record)
+        record.exc_text = sent.traceback or None
+        record.stack_info = sent.stack or None
+        self._logger.handle(record)
 
     def _make(
         self, level: int, path: str, line: int, text: str, function: str | None, extra: dict[str, Any]
@@ -170,6 +162,3 @@ class OutputReader:
         found.process = self.pid
         found.processName = f"dfm-{self._site}"
         return found
-
-    def _emit(self, record: logging.LogRecord) -> None:
-        self._logger.handle(record)

@@ -9,38 +9,34 @@ from __future__ import annotations
 import importlib
 import pickle
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from dfm_async.errors import SecretError, ShippingError
 from dfm_async.federation.operation import Adapter, Operation
 from dfm_async.federation.site import Site
 from dfm_async.model.resources import SiteConfig, VaultConfig
 from dfm_async.site import shim
-from dfm_async.wire import by_value
-
-__all__ = ["ShippedSite", "load_site", "ship_site"]
+from dfm_async.wire.codec import dumps_by_value
 
 
-@dataclass(frozen=True, slots=True)
-class _ByName:
+class _ByName(msgspec.Struct, frozen=True):
     module: str
     qualname: str
 
 
-@dataclass(frozen=True, slots=True)
-class _ByValue:
+class _ByValue(msgspec.Struct, frozen=True):
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Shipped:
+class _Shipped(msgspec.Struct, frozen=True):
     adapter: Adapter
     code: _ByName | _ByValue
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ShippedSite:
+class ShippedSite(msgspec.Struct, frozen=True, eq=False):
     """The code of a site, ready to be sent.
 
     Attributes:
@@ -52,7 +48,7 @@ class ShippedSite:
     named: tuple[Any, ...]
 
     def same_as(self, other: ShippedSite) -> bool:
-        """Whether workers that have loaded the other run the same code."""
+        """Return whether workers that have loaded the other run the same code."""
         pairs = zip(self.named, other.named, strict=False)
         return self.data == other.data and all(mine is theirs for mine, theirs in pairs)
 
@@ -65,7 +61,7 @@ def _follow(module: Any, qualname: str) -> Any:
 
 
 def _by_name(code: Any) -> _ByName | None:
-    """The name that leads to this code in an importable module, if there is one."""
+    """Return the name that leads to this code in an importable module, if there is one."""
     module_name, qualname = getattr(code, "__module__", None), getattr(code, "__qualname__", None)
     if module_name is None or qualname is None or module_name == "__main__" or "<" in qualname:
         return None
@@ -84,10 +80,10 @@ def _code_of(operation: Operation[..., Any]) -> Any:
 
 
 def ship_site(site: Site, homesite: str) -> ShippedSite:
-    """Makes the operations of a site, and what their code can use there, ready to be sent.
+    """Make the operations of a site, and what their code can use there, ready to be sent.
 
     Raises:
-        ShippingError: one of them cannot be; names it and says why.
+        ShippingError: one of them cannot be; names it and the reason.
         SecretError: the site's vault cannot be.
     """
     shipped = []
@@ -95,28 +91,28 @@ def ship_site(site: Site, homesite: str) -> ShippedSite:
         code: _ByName | _ByValue | None = _by_name(adapter.code)
         try:
             if code is None:
-                code = _ByValue(by_value.dumps(adapter.code))
+                code = _ByValue(dumps_by_value(adapter.code))
             # Of a declared signature names and defaults are enough: what types mean was checked before.
             bare = replace(adapter, code=None, declared=adapter.declared and adapter.declared.untyped)
-            by_value.dumps((bare.args, bare.declared, bare.advisors))
+            dumps_by_value((bare.args, bare.declared, bare.advisors))
         except Exception as error:
             raise ShippingError(adapter.operation, site.name, str(error) or type(error).__name__) from error
         shipped.append(_Shipped(bare, code))
     config = site.config(homesite)
     if not isinstance(config.vault, VaultConfig):
         try:
-            by_value.dumps(config.vault)
+            dumps_by_value(config.vault)
         except Exception as error:  # noqa: BLE001 - its text may show what it holds
             reason = f"{type(config.vault).__qualname__} cannot be sent to a worker process ({type(error).__name__})"
             raise SecretError(site.name, "", f"{reason}: name its class by VaultConfig(path=...)") from None
     # What is inside may need the names of nv_dfm_core when it is unpacked.
-    data = by_value.dumps((config.compat, by_value.dumps((config, shipped))))
+    data = dumps_by_value((config.compat, dumps_by_value((config, shipped))))
     by_name = [isinstance(found.code, _ByName) for found in shipped]
     return ShippedSite(data, tuple(a.code for a, named in zip(site.adapters.values(), by_name, strict=True) if named))
 
 
 def load_site(data: bytes) -> tuple[SiteConfig, list[Adapter]]:
-    """Rebuilds what was shipped, in a worker."""
+    """Rebuild what was shipped, in a worker."""
     compat, inside = pickle.loads(data)  # noqa: S301 - from the process that started us
     if compat:
         shim.install()

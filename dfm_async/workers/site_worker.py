@@ -1,42 +1,40 @@
-"""One worker process of a site, seen from the application: how it starts, speaks, hangs and ends."""
+"""One worker process of a site, seen from the application: its start, messages, heartbeats and end."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import logging
+import math
 import os
 import signal
 import socket
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
-from aiomultiprocess.core import Process
 from aiomultiprocess.pool import PoolWorker
-from aiomultiprocess.types import Unit
 
+from dfm_async.base.containers import BoundedDict
 from dfm_async.base.descriptors import close_in_children, no_fork
+from dfm_async.base.signals import Outcome
+from dfm_async.base.tasks import in_thread
 from dfm_async.errors import DfmError, WorkerLost
+from dfm_async.model.events import NoticeKind
 from dfm_async.model.stats import Traffic, WorkerStats
-from dfm_async.runtime.once import in_thread
 from dfm_async.runtime.site import PROGRAMS_KEPT
 from dfm_async.wire import messages as msg
 from dfm_async.wire.channel import Channel
-from dfm_async.wire.output import Pulse
+from dfm_async.wire.output import Heartbeat
 from dfm_async.workers.fork_server import ForkServer, ForkServerEnded, kill_group
-from dfm_async.workers.memory import oom_kills
+from dfm_async.workers.heartbeat import Watch, heartbeat_interval
 from dfm_async.workers.output import open_pipe
 from dfm_async.workers.output_reader import OutputReader, site_logger
-from dfm_async.workers.process import memory_of
-from dfm_async.workers.pulse import pulse_interval
+from dfm_async.workers.process_memory import memory_of, oom_kills
 from dfm_async.workers.start import WorkerProcess
-from dfm_async.workers.watch import Watch
-from dfm_async.workers.worker import WorkerSetup, serve
-
-__all__ = ["Seat", "SiteWorker", "WorkerOwner", "remember_net"]
+from dfm_async.workers.worker import WorkerSetup, run
 
 _log = logging.getLogger(__name__)
 
@@ -52,68 +50,50 @@ _REAP: Final = 0.5
 """How long the end of a channel may come before the end of its process."""
 
 
-class Seat(Protocol):
-    """A job at a worker: what is told when the worker ends, or does not respond."""
+class Assigned(Protocol):
+    """One location of a job that is assigned to a worker, and is notified of what happens to it."""
 
-    def lost(self, at: int, error: WorkerLost) -> None:
-        """The worker has ended."""
-        ...
+    job: Hashable
+    """The run of the job that it belongs to."""
+    job_id: str
 
-    def unresponsive(self, at: int, site: str, seconds: float) -> None:
-        """The worker does not respond."""
-        ...
+    def lost(self, error: WorkerLost) -> None:
+        """Note that the worker has ended."""
 
-    def responsive(self, at: int, site: str) -> None:
-        """The worker responds again."""
-        ...
-
-    def retired(self, at: int, site: str, why: str) -> None:
-        """The worker takes no further jobs, because calls on it do not return."""
-        ...
+    def notice(self, kind: NoticeKind, seconds: float = 0.0, why: str = "") -> None:
+        """Note that the worker does not respond, responds again, takes no further jobs, or uses one core (and why)."""
 
 
 class WorkerOwner(Protocol):
-    """Whoever is told what happens to a worker."""
+    """The owner of a worker, which is notified of its changes."""
 
-    @property
-    def worker_changed(self) -> Callable[[], None]:
-        """Is called when something about a worker has changed."""
-        ...
+    worker_changed: Callable[[], None]
+    """Is called when something about a worker has changed."""
 
-    async def pause(self, seconds: float) -> None:
-        """Waits before a start."""
-        ...
+    def worker_ready(self, worker: SiteWorker) -> None:
+        """Note that a worker can run jobs, and calls of others."""
+
+    def workers_wanted(self, worker: SiteWorker, count: int) -> None:
+        """Note that further workers would have calls of this one to run."""
+
+    def worker_returned(self, worker: SiteWorker, address: str, stuck: str) -> None:
+        """Note that a worker does not need another one any longer; ``stuck``: which call there does not return."""
+
+    def permit_wanted(self, worker: SiteWorker, message: msg.PermitWanted) -> None:
+        """Note that a call of an operation with limits wants to start."""
+
+    def permit_returned(self, worker: SiteWorker, message: msg.PermitReturned) -> None:
+        """Note that such a call has ended, or waits no longer."""
 
     def worker_ended(self, worker: SiteWorker) -> None:
-        """It has ended."""
-        ...
+        """Note that a worker has ended."""
 
-    def worker_is_well(self, worker: SiteWorker) -> None:
-        """A job has finished on it."""
-        ...
-
-    def worker_unresponsive(self, worker: SiteWorker, seconds: float) -> None:
-        """It has jobs, and does not respond."""
-        ...
-
-    def worker_responsive(self, worker: SiteWorker) -> None:
-        """It responds again."""
-        ...
-
-    def worker_hangs(self, worker: SiteWorker, text: str) -> None:
-        """It has calls that do not return, and takes no further jobs."""
-        ...
-
-    def retire(self, worker: SiteWorker) -> None:
-        """It takes no further job."""
-        ...
+    def retire(self, worker: SiteWorker, *, lost: bool) -> None:
+        """Replace a worker that takes no further job; ``lost``: because calls on it do not return."""
 
 
 class _Ends:
     """The ends of the connections with one worker: ours, and its own until it has them.
-
-    Args:
-        reader: reads what the worker prints.
 
     Raises:
         OSError: there are no more descriptors.
@@ -147,43 +127,59 @@ def _socket_pair(opened: ExitStack) -> tuple[socket.socket, socket.socket]:
     return pair
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """How the workers of a site start and run."""
+
+    site: str
+    threads: int
+    """How many synchronous calls run at the same time."""
+    shipped: bytes = field(repr=False)
+    """The operations."""
+    fork_server: ForkServer | None = None
+    loop_initializer: Callable[[], asyncio.AbstractEventLoop] | None = None
+    output: Literal["log", "inherit"] = "log"
+    """Where standard output and standard error go."""
+    unresponsive_after: float | None = None
+    """After how many seconds without a heartbeat a worker with jobs is reported; None means never."""
+    enough_workers: int | None = None
+    """With how many other workers one does not compute itself; None: it always does."""
+    apart: bool = False
+    """Whether other sites and the application are on other machines: nothing of them is unpickled."""
+    known_only: bool = False
+    """Whether values of others may only be of classes that the operations take and return."""
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Further environment variables."""
+    forwarded: frozenset[type] = frozenset()
+    """The kinds of messages of workers that are not decoded."""
+
+
 class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no type information
     """One worker process. Has no queues and no manager: only a channel."""
 
-    def __init__(
-        self,
-        site: str,
-        threads: int,
-        shipped: bytes,
-        fork_server: ForkServer | None,
-        loop_initializer: Callable[[], asyncio.AbstractEventLoop] | None,
-        on_message: Callable[[Any], None],
-        pool: WorkerOwner,
-        delay: float,
-        output: Literal["log", "inherit"],
-        unresponsive_after: float | None,
-        apart: bool,
-        environment: Mapping[str, str],
-        known_only: bool,
-    ) -> None:
+    def __init__(self, options: WorkerOptions, on_message: Callable[[Any], None], pool: WorkerOwner) -> None:
         # Not the base class's constructor: that one starts a manager process.
-        self.site = site
+        site = self.site = options.site
+        self._options = options
         self.address = ""
-        self.nets: OrderedDict[tuple[str, int], None] = OrderedDict()
-        self.seats: dict[tuple[Any, int], None] = {}
+        self._nets: BoundedDict[tuple[str, int], None] = BoundedDict(PROGRAMS_KEPT)
+        self.assignments: dict[Assigned, None] = {}
+        """The locations of jobs that run here."""
+        self.lent = False
+        """Whether it runs calls of another worker."""
         self.retired = False
         """Whether it ends with the last of its jobs."""
         self.outdated = False
         """Whether it was retired because its code is not the newest."""
         self.abandoned = 0
         """How many calls on it were abandoned and did not return, as of the last one that was reported."""
-        self.delay = delay
-        """How many seconds it waits before it starts."""
-        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self.succeeded = False
+        """Whether a job has finished on it."""
+        self.ready: Outcome[None] = Outcome()
+        self.ended: Outcome[int | None] = Outcome()
         self.channel: Channel | None = None
         self.refused: msg.Refused | None = None
-        self._hung_up = False
+        self._disconnected = False
         self._grace: float | None = None
         self._starting: WorkerProcess | None = None
         self._reaping: asyncio.Task[None] | None = None
@@ -195,39 +191,35 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         self._oom_kills = 0
         self._out_of_memory = False
         self._ends: _Ends | None = None
-        self._output = OutputReader(site, self._pulse)
-        self._watch: Watch | None = None
+        self._output = OutputReader(site, self._heartbeat)
+        limit = math.inf if options.unresponsive_after is None else options.unresponsive_after
+        self._watch = Watch(limit, self._output.when_read, self._silent, self._back)
         self.tokens = Traffic()
-        """What it has sent to other sites, as of its last sign of life."""
-        self.heard: tuple[float, float] | None = None
-        """When its last sign of life was taken, and how many seconds late."""
-        pulse = None
-        if unresponsive_after is not None:
-            pulse = pulse_interval(unresponsive_after)
-            self._watch = Watch(
-                unresponsive_after,
-                self._output.when_read,
-                lambda seconds: pool.worker_unresponsive(self, seconds),
-                lambda: pool.worker_responsive(self),
-            )
-        self._describe: Callable[[_Ends], WorkerSetup] = lambda ends: WorkerSetup(
-            site,
-            threads,
-            shipped,
-            ends.their_channel,
-            ends.their_lifeline,
-            ends.their_output,
-            site_logger(site).getEffectiveLevel(),
-            output == "log",
-            pulse,
-            {**os.environ, **environment},
-            apart,
-            known_only,
-        )
-        self._loop_initializer = loop_initializer
-        self._fork_server = fork_server
+        """What it has sent to other sites, as of its last heartbeat."""
+        self._bound: dict[tuple[str, str], None] = {}
+        """The jobs that compute on one core although they could use more, and why."""
+        self.last_heartbeat: tuple[float, float] | None = None
+        """When its last heartbeat was taken, and how many seconds late."""
         self.aio_process: WorkerProcess | None = None
         self._owner = os.getpid()
+
+    def _setup(self, ends: _Ends) -> WorkerSetup:
+        options, silent = self._options, self._options.unresponsive_after
+        return WorkerSetup(
+            site=self.site,
+            threads=options.threads,
+            shipped=options.shipped,
+            channel=ends.their_channel,
+            lifeline=ends.their_lifeline,
+            output=ends.their_output,
+            level=site_logger(self.site).getEffectiveLevel(),
+            streams=options.output == "log",
+            heartbeat=None if silent is None else heartbeat_interval(silent),
+            environment={**os.environ, **options.environment},
+            enough_workers=options.enough_workers,
+            apart=options.apart,
+            known_only=options.known_only,
+        )
 
     @property
     def pid(self) -> int | None:
@@ -235,18 +227,16 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         return None if self.aio_process is None else self.aio_process.pid
 
     async def open(self) -> None:
-        """Starts the process and waits until it is ready.
+        """Start the process and wait until it is ready.
 
         Raises:
             DfmError: its operations cannot be loaded there.
             WorkerLost: it cannot be started, or ended before it was ready.
         """
-        if self.delay:
-            await self._pool.pause(self.delay)
         try:
             ends = self._ends = _Ends(self._output)
             try:
-                setup = self._describe(ends)
+                setup = self._setup(ends)
                 await in_thread(lambda: self._start(setup), f"start-{self.site}")
             except BaseException:
                 self._output.close()
@@ -262,19 +252,15 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
 
     def _start(self, setup: WorkerSetup) -> None:
         self._oom_kills = oom_kills()
-        unit = Unit(
-            target=serve,
-            args=(setup,),
-            kwargs={},
-            namespace=None,
-            loop_initializer=self._loop_initializer,
+        options = self._options
+        process = WorkerProcess(
+            options.fork_server, target=run, args=(setup, options.loop_initializer), name=f"dfm-{self.site}"
         )
-        process = WorkerProcess(self._fork_server, target=Process.run_async, args=(unit,), name=f"dfm-{self.site}")
         self._starting = process
         try:
             process.start()
         except _SERVER_ENDED as error:  # the next start launches another one: once more, nothing is lost yet
-            if self._hung_up:
+            if self._disconnected:
                 raise WorkerLost(self.site, None, str(error)) from error
             try:
                 process.start()
@@ -287,77 +273,102 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         assert self.aio_process is not None  # noqa: S101 - it was started
         loop = asyncio.get_running_loop()
         loop.add_reader(self.aio_process.sentinel, self._process_ended)
-        channel = self.channel = Channel(self._receive, self._channel_ended)
+        channel = self.channel = Channel(self._receive, self._channel_ended, forwarded=self._options.forwarded)
         try:
             await loop.create_unix_connection(lambda: channel, sock=ends.channel)
         except BaseException:
             self.kill("its channel cannot be opened")
             raise
-        if self._hung_up:
+        if self._disconnected:
             channel.close()
 
-    def _pulse(self, pulse: Pulse) -> None:
+    def _heartbeat(self, heartbeat: Heartbeat) -> None:
         now = time.monotonic()
-        self.heard = (now, max(0.0, now - pulse.sent))
-        self.tokens = Traffic(pulse.tokens, pulse.token_bytes)
-        if self._watch is not None:
-            self._watch.pulse(pulse)
+        self.last_heartbeat = (now, max(0.0, now - heartbeat.sent))
+        self.tokens = Traffic(heartbeat.tokens, heartbeat.token_bytes)
+        self._watch.heartbeat(heartbeat)
+        if heartbeat.bound is not None:
+            self.report_bound(*heartbeat.bound)
         self._pool.worker_changed()
 
-    def launched(self) -> None:
-        """A job is sent to the worker: from now on it should give signs of life."""
-        if self._watch is not None:
-            self._watch.begin()
+    def launched(self, assigned: Assigned) -> None:
+        """Note that a job is sent to the worker: from now on it should give heartbeats."""
+        self._watch.begin()
         self._pool.worker_changed()
+        if self._watch.unresponsive:
+            assigned.notice("unresponsive", self._watch.silence)
+        if self.channel is not None and len(self.assignments) == 1:
+            self.channel.flush()  # it is idle: let it begin while we go on; several jobs are sent together
 
-    def left(self) -> None:
-        """A job has left its seat."""
-        if self._watch is not None and not self.seats:
-            self._watch.end()
+    def _silent(self, seconds: float) -> None:
         self._pool.worker_changed()
+        text = "worker %s of site %s has %d jobs and has not responded for %.1f s"
+        _log.warning(text, self.pid, self.site, len(self.assignments), seconds, extra={"site": self.site})
+        self._notice("unresponsive", seconds)
 
-    @property
-    def lag(self) -> float | None:
-        """How long the worker's event loop took for a turn, as far as is known."""
-        return None if self._watch is None else self._watch.lag
+    def _back(self) -> None:
+        self._pool.worker_changed()
+        _log.warning("worker %s of site %s responds again", self.pid, self.site, extra={"site": self.site})
+        self._notice("responsive")
 
-    @property
-    def unresponsive(self) -> bool:
-        """Whether the worker has jobs and gives no sign of life."""
-        return self._watch is not None and self._watch.unresponsive
+    def _notice(self, kind: NoticeKind, seconds: float = 0.0, why: str = "") -> None:
+        for assigned in list(self.assignments):
+            assigned.notice(kind, seconds, why)
 
-    @property
-    def silence(self) -> float:
-        """For how long the worker's event loop has not been seen to run, in seconds."""
-        return 0.0 if self._watch is None else self._watch.silence
+    def report_bound(self, job_id: str | None, why: str) -> None:
+        """Notify a job, or all, that it computes on one core although it could use more; once for each reason."""
+        for assigned in [found for found in self.assignments if job_id in (None, found.job_id)]:
+            if (assigned.job_id, why) not in self._bound:
+                self._bound[assigned.job_id, why] = None
+                assigned.notice("bound", why=why)
 
     def _receive(self, message: msg.Message) -> None:
-        if isinstance(message, msg.Hello):
-            self.address = message.address
-            if not self.ready.done():
-                self.ready.set_result(None)
-        elif isinstance(message, msg.Refused):
-            self.refused = message
-        elif isinstance(message, msg.CallsAbandoned):
-            self._calls_abandoned(message)
-        else:
+        handler = _HANDLERS.get(type(message))
+        if handler is None:
             self._on_message(message)
+        else:
+            handler(self, message)
+
+    def _hello(self, message: msg.Hello) -> None:
+        self.address = message.address
+        self.ready.settle(None)
+        self._pool.worker_ready(self)
+
+    def _wanted(self, message: msg.WorkersWanted) -> None:
+        self._pool.workers_wanted(self, message.count)
+
+    def _returned(self, message: msg.WorkerReturned) -> None:
+        self._pool.worker_returned(self, message.address, message.stuck)
+
+    def _permit_wanted(self, message: msg.PermitWanted) -> None:
+        self._pool.permit_wanted(self, message)
+
+    def _permit_returned(self, message: msg.PermitReturned) -> None:
+        self._pool.permit_returned(self, message)
+
+    def _refused(self, message: msg.Refused) -> None:
+        self.refused = message
+
+    def _call_completed(self, _message: msg.CallCompleted) -> None:
+        self.succeeded = True
 
     def _calls_abandoned(self, message: msg.CallsAbandoned) -> None:
         """Threads of the worker hang: another one takes its place, and it ends with its last job, or at once."""
         self.abandoned = message.count
         if not self.retired:
-            self.retire()
-            self._pool.worker_hangs(self, message.text)
+            self.retire(lost=True)
+            text = "worker %s of site %s takes no further jobs and is replaced: %s"
+            _log.warning(text, self.pid, self.site, message.text, extra={"site": self.site})
+            self._notice("retired", why=message.text)
         if message.exhausted:
             self.kill(f"too many calls on it do not return: {message.text}")
-        elif not self.seats:
+        elif not self.assignments and not self.lent:
             self.kill(message.text)
         self._pool.worker_changed()
 
     def _channel_ended(self, _error: Exception | None) -> None:
         # If the process closed it, its end should follow at once; if we did, it has the grace period.
-        seconds = self._grace if self._hung_up else _REAP
+        seconds = self._grace if self._disconnected else _REAP
         if seconds is not None and not self.ended.done():
             self._stuck_timer = asyncio.get_running_loop().call_later(seconds, self._stuck, seconds)
 
@@ -369,7 +380,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         assert self.aio_process is not None  # noqa: S101 - it was started
         asyncio.get_running_loop().remove_reader(self.aio_process.sentinel)
         code = self.aio_process.exitcode
-        if code is None:  # its end is told a moment before it can be waited for
+        if code is None:  # its end is reported a moment before it can be waited for
             self._reaping = asyncio.create_task(self._reap(), name=f"reap a worker of {self.site}")
         else:
             self._read_to_the_end(code)
@@ -380,7 +391,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         self._read_to_the_end(self.aio_process.exitcode)
 
     def _read_to_the_end(self, code: int | None) -> None:
-        """Reads the last words first: they are a part of what is told."""
+        """Read the last output first: it is part of the report."""
         self._exited = True
         if self.ended.done():  # we are a forked child, and have ended everything of our own
             return
@@ -390,8 +401,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         self._output.close()
         if self._stuck_timer is not None:
             self._stuck_timer.cancel()
-        if self._watch is not None:
-            self._watch.close()
+        self._watch.close()
         if code == -signal.SIGKILL and self._killed is None:
             self._out_of_memory = oom_kills() > self._oom_kills
         if self.channel is not None:
@@ -401,9 +411,8 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         if self.aio_process is not None:
             self.aio_process.close()
         if not self.ready.done():
-            self.ready.set_exception(self._why(code))
-            self.ready.exception()  # somebody may have stopped waiting
-        self.ended.set_result(code)
+            self.ready.fail(self._why(code))
+        self.ended.settle(code)
         self._pool.worker_ended(self)
 
     def _why(self, code: int | None) -> DfmError:
@@ -415,75 +424,97 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         return self.lost(code, "before it was ready")
 
     def lost(self, code: int | None, detail: str = "") -> WorkerLost:
-        """What to tell about the worker's end."""
+        """Return the error that reports the worker's end."""
         details = "; ".join(filter(None, (detail, self._killed)))
         return WorkerLost(self.site, code, details, tuple(self._output.tail), self._out_of_memory)
 
     @property
     def shared(self) -> bool:
         """Whether more than one job runs here."""
-        return len({seat for seat, _ in self.seats}) > 1
+        return self._jobs > 1
+
+    @property
+    def _jobs(self) -> int:
+        return len({assigned.job for assigned in self.assignments})
 
     def stats(self) -> WorkerStats:
         """How the worker is."""
         pid = None if self.ended.done() else self.pid
-        jobs = len({seat for seat, _ in self.seats})
         return WorkerStats(
             pid=pid,
-            jobs=jobs,
+            jobs=self._jobs,
             memory=memory_of(pid),
-            lag=self.lag,
-            unresponsive=self.unresponsive,
+            lag=self._watch.lag,
+            unresponsive=self._watch.unresponsive,
             retired=self.retired,
             abandoned=self.abandoned,
+            bound=tuple(why for _, why in self._bound),
         )
 
-    def leave(self, seat: Seat, at: int, *, well: bool) -> None:
-        """A job leaves; ``well``: it has finished, so the worker is in order."""
-        if self.seats.pop((seat, at), self) is self:
+    def teach(self, plan: str, at: int, net: Callable[[], bytes]) -> None:
+        """Send the net of a location of a plan, if the worker does not have it. It forgets in the same order as we."""
+        if (plan, at) not in self._nets:
+            data = net()  # first: what cannot be encoded is not known to the worker
+            self._nets[plan, at] = None
+            assert self.channel is not None  # noqa: S101 - it is ready
+            self.channel.send(msg.SendNet(plan, at, data))
+
+    def leave(self, assigned: Assigned, *, succeeded: bool) -> None:
+        """Release a location; ``succeeded``: its job has finished, so the worker is in order."""
+        if assigned not in self.assignments:
             return
-        self.left()
-        if well:
-            self._pool.worker_is_well(self)
-        if self.outdated and not self.abandoned and not self.seats:
-            self.hang_up()
-        elif self.retired and not self.seats:
+        del self.assignments[assigned]
+        if self._bound:
+            jobs = {found.job_id for found in self.assignments}
+            self._bound = {key: None for key in self._bound if key[0] in jobs}
+        if not self.assignments:
+            self._watch.end()
+        self._pool.worker_changed()
+        self.succeeded = self.succeeded or succeeded
+        if self.retired:
+            self.end_if_retired()
+
+    def end_if_retired(self) -> None:
+        """End a retired worker that has no jobs, and runs no calls of others."""
+        if not self.retired or self.assignments or self.lent:
+            return
+        if self.outdated and not self.abandoned:
+            self.disconnect()
+        else:
             self.kill("it was retired, and its last job has ended")
 
-    def retire(self) -> None:
-        """Takes no further job, and ends with the last of those it has; its slot is free for another worker."""
+    def retire(self, *, lost: bool = False) -> None:
+        """Take no further job, and end with the last of those it has; its slot is free for another worker."""
         self.retired = True
-        self._pool.retire(self)
+        self._pool.retire(self, lost=lost)
 
     def outdate(self, grace: float) -> None:
         """Retire the worker, because its code is not the newest. Idle, it has the grace period to end."""
         self.outdated = True
         self._grace = grace
         self.retire()
-        if not self.seats:
-            self.hang_up()
+        self.end_if_retired()
 
     def abandon(self, job: int, at: int) -> None:
-        """Does not wait any more for a cancelled job whose calls do not return; other jobs go on to their ends."""
+        """Stop waiting for a cancelled job whose calls do not return; other jobs go on to their ends."""
         self.retire()
         if self.channel is not None:
             self.channel.send(msg.AbandonJob(job, at))
 
     def when_read(self, call: Callable[[], None]) -> None:
-        """Calls back when everything that it has said by now has been read."""
+        """Call back when the output that it has written by now has been read."""
         self._output.when_read(call)
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Ask the process to end, by closing the channel. Only an outdated worker is killed if it takes too long."""
-        self._hung_up = True
+        self._disconnected = True
         if os.getpid() != self._owner:  # a forked child: the worker is its parent's
-            if not self.ended.done():
-                self.ended.set_result(None)
+            self.ended.settle(None)
         elif self.channel is not None:
             self.channel.close()
 
     def kill(self, reason: str = "") -> None:
-        """Ends the process and all others of its group at once, for a reason that its jobs are told."""
+        """End the process and all others of its group at once, for a reason that its jobs receive."""
         pid = None if self._exited or os.getpid() != self._owner else self.pid
         if pid is not None:
             if self._killed is None:
@@ -493,12 +524,18 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
                 os.kill(pid, signal.SIGKILL)  # one that was spawned may not lead its group yet
             except ProcessLookupError:
                 _log.debug("worker %s of site %s had ended already", pid, self.site)
-        elif self._starting is not None and self._fork_server is not None and os.getpid() == self._owner:
-            self._fork_server.abandon(self._starting)
+        elif self._starting is not None and self._options.fork_server is not None and os.getpid() == self._owner:
+            self._options.fork_server.abandon(self._starting)
 
 
-def remember_net(worker: SiteWorker, plan: str, at: int) -> None:
-    """Notes that a worker knows a net. Forgets in the same order as the worker does."""
-    worker.nets[plan, at] = None
-    while len(worker.nets) > PROGRAMS_KEPT:
-        worker.nets.popitem(last=False)
+_HANDLERS: Final[Mapping[type, Callable[[SiteWorker, Any], None]]] = {
+    msg.Hello: SiteWorker._hello,  # noqa: SLF001 - same module
+    msg.WorkersWanted: SiteWorker._wanted,  # noqa: SLF001
+    msg.WorkerReturned: SiteWorker._returned,  # noqa: SLF001
+    msg.PermitWanted: SiteWorker._permit_wanted,  # noqa: SLF001
+    msg.PermitReturned: SiteWorker._permit_returned,  # noqa: SLF001
+    msg.Refused: SiteWorker._refused,  # noqa: SLF001
+    msg.CallCompleted: SiteWorker._call_completed,  # noqa: SLF001
+    msg.CallsAbandoned: SiteWorker._calls_abandoned,  # noqa: SLF001
+}
+"""The messages that are not about jobs."""

@@ -10,27 +10,27 @@ import contextlib
 import io
 import multiprocessing
 import os
+import select
 import signal
 import sys
-from multiprocessing import context, popen_forkserver, popen_spawn_posix, process, reduction, spawn, util
-from multiprocessing.connection import wait
+from multiprocessing import context, popen_fork, popen_spawn_posix, process, reduction, spawn, util
 from typing import Any, Literal
 
-from dfm_async.base.descriptors import close_in_children, disconnect, no_fork, occupy_standard_streams
+from dfm_async.base.descriptors import occupy_standard_streams
 from dfm_async.workers.fork_server import (
     ForkServer,
+    InheritedDescriptor,
     Started,
     exit_code_of,
+    interpreter_options,
     kill_group,
     search_path,
     tracker_descriptor,
 )
 
-__all__ = ["WorkerProcess", "choose_method"]
-
 
 def choose_method(asked: Literal["forkserver", "spawn"] | None) -> Literal["forkserver", "spawn"]:
-    """The start method to use: the one asked for, else forkserver where there is one."""
+    """Return the start method to use: the one asked for, else forkserver where there is one."""
     if asked is not None:
         return asked
     return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
@@ -59,9 +59,19 @@ def _pickled(process_obj: Any, popen: Any) -> bytes:
     return buffer.getvalue()
 
 
-class _ForkServerPopen(popen_forkserver.Popen):
-    _fds: list[int]
+class _ForkServerPopen(popen_fork.Popen):
+    method = "forkserver"
+    DupFd = InheritedDescriptor
     _started: Started
+
+    def __init__(self, process_obj: Any) -> None:
+        self._fds: list[int] = []
+        super().__init__(process_obj)
+
+    def duplicate_for_child(self, number: int) -> int:
+        """Send a descriptor with the request; return its index there."""
+        self._fds.append(number)
+        return len(self._fds) - 1
 
     def _launch(self, process_obj: Any) -> None:
         data = _pickled(process_obj, self)
@@ -76,16 +86,22 @@ class _ForkServerPopen(popen_forkserver.Popen):
         self.finalizer = util.Finalize(self, started.close)
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
-        """The exit code, if it has ended; 255 if the fork server has, which alone could know."""
+        """Return the exit code, if it has ended; 255 if the fork server has, which alone could know."""
         if self.returncode is None:
-            if flag == os.WNOHANG and not wait([self.sentinel], 0):
+            if flag == os.WNOHANG and not _readable(self.sentinel):
                 return None
             code = self._started.exit_code()
-            if code is None:  # the worker has no parent any more that could end its group
+            if code is None:  # the worker has no parent any longer that could end its group
                 kill_group(self.pid)
                 code = 255
             self.returncode = code
         return self.returncode
+
+
+def _readable(number: int) -> bool:
+    poll = select.poll()
+    poll.register(number, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class _SpawnPopen(popen_spawn_posix.Popen):
@@ -95,70 +111,30 @@ class _SpawnPopen(popen_spawn_posix.Popen):
         tracker = tracker_descriptor()
         self._fds.append(tracker)
         data = _pickled(process_obj, self)
-        pipes = _Pipes()
+        started = Started()
         try:
-            command = spawn.get_command_line(tracker_fd=tracker, pipe_handle=pipes.their_data)
-            self._fds.extend([pipes.their_data, pipes.their_end])
-            self.pid = util.spawnv_passfds(os.fsencode(spawn.get_executable()), command, self._fds)
-            self.sentinel = pipes.follow(self.pid)
-            with open(pipes.data, "wb", closefd=False) as file:
-                file.write(data)
+            command = spawn.get_command_line(tracker_fd=tracker, pipe_handle=started.theirs[0])
+            if not getattr(sys, "frozen", False):
+                command[1 : command.index("-c")] = interpreter_options()
+            self._fds.extend(started.theirs)
+            self.pid = started.pid = util.spawnv_passfds(os.fsencode(spawn.get_executable()), command, self._fds)
+            started.sent()
+            self.sentinel = started.open_handle()
+            started.write(data)
         except BaseException:
-            pipes.close()
+            started.close()
             if hasattr(self, "pid"):
                 os.kill(self.pid, signal.SIGKILL)
                 exit_code_of(self.pid)
             raise
-        self.finalizer = util.Finalize(self, pipes.close)
+        self.finalizer = util.Finalize(self, started.close)
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
-        """The exit code, if it has ended."""
+        """Return the exit code, if it has ended."""
         if self.returncode is None:
-            with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
+            with contextlib.suppress(ChildProcessError):  # other code has waited for it
                 self.returncode = exit_code_of(self.pid, flag)
         return self.returncode
-
-
-class _Pipes:
-    """The descriptors of the application for a process that was spawned."""
-
-    def __init__(self) -> None:
-        self._open: list[int] = []
-        with no_fork():
-            close_in_children(self)
-            try:
-                self._end, self.their_end = self._pipe()
-                self.their_data, self.data = self._pipe()
-            except OSError:
-                self.close()
-                raise
-
-    def _pipe(self) -> tuple[int, int]:
-        ends = os.pipe()
-        self._open += ends
-        return ends
-
-    def follow(self, pid: int) -> int:
-        """Close what the process has now, and return what becomes readable when it has ended."""
-        for number in (self.their_end, self.their_data):
-            self._open.remove(number)
-            os.close(number)
-        if not hasattr(os, "pidfd_open"):
-            return self._end
-        with no_fork():
-            handle = os.pidfd_open(pid)  # what the process forks may keep the pipe open
-            self._open.append(handle)
-        return handle
-
-    def close(self) -> None:
-        """Close everything."""
-        while self._open:
-            os.close(self._open.pop())
-
-    def close_in_child(self) -> None:
-        """Disconnect everything."""
-        for number in self._open:
-            disconnect(number)
 
 
 class WorkerProcess(context.ForkServerProcess):
@@ -166,7 +142,7 @@ class WorkerProcess(context.ForkServerProcess):
 
     fork_server: ForkServer | None
     abandoned: bool
-    """Whether nobody waits any more for it to start; see :meth:`ForkServer.abandon`."""
+    """Whether nobody waits any longer for it to start; see :meth:`ForkServer.abandon`."""
 
     def __init__(self, fork_server: ForkServer | None, **options: Any) -> None:
         super().__init__(**options)
@@ -187,6 +163,6 @@ class WorkerProcess(context.ForkServerProcess):
         super().run()
 
     def start(self) -> None:
-        """Starts the process. It is ours to end: multiprocessing shall not wait for it when the interpreter exits."""
+        """Start the process. It is ours to end: multiprocessing shall not wait for it when the interpreter exits."""
         super().start()
         multiprocessing.process._children.discard(self)  # type: ignore[attr-defined] # noqa: SLF001 - nor for this

@@ -1,4 +1,4 @@
-"""A worker process: one event loop, the runtime of one site, for its whole life."""
+"""A worker process: one event loop, and the runtime of one site."""
 
 from __future__ import annotations
 
@@ -6,52 +6,52 @@ import asyncio
 import contextlib
 import fcntl
 import gc
+import logging
 import os
-import secrets
 import signal
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
 from dfm_async.base.descriptors import close_in_children
-from dfm_async.errors import DfmError
-from dfm_async.model.resources import SiteConfig
-from dfm_async.runtime.faults import keep_causes_here
-from dfm_async.runtime.once import in_thread
+from dfm_async.base.sockets import LocalListener, connect_local, same_user
+from dfm_async.base.tasks import in_thread
+from dfm_async.errors import DfmError, LoadingError
+from dfm_async.federation.operation import Adapter, Signature
+from dfm_async.model.ids import HOME
+from dfm_async.model.resources import ClassPath, SiteConfig
+from dfm_async.runtime.core_use import CoreUse
+from dfm_async.runtime.faults import broken_record, keep_causes_here
 from dfm_async.runtime.operations import OperationTable
+from dfm_async.runtime.resources import SiteResources
 from dfm_async.runtime.site import SiteRuntime
-from dfm_async.site.loading import Loader
+from dfm_async.site.loading import Loader, lacks_body
 from dfm_async.wire import messages as msg
 from dfm_async.wire.channel import Channel
-from dfm_async.wire.classes import KnownClasses
-from dfm_async.wire.codec import Codec
-from dfm_async.wire.local_sockets import LocalListener, connect_local, same_user
+from dfm_async.wire.codec import Codec, KnownClasses
 from dfm_async.wire.memory import Arena
-from dfm_async.workers.known import known_classes
+from dfm_async.workers.heartbeat import HeartbeatThread
 from dfm_async.workers.output import OutputPipe, capture
-from dfm_async.workers.pulse import PulseThread
 from dfm_async.workers.shipping import load_site
 
-__all__ = ["ELSEWHERE", "HOME", "WorkerSetup", "serve"]
+_log = logging.getLogger(__name__)
 
-HOME: Final = "home"
-"""The address of the application."""
 ELSEWHERE: Final = "@"
-"""How addresses begin that are not on this machine: whoever started us takes messages there."""
+"""The prefix of addresses on other machines: the process that started us forwards messages there."""
 
 _MOST_DESCRIPTORS: Final = 4096
 _SWITCH_INTERVAL: Final = 0.001
 """How long a thread that computes may keep the event loop waiting, in seconds; Python's own choice is 0.005."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSetup:
-    """What a worker is told when it starts."""
+    """The arguments of a worker process."""
 
     site: str
     threads: int
@@ -63,10 +63,12 @@ class WorkerSetup:
     """From which level on the application wants log records."""
     streams: bool
     """Whether standard output and standard error go through the pipe, too."""
-    pulse: float | None
-    """The seconds between two signs of life; None if nobody waits for them."""
+    heartbeat: float | None
+    """The seconds between two heartbeats; None if nobody waits for them."""
     environment: dict[str, str] = field(repr=False)
     """The environment of the application: that of the fork server may be older."""
+    enough_workers: int | None = None
+    """With how many other workers this one does not compute itself; None: it always does."""
     apart: bool = False
     """Whether other sites and the application are elsewhere: what they send is not unpickled, and nothing is pickled
     for them."""
@@ -99,7 +101,7 @@ def _wait_for_the_end(lifeline: socket.socket) -> None:
 
 
 def _keep_descriptors() -> None:
-    """Keeps what connects us with the application from programs that operations start: they may outlive us."""
+    """Keep what connects us with the application from programs that operations start: they may outlive us."""
     try:
         numbers: Iterable[int] = [int(name) for name in os.listdir("/dev/fd")]
     except OSError:  # there is no /proc
@@ -111,7 +113,7 @@ def _keep_descriptors() -> None:
 
 
 def _lead_a_group() -> None:
-    """Makes this process the leader of a group of its own, which is killed with it. The fork server has done so."""
+    """Make this process the leader of a group of its own, which is killed with it. The fork server has done so."""
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)
 
@@ -124,8 +126,22 @@ def _take_environment(wanted: dict[str, str]) -> None:
             os.environ[name] = value
 
 
+def run(setup: WorkerSetup, loop_initializer: Callable[[], asyncio.AbstractEventLoop] | None) -> None:
+    """Run the site until the application closes the channel. The main function of the process.
+
+    Unlike the one of aiomultiprocess, it is part of what the fork server has loaded.
+    """
+    loop = asyncio.new_event_loop() if loop_initializer is None else loop_initializer()
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_until_complete(serve(setup))
+    except BaseException:
+        _log.exception("worker process %d has failed", os.getpid())
+        raise
+
+
 async def serve(setup: WorkerSetup) -> None:
-    """Runs the site until the application closes the channel."""
+    """Run the site until the application closes the channel."""
     _lead_a_group()
     _keep_descriptors()
     if setup.apart:
@@ -144,7 +160,10 @@ async def serve(setup: WorkerSetup) -> None:
             ended.set_result(None)
 
     worker = _Worker(setup, ended)
-    channel = Channel(worker.receive, lost)
+    if setup.apart:
+        channel = Channel(worker.receive_forwarded, lost, on_malformed=worker.malformed)
+    else:
+        channel = Channel(worker.receive, lost)
     await loop.create_unix_connection(lambda: channel, sock=setup.channel)
     try:
         config, adapters = load_site(setup.shipped)
@@ -172,28 +191,33 @@ class _Worker:
         self._peers: dict[str, Channel] = {}
         self._accepted: set[Channel] = set()
         self._connecting: set[asyncio.Task[None]] = set()
-        self._pulse = None if setup.pulse is None else PulseThread(setup.pulse, setup.output.send, self._tokens)
+        self._heartbeat = None
+        if setup.heartbeat is not None:
+            core_use = CoreUse(lambda: [] if self._runtime is None else self._runtime.jobs)
+            self._heartbeat = HeartbeatThread(setup.heartbeat, setup.output.send, self._tokens, core_use)
 
     async def run(
         self, table: OperationTable, config: SiteConfig, channel: Channel, known: KnownClasses | None
     ) -> None:
         loop = asyncio.get_running_loop()
         self._channel = channel
-        runtime = SiteRuntime(
+        among_workers = Codec.for_processes(Arena())
+        resources = SiteResources(
             self._setup.site,
             table,
-            Codec(trusted=False, known=known) if self._setup.apart else Codec(trusted=True, arena=Arena()),
+            Codec.for_untrusted(known) if self._setup.apart else among_workers,
+            call_codec=among_workers,
             report=channel.send,
             send=self._send,
             threads=self._setup.threads,
-            flush=self._flush,
-            on_busy=None if self._pulse is None else self._pulse.busy,
             config=config,
-            announced=self._setup.apart,
             on_abandoned=lambda *found: channel.send(msg.CallsAbandoned(*found)),
+            enough_workers=self._setup.enough_workers,
         )
-        listener = LocalListener(f"dfm-async-{os.getpid()}-{secrets.token_hex(12)}")
-        self._address = listener.address
+        on_busy = None if self._heartbeat is None else self._heartbeat.busy
+        runtime = SiteRuntime(resources, flush=self._flush, on_busy=on_busy, announced=self._setup.apart)
+        listener = LocalListener(f"dfm-async-{os.getpid()}-{os.urandom(12).hex()}")
+        self._address = resources.address = listener.address
         server = await loop.create_unix_server(self._accept, sock=listener.socket)
         try:
             async with AsyncExitStack() as stack:
@@ -206,20 +230,31 @@ class _Worker:
                     channel.send(msg.Hello(os.getpid(), self._address))
                 await self._ended
         finally:
-            if self._pulse is not None:
-                self._pulse.stop()
+            if self._heartbeat is not None:
+                self._heartbeat.stop()
             server.close()
             for peer in [*self._peers.values(), *self._accepted]:
                 peer.close()
             listener.close()
 
     def _tokens(self) -> tuple[int, int]:
-        return (0, 0) if self._runtime is None else (self._runtime.tokens, self._runtime.token_bytes)
+        resources = None if self._runtime is None else self._runtime.resources
+        return (0, 0) if resources is None else (resources.tokens, resources.token_bytes)
 
     def receive(self, message: msg.Message) -> None:
-        """Takes a message of the application or of a peer."""
+        """Take a message of the application or of a peer."""
         assert self._runtime is not None  # noqa: S101 - nobody writes before the hello
         self._runtime.receive(message)
+
+    def receive_forwarded(self, message: msg.Message) -> None:
+        """Take a message that may come from another site, which has no calls to run here."""
+        if not isinstance(message, msg.AMONG_WORKERS):
+            self.receive(message)
+
+    def malformed(self, job: int, at: int, error: Exception) -> None:
+        """Report a message of another site that cannot be decoded: its job cannot go on here."""
+        if self._channel is not None:
+            self._channel.send(msg.JobBroken(job, at, broken_record(self._setup.site, error)))
 
     def _send(self, address: str, message: msg.Message) -> None:
         if address == self._address:
@@ -271,3 +306,19 @@ class _PeerChannel(Channel):
             transport.abort()  # type: ignore[attr-defined] # a stream transport has it
             return
         super().connection_made(transport)
+
+
+def known_classes(adapters: Iterable[Adapter], loader: Loader) -> KnownClasses:
+    """Read the signatures of operations. Imports classes that are named by a path: blocks as long as that takes."""
+    known = KnownClasses()
+    for adapter in adapters:
+        signature = adapter.signature
+        if isinstance(adapter.code, ClassPath):
+            try:
+                kind = loader.load(adapter.code.path, f"operation {adapter.operation!r}", lacks_body)
+                signature = Signature.of(kind.body, bound=True)
+            except (LoadingError, TypeError, ValueError):  # reported to its callers
+                _log.debug("the signature of operation %s cannot be read", adapter.operation, exc_info=True)
+        for hint in signature.named:
+            known.add(hint)
+    return known

@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from dfm_async.base.completion import completed
+from dfm_async.base.tasks import completed
 
 
 class Work:

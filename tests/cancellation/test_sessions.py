@@ -13,28 +13,17 @@ from typing import Any
 
 import pytest
 
-from dfm_async import (
-    Advise,
-    DfmError,
-    Federation,
-    Job,
-    JobAborted,
-    JobInterrupted,
-    JobStatus,
-    LocalOptions,
-    Pipeline,
-    PlaceParam,
-    Session,
-    Yield,
-)
+from dfm_async import Advise, DfmError, Federation, Job, JobAborted, JobStatus, Pipeline, PlaceParam, Session, Yield
+from dfm_async.errors import JobInterrupted
 from tests.cancellation.steps import LIMIT, Cuts, Outcome, cancelled_at, every_cut
 from tests.conftest import TargetName
+from tests.support.pipelines import pipeline_of
+from tests.support.sessions import SHORT, all_values
 
 pytestmark = pytest.mark.timeout(100)
 
 MOST = 60
 """At most so many suspensions of a call are tried; those that wait for a stream have more, which are alike."""
-OPTIONS = LocalOptions(cancel_grace=0.5, shutdown_grace=0.5)
 
 fed = Federation("cancelled calls")
 site = fed.site("site")
@@ -69,8 +58,8 @@ with Pipeline("advice", mode="discovery") as advice:
 
 
 @pytest.fixture(params=[False, True], ids=["memory", "store"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
-    return f"sqlite:///{tmp_path}/jobs.db" if request.param else None
+def store(request: pytest.FixtureRequest, store_url: str) -> str | None:
+    return store_url if request.param else None
 
 
 @pytest.fixture(params=[1, 2, 3], ids=["once", "twice", "thrice"])
@@ -80,7 +69,7 @@ def times(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 async def session(target: TargetName, store: str | None) -> AsyncIterator[Session]:
-    async with Session(fed, target=target, options=OPTIONS, store=store) as session:
+    async with Session(fed, target=target, options=SHORT, store=store) as session:
         await works(session)
         yield session
 
@@ -88,8 +77,7 @@ async def session(target: TargetName, store: str | None) -> AsyncIterator[Sessio
 async def works(session: Session) -> None:
     """The session runs jobs as if nothing had happened."""
     async with asyncio.timeout(LIMIT):
-        job = await session.execute(powers, {"x": 2})
-        assert sorted(result.value for result in await job.collect()) == [4, 27]
+        assert sorted(await all_values(session, powers, {"x": 2})) == [4, 27]
 
 
 async def settles(session: Session) -> None:
@@ -133,8 +121,7 @@ async def test_execute_cancelled_leaves_no_job_behind(session: Session, times: i
     assert tried or store is None
     for number in range(tried):  # submitting is safe to repeat
         async with asyncio.timeout(LIMIT):
-            job = await session.execute(powers, {"x": 3}, job_id=f"job-{number}")
-            assert sorted(result.value for result in await job.collect()) == [9, 27]
+            assert sorted(await all_values(session, powers, {"x": 3}, job_id=f"job-{number}")) == [9, 27]
 
 
 async def test_execute_with_parameter_stream_cancelled(session: Session, times: int) -> None:
@@ -226,13 +213,12 @@ async def test_resume_cancelled_can_be_repeated(tmp_path: Path, target: TargetNa
         await gate.wait()
         return x
 
-    with Pipeline("passes") as pipeline:
-        Yield(passes(PlaceParam("x")))
+    pipeline = pipeline_of(passes, "x")
 
-    async with Session(federation, target=target, options=OPTIONS, store=store) as session:
+    async with Session(federation, target=target, options=SHORT, store=store) as session:
         for number in range(MOST):
             await session.execute(pipeline, [{"x": 1}, {"x": 2}], job_id=f"job-{number}")
-    async with Session(federation, target=target, options=OPTIONS, store=store) as session:
+    async with Session(federation, target=target, options=SHORT, store=store) as session:
 
         async def call(job_id: str) -> Job:
             return await session.resume(job_id)
@@ -264,7 +250,7 @@ async def owned(session: Session) -> AsyncIterator[None]:
 
 async def test_connect_cancelled_leaves_nothing(target: TargetName, store: str | None, times: int) -> None:
     for number, cuts in enumerate(every_cut(times)):
-        session = Session(fed, target=target, options=OPTIONS, store=store)
+        session = Session(fed, target=target, options=SHORT, store=store)
         async with owned(session):
             outcome = await cancelled_at(session.connect(), cuts)
             expected(outcome, cuts)
@@ -279,7 +265,7 @@ async def test_connect_cancelled_leaves_nothing(target: TargetName, store: str |
 
 async def test_close_cancelled_leaves_nothing(target: TargetName, store: str | None, times: int) -> None:
     for number, cuts in enumerate(every_cut(times)):
-        session = Session(fed, target=target, options=OPTIONS, store=store)
+        session = Session(fed, target=target, options=SHORT, store=store)
         async with owned(session):
             await session.connect()
             jobs = [await session.execute(waits, {"x": 1}) for _ in range(2)]
@@ -299,7 +285,7 @@ async def test_close_cancelled_leaves_nothing(target: TargetName, store: str | N
 
 @pytest.mark.parametrize("waits_for", [False, True], ids=["directly", "in a task of its own"])
 async def test_close_from_a_callback_ends_the_session(target: TargetName, waits_for: bool) -> None:
-    session = Session(fed, target=target, options=OPTIONS)
+    session = Session(fed, target=target, options=SHORT)
     begun = asyncio.Event()
 
     async def close(*_: object) -> None:

@@ -11,7 +11,6 @@ from typing import Any, Literal
 from dfm_async import (
     Event,
     Failure,
-    FrameCompleted,
     JobStatus,
     Pipeline,
     PipelineError,
@@ -21,12 +20,13 @@ from dfm_async import (
     StatusChanged,
     WorkerLost,
 )
-from dfm_async.planner.plan import prepare
+from dfm_async.events import FrameCompleted
+from dfm_async.planning.prepare import prepare
 from tests.chaos.operations import fed, functions, random_pipeline
 from tests.chaos.values import comparable
 from tests.reference import Outcome, interpret
 
-Kind = Literal["result", "lost", "error"]
+Kind = Literal["result", "lost", "error", "worker lost"]
 Fact = tuple[Kind, str, tuple[int, ...], Any]
 """What the log of a job tells of its work, in a form that can be counted."""
 
@@ -52,8 +52,9 @@ class Spec:
 
     @property
     def survives(self) -> bool:
-        """Whether it may lose workers."""
-        return self.execute.get("retry") is not None
+        """Whether it may lose more workers than a round has faults."""
+        policy = self.execute.get("retry")
+        return policy is not None and policy.on_worker_lost == 100
 
     def __str__(self) -> str:
         told = {name: value for name, value in self.__dict__.items() if name != "pipeline"}
@@ -76,6 +77,8 @@ class Story:
     """Offsets, and what was read there."""
     cut: bool = False
     """Whether its reader could not go on, because the session was closed."""
+    late: bool = False
+    """Whether its first events were gone, which had no results in them, before anybody could read them."""
 
     def saw(self, event: Event) -> None:
         """Notes an event; large values are not kept."""
@@ -89,11 +92,16 @@ def _note(event: Event) -> Any:
         if not event.frame:
             return f"the job itself failed: {event.error}"
         if event.place is None:
-            return ("error", event.node, event.frame, None)
+            return ("worker lost" if of_worker(event) else "error", event.node, event.frame, None)
         return ("lost", event.place, event.frame, None)
     if isinstance(event, (FrameCompleted, StatusChanged)):
         return event
     return type(event).__name__
+
+
+def of_worker(failure: Failure) -> bool:
+    """Return whether an operation failed because the worker that ran it was lost; its job goes on."""
+    return str(getattr(failure.error, "type_name", "")).endswith("WorkerLost")
 
 
 def random_spec(rng: random.Random, name: str, *, stored: bool) -> Spec:
@@ -148,7 +156,8 @@ def check_story(story: Story, *, faults: bool, closed: bool) -> None:
     """Checks what was read of a job that has ended."""
     spec, text = story.spec, f"{story.spec}\n{story.status} {story.reason} {story.cause!r}"
     offsets = [offset for offset, _ in story.events]
-    assert offsets == list(range(len(offsets))), f"offsets are not contiguous: {offsets}\n{text}"
+    first = offsets[0] if story.late and offsets else 0
+    assert offsets == list(range(first, first + len(offsets))), f"offsets are not contiguous: {offsets}\n{text}"
     assert story.status.ended, f"not ended\n{text}"
     notes = [note for _, note in story.events]
     if not story.cut:
@@ -156,26 +165,56 @@ def check_story(story: Story, *, faults: bool, closed: bool) -> None:
         assert isinstance(notes[-1], StatusChanged), f"the log ends with {notes[-1]}\n{text}"
         assert notes[-1].status is story.status, f"the log ends with {notes[-1]}\n{text}"
     facts = Counter(note for note in notes if isinstance(note, tuple))
+    hit = {frame[0] for kind, _, frame, _ in facts if kind == "worker lost"}
+    if hit:
+        assert faults, f"nobody has touched a worker\n{text}"
+        assert not spec.survives, f"these were not run again: {hit}\n{text}"
     done = [note.frame[0] for note in notes if isinstance(note, FrameCompleted)]
     assert len(set(done)) == len(done), f"parameter sets were completed more than once: {done}\n{text}"
     expected = facts_of(interpret(spec.pipeline, functions, spec.sets))
+    _check_hit(_of_sets(facts, hit), _of_sets(expected, hit), text)
+    facts, expected = (found - _of_sets(found, hit) for found in (facts, expected))
     assert not (more := facts - expected), f"repeated, or wrong: {more}\n{text}"
     complete = Counter({fact: n for fact, n in expected.items() if fact[2][0] in set(done)})
     assert not (less := complete - facts), f"done, but these did not come: {less}\n{text}"
-    _check_status(story, expected, facts, done, text)
+    failing = bool(hit) or any(fact[0] == "error" for fact in expected)
+    unsure = story.cut and faults  # a worker may have been lost in what was not read
+    _check_status(story, expected, facts, done, text, failing=None if unsure else failing)
     if story.status is JobStatus.ABORTED:
         _check_reason(story, faults=faults, closed=closed, text=text)
 
 
-def _check_status(story: Story, expected: Counter[Fact], facts: Counter[Fact], done: Iterable[int], text: str) -> None:
-    spec, failing = story.spec, any(fact[0] == "error" for fact in expected)
+def _of_sets(facts: Counter[Fact], sets: set[int]) -> Counter[Fact]:
+    return Counter({fact: n for fact, n in facts.items() if fact[2][0] in sets})
+
+
+def _check_hit(facts: Counter[Fact], expected: Counter[Fact], text: str) -> None:
+    """Check parameter sets with a call that was lost: what they yield may be missing, but does not come twice."""
+    found, known = (
+        Counter((fact[1], fact[2]) for fact in all_of.elements() if fact[0] in ("result", "lost"))
+        for all_of in (facts, expected)
+    )
+    assert not (more := found - known), f"repeated after the loss of a worker: {more}\n{text}"
+
+
+def _check_status(
+    story: Story,
+    expected: Counter[Fact],
+    facts: Counter[Fact],
+    done: Iterable[int],
+    text: str,
+    *,
+    failing: bool | None,
+) -> None:
+    spec = story.spec
     limits = spec.execute.get("options")
     stops = spec.execute.get("on_error") == "stop" or (limits is not None and limits.overflow == "fail")
     if story.status is JobStatus.FINISHED or (story.status is JobStatus.FAILED and not stops):
-        assert failing == (story.status is JobStatus.FAILED), text
+        assert failing in (None, story.status is JobStatus.FAILED), text
         assert story.sent_all, f"ended before all parameter sets came\n{text}"
         if not story.cut:
             assert facts == expected, f"missing: {expected - facts}\n{text}"
+        if not story.cut and not story.late:
             assert sorted(done) == list(range(len(spec.sets))), text
 
 

@@ -17,7 +17,6 @@ from dfm_async import (
     Event,
     Federation,
     ForEach,
-    FrameCompleted,
     Job,
     JobStatus,
     Pipeline,
@@ -29,6 +28,7 @@ from dfm_async import (
     Yield,
     current_context,
 )
+from dfm_async.events import FrameCompleted
 from tests.chaos.values import MEBIBYTE, comparable
 
 fed = Federation("lasting chaos")

@@ -23,18 +23,27 @@ for _site, _operations in {
     b: (plain.double, plain.add),
     c: (plain.add, plain.pair),
 }.items():
-    for _operation in (*_operations, *plain.SOURCES, *plain.MAPPERS, plain.merged, plain.consume, *plain.READERS):
+    for _operation in (
+        *_operations,
+        *plain.SOURCES,
+        *plain.MAPPERS,
+        plain.merged,
+        plain.consume,
+        plain.tally,
+        plain.polled,
+        *plain.READERS,
+    ):
         _site.operation(_operation)
 a.operation(plain.heavy, in_process=True)
 
 
-@a.operation
+@a.operation(limit=4)
 async def linger(x: int) -> int:
     await asyncio.sleep(0.02)
     return x + 3
 
 
-@b.operation
+@b.operation(limit=3, cpus=1)
 def nap(x: int) -> int:
     time.sleep(0.02)
     return x + 2

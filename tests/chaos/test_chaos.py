@@ -15,7 +15,7 @@ from tests.chaos.seeds import seeds
 
 
 @pytest.mark.parametrize("seed", seeds(3))
-async def test_whatever_happens_results_are_complete_or_their_absence_is_told(seed: int, tmp_path: Path) -> None:
+async def test_results_are_complete_or_their_absence_is_reported(seed: int, tmp_path: Path) -> None:
     async with nothing_left():
         chaos = Round(seed, tmp_path)
         await chaos.run()

@@ -8,21 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dfm_async import (
-    DfmError,
-    Federation,
-    JobAborted,
-    JobInterrupted,
-    JobStatus,
-    ParameterError,
-    Pipeline,
-    PlaceParam,
-    Session,
-    SessionClosed,
-    Yield,
-)
+from dfm_async import DfmError, Federation, JobAborted, JobStatus, ParameterError, Session, SessionClosed
+from dfm_async.errors import JobInterrupted
 from tests.chaos.left import nothing_left
 from tests.chaos.seeds import seeds
+from tests.support.pipelines import pipeline_of
 
 CALLERS = 5
 REFUSALS = (SessionClosed, JobInterrupted, JobAborted, ParameterError)
@@ -38,8 +28,7 @@ async def square(n: int) -> int:
     return n * n
 
 
-with Pipeline("squares") as squares:
-    Yield(square(PlaceParam("n")))
+squares = pipeline_of(square, "n")
 
 
 async def call(session: Session, name: str, rng: random.Random, submitted: dict[str, int]) -> None:
@@ -67,7 +56,7 @@ async def call(session: Session, name: str, rng: random.Random, submitted: dict[
 
 
 @pytest.mark.parametrize("seed", seeds(4))
-async def test_whatever_callers_do_when_a_session_is_closed_no_job_is_lost(seed: int, tmp_path: Path) -> None:
+async def test_closing_a_session_amid_any_calls_loses_no_job(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     store = f"sqlite:///{tmp_path}/jobs.db"
     submitted: dict[str, int] = {}

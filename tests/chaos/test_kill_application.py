@@ -14,7 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from dfm_async import FrameCompleted, Job, JobStatus, Session
+from dfm_async import Job, JobStatus, Session
+from dfm_async.events import FrameCompleted
 from tests.chaos.lasting import fed, functions, jobs, note, notes, pipeline, run, store
 from tests.chaos.left import nothing_left
 from tests.chaos.seeds import seeds
@@ -128,7 +129,7 @@ def runs(folder: Path, name: str) -> Counter[int]:
 
 
 @pytest.mark.parametrize("seed", seeds(2))
-async def test_whenever_an_application_is_killed_its_jobs_go_on(seed: int, tmp_path: Path) -> None:
+async def test_jobs_of_a_killed_application_can_be_resumed(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     kills = rng.choice([1, 1, 2])
     seen = [await run_and_kill(tmp_path, seed, rng) for _ in range(kills)]

@@ -14,20 +14,9 @@ from typing import Any
 
 import pytest
 
-from dfm_async import (
-    Federation,
-    ForEach,
-    FrameCompleted,
-    Job,
-    JobStatus,
-    Pipeline,
-    PlaceParam,
-    Result,
-    RetryPolicy,
-    Session,
-    WorkerNotice,
-    Yield,
-)
+from dfm_async import Federation, ForEach, Job, JobStatus, Pipeline, PlaceParam, Result, RetryPolicy, Session, Yield
+from dfm_async.base.cores import usable_cores
+from dfm_async.events import FrameCompleted, WorkerNotice
 from tests.chaos.left import nothing_left
 from tests.chaos.seeds import seeds
 
@@ -113,7 +102,7 @@ async def check(job: Job, sets: list[dict[str, Any]]) -> int:
 
 @pytest.mark.parametrize("seed", seeds(1))
 @pytest.mark.timeout(300)
-async def test_whatever_worker_is_killed_every_result_comes_once(seed: int) -> None:
+async def test_every_result_comes_once_although_workers_are_killed(seed: int) -> None:
     rng = random.Random(seed)
     killed: set[int] = set()
     noticed = 0
@@ -130,10 +119,11 @@ async def test_whatever_worker_is_killed_every_result_comes_once(seed: int) -> N
                     pytest.fail(f"round {at} of seed {seed} hangs: {job!r} {session!r} {session.stats()}")
                 stats = session.stats()
                 assert (stats.running, stats.waiting, stats.ended) == (0, 0, {"finished": at + 1})
-            async with asyncio.timeout(10):  # nobody may have missed the last one yet
+            async with asyncio.timeout(60):  # nobody may have missed the last one yet
                 while killed & set(pids_of(session)):  # noqa: ASYNC110 - the session tells jobs, and nobody else
                     await asyncio.sleep(0.01)
             restarts = sum(site.restarts for site in session.stats().sites.values())
             assert noticed <= len(killed)
-            assert restarts <= len(killed)  # one that was not ready yet is replaced when it is needed
+            alone = os.environ.get("DFM_SPREAD") == "never"  # else those that run calls of a lost worker end with it
+            assert restarts <= len(killed) * (1 if alone else max(2, usable_cores()))
     print(f"seed {seed}: killed {len(killed)} workers, of which jobs missed {noticed}")

@@ -8,27 +8,26 @@ from importlib import metadata
 
 import pytest
 
-from dfm_async.base.installation import install_hint
-from dfm_async.cli.machine import CHECKS
-from dfm_async.cli.packages import package_findings
+from dfm_async.base.text import install_hint
+from dfm_async.cli.doctor import _CHECKS, package_findings
 from dfm_async.model.findings import Finding
 from tests.cli.rig import dfm, lines
 
 
 def found() -> dict[str, Finding]:
-    return {finding.name: finding for check in CHECKS for finding in check()}
+    return {finding.name: finding for check in _CHECKS for finding in check()}
 
 
-def test_a_machine_that_runs_these_tests_is_well() -> None:
+def test_a_machine_that_runs_these_tests_is_ok() -> None:
     done = dfm("doctor", "--json")
-    told = {line["name"]: line for line in lines(done.stdout)}
-    assert (done.returncode, [line for line in told.values() if line["state"] == "bad"]) == (0, [])
-    assert told["a worker"]["detail"].startswith("answered")
-    assert f"msgspec {metadata.version('msgspec')}" in told["packages"]["detail"]
-    assert "typer" in told["extra cli"]["detail"]
+    reported = {line["name"]: line for line in lines(done.stdout)}
+    assert (done.returncode, [line for line in reported.values() if line["state"] == "bad"]) == (0, [])
+    assert reported["a worker"]["detail"].startswith("answered")
+    assert f"msgspec {metadata.version('msgspec')}" in reported["packages"]["detail"]
+    assert "typer" in reported["extra cli"]["detail"]
 
 
-def test_few_open_files_are_bad_and_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_open_files_are_bad_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 2000))
     assert found()["open files"] == Finding("open files", "bad", "100 (hard limit 2,000)", "ulimit -n 2000")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
@@ -57,7 +56,7 @@ def test_packages_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> 
         return installed(name)
 
     monkeypatch.setattr(metadata, "version", version)
-    told = {finding.name: finding for finding in package_findings()}
-    assert (told["packages"].state, told["packages"].detail) == ("bad", "msgspec is missing")
-    assert (told["extra cli"].state, told["extra cli"].detail) == ("warn", "typer is 0.1, needed is >=0.15.4")
-    assert told["extra uvloop"].detail == f"not installed; if you want it: {install_hint('uvloop')}"
+    reported = {finding.name: finding for finding in package_findings()}
+    assert (reported["packages"].state, reported["packages"].detail) == ("bad", "msgspec is missing")
+    assert (reported["extra cli"].state, reported["extra cli"].detail) == ("warn", "typer is 0.1, but must be >=0.19")
+    assert reported["extra uvloop"].detail == f"not installed; to install it: {install_hint('uvloop')}"

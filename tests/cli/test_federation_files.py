@@ -6,18 +6,17 @@ import ast
 import inspect
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import dfm_async
 from dfm_async import Federation
 from dfm_async.federation.operation import Declaration, Signature
 from dfm_async.federation.stubs import stubs
-from tests.cli.rig import dfm, invoked
+from tests.cli.rig import STATIONS, dfm, invoked
 from tests.federations import NAMES, ROOT, file_of
+from tests.support.processes import ROOT as REPOSITORY
+from tests.support.processes import run_python
 
 EXAMPLE = str(file_of("examplefed"))
 GREET = str(ROOT / "examplefed" / "apps" / "greet.json")
@@ -41,17 +40,13 @@ def test_what_is_wrong_with_a_file_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text('{"dfm_body": [{}]}')
     wrong = {
         ("run", str(tmp_path / "fed.yaml"), GREET): "'site'",
-        ("run", str(tmp_path / "none.yaml"), GREET): "none.yaml: cannot be read: there is no such file",
-        ("run", EXAMPLE): "say which pipeline: give file.py:name",
-        ("run", EXAMPLE, "greet"): "'greet' is no pipeline",
+        ("run", str(tmp_path / "none.yaml"), GREET): "none.yaml: cannot be read: the file does not exist",
+        ("run", EXAMPLE): "name a pipeline: give file.py:name",
+        ("run", EXAMPLE, "greet"): "'greet' is not a pipeline",
         ("run", EXAMPLE, str(tmp_path / "p.json")): "/dfm_body/0: has no 'dfm_node_id'",
-        (
-            "run",
-            str(Path(__file__).parent / "programs" / "stations.py"),
-            "--compat",
-        ): "--compat is for federation files",
-        ("serve", EXAMPLE): "there is no pipeline that clients could run: name one behind the federation",
-        ("stubs", str(Path(__file__).parent / "programs" / "stations.py")): "is Python, which is typed already",
+        ("run", STATIONS, "--compat"): "--compat is for federation files",
+        ("serve", EXAMPLE): "there is no pipeline that clients could run: name one after the federation",
+        ("stubs", STATIONS): "is Python, which is typed already",
         ("stubs", EXAMPLE, "--check"): "name it with --output",
     }
     for arguments, message in wrong.items():
@@ -122,14 +117,9 @@ BAD = [
 
 def checked(folder: Path, *modules: str) -> list[tuple[str, int, str]]:
     """What mypy says of modules: file, line, message."""
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context", "--hide-error-codes"]
-        + [str(folder / f"{name}.py") for name in modules],
-        cwd=Path(dfm_async.__file__).parents[1],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    options = ("--strict", "--no-error-summary", "--hide-error-context", "--hide-error-codes")
+    files = (folder / f"{name}.py" for name in modules)
+    done = run_python("-m", "mypy", *options, *files, cwd=REPOSITORY, check=False)
     assert done.returncode in (0, 1), done.stderr
     lines = (line.split(":", 2) for line in done.stdout.splitlines())
     return [(Path(file).name, int(number), message.strip()) for file, number, message in lines]
@@ -145,7 +135,7 @@ def test_code_that_uses_a_typed_module_is_checked_and_runs(tmp_path: Path) -> No
     assert [found[:2] for found in complaints if found[2].startswith("error")] == [
         ("bad.py", index + 2) for index in range(len(BAD))
     ], complaints
-    ran = subprocess.run([sys.executable, "good.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ran = run_python("good.py", cwd=tmp_path, check=False)
     assert (ran.stdout, ran.stderr) == ("6\n", "")
 
 

@@ -3,52 +3,45 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import dfm_async
 from tests.cli.rig import dfm, invoked
-from tests.docs.pages import ROOT
+from tests.support.processes import ROOT, run_python
 
 COMMANDS = ["attach", "cancel", "demo", "doctor", "explain", "flare", "graph", "jobs", "logs", "run", "serve", "trace"]
 ON_FLARE = ["deploy", "doctor", "down", "probe", "provision", "start", "status", "up"]
 
 
-def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-
-
-def test_without_the_extra_it_says_what_to_install() -> None:
-    done = python("import sys; sys.modules['typer'] = None; from dfm_async.cli import main; sys.exit(main())")
+def test_a_missing_extra_is_named() -> None:
+    code = "import sys; sys.modules['typer'] = None; from dfm_async.cli import main; sys.exit(main())"
+    done = run_python("-c", code, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "the command line needs an extra (typer): pip install '.[cli]' in a checkout of dfm_async\n"
 
 
-def test_help_tells_of_every_command_and_loads_next_to_nothing() -> None:
+def test_help_lists_every_command_and_loads_nothing_heavy() -> None:
     code = (
         "import sys\nfrom dfm_async.cli import main\nsys.argv = ['dfm-async', '--help']\n"
         "try:\n    main()\nexcept SystemExit as error:\n    assert not error.code\n"
         "heavy = {'rich', 'pydantic', 'msgspec', 'anyio', 'asyncio', 'httpx', 'starlette', 'dfm_async.session'}\n"
         "print('LOADED', sorted(heavy & set(sys.modules)))"
     )
-    done = python(code)
+    done = run_python("-c", code)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("LOADED []\n")
     assert [name for name in COMMANDS if f"\n  {name} " not in done.stdout] == []
     assert "..." not in done.stdout.partition("\nCommands:")[2], "a description is cut off"
 
 
-def test_the_guide_tells_of_every_command() -> None:
+def test_the_guide_lists_every_command() -> None:
     guide = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
     assert [name for name in COMMANDS if f"| `dfm-async {name}` |" not in guide] == []
     assert [name for name in ON_FLARE if f"| `dfm-async flare {name}` |" not in guide] == []
 
 
 def test_the_module_is_the_same_program_as_the_script() -> None:
-    module = subprocess.run(
-        [sys.executable, "-m", "dfm_async", "--version"], capture_output=True, text=True, timeout=60, check=True
-    )
+    module = run_python("-m", "dfm_async", "--version")
     assert module.stdout == dfm("--version").stdout == f"dfm-async {dfm_async.__version__}\n"
 
 
@@ -65,10 +58,8 @@ def test_the_demo_draws_a_year() -> None:
     done = dfm("demo")
     assert done.returncode == 0
     assert "JobStatus.FINISHED: 2,400 readings through three sites" in done.stdout
-    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith(("jan ", "jul "))] == [
-        "-2.26",
-        "21.99",
-    ]
+    shown = [line.split()[1] for line in done.stdout.splitlines() if line.startswith(("jan ", "jul "))]
+    assert shown == ["-2.26", "21.99"]
 
 
 def test_pipelines_are_completed_without_running_their_file(tmp_path: Path) -> None:

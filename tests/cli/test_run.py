@@ -14,8 +14,9 @@ import numpy as np
 import psutil
 import pytest
 
-from dfm_async import Pipeline, PlaceParam, Yield
-from tests.cli.rig import STATIONS, command, dfm, invoked, lines, started, until
+from dfm_async import Pipeline, PlaceParam, RetryPolicy, Yield
+from tests.cli.programs.stations import unsteady
+from tests.cli.rig import STATIONS, dfm, invoked, lines, started, statuses, until
 from tests.exchange.processes import MARK, family
 
 
@@ -72,25 +73,28 @@ def test_ctrl_c_cancels_the_job_and_leaves_nothing(tmp_path: Path) -> None:
     assert psutil.wait_procs(family(mark), 10)[1] == []
 
 
-def test_a_second_ctrl_c_ends_at_once() -> None:
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_second_ctrl_c_ends_at_once(store: list[str], stored: bool) -> None:
     mark = uuid.uuid4().hex
-    with started("run", STATIONS, "holding", env={MARK: mark}) as process:
+    with started("run", STATIONS, "holding", *(store if stored else ()), "--job-id", "x", env={MARK: mark}) as process:
         until(process.stderr, "begun")
         process.send_signal(signal.SIGINT)
-        until(process.stderr, "cancelling the job")
+        until(process.stderr, "interrupting job x" if stored else "cancelling the job")
         process.send_signal(signal.SIGINT)
         assert process.wait(4) == 130  # the first one alone would take the grace of 5 seconds
     assert psutil.wait_procs(family(mark), 20)[1] == []
+    if stored:
+        assert statuses(store) == ["interrupted"]
 
 
-def test_ctrl_c_is_heard_while_nobody_takes_the_results() -> None:
+def test_ctrl_c_works_while_results_are_not_read() -> None:
     with started("run", STATIONS, "many", "-p", "count=1000") as process:  # more than a pipe holds
         until(process.stderr, "begun")
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
 
 
-def test_results_that_nobody_wants_end_the_job() -> None:
+def test_closed_output_ends_the_job() -> None:
     with started("run", STATIONS, "many", "-p", "count=1000") as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("yield [0.0]")
@@ -100,26 +104,14 @@ def test_results_that_nobody_wants_end_the_job() -> None:
         assert "Traceback" not in process.stderr.read()
 
 
-def test_results_that_cannot_be_written_fail_and_end_the_job() -> None:
+@pytest.mark.parametrize("name", ["run", "graph"])
+def test_output_that_cannot_be_written_is_a_plain_error_and_ends_the_job(name: str) -> None:
+    given = ["-p", "count=1000"] if name == "run" else []
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            command("run", STATIONS, "many", "-p", "count=1000"),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = dfm(name, STATIONS, "many", *given, capture_output=False, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1
-    assert "cancelled: lab stopped" in done.stderr
+    assert ("cancelled: lab stopped" in done.stderr) == (name == "run")
     assert done.stderr.endswith("dfm-async: standard output: No space left on device\n")
-
-
-def test_a_drawing_that_cannot_be_written_is_told_in_plain_words() -> None:
-    with open("/dev/full", "w") as full:
-        drawing = command("graph", STATIONS, "many")
-        done = subprocess.run(drawing, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (1, "dfm-async: standard output: No space left on device\n")
 
 
 def test_each_result_has_a_file_of_its_own_that_stays_in_the_folder(tmp_path: Path) -> None:
@@ -159,79 +151,146 @@ def test_a_parameter_without_a_type_is_json_if_it_can_be() -> None:
     assert [line["value"] for line in lines(done.stdout)] == [[1, None]]
 
 
-@pytest.mark.parametrize(("number", "job_id"), [(signal.SIGINT, "mine"), (signal.SIGTERM, None)])
-def test_a_signal_interrupts_a_stored_job_and_the_same_command_goes_on(
-    tmp_path: Path, number: signal.Signals, job_id: str | None
+def test_a_handled_failure_is_shown_and_is_not_an_error(tmp_path: Path, store: list[str]) -> None:
+    with Pipeline("handled") as pipeline:
+        Yield(unsteady(retry=RetryPolicy(attempts=1), fallback=7))
+    pipeline.save_to_file(tmp_path / "handled.json")
+    done = invoked("run", STATIONS, str(tmp_path / "handled.json"), "--target", "inline", *store, "--job-id", "one")
+    assert (done.exit_code, done.stdout) == (0, "yield [0] 7\n")
+    assert "handled: unsteady#0 at lab [0]: ConnectionError: attempt 1" in done.stderr
+    assert "handled   lab unsteady#0 [0] ConnectionError: attempt 1" in invoked("logs", "one", *store).stdout
+
+
+def test_a_parameter_with_a_default_may_be_left_out(tmp_path: Path) -> None:
+    with Pipeline("defaults") as pipeline:
+        Yield([PlaceParam("x"), PlaceParam("y", default=5)])
+    pipeline.save_to_file(tmp_path / "defaults.json")
+    run = ["run", STATIONS, str(tmp_path / "defaults.json"), "--json", "-q", "--target", "inline"]
+    for given, value in [(["-p", "x=1"], [1, 5]), (["-p", "x=1", "-p", "y=2"], [1, 2])]:
+        assert [line["value"] for line in lines(invoked(*run, *given).stdout)] == [value]
+    refused = invoked(*run, "-p", "y=2")
+    assert (refused.exit_code, "missing parameter 'x'" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("number", "job_id"), [(signal.SIGINT, "mine"), (signal.SIGTERM, None), (signal.SIGKILL, "mine")]
+)
+def test_a_signal_interrupts_a_stored_job_and_the_command_resumes_it(
+    tmp_path: Path, store: list[str], number: signal.Signals, job_id: str | None
 ) -> None:
     gate = tmp_path / "gate"
-    run = ["run", STATIONS, "waiting", "-p", f"gate={gate}", "--store", "sqlite:///jobs.db", "--target", "inline"]
-    named = ["--job-id", job_id] if job_id else []
-    with started(*run, *named, cwd=tmp_path) as process:
+    run = ["run", STATIONS, "waiting", "-p", f"gate={gate}", "--target", "inline", *store]
+    with started(*run, *(["--job-id", job_id] if job_id else [])) as process:
         until(process.stderr, "begun")
         process.send_signal(number)
         _, said = process.communicate(timeout=30)
-        assert process.returncode == 128 + number
+        assert process.returncode in (128 + number, -signal.SIGKILL)
         assert "Traceback" not in said
-        found = re.search(r"the same command with --job-id (\S+) goes on with it", said)
-        assert found is not None
-        assert job_id in (None, found[1])
-    store = ["--store", f"sqlite:///{tmp_path / 'jobs.db'}", "--json"]
-    assert [(job["job_id"], job["status"]) for job in lines(invoked("jobs", *store).stdout)] == [
-        (found[1], "interrupted")
-    ]
+    found = re.search(r"the same command with --job-id (\S+) resumes it", said)
+    assert (found is None) == (number is signal.SIGKILL)
+    resumed = found[1] if found else "mine"
+    assert job_id in (None, resumed)
+    (info,) = lines(invoked("jobs", *store, "--json").stdout)
+    assert (info["job_id"], info["status"]) == (resumed, "interrupted")
     gate.touch()
-    done = dfm(*run, "--job-id", found[1], "--json", cwd=tmp_path)
+    done = dfm(*run, "--job-id", resumed, "--json")
     assert (done.returncode, [line["value"] for line in lines(done.stdout)]) == (0, ["done"])
-    (info,) = lines(invoked("jobs", *store).stdout)
+    (info,) = lines(invoked("jobs", *store, "--json").stdout)
     assert (info["status"], info["reason"], info["done"]) == ("finished", None, 1)
 
 
-def test_an_interrupted_job_with_a_file_of_lines_takes_the_rest_of_them(tmp_path: Path) -> None:
+def test_an_interrupted_job_with_a_file_of_lines_takes_the_rest_of_them(tmp_path: Path, store: list[str]) -> None:
     gate, sets = tmp_path / "gate", tmp_path / "sets.jsonl"
     sets.write_text("".join(f'{{"gate": "{gate}", "number": {number}}}\n' for number in range(700)))
-    run = ["run", STATIONS, "numbered", "--params", str(sets), "--store", "sqlite:///jobs.db", "--job-id", "lines"]
-    with started(*run, "--target", "inline", cwd=tmp_path) as process:
+    run = ["run", STATIONS, "numbered", "--params", str(sets), *store, "--job-id", "lines", "--target", "inline"]
+    with started(*run) as process:
         until(process.stderr, "begun")
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
     gate.touch()
-    done = dfm(*run, "--target", "inline", "--json", cwd=tmp_path)
+    done = dfm(*run, "--json")
     assert done.returncode == 0, done.stderr
     assert sorted(line["value"] for line in lines(done.stdout)) == list(range(700))
 
 
-def test_a_second_signal_ends_a_stored_job_at_once(tmp_path: Path) -> None:
-    with started("run", STATIONS, "holding", "--store", "sqlite:///jobs.db", "--job-id", "x", cwd=tmp_path) as process:
-        until(process.stderr, "begun")
-        process.send_signal(signal.SIGINT)
-        until(process.stderr, "interrupting job x")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(4) == 130  # the first one alone would take the grace of 5 seconds
-    store = ["--store", f"sqlite:///{tmp_path / 'jobs.db'}", "--json"]
-    assert [job["status"] for job in lines(invoked("jobs", *store).stdout)] == ["interrupted"]
+def numbers(count: int) -> str:
+    return "".join(f'{{"x": {x}}}\n' for x in range(count))
 
 
-def test_the_same_again_goes_on_with_a_job_that_was_interrupted(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    run = [
-        "run",
-        STATIONS,
-        "waiting",
-        "-p",
-        f"gate={gate}",
-        "--store",
-        "sqlite:///jobs.db",
-        "--job-id",
-        "one",
-        "--json",
-    ]
-    with started(*run, cwd=tmp_path) as process:
-        until(process.stderr, "begun")
-        process.kill()
-        process.wait()
-    store = ["--store", f"sqlite:///{tmp_path / 'jobs.db'}", "--json"]
-    assert [job["status"] for job in lines(dfm("jobs", *store).stdout)] == ["interrupted"]
-    gate.touch()
-    done = dfm(*run, cwd=tmp_path)
+@pytest.mark.parametrize(("workers", "processes"), [("1", {1}), ("2", {2}), ("1-3", {2, 3})])
+def test_workers_sets_the_number_of_processes_of_each_site(workers: str, processes: set[int]) -> None:
+    options = ("--params", "-", "--workers", workers, "--json", "-q")
+    for count in (50, 200, 800):  # a busy machine takes longer to start another worker
+        done = dfm("run", STATIONS, "processes", *options, given=numbers(count), env={"DFM_SPREAD": "always"})
+        assert (done.returncode, done.stderr) == (0, "")
+        found = len({line["value"] for line in lines(done.stdout)})
+        if found in processes:
+            break
+    assert found in processes
+
+
+def test_concurrency_limits_the_parameter_sets_at_a_time() -> None:
+    for options, together in ((("--concurrency", "1"), {1}), (("--concurrency", "3"), {1, 2, 3})):
+        done = dfm("run", STATIONS, "overlaps", "--params", "-", "--json", "-q", *options, given=numbers(20))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert {line["value"] for line in lines(done.stdout)} <= together
+
+
+def test_retry_tries_failed_calls_again() -> None:
+    assert (
+        "ConnectionError: attempt 2" in invoked("run", STATIONS, "tried", "--retry", "2", "--target", "inline").stderr
+    )
+    done = invoked("run", STATIONS, "tried", "--retry", "3", "--target", "inline", "-q")
+    assert (done.exit_code, done.stdout) == (0, "yield [0] 3\n")
+
+
+def test_retry_runs_calls_again_that_lost_their_worker(tmp_path: Path) -> None:
+    done = dfm("run", STATIONS, "dies", "-p", f"mark={tmp_path / 'mark'}", "--retry", "2", "-q")
+    assert (done.returncode, done.stdout) == (0, "yield [0] alive\n")
+
+
+def test_limit_stops_after_that_many_results(tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    done = dfm("run", STATIONS, "many", "-p", "count=1000000", "--limit", "3", env={MARK: mark})
     assert done.returncode == 0
-    assert [line["value"] for line in lines(done.stdout)] == ["done"]
+    assert [line.split()[-1] for line in done.stdout.splitlines()] == ["0", "1", "2"]
+    assert re.search(r"job \w+ stopped after 3 results\n$", done.stderr)
+    assert psutil.wait_procs(family(mark), 10)[1] == []
+
+
+def test_limit_counts_the_results_that_are_written() -> None:
+    done = dfm("run", STATIONS, "anomalies", "-p", "day=mon", "--place", "warm", "--limit", "1", "-q")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout in ("warm [0.1] 4.5\n", "warm [0.2] 1.0\n")
+
+
+def test_limit_above_the_number_of_results_changes_nothing() -> None:
+    done = invoked("run", STATIONS, "anomalies", "-p", "day=fri", "--limit", "9", "--target", "inline")
+    assert (done.exit_code, done.stdout) == (1, "")
+
+
+def test_limit_ends_a_stored_job(tmp_path: Path) -> None:
+    options = ("--store", f"sqlite:///{tmp_path}/jobs.db")
+    done = dfm("run", STATIONS, "many", "-p", "count=1000000", "--limit", "3", "--job-id", "some", "-q", *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    (found,) = lines(dfm("jobs", *options, "--json").stdout)
+    assert (found["status"], found["reason"]) == ("aborted", "stopped after 3 results")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--workers", "0"), "--workers 0: write a number from 1 on"),
+        (("--workers", "8-1"), "the smallest and the largest one, as in 1-8"),
+        (("--workers", "many"), "--workers many: write"),
+        (("--workers", "2", "--target", "inline"), "--workers cannot be used with --target inline"),
+        (("--workers", "2", "--flare", "kit"), "--workers cannot be used with --flare: each site chooses"),
+        (("--concurrency", "0"), "--concurrency"),
+        (("--retry", "0"), "--retry"),
+        (("--limit", "0"), "--limit"),
+    ],
+)
+def test_invalid_numbers_are_bad_input(options: tuple[str, ...], problem: str) -> None:
+    done = invoked("run", STATIONS, "squares", "-p", "x=1", *options)
+    assert done.exit_code == 2
+    assert problem in done.stderr

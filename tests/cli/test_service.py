@@ -1,12 +1,12 @@
-"""A service of ``dfm-async serve``, and those who look at its jobs from another terminal."""
+"""A service of ``dfm-async serve``, and commands that inspect its jobs from another terminal."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,24 +16,26 @@ import httpx
 import pytest
 
 from dfm_async.cli.tokens import client_token, shared_token
-from tests.cli.rig import STATIONS, dfm, invoked, lines, started, until
+from tests.cli.rig import STATIONS, dfm, invoked, lines, started, statuses, until
+from tests.support import processes
 
 TOKEN = "a-token+for-the-tests"
 
 
+@contextlib.contextmanager
+def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Serve the stations; give the process, and the address of the service."""
+    with started("serve", STATIONS, *arguments, "--port", "0") as process:
+        yield process, processes.read_until(process.stdout, r"http://127\.0\.0\.1:\d+")[0]
+
+
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with started("serve", STATIONS, "--port", "0") as process:
-        yield _address(until(process.stdout, "serving"))
+    with serving() as (process, address):
+        yield address
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=30)
         assert "Traceback" not in said
-
-
-def _address(line: str) -> str:
-    found = re.search(r"http://127\.0\.0\.1:\d+", line)
-    assert found is not None
-    return found[0]
 
 
 def submit(url: str, pipeline: str, job_id: str, params: Any) -> None:
@@ -53,16 +55,12 @@ def test_attach_writes_what_run_would_have_written(url: str) -> None:
     assert (rest.exit_code, rest.stdout) == (3, ""), "there is nothing behind the end"
 
 
-def test_logs_tell_every_event_and_jobs_every_job(url: str) -> None:
+def test_logs_show_every_event_and_jobs_every_job(url: str) -> None:
     submit(url, "squares", "logged", {"x": 3})
     assert invoked("attach", "logged", "--url", url, "-q").stdout == "yield [0] 9\n"
-    told = invoked("logs", "logged", "--url", url).stdout.splitlines()
-    assert [line.split(None, 1)[1] for line in told] == [
-        "status    running",
-        "result    yield [0] 9",
-        "frame     [0] done",
-        "status    finished",
-    ]
+    reported = invoked("logs", "logged", "--url", url).stdout.splitlines()
+    expected = ["status    running", "result    yield [0] 9", "frame     [0] done", "status    finished"]
+    assert [line.split(None, 1)[1] for line in reported] == expected
     followed = invoked("logs", "logged", "--url", url, "--follow", "--json", "--after", "0")
     assert [line["event"] for line in lines(followed.stdout)] == ["result", "frame", "status"]
     found = {job["job_id"]: job["status"] for job in lines(invoked("jobs", "--url", url, "--json").stdout)}
@@ -71,7 +69,7 @@ def test_logs_tell_every_event_and_jobs_every_job(url: str) -> None:
     assert re.search(r"^logged +finished +squares ", table, re.MULTILINE)
 
 
-def test_cancel_ends_a_job_and_ctrl_c_only_ends_looking_at_it(url: str, tmp_path: Path) -> None:
+def test_cancel_ends_a_job_and_ctrl_c_only_the_command(url: str, tmp_path: Path) -> None:
     submit(url, "waiting", "long", {"gate": str(tmp_path / "gate")})
     with started("logs", "long", "--follow", "--url", url) as process:
         until(process.stdout, "status    running")
@@ -84,70 +82,17 @@ def test_cancel_ends_a_job_and_ctrl_c_only_ends_looking_at_it(url: str, tmp_path
     assert "job long aborted (enough)" in ended.stderr
 
 
-class _Relay:
-    """Stands between a client and the service, and breaks the first stream in the middle."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._left = 50_000
-        self.streams = 0
-        self.open: set[asyncio.Task[Any]] = set()
-
-    async def connect(self, client: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self.open.add(task)
-        service, ask = await asyncio.open_connection("127.0.0.1", self._port)
-        asking = asyncio.create_task(self._ask(client, ask))
-        with contextlib.suppress(ConnectionError):  # the client has gone
-            await self._answer(service, answer)
-        asking.cancel()
-        await asyncio.wait([asking])
-        for writer in (ask, answer):
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
-
-    async def _ask(self, client: asyncio.StreamReader, ask: asyncio.StreamWriter) -> None:
-        while data := await client.read(10_000):
-            self.streams += b"/stream" in data
-            ask.write(data)
-        ask.close()
-
-    async def _answer(self, service: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
-        while data := await service.read(10_000):
-            answer.write(data)
-            await answer.drain()
-            if self.streams == 1:
-                self._left -= len(data)
-                if self._left < 0:
-                    return
-
-
-async def test_a_broken_connection_goes_on_where_it_was(url: str) -> None:
-    submit(url, "many", "broken", {"count": 300})
-    relay = _Relay(int(url.rpartition(":")[2]))
-    async with await asyncio.start_server(relay.connect, "127.0.0.1", 0) as server:
-        address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        env = {"DFM_TOKEN": client_token(None, url) or ""}
-        done = await asyncio.to_thread(dfm, "attach", "broken", "--url", address, "--json", "-q", env=env)
-        await asyncio.wait(relay.open)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert [line["frame"][-1] for line in lines(done.stdout)] == list(range(300)), "every result comes once"
-    assert relay.streams == 2
-
-
-def test_what_is_not_there_is_3(url: str) -> None:
+def test_what_does_not_exist_is_3(url: str) -> None:
     for name in ("attach", "logs", "cancel"):
         done = invoked(name, "nothing", "--url", url)
         assert (done.exit_code, done.stdout) == (3, "")
-        assert f"there is no job 'nothing' at {url}" in done.stderr
+        assert f"no job 'nothing' is known to the service {url}" in done.stderr
     elsewhere = invoked("jobs", "--url", "http://127.0.0.1:9")
     assert elsewhere.exit_code == 3
-    assert "there is no service at http://127.0.0.1:9" in elsewhere.stderr
+    assert "service http://127.0.0.1:9: cannot be reached" in elsewhere.stderr
 
 
-def test_with_a_token_only_those_who_have_it_are_served(tmp_path: Path) -> None:
+def test_a_service_with_a_token_refuses_clients_without_it(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(TOKEN + "\n")
     file.chmod(0o640)
@@ -155,11 +100,10 @@ def test_with_a_token_only_those_who_have_it_are_served(tmp_path: Path) -> None:
     assert open_to_others.returncode == 2
     assert f"other users of this machine can read the token. Run: chmod 600 {file}" in open_to_others.stderr
     file.chmod(0o600)
-    with started("serve", STATIONS, "squares", "--port", "0", "--token-file", str(file)) as process:
-        address = _address(until(process.stdout, "serving"))
+    with serving("squares", "--token-file", str(file)) as (process, address):
         refused = invoked("jobs", "--url", address)
         assert refused.exit_code == 3
-        assert "give --token-file, or set DFM_TOKEN" in refused.stderr
+        assert "Give --token-file, or set DFM_TOKEN" in refused.stderr
         assert httpx.get(f"{address}/jobs", headers={"authorization": "Bearer no"}).status_code == 401
         known = {"authorization": f"Bearer {TOKEN}"}
         found = httpx.get(f"{address}/pipelines", headers=known).json()["pipelines"]
@@ -169,11 +113,8 @@ def test_with_a_token_only_those_who_have_it_are_served(tmp_path: Path) -> None:
         with httpx.Client(base_url=address, follow_redirects=True) as browser:
             assert browser.get("/?token=another").status_code == 401
             page = browser.get(f"/?token={TOKEN}")
-            assert (page.status_code, str(page.url), page.headers["content-type"].partition(";")[0]) == (
-                200,
-                f"{address}/",
-                "text/html",
-            )
+            assert (page.status_code, str(page.url)) == (200, f"{address}/")
+            assert page.headers["content-type"].partition(";")[0] == "text/html"
             assert browser.get("/jobs").status_code == 200
             steering = f"{address}/pipelines/squares/jobs"
             for origin, status in ((address, 422), ("http://127.0.0.1:9", 403), ("null", 403)):
@@ -186,43 +127,45 @@ def test_with_a_token_only_those_who_have_it_are_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_interrupts_the_stored_jobs_of_a_service(tmp_path: Path, number: signal.Signals) -> None:
-    store = ["--store", f"sqlite:///{tmp_path / 'jobs.db'}"]
-    with started("serve", STATIONS, "--port", "0", *store) as process:
-        address = _address(until(process.stdout, "serving"))
+def test_a_signal_interrupts_the_stored_jobs_of_a_service(
+    tmp_path: Path, store: list[str], number: signal.Signals
+) -> None:
+    with serving(*store) as (process, address):
+        assert f"{address}/?token={client_token(None, address)}" in until(process.stdout, "in a browser")
         submit(address, "waiting", "long", {"gate": str(tmp_path / "gate")})
         until(process.stderr, "begun")
         process.send_signal(number)
         assert process.wait(30) in (128 + number, -number)
-    assert [job["status"] for job in lines(invoked("jobs", *store, "--json").stdout)] == ["interrupted"]
+    assert statuses(store) == ["interrupted"]
+    assert client_token(None, address) is None, "it is removed at the end of the service"
 
 
-def test_a_second_ctrl_c_ends_a_service_at_once(tmp_path: Path) -> None:
-    store = ["--store", f"sqlite:///{tmp_path / 'jobs.db'}"]
-    with started("serve", STATIONS, "--port", "0", *store) as process:
-        address = _address(until(process.stdout, "serving"))
+def test_a_second_ctrl_c_ends_a_service_at_once(store: list[str]) -> None:
+    with serving(*store) as (process, address):
         submit(address, "holding", "long", {})
         until(process.stderr, "begun")
         headers = {"authorization": f"Bearer {client_token(None, address)}"}
         with httpx.stream("GET", f"{address}/jobs/long/stream", headers=headers, timeout=None) as response:
-            told = response.iter_lines()
-            next(told)
+            reported = response.iter_lines()
+            next(reported)
             process.send_signal(signal.SIGINT)
-            for _ in told:
+            for _ in reported:
                 pass  # until the service ends the stream, because it has heard the signal
             process.send_signal(signal.SIGINT)
             process.wait(4)  # the first one alone would take the grace of 5 seconds
-    assert [job["status"] for job in lines(invoked("jobs", *store, "--json").stdout)] == ["interrupted"]
+    assert statuses(store) == ["interrupted"]
 
 
-def test_a_service_without_a_token_makes_one_that_only_its_user_can_read(url: str) -> None:
+def test_a_service_without_a_token_generates_a_private_one(url: str) -> None:
     assert httpx.get(f"{url}/jobs").status_code == 401
     token = client_token(None, url)
     assert token is not None
     assert httpx.get(f"{url}/jobs", headers={"authorization": f"Bearer {token}"}).status_code == 200
     assert invoked("jobs", "--url", url).exit_code == 0
     port = url.rpartition(":")[2]
-    (file,) = [found for folder in _runtime_folders() for found in folder.glob(f"serve-*-{port}.token")]
+    home = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(home) / "dfm_async" if home else Path(tempfile.gettempdir()) / f"dfm_async-{os.getuid()}"
+    (file,) = folder.glob(f"serve-*-{port}.token")
     assert file.stat().st_mode & 0o077 == 0
     assert file.parent.stat().st_mode & 0o077 == 0
     file.parent.chmod(0o755)
@@ -235,7 +178,7 @@ def test_a_service_without_a_token_makes_one_that_only_its_user_can_read(url: st
 @pytest.mark.parametrize(
     ("localhost", "shown"), [(["127.0.0.1"], True), (["::1", "127.0.0.1"], False), (["::1"], False), ([], False)]
 )
-def test_the_token_of_a_service_is_shown_only_at_its_own_address(
+def test_the_token_of_a_service_is_sent_only_to_its_address(
     localhost: list[str], shown: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -254,27 +197,13 @@ def test_the_token_of_a_service_is_shown_only_at_its_own_address(
     assert client_token(None, "http://127.0.0.1:8000") is None
 
 
-def _runtime_folders() -> list[Path]:
-    home = os.environ.get("XDG_RUNTIME_DIR")
-    return [Path(home) / "dfm_async" if home else Path(tempfile.gettempdir()) / f"dfm_async-{os.getuid()}"]
-
-
-def test_the_token_of_a_service_goes_with_it() -> None:
-    with started("serve", STATIONS, "squares", "--port", "0") as process:
-        address = _address(until(process.stdout, "serving"))
-        assert f"{address}/?token={client_token(None, address)}" in until(process.stdout, "in a browser")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) in (143, -signal.SIGTERM)
-    assert client_token(None, address) is None
-
-
-def test_a_port_that_is_taken_is_told(url: str) -> None:
+def test_a_port_in_use_is_invalid_input(url: str) -> None:
     done = dfm("serve", STATIONS, "--port", url.rpartition(":")[2])
     assert (done.returncode, done.stdout) == (2, "")
     assert "Address already in use" in done.stderr
 
 
-def test_json_has_nothing_that_a_terminal_acts_on(url: str) -> None:
+def test_json_has_no_characters_that_control_a_terminal(url: str) -> None:
     text = "a\x9b31mb\u202ec\x7fd\u2066e\x1bf"
     submit(url, "echoes", "controls", {"value": text})
     invoked("attach", "controls", "--url", url, "-q")

@@ -1,4 +1,4 @@
-"""Jobs of a store file, looked at from another process."""
+"""Jobs of a store, read by another process."""
 
 from __future__ import annotations
 
@@ -6,36 +6,26 @@ import os
 import signal
 from pathlib import Path
 
-from tests.cli.rig import STATIONS, dfm, invoked, lines, started, until
+from tests.cli.rig import STATIONS, dfm, invoked, started, statuses, until
 
 
-def test_a_job_is_read_along_while_another_process_runs_it(tmp_path: Path) -> None:
-    store = ["--store", f"sqlite:///{tmp_path / 'jobs.db'}"]
+def test_a_job_is_read_along_while_another_process_runs_it(tmp_path: Path, store: list[str]) -> None:
     run = ["run", STATIONS, "waiting", "-p", f"gate={tmp_path / 'gate'}", "--job-id", "here", *store]
     with started(*run) as owner:
         until(owner.stderr, "begun")
-        assert [job["status"] for job in lines(invoked("jobs", *store, "--json").stdout)] == ["running"]
+        assert statuses(store) == ["running"]
         assert invoked("logs", "here", *store).stdout.split() == ["0", "status", "running"]
         refused = invoked("cancel", "here", *store)
         assert refused.exit_code == 3
-        assert (
-            f"job here runs in process {owner.pid} on {os.uname().nodename}, which alone can cancel" in refused.stderr
-        )
+        owned = f"runs in process {owner.pid} on {os.uname().nodename}"
+        assert f"job here {owned}, which alone can cancel" in refused.stderr
         with started("attach", "here", *store, "--json") as reader:
             owner.send_signal(signal.SIGINT)
             assert owner.wait(30) == 130
             _, said = reader.communicate(timeout=30)
         assert reader.returncode == 1
         assert "job here interrupted (the session was closed): 0 results" in said
-
-
-def test_an_interrupted_job_can_be_ended_for_good(tmp_path: Path) -> None:
-    store = ["--store", f"sqlite:///{tmp_path / 'jobs.db'}"]
-    with started("run", STATIONS, "waiting", "-p", f"gate={tmp_path / 'gate'}", "--job-id", "left", *store) as owner:
-        until(owner.stderr, "begun")
-        owner.kill()
-        owner.wait()
-    assert invoked("cancel", "left", *store).stdout == "job left is aborted\n"
+    assert invoked("cancel", "here", *store).stdout == "job here is aborted\n", "no process runs it"
 
 
 TOWNS = """
@@ -58,25 +48,54 @@ with Pipeline("largest") as pipeline:
 """
 
 
-def test_a_result_that_cannot_be_read_is_no_success(tmp_path: Path) -> None:
+def test_a_result_that_cannot_be_read_is_no_success(tmp_path: Path, store: list[str]) -> None:
     (tmp_path / "towns.py").write_text(TOWNS, encoding="utf-8")
-    store = ["--store", f"sqlite:///{tmp_path / 'jobs.db'}"]
     assert dfm("run", "towns.py", "--target", "inline", "--job-id", "ulm", *store, cwd=tmp_path).returncode == 0
 
     done = invoked("attach", "ulm", *store, "--quiet")
     assert (done.exit_code, done.stdout) == (1, "note [0] of all\n")
-    assert "1 result cannot be read here: give the module of the class with --import" in done.stderr
+    assert "1 result cannot be decoded: name the module of their class with --import" in done.stderr
     assert invoked("attach", "ulm", *store, "--quiet", "--place", "note").exit_code == 0, "nobody asked for the town"
 
     known = dfm("attach", "ulm", *store, "--quiet", "--import", "towns.py", "--place", "town", cwd=tmp_path)
     assert (known.returncode, known.stdout) == (0, "town [0] Town(name='Ulm')\n")
 
 
-def test_what_is_no_store_is_3(tmp_path: Path) -> None:
+BROKEN = """
+from dfm_async import Federation, OperationContext, Pipeline, Yield
+
+federation = Federation("towns")
+
+
+@federation.site("home").operation
+def found(context: OperationContext) -> str:
+    context.progress(1, note="two\\nlines")
+    raise ValueError("no town\\nhere")
+
+
+with Pipeline("broken") as pipeline:
+    Yield(found(), place="town")
+"""
+
+
+def test_logs_have_one_line_per_event(tmp_path: Path, store: list[str]) -> None:
+    (tmp_path / "towns.py").write_text(BROKEN, encoding="utf-8")
+    assert dfm("run", "towns.py", "--target", "inline", "--job-id", "ulm", *store, cwd=tmp_path).returncode == 1
+
+    lines = invoked("logs", "ulm", *store).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["0", "1", "2", "3", "4", "5"]
+    texts = {line.split()[1]: line for line in lines}
+    assert set(texts) == {"status", "progress", "failure", "frame"}
+    assert texts["progress"].endswith(r"two\nlines")
+    assert texts["failure"].endswith(r"raised ValueError: no town\nhere")
+    assert "raise ValueError" in invoked("logs", "ulm", *store, "--json").stdout
+
+
+def test_an_invalid_store_is_3(tmp_path: Path) -> None:
     (tmp_path / "other.db").write_text("something else")
     for url, message in [
         (f"sqlite:///{tmp_path / 'none.db'}", "there is no store"),
-        ("jobs.db", "this is no URL of a store"),
+        ("jobs.db", "this is not a store URL"),
         (f"sqlite:///{tmp_path / 'other.db'}", "other.db"),
     ]:
         done = invoked("jobs", "--store", url)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from dfm_async.cli.timeline import read_timeline
-from dfm_async.cli.timeline_page import MOST_SPANS, timeline_page
+from dfm_async.cli.trace import MOST_SPANS, timeline_page
 from tests.cli.test_trace import span
 from tests.web.page.browser import launched
 
@@ -14,7 +14,7 @@ from tests.web.page.browser import launched
 async def test_the_timeline_is_used_with_the_keyboard_in_the_dark_on_a_small_screen(tmp_path: Path) -> None:
     spans = [
         span("dfm.job", 0, 100, "application", pipeline="p", id="1" * 16),
-        span("dfm.operation", 10, 20, node="load#0", frame="0", parent="1" * 16),
+        span("dfm.operation", 10, 20, node="load#0", frame="0", parent="1" * 16, waited=0.004),
         span("dfm.operation", 30, 60, node="load#0", frame="1", status="error", message="it is <b>broken</b>"),
     ]
     trace, page_file = tmp_path / "trace.jsonl", tmp_path / "page.html"
@@ -37,7 +37,7 @@ async def test_the_timeline_is_used_with_the_keyboard_in_the_dark_on_a_small_scr
             said.append((await page.inner_text("#details")).split("\n")[0])
         assert said[:4] == [
             "job p in application: 100.0 ms, from 0 µs",
-            "load#0 in lab: 10.0 ms, from 10.0 ms",
+            "load#0 in lab: 10.0 ms, from 10.0 ms, after waiting for 4.00 ms",
             "job p in application: 100.0 ms, from 0 µs",
             "load#0 in lab: 30.0 ms, from 30.0 ms",
         ]

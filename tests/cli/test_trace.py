@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from dfm_async.cli.timeline import Figures, read_timeline
-from dfm_async.cli.timeline_page import timeline_page
-from dfm_async.cli.tracing import duration
+from dfm_async.cli.trace import duration, timeline_page
 from tests.cli.rig import STATIONS, dfm, invoked, lines
 
 
@@ -75,7 +74,7 @@ def test_very_many_processes_are_counted_together(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(span("x", 0, 1, f"p{number}")) + "\n" for number in range(5000)))
     found = read_timeline(path)
     assert len(found.lanes) == 101
-    assert len(found.lanes["others"].rows["x"].figures.durations) == 4900
+    assert len(found.lanes["others"]["x"].figures.durations) == 4900
 
 
 def test_the_trace_of_a_run_shows_every_process(tmp_path: Path) -> None:
@@ -95,13 +94,29 @@ def test_the_trace_of_a_run_shows_every_process(tmp_path: Path) -> None:
 def test_the_terminal_shows_lanes_and_what_went_wrong(file: Path) -> None:
     done = invoked("trace", str(file))
     assert done.exit_code == 0, done.output
-    told = done.stdout.splitlines()
-    assert told[0] == "5 spans in 100.0 ms; 1 went wrong; jobs a, b"
-    job = next(line for line in told if "job p" in line)
+    reported = done.stdout.splitlines()
+    assert reported[0] == "5 spans in 100.0 ms; 1 failed; jobs a, b"
+    job = next(line for line in reported if "job p" in line)
     assert job.startswith("application")
     assert "█" * 60 in job
-    load = next(line for line in told if "load#0" in line)
+    load = next(line for line in reported if "load#0" in line)
     assert re.search(r"█✗ +2 +50.0 ms +10.0 ms +40.0 ms +1", load)
+
+
+def test_waiting_is_shown_apart_from_running(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    spans = [
+        span("dfm.job", 0, 120, "application", job="a"),
+        span("dfm.operation", 60, 80, node="load#0", job="a", waited=0.04),
+        span("dfm.operation", 100, 120, node="huge#0", job="a", waited=1e300),
+    ]
+    path.write_text("".join(f"{json.dumps(found)}\n" for found in spans))
+    done = invoked("trace", str(path), "--html", str(tmp_path / "page.html"), "--no-open")
+    assert done.exit_code == 0, done.output
+    assert re.search(r"load#0 +·{20}█{10} ", done.stdout)
+    assert re.search(r"huge#0 +·{50}█{10} ", done.stdout)
+    found = read_timeline(path, kept=10).longest
+    assert [span.attributes.get("dfm.waited") for span in found] == [None, 0.04, 1e300]
 
 
 def test_figures_steer_no_terminal(tmp_path: Path) -> None:
@@ -115,10 +130,10 @@ def test_figures_steer_no_terminal(tmp_path: Path) -> None:
 def test_figures_are_json_lines_in_seconds(file: Path) -> None:
     done = invoked("trace", str(file), "--json", "--job", "a")
     assert done.exit_code == 0, done.output
-    told = {line.pop("name"): line for line in lines(done.stdout)}
-    assert sorted(told) == ["dfm.hop", "dfm.job", "dfm.operation"]
+    reported = {line.pop("name"): line for line in lines(done.stdout)}
+    assert sorted(reported) == ["dfm.hop", "dfm.job", "dfm.operation"]
     expected = {"count": 2, "errors": 1, "total": 0.05, "p50": 0.01, "p95": 0.04, "max": 0.04, "waited": 0.0}
-    assert told["dfm.operation"] == expected
+    assert reported["dfm.operation"] == expected
 
 
 def test_the_page_holds_the_spans_and_nothing_in_them_is_markup(file: Path, tmp_path: Path) -> None:
@@ -148,9 +163,9 @@ def test_of_too_many_spans_the_longest_and_the_failed_are_drawn(file: Path) -> N
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("", "has no spans"), ("hello\n", "no JSON"), ('{"a": 1}\n', "this is no file of spans"), (None, "No such file")],
+    [("", "has no spans"), ("hello\n", "not JSON"), ('{"a": 1}\n', "not a file of spans"), (None, "No such file")],
 )
-def test_what_is_no_trace_is_bad_input(content: str | None, message: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_trace_is_invalid_input(content: str | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "other.jsonl"
     if content is not None:
         path.write_text(content)

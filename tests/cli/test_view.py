@@ -10,10 +10,11 @@ import sys
 
 from rich.console import Console
 
-from dfm_async import Failure, OperationFailed, Progress, Result, StatusChanged, WorkerNotice
+from dfm_async import Failure, OperationFailed, Progress, Result, StatusChanged
 from dfm_async.cli.terminal import terminal
 from dfm_async.cli.view import LineView, LiveView
-from dfm_async.model.activity import Activity, NodeActivity
+from dfm_async.events import WorkerNotice
+from dfm_async.model.events import Activity, NodeActivity
 from dfm_async.model.status import JobStatus
 from tests.cli.rig import STATIONS, command
 
@@ -63,8 +64,10 @@ def test_the_picture_adds_up_what_each_site_does() -> None:
     view.take(StatusChanged(0, JobStatus.RUNNING))
     view.take(Result(1, "place", 1, (0,), "lab", "square#0"))
     view.take(Progress(2, (1,), "lab", "square#0", 3.0, 10.0, "[bold]half\x1b[2J"))
-    view.look(Activity((NodeActivity("square#0", "lab", 7, 3, 1), NodeActivity("cube#1", "lab", 2, 2, 0)), (), 0))
-    view.look(Activity((NodeActivity("load#2", "archive", 1, 0, 0),), (), 0))
+    view.take_activity(
+        Activity((NodeActivity("square#0", "lab", 7, 3, 1), NodeActivity("cube#1", "lab", 2, 2, 0)), (), 0)
+    )
+    view.take_activity(Activity((NodeActivity("load#2", "archive", 1, 0, 0),), (), 0))
     shown = picture(view).splitlines()
     assert re.match(r"running .* 0/4", shown[0])
     assert [line.split() for line in shown[1:4]] == [
@@ -78,14 +81,14 @@ def test_the_picture_adds_up_what_each_site_does() -> None:
     )
 
 
-def test_many_errors_are_told_in_short_and_then_only_counted() -> None:
+def test_many_errors_are_shortened_and_then_only_counted() -> None:
     console = Console(width=200, highlight=False, markup=False, file=sys.stdout)
     view = LineView(console, None)
     with console.capture() as captured:
         for number in range(150):
             view.take(failure(number))
         view.take(WorkerNotice(150, "lab", "lost", 0.0, "killed"))
-        view.sum_up("job")
+        view.summarize("job")
     text = captured.get()
     assert (text.count("raised ValueError: wrong"), text.count("Traceback: here")) == (100, 10)
     assert "lab: worker lost: killed" in text

@@ -14,10 +14,16 @@ from dfm_async.model.flare import FlareOptions
 from tests.conftest import Connect, TargetName
 from tests.flare.shared import Shared, acquire
 
-WAY: Any = os.environ.get("DFM_FLARE_GATEWAY", "auto")
+GATEWAY: Any = os.environ.get("DFM_FLARE_GATEWAY", "auto")
 """``never`` has all that is tested on FLARE go by app commands."""
 
 NewSession = Callable[..., Session]
+
+
+def flare_options(shared: Shared, **given: Any) -> FlareOptions:
+    """Options of a session in the federation of this test run."""
+    common = {"startup_kit": shared.startup_kit, "user": shared.user, "code": "travels", "gateway": GATEWAY}
+    return FlareOptions(**{**common, "linger": 600, **given})
 
 
 @pytest.fixture(scope="package")  # it is not idle: other tests are faster without it
@@ -39,11 +45,8 @@ def new_session(target: TargetName, request: pytest.FixtureRequest) -> NewSessio
 
     def new_session(federation: Federation, **options: Any) -> Session:
         if target == "flare":
-            shared: Shared = request.getfixturevalue("flare")
             local = options.pop("options", None) or LocalOptions()
-            options["options"] = FlareOptions(
-                startup_kit=shared.startup_kit, user=shared.user, code="travels", gateway=WAY, linger=600, local=local
-            )
+            options["options"] = flare_options(request.getfixturevalue("flare"), local=local)
         return Session(federation, target=target, **options)
 
     return new_session

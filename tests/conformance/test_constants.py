@@ -12,19 +12,20 @@ import numpy
 from pydantic import BaseModel
 
 from dfm_async import (
-    Const,
     Federation,
     ForEach,
-    FromParam,
+    OperationContext,
     Pipeline,
-    PlaceParam,
     Repeat,
+    RetryPolicy,
     Session,
     TryFromCache,
     Yield,
     collect,
 )
+from dfm_async.federation import Const, FromParam
 from tests.conftest import Connect
+from tests.support.pipelines import pipeline_of, yielding
 
 fed = Federation("constants")
 lab, desk = fed.site("lab"), fed.site("desk")
@@ -75,6 +76,22 @@ def change(value: Any, number: int = 0) -> Any:
 @desk.operation
 async def change_on_loop(value: Any, number: int = 0) -> Any:
     return changed(value)
+
+
+@lab.operation(retry=RetryPolicy(attempts=3, backoff=0.001))
+def change_and_fail(value: Any, context: OperationContext) -> Any:
+    before = changed(value)
+    if context.attempt < 3:
+        raise OSError("again")
+    return before
+
+
+@desk.operation(retry=RetryPolicy(attempts=3, backoff=0.001))
+async def change_and_fail_on_loop(value: Any, context: OperationContext) -> Any:
+    before = changed(value)
+    if context.attempt < 3:
+        raise OSError("again")
+    return before
 
 
 @lab.operation
@@ -160,7 +177,21 @@ async def test_an_operation_that_changes_a_constant_changes_only_its_own(connect
             assert same(result.value, VALUES[result.place.rpartition(" ")[0]]()), result.place
 
 
-async def test_constants_of_loops_caches_and_yields_stay_what_they_are(connect: Connect) -> None:
+async def test_constants_of_a_call_are_made_anew_for_each_attempt(session: Session) -> None:
+    with Pipeline("again") as pipeline:
+        number = change(1)
+        for operation in (change_and_fail, change_and_fail_on_loop):
+            Yield(operation([1, [2]]), place=f"constant {operation.name}")  # type: ignore[call-overload]
+            Yield(operation([number, [2]]), place=f"list {operation.name}")  # type: ignore[call-overload]
+            Yield(operation({"a": number, "b": [2]}), place=f"dict {operation.name}")  # type: ignore[call-overload]
+    found = await (await session.execute(pipeline)).collect()
+    assert len(found) == 6
+    for result in found:
+        expected = {"a": 1, "b": [2]} if result.place.startswith("dict") else [1, [2]]
+        assert result.value == expected, result.place
+
+
+async def test_constants_of_loops_caches_and_yields_stay_what_they_are(session: Session) -> None:
     with Pipeline("blocks") as pipeline:
         with ForEach([[1], [2]]) as element:
             first = change(element)
@@ -172,52 +203,44 @@ async def test_constants_of_loops_caches_and_yields_stay_what_they_are(connect: 
             cached.store([1, 2])
         Yield(change(cached), place="cache")
         Yield([7], place="constant")
-    async with connect(fed) as session:
-        for _ in range(3):
-            found = {result.place: result.value for result in await (await session.execute(pipeline)).collect()}
-            assert found == {"loop": [[1], [2]], "repeat": [0], "cache": [1, 2], "constant": [7]}
-            found["constant"].append("changed by the application")
+    for _ in range(3):
+        found = {result.place: result.value for result in await (await session.execute(pipeline)).collect()}
+        assert found == {"loop": [[1], [2]], "repeat": [0], "cache": [1, 2], "constant": [7]}
+        found["constant"].append("changed by the application")
 
 
-async def test_parameters_of_the_caller_are_not_changed(connect: Connect) -> None:
-    with Pipeline("parameters") as pipeline:
-        Yield(change(PlaceParam("value")))
+async def test_parameters_of_the_caller_are_not_changed(session: Session) -> None:
+    pipeline = pipeline_of(change, "value")
     shared = {"a": [1]}
-    async with connect(fed) as session:
-        assert await values(session, pipeline, [{"value": shared}] * 3) == [{"a": [1]}] * 3
+    assert await values(session, pipeline, [{"value": shared}] * 3) == [{"a": [1]}] * 3
     assert shared == {"a": [1]}
 
 
-async def test_what_the_application_changes_later_does_not_change_the_pipeline(connect: Connect) -> None:
+async def test_later_changes_of_a_constant_do_not_change_the_pipeline(session: Session) -> None:
     numbers, point = [1], Point(1)
-    with Pipeline("snapshot") as pipeline:
-        Yield(change({"numbers": numbers, "point": point}))
+    pipeline = yielding(lambda: change({"numbers": numbers, "point": point}))
     numbers.append(2)
     point.tags.append("later")
-    async with connect(fed) as session:
-        for _ in range(2):
-            assert await values(session, pipeline) == [{"numbers": [1], "point": Point(1)}]
+    for _ in range(2):
+        assert await values(session, pipeline) == [{"numbers": [1], "point": Point(1)}]
 
 
-async def test_constants_that_a_site_binds_stay_what_they_are(connect: Connect) -> None:
+async def test_constants_that_a_site_binds_stay_what_they_are(session: Session) -> None:
     with Pipeline("bound") as pipeline:
         with ForEach([1, 2]) as number:
             Yield(fed.operations["remember"](number), place="bound")
         Yield(plain(1), place="plain")
-    async with connect(fed) as session:
-        for _ in range(2):
-            found = [(r.place, r.value) for r in await (await session.execute(pipeline)).collect()]
-            assert sorted(found) == [("bound", [2, 2]), ("bound", [3, 2]), ("plain", 1)]
+    for _ in range(2):
+        found = [(r.place, r.value) for r in await (await session.execute(pipeline)).collect()]
+        assert sorted(found) == [("bound", [2, 2]), ("bound", [3, 2]), ("plain", 1)]
 
 
-async def test_a_constant_is_converted_to_the_declared_type_as_a_parameter_is(connect: Connect) -> None:
+async def test_a_constant_is_converted_to_the_declared_type_as_a_parameter_is(session: Session) -> None:
     with Pipeline("constants") as constants:
         Yield(declared({"x": 3}, [1, 2], 1))  # type: ignore[call-overload]
-    with Pipeline("parameters") as parameters:
-        Yield(declared(PlaceParam("p"), PlaceParam("n"), PlaceParam("r")))
+    parameters = pipeline_of(declared, "p", "n", "r")
     loaded = fed.pipeline_from_dfm(fed.pipeline_to_dfm(constants))
-    async with connect(fed) as session:
-        expected = [repr((Point(3), (1, 2), 1.0))]
-        assert await values(session, parameters, {"p": {"x": 3}, "n": [1, 2], "r": 1}) == expected
-        assert await values(session, constants) == expected
-        assert await values(session, loaded) == expected
+    expected = [repr((Point(3), (1, 2), 1.0))]
+    assert await values(session, parameters, {"p": {"x": 3}, "n": [1, 2], "r": 1}) == expected
+    assert await values(session, constants) == expected
+    assert await values(session, loaded) == expected

@@ -3,92 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dfm_async import (
-    DecodingError,
     DfmError,
     Failure,
     Federation,
-    FrameCompleted,
     JobAborted,
     JobFailed,
-    JobInterrupted,
     JobNotFound,
-    JobOwned,
     JobStatus,
     LocalOptions,
     ParameterError,
     Pipeline,
     PipelineError,
     PlaceParam,
-    QueueFull,
     Result,
     ResultLimits,
-    RetryPolicy,
     Session,
     SessionClosed,
     StatusChanged,
     Yield,
-    current_context,
 )
-from tests.conftest import TargetName
+from dfm_async.errors import DecodingError, JobInterrupted, JobOwned, QueueFull
+from dfm_async.events import FrameCompleted
+from tests.conftest import Open, TargetName
+from tests.support.pipelines import pipeline_of, yielding
+from tests.support.stored import counts, fed, site, square, squares, waits
 from tests.wire.shapes import SAMPLES, same
-
-fed = Federation("lasting")
-site = fed.site("site")
-
-Open = Callable[..., AbstractAsyncContextManager[Session]]
-
-
-@site.operation
-async def square(n: int) -> int:
-    return n * n
-
-
-@site.operation
-def count(n: int) -> Any:
-    yield from range(n)
-
-
-@site.operation
-async def wait_for(folder: str, n: int) -> int:
-    """Returns at once for small numbers, and when a file is there for others."""
-    with (Path(folder) / "runs").open("a") as file:
-        file.write(f"{n}\n")
-    context = current_context()
-    context.progress(n)
-    if n >= 3:
-        gate = Path(folder) / "open"
-        while not gate.exists():  # noqa: ASYNC110 - the gate is in another process, or in none
-            await asyncio.sleep(0.01)
-    return n
-
-
-@site.operation
-async def crowd(folder: str) -> int:
-    """Tells how many calls there were at the same time."""
-    crowd_size.append(1)
-    gate = Path(folder) / "open"
-    await asyncio.sleep(0.01)
-    while not gate.exists():  # noqa: ASYNC110 - the gate is in another process, or in none
-        await asyncio.sleep(0.01)
-    size = len(crowd_size)
-    crowd_size.pop()
-    return size
-
-
-crowd_size: list[int] = []
 
 
 @site.operation
@@ -108,23 +56,8 @@ async def passed_on(x: Any) -> Any:
     return x
 
 
-with Pipeline("passes") as passes:
-    Yield(passed_on(PlaceParam("x")))
-
-with Pipeline("squares") as squares:
-    Yield(square(PlaceParam("n")))
-
-with Pipeline("counts") as counts:
-    Yield(count(PlaceParam("n")))
-
-with Pipeline("waits") as waits:
-    Yield(wait_for(PlaceParam("folder"), PlaceParam("n")))
-
-with Pipeline("crowds") as crowds:
-    Yield(crowd(PlaceParam("folder")))
-
-with Pipeline("fails") as fails:
-    Yield(fail_for(PlaceParam("n")))
+passes = pipeline_of(passed_on, "x")
+fails = pipeline_of(fail_for, "n")
 
 with Pipeline("strange") as strange:
     Yield(unstorable(), place="bad")
@@ -135,16 +68,6 @@ with Pipeline("strange") as strange:
 def target(request: pytest.FixtureRequest) -> TargetName:
     """Jobs of a federation on FLARE live there, and need no store."""
     return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-def opens(target: TargetName, tmp_path: Path) -> Open:
-    @asynccontextmanager
-    async def opens(federation: Federation = fed, **options: Any) -> AsyncIterator[Session]:
-        async with Session(federation, target=target, store=f"sqlite:///{tmp_path}/jobs.db", **options) as session:
-            yield session
-
-    return opens
 
 
 async def test_a_finished_job_is_read_in_another_session_from_any_offset(opens: Open) -> None:
@@ -165,14 +88,14 @@ async def test_a_finished_job_is_read_in_another_session_from_any_offset(opens: 
         assert sorted(middle) == sorted(e.value for e in events[len(events) // 2 + 1 :] if isinstance(e, Result))
 
 
-async def test_the_same_content_with_the_same_id_is_the_same_job_also_after_a_restart(opens: Open) -> None:
+async def test_same_id_and_content_is_the_same_job_after_a_restart(opens: Open) -> None:
     async with opens() as session:
         await (await session.execute(squares, {"n": 4}, job_id="four"))
     async with opens() as session:
         job = await session.execute(squares, {"n": 4}, job_id="four")
         assert job.status is JobStatus.FINISHED
         assert [r.value for r in await job.collect()] == [16]
-        with pytest.raises(ParameterError, match="exists already, with other content"):
+        with pytest.raises(ParameterError, match="already exists with different content"):
             await session.execute(squares, {"n": 5}, job_id="four")
 
 
@@ -191,7 +114,7 @@ async def interrupted(opens: Open, folder: Path) -> list[int]:
     return done
 
 
-async def test_closing_a_session_interrupts_its_jobs_and_another_goes_on_with_them(opens: Open, tmp_path: Path) -> None:
+async def test_closed_session_interrupts_jobs_and_another_resumes_them(opens: Open, tmp_path: Path) -> None:
     done = await interrupted(opens, tmp_path)
     assert sorted(done) == [0, 1, 2]
     (tmp_path / "runs").unlink()
@@ -212,32 +135,6 @@ async def test_closing_a_session_interrupts_its_jobs_and_another_goes_on_with_th
         story = [e.status for e in events if isinstance(e, StatusChanged)]
         assert story == [JobStatus.RUNNING, JobStatus.INTERRUPTED, JobStatus.RUNNING, JobStatus.FINISHED]
     assert sorted(map(int, (tmp_path / "runs").read_text().split())) == list(range(3, 10))
-
-
-async def test_a_resumed_job_has_no_more_sets_under_way_than_it_was_given(opens: Open, tmp_path: Path) -> None:
-    async with opens() as session:
-        job = await session.execute(crowds, [{"folder": str(tmp_path)}] * 10, concurrency=2, job_id="crowd")
-    crowd_size.clear()
-    (tmp_path / "open").touch()
-    async with opens() as session:
-        job = await session.resume("crowd")
-        sizes = [r.value for r in await job.collect()]
-        assert len(sizes) == 10
-        assert max(sizes) <= 2
-
-
-async def test_a_resumed_job_survives_the_loss_of_a_worker_that_was_still_starting(tmp_path: Path) -> None:
-    store = f"sqlite:///{tmp_path}/jobs.db"
-    again = RetryPolicy(on_worker_lost=3)
-    async with Session(fed, store=store) as session:
-        await session.execute(squares, [{"n": n} for n in range(5)], retry=again, job_id="long")
-    async with Session(fed, store=store) as session:
-        job = await session.resume("long")
-        async with asyncio.timeout(30):
-            while (pid := session.stats().sites["site"].workers[0].pid) is None:  # noqa: ASYNC110 - no event tells it
-                await asyncio.sleep(0)
-            os.kill(pid, signal.SIGKILL)
-            assert sorted(r.value for r in await job.collect()) == [0, 1, 4, 9, 16]
 
 
 async def test_an_interrupted_job_can_be_aborted(opens: Open, tmp_path: Path) -> None:
@@ -269,7 +166,7 @@ async def test_a_job_that_was_open_stays_open_when_it_is_resumed(opens: Open) ->
 
 async def test_a_job_is_created_as_a_whole_or_not_at_all(opens: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opens() as session:
-        store = session._durable._store  # type: ignore[union-attr]
+        store = session._durable.store  # type: ignore[union-attr]
         create, seen = store.create, []
 
         async def create_and_look(job: Any) -> bool:
@@ -284,16 +181,15 @@ async def test_a_job_is_created_as_a_whole_or_not_at_all(opens: Open, monkeypatc
     assert [(job.frames, job.stopped) for job in seen if job is not None] == [(5, True), (1, False), (0, False)]
 
 
-async def test_whoever_looks_for_a_job_that_is_being_created_finds_it_as_a_whole(opens: Open) -> None:
+async def test_job_that_is_being_created_is_found_whole(opens: Open) -> None:
     async with opens() as session:
         submitting = asyncio.create_task(session.execute(squares, {"n": 3}, job_id="one"))
         found: list[Any] = []
         while not submitting.done():
             found += [await session.reattach("one"), *await session.refresh_jobs()]
-        async with asyncio.timeout(10):
-            for job in found:
-                if job.was_found:
-                    assert [r.value for r in await job.collect()] == [9]
+        for job in found:
+            if job.was_found:
+                assert [r.value for r in await job.collect()] == [9]
         assert any(job.was_found for job in found)
 
 
@@ -320,7 +216,7 @@ async def test_a_job_whose_submission_was_cancelled_is_not_kept(opens: Open, tur
             assert [job.job_id for job in await session.refresh_jobs()] == ["one"]
 
 
-async def test_cancelling_the_submission_of_a_job_that_exists_does_not_harm_it(opens: Open) -> None:
+async def test_cancelled_submission_does_not_affect_an_existing_job(opens: Open) -> None:
     async with opens() as session:
         await (await session.execute(squares, {"n": 1}, job_id="one"))
     async with opens() as session:
@@ -377,12 +273,12 @@ async def test_failures_are_written_too(opens: Open) -> None:
         assert sorted(good) == [0, 2]
 
 
-async def test_what_cannot_be_stored_is_an_error_of_its_node(opens: Open) -> None:
+async def test_unstorable_result_is_an_error_of_its_node(opens: Open) -> None:
     async with opens() as session:
         job = await session.execute(strange)
-        with pytest.raises(JobFailed, match="cannot be written to a store: a store takes nothing that is pickled"):
+        with pytest.raises(JobFailed, match="cannot be written to a store: stores do not hold pickled values"):
             await job
-        assert [r.value async for r in job.results("good", errors="yield")] == [9]
+        assert [getattr(r, "value", r) async for r in job.results("good", errors="yield")] == [9]
 
 
 async def test_stored_values_are_read_as_what_they_were(opens: Open) -> None:
@@ -397,27 +293,26 @@ async def test_stored_values_are_read_as_what_they_were(opens: Open) -> None:
 
 
 async def test_a_parameter_that_cannot_be_stored_is_refused(opens: Open) -> None:
-    with Pipeline("any") as anything:
-        Yield(PlaceParam("x"))
+    anything = yielding(lambda: PlaceParam("x"))
     async with opens() as session:
-        with pytest.raises(ParameterError, match="cannot be written to a store: a store takes nothing that is pickled"):
+        with pytest.raises(ParameterError, match="cannot be written to a store: stores do not hold pickled values"):
             await session.execute(anything, {"x": re.compile("a")})
         assert session.jobs() == []
 
 
-async def test_a_log_that_spills_lets_a_job_finish_that_nobody_reads(opens: Open) -> None:
+async def test_spilling_log_lets_an_unread_job_finish(opens: Open) -> None:
     limits = ResultLimits(max_items=100, window=50, overflow="spill")
     async with opens() as session:
-        job = await session.execute(counts, {"n": 5000}, options=limits)
+        job = await session.execute(counts, {"n": 2000}, options=limits)
         assert await job is JobStatus.FINISHED
         assert session.stats().results <= 200
         async with job.results() as slow, job.results() as fast:
-            for n in range(5000):
+            for n in range(2000):
                 assert (await anext(fast)).value == n
-            assert [r.value async for r in slow] == list(range(5000))
+            assert [r.value async for r in slow] == list(range(2000))
 
 
-async def test_a_log_that_overflows_fails_only_its_job_and_what_it_held_is_written(opens: Open, tmp_path: Path) -> None:
+async def test_overflowing_log_fails_only_its_job_and_is_stored(opens: Open, tmp_path: Path) -> None:
     limits = ResultLimits(max_items=20, window=10, overflow="fail")
     async with opens() as session:
         other = await session.execute(waits, {"folder": str(tmp_path), "n": 5})
@@ -435,22 +330,13 @@ async def test_a_log_that_overflows_fails_only_its_job_and_what_it_held_is_writt
         assert [(type(e), e.offset) async for e in again.events()] == [(type(e), e.offset) for e in events]
 
 
-async def test_the_logs_of_old_jobs_are_read_from_the_store(opens: Open) -> None:
-    async with opens(options=LocalOptions(keep_finished=1)) as session:
-        for n in range(4):
-            await (await session.execute(squares, {"n": n}, job_id=str(n)))
-        assert [[r.value for r in await job.collect()] for job in session.jobs()] == [[0], [1], [4], [9]]
-        job = await session.reattach("0", after=0)
-        assert [r.value for r in await job.collect()] == [0]
-
-
 async def test_spilling_needs_a_store(target: TargetName) -> None:
     async with Session(fed, target=target) as session:
         with pytest.raises(ValueError, match="needs a store"):
             await session.execute(counts, {"n": 1}, options=ResultLimits(overflow="spill"))
 
 
-async def test_a_second_session_reads_along_and_owns_nothing(opens: Open, tmp_path: Path) -> None:
+async def test_second_session_follows_a_job_without_owning_it(opens: Open, tmp_path: Path) -> None:
     async with opens() as first, opens() as second:
         rows = [{"folder": str(tmp_path), "n": n} for n in range(6)]
         job = await first.execute(waits, rows, job_id="shared")
@@ -467,7 +353,7 @@ async def test_a_second_session_reads_along_and_owns_nothing(opens: Open, tmp_pa
         assert await job is JobStatus.FINISHED
 
 
-async def test_whoever_reads_along_is_told_when_the_owner_has_gone(opens: Open, tmp_path: Path) -> None:
+async def test_follower_is_notified_when_the_owner_closes(opens: Open, tmp_path: Path) -> None:
     async with opens() as second:
         async with opens() as first:
             job = await first.execute(waits, [{"folder": str(tmp_path), "n": n} for n in (1, 5)], job_id="shared")
@@ -491,12 +377,12 @@ async def test_jobs_of_other_sessions_are_listed_after_a_refresh(opens: Open) ->
 
 async def test_a_federation_without_the_operation_cannot_resume(opens: Open, tmp_path: Path) -> None:
     await interrupted(opens, tmp_path)
-    poor = Federation("lasting")
+    poor = Federation("stored")
     poor.site("site")
     async with opens(poor) as session:
         with pytest.raises(PipelineError, match="has no 'wait_for' at site 'site'"):
             await session.resume("long")
-    other = Federation("lasting")
+    other = Federation("stored")
 
     async def wait_for(folder: str, number: int) -> int:
         return number
@@ -511,9 +397,9 @@ async def test_a_federation_without_the_operation_cannot_resume(opens: Open, tmp
             await session.resume("nobody")
 
 
-async def test_a_job_that_could_not_be_submitted_is_not_kept(tmp_path: Path) -> None:
+async def test_a_job_that_could_not_be_submitted_is_not_kept(opens: Open, tmp_path: Path) -> None:
     options = LocalOptions(max_concurrent_jobs=1, queue_limit=1, queue_overflow="fail")
-    async with Session(fed, options=options, store=f"sqlite:///{tmp_path}/jobs.db") as session:
+    async with opens(target="local", options=options) as session:
         rows = {"folder": str(tmp_path), "n": 9}
         await session.execute(waits, rows, job_id="one")
         await session.execute(waits, rows, job_id="two")
@@ -542,8 +428,7 @@ async def test_a_stored_value_that_cannot_be_rebuilt_is_an_error_of_the_reader(o
 
             return Point(x)
 
-        with Pipeline("points") as pipeline:
-            Yield(make(PlaceParam("x")))
+        pipeline = pipeline_of(make, "x")
         async with opens(points) as session:
             job = await session.execute(pipeline, {"x": 1}, job_id="point")
             assert [r.value.x for r in await job.collect()] == [1]
@@ -590,10 +475,13 @@ async def test_a_job_of_another_session_cannot_be_steered(opens: Open, tmp_path:
 
 async def test_a_job_whose_log_is_no_longer_in_memory_is_read_from_the_store(opens: Open) -> None:
     async with opens(options=LocalOptions(keep_finished=1, keep_summaries=2)) as session:
-        for n in range(6):
-            await (await session.execute(squares, {"n": n}, job_id=f"job-{n}"))
-        for n in range(6):
-            assert [r.value for r in await (await session.reattach(f"job-{n}")).collect()] == [n * n]
+        handles = [await session.execute(squares, {"n": n}, job_id=f"job-{n}") for n in range(6)]
+        assert [await handle for handle in handles] == [JobStatus.FINISHED] * 6
+        for n, handle in enumerate(handles):
+            again = await session.reattach(f"job-{n}", after=0)
+            for job in (handle, again):
+                assert job.status is JobStatus.FINISHED
+                assert [r.value for r in await job.collect()] == [n * n]
 
 
 async def test_the_label_of_a_job_is_in_the_store(opens: Open) -> None:

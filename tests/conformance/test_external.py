@@ -13,7 +13,6 @@ from dfm_async import (
     Federation,
     ForEach,
     JobFailed,
-    Metrics,
     OperationContext,
     Pipeline,
     PipelineError,
@@ -21,7 +20,10 @@ from dfm_async import (
     RetryPolicy,
     Yield,
 )
+from dfm_async.events import Metrics
 from tests.conftest import Connect
+from tests.support.pipelines import yielding
+from tests.support.sessions import first_value
 
 
 class FakeBody:
@@ -106,7 +108,7 @@ async def test_a_program_gets_arguments_and_defaults_by_name(connect: Connect, m
     assert values["full"] == {**same, "node": "train#2", "weights": {"b": 2}, "rate": 0.1, "tags": ["x"]}
 
 
-async def test_a_program_gets_streams_as_lists_wherever_they_stand(connect: Connect, made: Federated) -> None:
+async def test_program_gets_streams_as_lists(connect: Connect, made: Federated) -> None:
     with Pipeline("p") as pipeline:
         stream = made.numbers(3)
         other = made.numbers(2)
@@ -148,13 +150,11 @@ async def test_operations_with_equal_programs_share_one_object_in_a_job(
     assert sorted((tmp_path / "closed").read_text().splitlines()) == ["after 2", "after 3"]
 
 
-async def test_a_program_that_fails_is_tried_again(connect: Connect, made: Federated) -> None:
-    with Pipeline("p") as pipeline:
-        Yield(made.unreliable(7))
+async def test_failed_program_is_retried(connect: Connect, made: Federated) -> None:
+    pipeline = yielding(lambda: made.unreliable(7))
     async with connect(made.federation) as session:
-        assert (await (await session.execute(pipeline)).first()).value["x"] == 7
-        with Pipeline("less") as less:
-            Yield(made.unreliable(7, retry=RetryPolicy(attempts=2, backoff=0.001)))
+        assert (await first_value(session, pipeline))["x"] == 7
+        less = yielding(lambda: made.unreliable(7, retry=RetryPolicy(attempts=2, backoff=0.001)))
         with pytest.raises(JobFailed, match="the program has crashed"):
             await (await session.execute(less))
 

@@ -11,19 +11,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from dfm_async import (
-    DecodingError,
-    Federation,
-    JobStatus,
-    Pipeline,
-    PipelineError,
-    PlaceParam,
-    Session,
-    Yield,
-)
-from dfm_async.model.flare import FlareOptions
-from tests.conformance.conftest import WAY
+from dfm_async import Federation, JobStatus, PipelineError, PlaceParam, Session
+from dfm_async.errors import DecodingError
+from tests.conformance.conftest import GATEWAY, flare_options
 from tests.flare.shared import Shared
+from tests.support.pipelines import pipeline_of, yielding
+from tests.support.sessions import all_values, first_value
 
 fed = Federation("corners", api_version="1.0.0")
 lab, server, home = fed.site("lab"), fed.site("server"), fed.site("home")
@@ -84,17 +77,11 @@ async def whatever(text: str) -> Any:
     return Secret(text)
 
 
-with Pipeline("measuring") as measuring:
-    Yield(measure(PlaceParam("level")))
+measuring = pipeline_of(measure, "level")
+anything = pipeline_of(whatever, "text")
+server_only = pipeline_of(increase, "n")
 
-with Pipeline("anything") as anything:
-    Yield(whatever(PlaceParam("text")))
-
-with Pipeline("server only") as server_only:
-    Yield(increase(PlaceParam("n")))
-
-with Pipeline("home and server") as at_home:
-    Yield(show(increase(PlaceParam("n"))))
+at_home = yielding(lambda: show(increase(PlaceParam("n"))))
 
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_session]
@@ -102,21 +89,17 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_sessi
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def session(flare: Shared) -> AsyncIterator[Session]:
-    options = FlareOptions(startup_kit=flare.startup_kit, user=flare.user, code="travels", gateway=WAY, linger=600)
-    async with Session(fed, target="flare", options=options) as session:
+    async with Session(fed, target="flare", options=flare_options(flare)) as session:
         yield session
 
 
 async def test_the_server_and_the_homesite_are_sites(session: Session) -> None:
-    job = await session.execute(server_only, [{"n": n} for n in range(3)])
-    assert sorted([result.value async for result in job]) == [1, 2, 3]
-    job = await session.execute(at_home, {"n": 1})
-    assert (await job.first()).value == "<2>"
+    assert sorted(await all_values(session, server_only, [{"n": n} for n in range(3)])) == [1, 2, 3]
+    assert await first_value(session, at_home, {"n": 1}) == "<2>"
 
 
-async def test_a_wait_of_the_application_ends_by_its_own_timeout_and_the_job_goes_on(session: Session) -> None:
-    with Pipeline("never") as pipeline:
-        Yield(never())
+async def test_timeout_of_a_waiter_does_not_end_the_job(session: Session) -> None:
+    pipeline = pipeline_of(never)
     job = await session.execute(pipeline)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
@@ -126,30 +109,23 @@ async def test_a_wait_of_the_application_ends_by_its_own_timeout_and_the_job_goe
     assert job.status is JobStatus.ABORTED
 
 
-async def test_what_the_federation_cannot_give_is_refused_when_a_pipeline_is_prepared(session: Session) -> None:
-    with Pipeline("nowhere") as nowhere:
-        Yield(unreachable())
+async def test_unavailable_operations_are_refused_when_prepared(session: Session) -> None:
+    nowhere = pipeline_of(unreachable)
     with pytest.raises(PipelineError, match="no client of this name"):
         await session.prepare(nowhere)
-    with Pipeline("opaque") as opaque:
-        Yield(look(Opaque()))
+    opaque = yielding(lambda: look(Opaque()))
     with pytest.raises(PipelineError, match="cannot be sent to other organisations"):
         await session.prepare(opaque)
 
 
-async def test_stats_tell_which_way_is_taken(session: Session) -> None:
-    assert session.stats().way == ("gateway" if WAY == "auto" else "commands")
+async def test_stats_name_the_transport(session: Session) -> None:
+    assert session.stats().transport == ("gateway" if GATEWAY == "auto" else "commands")
 
 
 async def test_values_of_sites_are_of_classes_that_operations_name(session: Session, flare: Shared) -> None:
-    job = await session.execute(measuring, {"level": 7.5})
-    assert (await job.first()).value == [Reading(7.5, Scale.CELSIUS)]
+    assert await first_value(session, measuring, {"level": 7.5}) == [Reading(7.5, Scale.CELSIUS)]
     job = await session.execute(anything, {"text": "x"})
-    with pytest.raises(DecodingError, match=r"Secret.* is not taken from others: .*FlareOptions\.classes"):
+    with pytest.raises(DecodingError, match=r"Secret.* is not accepted from others: .*FlareOptions\.classes"):
         await job.collect()
-    options = FlareOptions(
-        startup_kit=flare.startup_kit, user=flare.user, code="travels", gateway=WAY, linger=600, classes=(Secret,)
-    )
-    async with Session(fed, target="flare", options=options) as knowing:
-        job = await knowing.execute(anything, {"text": "x"})
-        assert (await job.first()).value == Secret("x")
+    async with Session(fed, target="flare", options=flare_options(flare, classes=(Secret,))) as knowing:
+        assert await first_value(knowing, anything, {"text": "x"}) == Secret("x")

@@ -10,6 +10,8 @@ import pytest
 
 from dfm_async import Federation, Pipeline, PlaceParam, ResultLimits, Yield
 from tests.conftest import Connect
+from tests.support.pipelines import pipeline_of, yielding
+from tests.support.sessions import all_values
 
 MIB = 1 << 20
 
@@ -78,33 +80,29 @@ async def test_arrays_cross_sites_and_come_back(connect: Connect, size: int) -> 
 
 
 async def test_large_parameters_arrive(connect: Connect) -> None:
-    with Pipeline("p") as pipeline:
-        Yield(add(PlaceParam("values")))
-    rows = [{"values": np.full(MIB // 2, i)} for i in range(40)]  # more than may be under way at the same time
+    pipeline = pipeline_of(add, "values")
+    rows = [{"values": np.full(MIB // 2, i)} for i in range(20)]  # more than may be in flight
     async with connect(federation) as session:
         job = await session.execute(pipeline, rows)
         found = {result.frame[0]: result.value async for result in job}
         await job
-    assert found == {i: i * MIB // 2 for i in range(40)}
+    assert found == {i: i * MIB // 2 for i in range(20)}
 
 
 @pytest.mark.parametrize("operation", [arrays, arrays_async], ids=["sync", "async"])
 @pytest.mark.parametrize("size", [800, 80_000, 3 * MIB])
 async def test_elements_are_what_they_were_when_they_were_produced(connect: Connect, operation: Any, size: int) -> None:
-    with Pipeline("here") as here:
-        Yield(operation(PlaceParam("n"), size))
-    with Pipeline("there") as there:
-        Yield(firsts(operation(PlaceParam("n"), size)))
+    n = 60 if size < MIB else 16  # many times the bytes that may be in flight
+    here = yielding(lambda: operation(PlaceParam("n"), size))
+    there = yielding(lambda: firsts(operation(PlaceParam("n"), size)))
     async with connect(federation) as session:
-        job = await session.execute(here, {"n": 60}, options=ResultLimits(max_bytes=8 * MIB, window_bytes=4 * MIB))
-        assert [result.value[0] async for result in job] == list(range(60))
-        job = await session.execute(there, {"n": 60})
-        assert [result.value async for result in job] == [list(range(60))]
+        job = await session.execute(here, {"n": n}, options=ResultLimits(max_bytes=8 * MIB, window_bytes=4 * MIB))
+        assert [result.value[0] async for result in job] == list(range(n))
+        assert await all_values(session, there, {"n": n}) == [list(range(n))]
 
 
-async def test_values_that_weigh_less_than_it_seemed_do_not_hold_the_job_up(connect: Connect) -> None:
-    with Pipeline("p") as pipeline:
-        Yield(zeros(PlaceParam("n")))
+async def test_overestimated_values_do_not_block_the_job(connect: Connect) -> None:
+    pipeline = pipeline_of(zeros, "n")
     limits = ResultLimits(window_bytes=4096, max_bytes=MIB)
     async with connect(federation) as session:
         job = await session.execute(pipeline, {"n": 50}, options=limits)

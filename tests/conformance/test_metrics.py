@@ -13,11 +13,9 @@ import pytest
 from dfm_async import (
     Failure,
     Federation,
-    FrameCompleted,
     Job,
     JobFailed,
     JobStatus,
-    Metrics,
     OperationContext,
     Pipeline,
     PlaceParam,
@@ -25,10 +23,12 @@ from dfm_async import (
     ResultLimits,
     RetryPolicy,
     Session,
-    Yield,
     current_context,
 )
-from tests.conftest import Connect, TargetName
+from dfm_async.events import FrameCompleted, Metrics
+from tests.conftest import TargetName
+from tests.support.pipelines import pipeline_of
+from tests.support.waiting import file_created, first_event
 
 fed = Federation("measured")
 lab, desk = fed.site("lab"), fed.site("desk")
@@ -104,10 +104,10 @@ async def report_at_the_end(context: OperationContext) -> None:
 @lab.operation
 async def report_and_die(folder: str, context: OperationContext) -> int:
     context.metrics({"run": 1})
-    gate = Path(folder) / "seen"
-    if not gate.exists():
-        gate.touch()
-        await asyncio.sleep(0.2)  # the report leaves first: longer than the pause between reports
+    reported, died = Path(folder) / "reported", Path(folder) / "died"
+    if not died.exists():
+        await file_created(reported)
+        died.touch()
         import os
         import signal
 
@@ -115,14 +115,7 @@ async def report_and_die(folder: str, context: OperationContext) -> int:
     return 7
 
 
-with Pipeline("training") as training:
-    Yield(train(PlaceParam("n")))
-
-
-def pipeline_of(operation: Any, *args: Any) -> Pipeline:
-    with Pipeline("measured") as pipeline:
-        Yield(operation(*args))
-    return pipeline
+training = pipeline_of(train, "n")
 
 
 async def events_of(job: Job) -> list[Any]:
@@ -133,10 +126,9 @@ def metrics_of(events: list[Any]) -> list[Metrics]:
     return [event for event in events if isinstance(event, Metrics)]
 
 
-async def test_each_report_is_an_event_before_the_result_of_its_call(connect: Connect) -> None:
-    async with connect(fed) as session:
-        job = await session.execute(training, [{"n": 3}, {"n": 2}])
-        events = await events_of(job)
+async def test_each_report_is_an_event_before_the_result_of_its_call(session: Session) -> None:
+    job = await session.execute(training, [{"n": 3}, {"n": 2}])
+    events = await events_of(job)
     for frame, rounds in (((0,), 3), ((1,), 2)):
         found = [event for event in metrics_of(events) if event.frame == frame]
         assert [event.step for event in found] == list(range(rounds))
@@ -150,27 +142,24 @@ async def test_each_report_is_an_event_before_the_result_of_its_call(connect: Co
 
 
 @pytest.mark.parametrize("operation", [train, train_in_thread, train_as_generator, train_as_stream])
-async def test_of_a_flood_no_report_is_joined_or_lost(connect: Connect, operation: Any) -> None:
+async def test_metrics_are_neither_coalesced_nor_lost(session: Session, operation: Any) -> None:
     count = 20_000
-    async with connect(fed) as session:
-        job = await session.execute(pipeline_of(operation, count))
-        events = await events_of(job)
+    job = await session.execute(pipeline_of(operation, rounds=count))
+    events = await events_of(job)
     assert [event.values["i"] for event in metrics_of(events)] == list(range(count))
     assert isinstance(events[-2], FrameCompleted)
     assert events[-1].status is JobStatus.FINISHED
 
 
-async def test_the_reports_of_a_call_that_fails_stand_before_its_failure(connect: Connect) -> None:
-    async with connect(fed) as session:
-        job = await session.execute(pipeline_of(fail_after, 3))
-        events = await events_of(job)
+async def test_metrics_of_a_failed_call_come_before_its_failure(session: Session) -> None:
+    job = await session.execute(pipeline_of(fail_after, rounds=3))
+    events = await events_of(job)
     first_failure = next(event for event in events if isinstance(event, Failure))
     assert [event.values["i"] for event in metrics_of(events) if event.offset < first_failure.offset] == [0, 1, 2]
 
 
-async def test_scalars_of_numpy_become_those_of_python(connect: Connect) -> None:
-    async with connect(fed) as session:
-        (event,) = metrics_of(await events_of(await session.execute(pipeline_of(with_numpy))))
+async def test_scalars_of_numpy_become_those_of_python(session: Session) -> None:
+    (event,) = metrics_of(await events_of(await session.execute(pipeline_of(with_numpy))))
     assert event.values == {"f": 0.5, "d": 0.25, "i": 7, "b": True, "s": "x"}
     assert [type(value) for value in event.values.values()] == [float, float, int, bool, str]
     assert event.step == 3
@@ -178,54 +167,50 @@ async def test_scalars_of_numpy_become_those_of_python(connect: Connect) -> None
 
 
 @pytest.mark.parametrize("what", WRONG)
-async def test_what_is_no_metric_is_an_error_of_its_operation(connect: Connect, what: str) -> None:
-    async with connect(fed) as session:
-        with pytest.raises(JobFailed, match=r"TypeError.*metric 'loss'"):
-            await (await session.execute(pipeline_of(report, what)))
+async def test_invalid_metric_is_an_error_of_its_operation(session: Session, what: str) -> None:
+    with pytest.raises(JobFailed, match=r"TypeError.*metric 'loss'"):
+        await (await session.execute(pipeline_of(report, what=what)))
 
 
-async def test_what_is_reported_before_and_while_a_call_is_cancelled_is_told(connect: Connect) -> None:
-    async with connect(fed) as session:
-        job = await session.execute(pipeline_of(report_at_the_end))
-        events = job.events()
-        async for event in events:
-            if isinstance(event, Metrics):
-                break
-        await job.cancel()
-        found = [event, *[later async for later in events]]
+async def test_metrics_of_a_cancelled_call_arrive(session: Session) -> None:
+    job = await session.execute(pipeline_of(report_at_the_end))
+    events = job.events()
+    async for event in events:
+        if isinstance(event, Metrics):
+            break
+    await job.cancel()
+    found = [event, *[later async for later in events]]
     assert [event.values["when"] for event in metrics_of(found)] == ["before", "after"]
 
 
 @pytest.mark.parametrize("operation", [train_as_generator, train_as_stream])
-async def test_a_slow_reader_holds_the_operation_up(connect: Connect, operation: Any) -> None:
+async def test_slow_reader_of_metrics_applies_backpressure(session: Session, operation: Any) -> None:
     """Elements wait for room in the log, and with them the reports between them."""
     seen: list[Any] = []
-    async with connect(fed) as session:
-        limits = ResultLimits(max_items=50, window=10)
-        job = await session.execute(pipeline_of(operation, 5000), options=limits)
-        async for event in job.events():
-            seen.append(event)
-            if len(seen) % 1000 == 0:
-                await asyncio.sleep(0.01)
-                assert session.stats().results < 1000
+    limits = ResultLimits(max_items=50, window=10)
+    job = await session.execute(pipeline_of(operation, rounds=5000), options=limits)
+    async for event in job.events():
+        seen.append(event)
+        if len(seen) % 1000 == 0:
+            await asyncio.sleep(0.01)
+            assert session.stats().results < 1000
     assert [event.values["i"] for event in metrics_of(seen)] == list(range(5000))
 
 
-async def test_metrics_that_nobody_reads_do_not_hold_a_job_up(connect: Connect) -> None:
+async def test_unread_metrics_do_not_block_a_job(session: Session) -> None:
     with Pipeline("unread") as pipeline:
         train(PlaceParam("n"))
-    async with connect(fed) as session:
-        limits = ResultLimits(max_items=50, window=10)
-        job = await session.execute(pipeline, [{"n": 500}] * 20, options=limits)
-        await job
-        assert session.stats().results <= 51
+    limits = ResultLimits(max_items=50, window=10)
+    job = await session.execute(pipeline, [{"n": 500}] * 20, options=limits)
+    await job
+    assert session.stats().results <= 51
 
 
 @pytest.mark.parametrize("target", ["inline", "local"])
-async def test_metrics_are_written_down(target: TargetName, tmp_path: Path) -> None:
+async def test_metrics_are_stored(target: TargetName, tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/jobs.db"
     async with Session(fed, target=target, store=store) as session:
-        job = await session.execute(pipeline_of(train, 3), job_id="kept")
+        job = await session.execute(pipeline_of(train, rounds=3), job_id="kept")
         await job
     async with Session(fed, target=target, store=store) as session:
         events = await events_of(await session.reattach("kept"))
@@ -238,7 +223,9 @@ async def test_metrics_are_written_down(target: TargetName, tmp_path: Path) -> N
 async def test_a_parameter_set_that_runs_again_reports_again(tmp_path: Path) -> None:
     async with Session(fed) as session:
         policy = RetryPolicy(attempts=1, on_worker_lost=1)
-        job = await session.execute(pipeline_of(report_and_die, str(tmp_path)), retry=policy)
+        job = await session.execute(pipeline_of(report_and_die, folder=str(tmp_path)), retry=policy)
+        await first_event(job, Metrics)
+        (tmp_path / "reported").touch()
         events = await events_of(job)
     assert [event.values for event in metrics_of(events)] == [{"run": 1}, {"run": 1}]
     assert [event.value for event in events if isinstance(event, Result)] == [7]

@@ -15,12 +15,10 @@ import pytest
 
 from dfm_async import (
     Federation,
-    Job,
     JobAborted,
     JobFailed,
     JobStatus,
     LocalOptions,
-    Metrics,
     OperationContext,
     Pipeline,
     PlaceParam,
@@ -29,15 +27,18 @@ from dfm_async import (
     Yield,
     current_context,
 )
+from dfm_async.engine.engine import Engine
+from dfm_async.events import Metrics
+from dfm_async.model.ids import JobId
+from dfm_async.model.job_spec import JobSpec
 from dfm_async.runtime.operations import OperationTable
+from dfm_async.runtime.resources import SiteResources
 from dfm_async.runtime.site import SiteRuntime
-from dfm_async.targets.hub import Hub
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 from tests.conftest import Connect
+from tests.support.waiting import first_event
 
-LIMIT = 15
-"""After how many seconds something hangs."""
 SHORT = LocalOptions(cancel_grace=0.3, shutdown_grace=0.3)
 
 fed = Federation("resources")
@@ -213,13 +214,6 @@ def notes(folder: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-async def begun(job: Job) -> None:
-    """Returns when a call has begun."""
-    async for event in job.events():
-        if isinstance(event, Metrics):
-            return
-
-
 # the end of a job that finishes
 
 
@@ -236,36 +230,33 @@ async def test_an_object_is_closed_once_before_its_job_has_ended(
     assert notes(tmp_path) == ["opened", "closed"]
 
 
-async def test_objects_of_several_sites_are_all_closed(connect: Connect, tmp_path: Path) -> None:
-    async with connect(fed) as session:
-        job = await session.execute(pipeline_of(Asynchronous, Synchronous), {"folder": str(tmp_path)})
+async def test_objects_of_several_sites_are_all_closed(session: Session, tmp_path: Path) -> None:
+    job = await session.execute(pipeline_of(Asynchronous, Synchronous), {"folder": str(tmp_path)})
+    await job
+    assert sorted(notes(tmp_path)) == ["closed", "closed", "opened", "opened"]
+
+
+async def test_a_job_that_was_kept_open_ends_when_its_objects_are_closed(session: Session, tmp_path: Path) -> None:
+    job = await session.execute(pipeline_of(Asynchronous), None, autostop=False)
+    await job.send_input_params({"folder": str(tmp_path)})
+    await job.first()
+    assert notes(tmp_path) == ["opened"]
+    await job.send_stop_frame()
+    assert await job is JobStatus.FINISHED
+    assert notes(tmp_path) == ["opened", "closed"]
+
+
+async def test_each_job_has_its_own_objects(session: Session, tmp_path: Path) -> None:
+    jobs = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        jobs.append(await session.execute(pipeline_of(Asynchronous), {"folder": str(tmp_path / name)}))
+    for job, name in zip(jobs, ("a", "b"), strict=True):
         await job
-        assert sorted(notes(tmp_path)) == ["closed", "closed", "opened", "opened"]
+        assert notes(tmp_path / name) == ["opened", "closed"]
 
 
-async def test_a_job_that_was_kept_open_ends_when_its_objects_are_closed(connect: Connect, tmp_path: Path) -> None:
-    async with connect(fed) as session:
-        job = await session.execute(pipeline_of(Asynchronous), None, autostop=False)
-        await job.send_input_params({"folder": str(tmp_path)})
-        await job.first()
-        assert notes(tmp_path) == ["opened"]
-        await job.send_stop_frame()
-        assert await job is JobStatus.FINISHED
-        assert notes(tmp_path) == ["opened", "closed"]
-
-
-async def test_each_job_has_its_own_objects(connect: Connect, tmp_path: Path) -> None:
-    async with connect(fed) as session:
-        jobs = []
-        for name in ("a", "b"):
-            (tmp_path / name).mkdir()
-            jobs.append(await session.execute(pipeline_of(Asynchronous), {"folder": str(tmp_path / name)}))
-        for job, name in zip(jobs, ("a", "b"), strict=True):
-            await job
-            assert notes(tmp_path / name) == ["opened", "closed"]
-
-
-async def test_an_object_that_cannot_be_closed_is_told_and_its_job_has_finished(
+async def test_object_that_cannot_be_closed_is_logged_and_its_job_finishes(
     connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "dfm_async.site.lab"):
@@ -281,37 +272,34 @@ async def test_an_object_that_cannot_be_closed_is_told_and_its_job_has_finished(
     assert "Traceback" in caplog.text
 
 
-async def test_what_is_reported_while_an_object_is_closed_is_told(connect: Connect) -> None:
-    async with connect(fed) as session:
-        job = await session.execute(pipeline_of(LastWords), {"folder": ""})
-        assert [event.values async for event in job.events() if isinstance(event, Metrics)] == [{"last": "words"}]
+async def test_reports_while_an_object_is_closed_arrive(session: Session) -> None:
+    job = await session.execute(pipeline_of(LastWords), {"folder": ""})
+    assert [event.values async for event in job.events() if isinstance(event, Metrics)] == [{"last": "words"}]
 
 
-async def test_objects_that_need_no_end_cost_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_objects_without_close_send_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[type] = []
-    receive = Hub.receive
+    receive = Engine.receive
 
-    def spy(hub: Hub, message: Any) -> None:
+    def spy(engine: Engine, message: Any) -> None:
         seen.append(type(message))
-        receive(hub, message)
+        receive(engine, message)
 
-    monkeypatch.setattr(Hub, "receive", spy)
+    monkeypatch.setattr(Engine, "receive", spy)
     async with Session(fed, target="inline") as session:
         await (await session.execute(pipeline_of(Plain), {"folder": ""}))
         assert seen == [msg.Results]
 
 
-async def test_a_worker_that_is_lost_while_it_closes_objects_takes_no_result_with_it() -> None:
-    async with asyncio.timeout(LIMIT), Session(fed) as session:
+async def test_worker_lost_while_closing_objects_loses_no_result() -> None:
+    async with Session(fed) as session:
         job = await session.execute(pipeline_of(Dying), {"folder": ""})
         assert [result.value for result in await job.collect()] == [6]
         assert job.status is JobStatus.FINISHED
 
 
-async def test_a_call_that_does_not_return_after_its_deadline_does_not_keep_objects_open(
-    tmp_path: Path,
-) -> None:
-    async with asyncio.timeout(LIMIT), Session(fed, target="inline", options=SHORT) as session:
+async def test_hanging_call_does_not_keep_objects_open(tmp_path: Path) -> None:
+    async with Session(fed, target="inline", options=SHORT) as session:
         job = await session.execute(pipeline_of(Stuck), {"folder": str(tmp_path)})
         with pytest.raises(JobFailed, match="deadline"):
             await job
@@ -323,47 +311,44 @@ async def test_a_call_that_does_not_return_after_its_deadline_does_not_keep_obje
 
 @pytest.mark.parametrize("operation", [Waiting, Streaming], ids=lambda o: o.name)
 async def test_a_cancelled_job_has_stopped_when_its_objects_are_closed(
-    connect: Connect, tmp_path: Path, operation: Any
+    session: Session, tmp_path: Path, operation: Any
 ) -> None:
-    async with connect(fed) as session:
-        job = await session.execute(pipeline_of(operation), {"folder": str(tmp_path)})
-        await begun(job)
-        outcomes = await job.cancel()
-        assert notes(tmp_path) == ["opened", "returned", "closed"]
-        assert outcomes["lab"] in ("stopped", "stopped after grace")
-        assert job.status is JobStatus.ABORTED
+    job = await session.execute(pipeline_of(operation), {"folder": str(tmp_path)})
+    await first_event(job, Metrics)
+    outcomes = await job.cancel()
+    assert notes(tmp_path) == ["opened", "returned", "closed"]
+    assert outcomes["lab"] in ("stopped", "stopped after grace")
+    assert job.status is JobStatus.ABORTED
 
 
 @pytest.mark.parametrize("on_error", ["continue", "stop"])
 async def test_objects_are_closed_when_another_node_fails(
-    connect: Connect, tmp_path: Path, on_error: Literal["continue", "stop"]
+    session: Session, tmp_path: Path, on_error: Literal["continue", "stop"]
 ) -> None:
     operation = Asynchronous if on_error == "continue" else Waiting
-    async with connect(fed) as session:
-        pipeline = pipeline_of(operation, fail_when_begun)
-        job = await session.execute(pipeline, {"folder": str(tmp_path)}, on_error=on_error)
-        with pytest.raises(JobFailed, match="something else"):
-            await job
-        assert [note for note in notes(tmp_path) if note != "returned"] == ["opened", "closed"]
+    pipeline = pipeline_of(operation, fail_when_begun)
+    job = await session.execute(pipeline, {"folder": str(tmp_path)}, on_error=on_error)
+    with pytest.raises(JobFailed, match="something else"):
+        await job
+    assert [note for note in notes(tmp_path) if note != "returned"] == ["opened", "closed"]
 
 
 async def test_objects_are_closed_when_the_session_is(connect: Connect, tmp_path: Path) -> None:
     async with connect(fed) as session:
         job = await session.execute(pipeline_of(Waiting), {"folder": str(tmp_path)})
-        await begun(job)
+        await first_event(job, Metrics)
     assert notes(tmp_path) == ["opened", "returned", "closed"]
 
 
-async def test_a_cancellation_while_objects_are_being_closed_closes_them_once(connect: Connect, tmp_path: Path) -> None:
-    async with connect(fed) as session:
-        job = await session.execute(pipeline_of(Asynchronous), {"folder": str(tmp_path)})
-        await job.first()
-        await job.cancel()
-        assert notes(tmp_path) == ["opened", "closed"]
+async def test_a_cancellation_while_objects_are_being_closed_closes_them_once(session: Session, tmp_path: Path) -> None:
+    job = await session.execute(pipeline_of(Asynchronous), {"folder": str(tmp_path)})
+    await job.first()
+    await job.cancel()
+    assert notes(tmp_path) == ["opened", "closed"]
 
 
-async def test_an_end_that_hangs_is_bounded_by_the_grace(connect: Connect) -> None:
-    async with asyncio.timeout(LIMIT), connect(fed, options=SHORT) as session:
+async def test_hanging_close_is_bounded_by_the_grace_period(connect: Connect) -> None:
+    async with connect(fed, options=SHORT) as session:
         job = await session.execute(pipeline_of(Hanging), {"folder": ""})
         assert (await job.first()).value == 4
         outcomes = await job.cancel(grace=0.2)
@@ -371,15 +356,15 @@ async def test_an_end_that_hangs_is_bounded_by_the_grace(connect: Connect) -> No
         assert job.status is JobStatus.ABORTED
 
 
-async def test_an_end_that_hangs_is_bounded_by_the_deadline_of_its_job(connect: Connect) -> None:
-    async with asyncio.timeout(LIMIT), connect(fed, options=SHORT) as session:
+async def test_hanging_close_is_bounded_by_the_deadline_of_its_job(connect: Connect) -> None:
+    async with connect(fed, options=SHORT) as session:
         job = await session.execute(pipeline_of(Hanging), {"folder": ""}, deadline=1)
         with pytest.raises(JobAborted, match="deadline"):
             await job
 
 
-async def test_an_end_that_hangs_in_a_thread_is_bounded_by_the_grace(connect: Connect, tmp_path: Path) -> None:
-    async with asyncio.timeout(LIMIT), connect(fed, options=SHORT) as session:
+async def test_hanging_close_in_a_thread_is_bounded_by_the_grace_period(connect: Connect, tmp_path: Path) -> None:
+    async with connect(fed, options=SHORT) as session:
         job = await session.execute(pipeline_of(HangingThread), {"folder": str(tmp_path)})
         assert (await job.first()).value == 5
         outcomes = await job.cancel(grace=0.2)
@@ -390,23 +375,16 @@ async def test_an_end_that_hangs_in_a_thread_is_bounded_by_the_grace(connect: Co
 async def test_a_site_that_is_shut_down_closes_the_objects_of_jobs_that_run(tmp_path: Path) -> None:
     async with Session(fed, target="inline") as session:
         plan = await session.prepare(pipeline_of(Waiting))
-    at = plan.locations.index("lab")
-    codec = Codec(trusted=True)
+    at = plan.sites_at.index("lab")
+    codec = Codec.for_processes()
     reported: asyncio.Queue[msg.Message] = asyncio.Queue()
-    runtime = SiteRuntime(
-        "lab",
-        OperationTable("lab", lab.adapters.values()),
-        codec,
-        report=reported.put_nowait,
-        send=lambda *_: None,
-        threads=1,
-        grace=1,
-    )
-    async with runtime:
+    table = OperationTable("lab", lab.adapters.values())
+    resources = SiteResources("lab", table, codec, report=reported.put_nowait, send=lambda *_: None, threads=1, grace=1)
+    async with SiteRuntime(resources) as runtime:
         runtime.add_program(plan.hash, at, plan.nets[at])
         routes = tuple("" for _ in plan.locations)
         payload = codec.dumps([codec.pack([str(tmp_path)])])
-        runtime.receive(msg.StartJob(1, at, "job", plan.hash, routes, 10, 1 << 20, 0, 1, payload, True))
+        runtime.receive(msg.StartJob(1, at, JobSpec(job_id=JobId("job")), plan.hash, routes, 0, 1, payload, True))
         assert isinstance(await reported.get(), msg.ObjectsBuilt)
-        assert isinstance(await reported.get(), msg.MetricsMade)
+        assert isinstance(await reported.get(), msg.EventsMade)
     assert notes(tmp_path) == ["opened", "returned", "closed"]

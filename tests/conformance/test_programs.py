@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from dfm_async import Federation, Pipeline, PlaceParam, Program, Yield
+from dfm_async import Federation, Program
 from tests.conftest import Connect
+from tests.support.pipelines import pipeline_of
 
 LATE = """
 import time
@@ -25,7 +26,7 @@ print("late", x, flush=True)
 """
 
 
-async def test_what_a_process_says_after_its_result_belongs_to_its_own_call(
+async def test_late_output_of_a_program_belongs_to_its_call(
     connect: Connect, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     script = tmp_path / "late.py"
@@ -36,8 +37,7 @@ async def test_what_a_process_says_after_its_result_belongs_to_its_own_call(
     def late(x: int) -> int:
         raise NotImplementedError
 
-    with Pipeline("p") as pipeline:
-        Yield(late(PlaceParam("x")))
+    pipeline = pipeline_of(late, "x")
     with caplog.at_level(logging.INFO, logger="dfm_async.site.lab"):
         async with connect(federation) as session:
             results = await (await session.execute(pipeline, [{"x": 0}, {"x": 1}])).collect()
@@ -57,7 +57,7 @@ async def test_what_a_process_says_after_its_result_belongs_to_its_own_call(
         ({"argv": b"python"}, "argv must consist of strings"),
         ({"argv": {"python"}}, "argv must be a list"),
         ({"argv": None}, "argv must be a list"),
-        ({"argv": "python 'x"}, "argv cannot be split: No closing quotation"),
+        ({"argv": "python 'x"}, "cannot parse argv .*No closing quotation"),
         ({"environment": {"EPOCHS": 3}}, "'EPOCHS' is 3"),
         ({"environment": {"A=B": "3"}}, "can have the name 'A=B'"),
         ({"environment": None}, "environment must be names and strings"),
@@ -79,6 +79,6 @@ async def test_what_a_process_says_after_its_result_belongs_to_its_own_call(
         ({"transport": "nvflare-2.8", "cwd": "/tmp", "processes": 2}, "only one of them at a time"),
     ],
 )
-def test_wrong_fields_of_a_program_are_named_when_it_is_made(fields: dict[str, Any], problem: str) -> None:
+def test_invalid_fields_of_a_program_are_named(fields: dict[str, Any], problem: str) -> None:
     with pytest.raises((TypeError, ValueError), match=problem):
         Program(**{"argv": ["python"], **fields})

@@ -11,8 +11,7 @@ import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 
 from dfm_async import Pipeline, Session
-from dfm_async.model.flare import FlareOptions
-from tests.conformance.conftest import WAY
+from tests.conformance.conftest import flare_options
 from tests.flare.shared import Shared
 from tests.property.random_pipelines import fed, pipelines
 from tests.property.test_random_pipelines import check, sets, valid
@@ -23,8 +22,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_sessi
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def session(flare: Shared) -> AsyncIterator[Session]:
-    options = FlareOptions(startup_kit=flare.startup_kit, user=flare.user, code="travels", gateway=WAY, linger=600)
-    async with Session(fed, target="flare", options=options) as session:
+    async with Session(fed, target="flare", options=flare_options(flare)) as session:
         yield session
 
 

@@ -20,7 +20,8 @@ from dfm_async import (
     Yield,
     collect,
 )
-from tests.conftest import Connect
+from tests.support.sessions import first_value
+from tests.support.waiting import file_created
 
 fed = Federation("order")
 archive, lab, desk = (fed.site(name) for name in ("archive", "lab", "desk"))
@@ -111,13 +112,6 @@ async def async_sets(n: int) -> AsyncIterator[set[int]]:
         yield {i}
 
 
-async def exists(path: str) -> None:
-    while True:  # another process makes it
-        if await asyncio.to_thread(Path(path).exists):
-            return
-        await asyncio.sleep(0.01)
-
-
 @desk.operation
 async def types_around_a_skip(values: AsyncIterator[Any], path: str) -> list[str]:
     """Reads a few elements, waits until another reader was skipped, and reads on."""
@@ -128,13 +122,13 @@ async def types_around_a_skip(values: AsyncIterator[Any], path: str) -> list[str
         count += 1
         if count == 10:
             write(f"{path}-begun", "")
-            await exists(path)
+            await file_created(path)
     return [*sorted(found), str(count)]
 
 
 @lab.operation
 async def begun(path: str) -> str:
-    await exists(f"{path}-begun")
+    await file_created(f"{path}-begun")
     return "begun"
 
 
@@ -159,64 +153,56 @@ async def run(session: Session, pipeline: Pipeline, path: Path) -> tuple[list[st
     return lines(path), [item if isinstance(item, Failure) else item.value for item in found]
 
 
-async def test_a_generator_that_is_only_waited_for_runs_to_its_end_first(connect: Connect, tmp_path: Path) -> None:
-    async with connect(fed) as session:
-        for source in (steps, async_steps, mapped_steps):
-            for site in ("lab", "archive"):
-                with Pipeline() as pipeline:
-                    Yield(note_at(path_param(), "behind", site=site, after=source(path_param(), 3)))
-                written, results = await run(session, pipeline, tmp_path / f"{source.name}-{site}")
-                assert written == ["step 0", "step 1", "step 2", "behind"]
-                assert results == ["behind"]
-
-
-async def test_what_is_ordered_after_a_generator_with_readers_runs_after_its_last_element(
-    connect: Connect, tmp_path: Path
-) -> None:
-    async with connect(fed) as session:
-        for source in (steps, async_steps):
+async def test_a_generator_that_is_only_waited_for_runs_to_its_end_first(session: Session, tmp_path: Path) -> None:
+    for source in (steps, async_steps, mapped_steps):
+        for site in ("lab", "archive"):
             with Pipeline() as pipeline:
-                values = source(path_param(), 40)
-                note_at(path_param(), "behind", site="desk", after=values)
-                Yield(values)
-                Yield(total(doubled(values)), place="total")
-            written, results = await run(session, pipeline, tmp_path / source.name)
-            assert written == [*(f"step {i}" for i in range(40)), "behind"]
-            assert sorted(results) == sorted([*range(40), 2 * sum(range(40))])
+                Yield(note_at(path_param(), "behind", site=site, after=source(path_param(), 3)))
+            written, results = await run(session, pipeline, tmp_path / f"{source.name}-{site}")
+            assert written == ["step 0", "step 1", "step 2", "behind"]
+            assert results == ["behind"]
 
 
-async def test_what_is_ordered_after_a_generator_runs_when_its_readers_stop_early(
-    connect: Connect, tmp_path: Path
-) -> None:
+async def test_after_a_generator_runs_after_its_last_element(session: Session, tmp_path: Path) -> None:
+    for source in (steps, async_steps):
+        with Pipeline() as pipeline:
+            values = source(path_param(), 40)
+            note_at(path_param(), "behind", site="desk", after=values)
+            Yield(values)
+            Yield(total(doubled(values)), place="total")
+        written, results = await run(session, pipeline, tmp_path / source.name)
+        assert written == [*(f"step {i}" for i in range(40)), "behind"]
+        assert sorted(results) == sorted([*range(40), 2 * sum(range(40))])
+
+
+async def test_after_a_generator_runs_when_its_readers_stop_early(session: Session, tmp_path: Path) -> None:
     with Pipeline() as pipeline:
         values = endless(path_param())
         Yield(first(doubled(values)))
         Yield(note_at(path_param(), "behind", site="archive", after=values), place="note")
-    async with connect(fed) as session:
-        written, results = await run(session, pipeline, tmp_path / "log")
+    written, results = await run(session, pipeline, tmp_path / "log")
     assert "behind" in written
     assert sorted(results, key=str) == [0, "behind"]
 
 
 async def test_a_generator_whose_readers_are_skipped_runs_as_any_operation_does(
-    connect: Connect, tmp_path: Path
+    session: Session, tmp_path: Path
 ) -> None:
-    async with connect(fed) as session:
-        for reads in ("total", "loop", "yield"):
-            with Pipeline() as pipeline:
-                values = steps(path_param(), 3)
-                with If(note_at(path_param(), "begin", site="desk") == "other"):
-                    if reads == "total":
-                        Yield(total(doubled(values)))
-                    elif reads == "yield":
-                        Yield(values)
-                    else:
-                        with ForEach(values) as value:
-                            Yield(value)
-                note_at(path_param(), "behind", site="archive", after=values)
-            written, results = await run(session, pipeline, tmp_path / reads)
-            assert written == ["begin", "step 0", "step 1", "step 2", "behind"]
-            assert results == []
+    for reads in ("total", "loop", "yield"):
+        with Pipeline() as pipeline:
+            values = steps(path_param(), 3)
+            with If(note_at(path_param(), "begin", site="desk") == "other"):
+                if reads == "total":
+                    Yield(total(doubled(values)))
+                elif reads == "yield":
+                    Yield(values)
+                else:
+                    with ForEach(values) as value:
+                        Yield(value)
+            note_at(path_param(), "behind", site="archive", after=values)
+        written, results = await run(session, pipeline, tmp_path / reads)
+        assert written == ["begin", "step 0", "step 1", "step 2", "behind"]
+        assert results == []
 
 
 def unread(form: str) -> Pipeline:
@@ -239,17 +225,16 @@ def unread(form: str) -> Pipeline:
     return pipeline
 
 
-async def test_a_generator_that_fails_unread_fails_its_job(connect: Connect, tmp_path: Path) -> None:
-    async with connect(fed) as session:
-        for form in ("alone", "after", "skipped here", "skipped elsewhere", "empty loop", "failed reader"):
-            async with asyncio.timeout(60):
-                job = await session.execute(unread(form), {"path": str(tmp_path / form)})
-                failures = [item async for item in job.results(errors="yield") if isinstance(item, Failure)]
-                assert job.status is JobStatus.FAILED
-            own = [(f.place, f.frame) for f in failures if f.node == "torn#0"]
-            assert own == [(None, (0,))], form
-            assert len(failures) == 1 + (form == "failed reader"), form
-            assert lines(tmp_path / form)[-1] == ("behind" if form == "after" else "step 1"), form
+async def test_a_generator_that_fails_unread_fails_its_job(session: Session, tmp_path: Path) -> None:
+    for form in ("alone", "after", "skipped here", "skipped elsewhere", "empty loop", "failed reader"):
+        async with asyncio.timeout(60):
+            job = await session.execute(unread(form), {"path": str(tmp_path / form)})
+            failures = [item async for item in job.results(errors="yield") if isinstance(item, Failure)]
+            assert job.status is JobStatus.FAILED
+        own = [(f.place, f.frame) for f in failures if f.node == "torn#0"]
+        assert own == [(None, (0,))], form
+        assert len(failures) == 1 + (form == "failed reader"), form
+        assert lines(tmp_path / form)[-1] == ("behind" if form == "after" else "step 1"), form
 
 
 def joined(values: Any) -> Any:
@@ -280,15 +265,14 @@ def conditional(values: Any) -> Any:
     return 0
 
 
-async def test_a_reader_may_need_what_is_ordered_after_its_stream(connect: Connect, tmp_path: Path) -> None:
+async def test_reader_may_need_an_operation_after_its_stream(session: Session, tmp_path: Path) -> None:
     """The generator runs ahead, and its elements are kept: the two would wait for each other otherwise."""
-    async with connect(fed) as session:
-        for form in (joined, joined_with_a_mapper, looped, cached, conditional):
-            with Pipeline() as pipeline:
-                Yield(form(steps(path_param(), 300)))
-            written, results = await run(session, pipeline, tmp_path / form.__name__)
-            assert written == [*(f"step {i}" for i in range(300)), "behind"], form
-            assert max(results) == sum(range(300)) * (1 + (form is joined_with_a_mapper)), form
+    for form in (joined, joined_with_a_mapper, looped, cached, conditional):
+        with Pipeline() as pipeline:
+            Yield(form(steps(path_param(), 300)))
+        written, results = await run(session, pipeline, tmp_path / form.__name__)
+        assert written == [*(f"step {i}" for i in range(300)), "behind"], form
+        assert max(results) == sum(range(300)) * (1 + (form is joined_with_a_mapper)), form
 
 
 def crossed(path: Any) -> list[Any]:
@@ -307,39 +291,33 @@ def crossed_in_a_ring(path: Any) -> list[Any]:
 
 
 async def test_readers_of_streams_may_wait_for_the_ends_of_each_others_streams(
-    connect: Connect, tmp_path: Path
+    session: Session, tmp_path: Path
 ) -> None:
-    async with connect(fed) as session:
-        for form, factors in ((crossed, [1, 2]), (crossed_behind_mappers, [2, 2]), (crossed_in_a_ring, [1, 1, 1])):
-            with Pipeline() as pipeline:
-                for number, value in enumerate(form(path_param())):
-                    Yield(value, place=f"total {number}")
-            _, results = await run(session, pipeline, tmp_path / form.__name__)
-            assert sorted(results) == [factor * sum(range(300)) for factor in factors], form
+    for form, factors in ((crossed, [1, 2]), (crossed_behind_mappers, [2, 2]), (crossed_in_a_ring, [1, 1, 1])):
+        with Pipeline() as pipeline:
+            for number, value in enumerate(form(path_param())):
+                Yield(value, place=f"total {number}")
+        _, results = await run(session, pipeline, tmp_path / form.__name__)
+        assert sorted(results) == [factor * sum(range(300)) for factor in factors], form
 
 
-async def test_yields_of_streams_may_wait_for_each_others_streams(connect: Connect, tmp_path: Path) -> None:
+async def test_yields_of_streams_may_wait_for_each_others_streams(session: Session, tmp_path: Path) -> None:
     with Pipeline() as pipeline:
         first_values, second_values = steps(path_param(), 300), async_steps(path_param(), 300)
         Yield(first_values, place="first", after=second_values)
         Yield(second_values, place="second", after=first_values)
-    async with connect(fed) as session:
-        _, results = await run(session, pipeline, tmp_path / "log")
+    _, results = await run(session, pipeline, tmp_path / "log")
     assert sorted(results) == sorted([*range(300)] * 2)
 
 
-async def test_elements_that_travel_stay_the_same_when_a_local_reader_is_skipped(
-    connect: Connect, tmp_path: Path
-) -> None:
-    async with connect(fed) as session, asyncio.timeout(60):
-        for source in (sets, async_sets):
-            with Pipeline() as pipeline:
-                values = source(2000)
-                Yield(types_around_a_skip(values, path_param()))
-                with If(begun(path_param()) == "other") as branch:
-                    read_here(values)
-                with branch.otherwise():
-                    note_at(path_param(), "skipped", site="lab")
-            path = str(tmp_path / source.name)
-            job = await session.execute(pipeline, {"path": path})
-            assert (await job.first()).value == ["set", "2000"], source.name
+async def test_sent_elements_are_unchanged_if_a_local_reader_is_skipped(session: Session, tmp_path: Path) -> None:
+    for source in (sets, async_sets):
+        with Pipeline() as pipeline:
+            values = source(2000)
+            Yield(types_around_a_skip(values, path_param()))
+            with If(begun(path_param()) == "other") as branch:
+                read_here(values)
+            with branch.otherwise():
+                note_at(path_param(), "skipped", site="lab")
+        path = str(tmp_path / source.name)
+        assert await first_value(session, pipeline, {"path": path}) == ["set", "2000"], source.name

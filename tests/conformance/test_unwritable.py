@@ -1,10 +1,9 @@
-"""Stores that cannot be written any more: what is not in the file is never shown, and nobody waits in vain."""
+"""Stores that cannot be written any more: unwritten events are never shown, and all waiters are notified."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,29 +13,17 @@ from typing import Any
 
 import pytest
 
-from dfm_async import (
-    Event,
-    Federation,
-    Job,
-    JobInterrupted,
-    JobStatus,
-    LocalOptions,
-    Pipeline,
-    PlaceParam,
-    Result,
-    Session,
-    StatusChanged,
-    StoreError,
-    Yield,
-)
+from dfm_async import Event, Federation, Job, JobStatus, Result, Session, StatusChanged
+from dfm_async.errors import JobInterrupted, StoreError
 from dfm_async.store.sqlite import SqliteStore
 from tests.conftest import TargetName
+from tests.support.pipelines import pipeline_of
+from tests.support.processes import ROOT
+from tests.support.sessions import SHORT
+from tests.support.stores import execute_sql
+from tests.support.waiting import file_created
 
-pytestmark = pytest.mark.timeout(120)
-
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 60
-SHORT = LocalOptions(cancel_grace=0.5, shutdown_grace=0.5)
 
 fed = Federation("full")
 site = fed.site("site")
@@ -50,17 +37,14 @@ async def blobs(n: int, size: int) -> Any:
 
 @site.operation
 async def held(folder: str, n: int) -> int:
-    """Returns at once for 0, and when the file ``open`` is there for others."""
-    while n and not (Path(folder) / "open").exists():  # noqa: ASYNC110 - the gate may be in another process
-        await asyncio.sleep(0.01)
+    """Return at once for 0, and when the file ``open`` exists for others."""
+    if n:
+        await file_created(f"{folder}/open")
     return n
 
 
-with Pipeline("blobs") as streams:
-    Yield(blobs(PlaceParam("n"), PlaceParam("size")))
-
-with Pipeline("held") as holds:
-    Yield(held(PlaceParam("folder"), PlaceParam("n")))
+streams = pipeline_of(blobs, "n", "size")
+holds = pipeline_of(held, "folder", "n")
 
 
 @pytest.fixture(params=["inline", "local"])
@@ -68,22 +52,8 @@ def target(request: pytest.FixtureRequest) -> TargetName:
     return request.param  # type: ignore[no-any-return]
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "jobs.db"
-
-
-def sql(path: Path, *statements: str) -> list[Any]:
-    """Changes the file from another connection."""
-    connection = sqlite3.connect(path, isolation_level=None, timeout=20)
-    try:
-        return [connection.execute(statement).fetchall() for statement in statements][-1]
-    finally:
-        connection.close()
-
-
 class Observed:
-    """Everything that the readers of one job have seen."""
+    """Everything that the readers of one job have received."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -113,7 +83,7 @@ class Observed:
         self.status = await self.job
 
     async def to_the_end(self) -> None:
-        """Reads in three ways; each must end, with a ``StoreError``."""
+        """Read in three ways, each of which must end with a ``StoreError``."""
         await asyncio.gather(*map(self._guarded, (self._events(), self._results(), self._wait())))
         await asyncio.wait_for(self.job.completed.wait(), LIMIT)
         assert len(self.errors) == 3
@@ -124,7 +94,7 @@ class Observed:
         assert not [event for event in self.events if isinstance(event, StatusChanged) and event.status.ended]
 
     async def compare(self, session: Session, *, same: bool = False, more: bool = False) -> None:
-        """What was seen is what the file has.
+        """Check that the readers have received what the file has.
 
         Args:
             session: where the file is read.
@@ -169,50 +139,46 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(("n", "size"), [(40, 100_000), (100, 30_000), (1000, 4_000), (8000, 300)])
-async def test_a_full_disk_shows_nothing_that_it_does_not_have(
-    small_disk: Path, target: TargetName, n: int, size: int
-) -> None:
+async def test_full_disk_never_shows_unwritten_events(small_disk: Path, target: TargetName, n: int, size: int) -> None:
     path = small_disk / "jobs.db"
     seen = []
-    async with asyncio.timeout(LIMIT):
-        try:
-            async with opened(path, target) as session:
-                observed = Observed(await session.execute(streams, {"n": n, "size": size}, job_id="x"))
-                await observed.to_the_end()
-                with pytest.raises(StoreError):
-                    await observed.job.collect()
-                seen = observed.results
-        except StoreError as error:
-            assert "full" in str(error)  # noqa: PT017 - on closing: not even the reason could be written
-        assert len(seen) < n
+    try:
         async with opened(path, target) as session:
-            await observed.compare(session)
+            observed = Observed(await session.execute(streams, {"n": n, "size": size}, job_id="x"))
+            await observed.to_the_end()
+            with pytest.raises(StoreError):
+                await observed.job.collect()
+            seen = observed.results
+    except StoreError as error:
+        assert "full" in str(error)  # noqa: PT017 - on closing: not even the reason could be written
+    assert len(seen) < n
+    async with opened(path, target) as session:
+        await observed.compare(session)
 
 
 async def test_closing_a_session_on_a_full_disk_ends(small_disk: Path) -> None:
     path = small_disk / "jobs.db"
-    async with asyncio.timeout(LIMIT):
-        session = opened(path, "inline")
-        await session.connect()
-        job = await session.execute(streams, {"n": 40, "size": 100_000}, job_id="x")
-        try:
-            await session.close()  # whether the disk is full by now, nobody knows
-        except StoreError as error:
-            assert "full" in str(error)  # noqa: PT017
-        with pytest.raises((StoreError, JobInterrupted)):
-            await job
-        assert job.status is JobStatus.INTERRUPTED
-        shown = job.info().events
-        async with opened(path, "inline") as session:
-            again = await session.reattach("x")
-            assert again.status is JobStatus.INTERRUPTED
-            assert again.info().events >= shown
+    session = opened(path, "inline")
+    await session.connect()
+    job = await session.execute(streams, {"n": 40, "size": 100_000}, job_id="x")
+    try:
+        await session.close()  # the disk may be full by now or not
+    except StoreError as error:
+        assert "full" in str(error)  # noqa: PT017
+    with pytest.raises((StoreError, JobInterrupted)):
+        await job
+    assert job.status is JobStatus.INTERRUPTED
+    shown = job.info().events
+    async with opened(path, "inline") as session:
+        again = await session.reattach("x")
+        assert again.status is JobStatus.INTERRUPTED
+        assert again.info().events >= shown
 
 
 LIMITED = """
 import asyncio, resource, sys
 from tests.conformance.test_unwritable import Observed, opened, streams
-from dfm_async import StoreError
+from dfm_async.errors import StoreError
 
 async def main(path, limit):
     session = opened(path, "inline")
@@ -233,16 +199,16 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 
 
 @pytest.mark.parametrize("limit", [120_000, 500_000])
-async def test_a_file_that_may_not_grow_is_a_full_disk(path: Path, limit: int) -> None:
+async def test_a_file_that_may_not_grow_is_a_full_disk(store_path: Path, limit: int) -> None:
     done = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", LIMITED, str(path), str(limit), cwd=ROOT, stdout=-1, stderr=-1, env=dict(os.environ)
+        sys.executable, "-c", LIMITED, str(store_path), str(limit), cwd=ROOT, stdout=-1, stderr=-1, env=dict(os.environ)
     )
     out, err = await asyncio.wait_for(done.communicate(), LIMIT)
     assert (done.returncode, err.decode()) == (0, "")
     assert int(out.split()[1]) < 300
 
 
-# commits that fail in other ways
+# commits that fail for other reasons
 
 FAIL_FROM = """
     CREATE TRIGGER broken BEFORE INSERT ON entries WHEN (SELECT count(*) FROM entries) >= {} BEGIN
@@ -256,65 +222,67 @@ Break = Callable[[Path, SqliteStore], Any]
 
 
 def trigger(text: str) -> Break:
-    return lambda path, _store: sql(path, text)
+    return lambda store_path, _store: execute_sql(store_path, text)
 
 
 async def _read_only(store: SqliteStore) -> None:
-    await store._writer.database.run(lambda connection: connection.execute("PRAGMA query_only = ON"))
+    assert store._database is not None
+    await store._database.run(lambda connection: connection.execute("PRAGMA query_only = ON"))
 
 
 BREAKS: dict[str, Break] = {
     **{f"at write {number}": trigger(FAIL_FROM.format(number)) for number in (0, 1)},
     "at its end": trigger(FAIL_STATUS.format("finished")),
     "read-only": lambda _path, store: _read_only(store),
-    "owned by another": lambda path, _store: sql(path, "UPDATE jobs SET fence = fence + 1000"),
-    "events missing": lambda path, _store: sql(path, 'UPDATE jobs SET "end" = "end" + 3'),
-    "number damaged": lambda path, _store: sql(path, "UPDATE jobs SET \"end\" = 'three'"),
-    "replaced": lambda path, _store: path.write_bytes(path.rename(path.with_suffix(".old")).read_bytes()),
+    "owned by another": lambda store_path, _store: execute_sql(store_path, "UPDATE jobs SET fence = fence + 1000"),
+    "events missing": lambda store_path, _store: execute_sql(store_path, 'UPDATE jobs SET "end" = "end" + 3'),
+    "number damaged": lambda store_path, _store: execute_sql(store_path, "UPDATE jobs SET \"end\" = 'three'"),
+    "replaced": lambda store_path, _store: store_path.write_bytes(
+        store_path.rename(store_path.with_suffix(".old")).read_bytes()
+    ),
 }
 
 
 @pytest.mark.parametrize("how", BREAKS)
-async def test_a_commit_that_fails_interrupts_its_job(path: Path, tmp_path: Path, how: str) -> None:
-    store = SqliteStore(path)
-    async with asyncio.timeout(LIMIT):
-        session = opened(path, "inline", store)
-        await session.connect()
-        job = await session.execute(holds, [{"folder": str(tmp_path), "n": n} for n in range(6)], job_id="x")
-        observed = Observed(job)
-        reading = asyncio.create_task(observed.to_the_end())
-        async with job.events() as events:
-            first = await anext(events)
-        assert first.offset == 0
-        done = BREAKS[how](path, store)
-        if asyncio.iscoroutine(done):
-            await done
-        (tmp_path / "open").touch()
-        await reading
-        with suppress(StoreError):  # not even the reason could be written
-            await session.close()
-        if how in ("owned by another", "events missing", "number damaged", "replaced"):
-            return
-        sql(path, "DROP TRIGGER IF EXISTS broken")
-        async with opened(path, "inline") as session:
-            await observed.compare(session)
-            job = await session.resume("x")
-            assert await job is JobStatus.FINISHED
-            assert sorted(result.value for result in await job.collect()) == list(range(6))
+async def test_a_commit_that_fails_interrupts_its_job(store_path: Path, tmp_path: Path, how: str) -> None:
+    store = SqliteStore(store_path)
+    session = opened(store_path, "inline", store)
+    await session.connect()
+    job = await session.execute(holds, [{"folder": str(tmp_path), "n": n} for n in range(6)], job_id="x")
+    observed = Observed(job)
+    reading = asyncio.create_task(observed.to_the_end())
+    async with job.events() as events:
+        first = await anext(events)
+    assert first.offset == 0
+    done = BREAKS[how](store_path, store)
+    if asyncio.iscoroutine(done):
+        await done
+    (tmp_path / "open").touch()
+    await reading
+    with suppress(StoreError):  # not even the reason could be written
+        await session.close()
+    if how in ("owned by another", "events missing", "number damaged", "replaced"):
+        return
+    execute_sql(store_path, "DROP TRIGGER IF EXISTS broken")
+    async with opened(store_path, "inline") as session:
+        await observed.compare(session)
+        job = await session.resume("x")
+        assert await job is JobStatus.FINISHED
+        assert sorted(result.value for result in await job.collect()) == list(range(6))
 
 
-async def test_a_commit_that_fails_once_leaves_a_job_that_can_be_resumed_at_once(path: Path, tmp_path: Path) -> None:
+async def test_job_can_be_resumed_after_one_failed_commit(store_path: Path, tmp_path: Path) -> None:
     called: list[int] = []
-    async with asyncio.timeout(LIMIT), opened(path, "inline") as session:
+    async with opened(store_path, "inline") as session:
         sets = [{"folder": str(tmp_path), "n": n} for n in range(4)]
         job = await session.execute(holds, sets, job_id="x", default_callback=lambda *args: called.append(args[-1]))
         await job.first()
-        sql(path, FAIL_FROM.format(0))
+        execute_sql(store_path, FAIL_FROM.format(0))
         (tmp_path / "open").touch()
         observed = Observed(job)
         await observed.to_the_end()
         assert called == [0]
-        sql(path, "DROP TRIGGER broken")
+        execute_sql(store_path, "DROP TRIGGER broken")
         await observed.compare(session, same=True)
         assert [info.status for info in session.infos()] == [JobStatus.INTERRUPTED]
         again = await session.resume("x")
@@ -324,38 +292,39 @@ async def test_a_commit_that_fails_once_leaves_a_job_that_can_be_resumed_at_once
         assert sorted(result.value for result in await again.collect()) == list(range(4))
 
 
-async def test_jobs_with_nothing_to_write_go_on_when_the_commit_of_another_fails(path: Path, tmp_path: Path) -> None:
-    async with asyncio.timeout(LIMIT), opened(path, "inline") as session:
+async def test_failed_commit_does_not_affect_idle_jobs(store_path: Path, tmp_path: Path) -> None:
+    async with opened(store_path, "inline") as session:
         waiting = await session.execute(holds, {"folder": str(tmp_path), "n": 1}, job_id="waits")
         async with waiting.events() as events:
             await anext(events)
-        sql(path, FAIL_FROM.format(0))
+        execute_sql(store_path, FAIL_FROM.format(0))
         with pytest.raises(StoreError, match="no luck"):
             await (await session.execute(streams, {"n": 3, "size": 10}, job_id="fails"))
-        sql(path, "DROP TRIGGER broken")
+        execute_sql(store_path, "DROP TRIGGER broken")
         (tmp_path / "open").touch()
         assert await waiting is JobStatus.FINISHED
         later = await session.execute(streams, {"n": 3, "size": 10}, job_id="later")
         assert len(await later.collect()) == 3
 
 
-async def test_a_reason_that_can_be_written_again_is_in_the_file(path: Path) -> None:
-    async with asyncio.timeout(LIMIT):
-        async with opened(path, "inline") as session:
-            sql(path, FAIL_STATUS.format("running"))
-            job = await session.execute(streams, {"n": 3, "size": 10}, job_id="x")
-            with pytest.raises(StoreError, match="no luck"):
-                await job
-            sql(path, "DROP TRIGGER broken")
-        async with opened(path, "inline") as session:
-            info = (await session.reattach("x")).info()
-            assert info.status is JobStatus.INTERRUPTED
-            assert "no luck" in (info.reason or "")
+async def test_a_reason_that_can_be_written_again_is_in_the_file(store_path: Path) -> None:
+    async with opened(store_path, "inline") as session:
+        execute_sql(store_path, FAIL_STATUS.format("running"))
+        job = await session.execute(streams, {"n": 3, "size": 10}, job_id="x")
+        with pytest.raises(StoreError, match="no luck"):
+            await job
+        execute_sql(store_path, "DROP TRIGGER broken")
+    async with opened(store_path, "inline") as session:
+        info = (await session.reattach("x")).info()
+        assert info.status is JobStatus.INTERRUPTED
+        assert "no luck" in (info.reason or "")
 
 
-async def test_a_value_that_no_row_can_hold_interrupts_its_job(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dfm_async.store.sqlite._LARGEST", 100_000)
-    async with asyncio.timeout(LIMIT), opened(path, "inline") as session:
+async def test_a_value_that_no_row_can_hold_interrupts_its_job(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SqliteStore, "largest", 100_000)
+    async with opened(store_path, "inline") as session:
         observed = Observed(await session.execute(streams, {"n": 1, "size": 200_000}, job_id="x"))
         await observed.to_the_end()
         await observed.compare(session, same=True, more=True)

@@ -162,6 +162,13 @@ def first_of(values: Iterator[int]) -> int:
 
 
 @lab.operation
+def append_to(items: list[int], item: int) -> list[int]:
+    """Changes what it gets."""
+    items.append(item)
+    return items
+
+
+@lab.operation
 def fail(message: str) -> None:
     raise ValueError(message)
 

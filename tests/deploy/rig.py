@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dfm_async import Federation
-from dfm_async.deploy import User
 from dfm_async.deploy.example import write_example
 from dfm_async.deploy.federation_kits import Provisioned, project_of, provision_federation
+from dfm_async.flare import User
 
 HOST = "flare-server"
 ANN = "ann@example.org"
@@ -34,6 +35,6 @@ def make(folder: Path) -> Made:
 
 
 async def provisioned_in(folder: Path, federation: Federation, **changes: Any) -> Provisioned:
-    given: dict[str, Any] = {"server": HOST, "users": [User(ANN)], "orgs": {"lab": "Uni"}, **changes}
-    allow_code = given.pop("allow_code", ["desk"])
-    return await provision_federation(federation, project_of(federation, **given), folder, allow_code=allow_code)
+    allow_code = changes.pop("allow_code", ["desk"])
+    project = replace(project_of(federation, server=HOST, users=[User(ANN)]), **{"orgs": {"lab": "Uni"}, **changes})
+    return await provision_federation(federation, project, folder, allow_code=allow_code)

@@ -14,10 +14,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from dfm_async import DeploymentError
-from dfm_async.deploy.containers import PLACE, compose_files, image_files, label
+from dfm_async.deploy.containers import PLACE, compose_files, image_files, kubernetes_files, label
 from dfm_async.deploy.federation_kits import kits_in
-from dfm_async.deploy.kubernetes import kubernetes_files
+from dfm_async.errors import DeploymentError
 from tests.deploy.rig import HOST, Made
 
 PARTICIPANTS = {"server", "home", "archive", "lab", "desk"}
@@ -35,7 +34,7 @@ def manifests(made: Made) -> dict[str, list[dict[str, Any]]]:
     return {name: list(yaml.safe_load_all(text)) for name, text in files.items() if name.endswith(".yaml")}
 
 
-def test_the_compose_file_fits_its_schema_and_mounts_what_is_there(made: Made, tmp_path: Path) -> None:
+def test_compose_file_fits_its_schema_and_mounts_existing_folders(made: Made, tmp_path: Path) -> None:
     data = compose(made, tmp_path / "deploy")
     checker = str(Path(sys.executable).parent / "check-jsonschema")
     checked = subprocess.run(
@@ -70,7 +69,7 @@ def test_manifests_fit_the_schemas_of_kubernetes(made: Made) -> None:
     assert service["metadata"]["name"] == HOST, "the name that stands in all kits"
 
 
-def test_a_pod_finds_every_file_of_its_kit_where_it_belongs(made: Made) -> None:
+def test_pod_mounts_every_file_of_its_kit(made: Made) -> None:
     local, workload = manifests(made)["weather-lab.yaml"]
     volumes = {volume["name"]: volume for volume in workload["spec"]["template"]["spec"]["volumes"]}
     placed = {item["path"]: local["data"][item["key"]] for item in volumes["local"]["configMap"]["items"]}
@@ -98,24 +97,24 @@ def test_no_key_is_in_any_file(made: Made, tmp_path: Path) -> None:
     assert copied == ["requirements.txt", "wheels/"]
 
 
-def test_the_script_makes_secrets_of_the_files_that_pods_need(made: Made, tmp_path: Path) -> None:
+def test_secrets_script_contains_the_files_that_pods_need(made: Made, tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
     (tools / "kubectl").write_text('#!/bin/sh\ncat > /dev/null < /dev/null\necho "$@" >> "$TOLD"\n')
     (tools / "kubectl").chmod(0o755)
     (tmp_path / "secrets.sh").write_text(kubernetes_files("weather", kits_in(made.folder), "site:1", "x")["secrets.sh"])
-    env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "TOLD": str(tmp_path / "told")}
+    env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "TOLD": str(tmp_path / "reported")}
     subprocess.run(["sh", str(tmp_path / "secrets.sh"), str(made.kits)], check=True, timeout=60, env=env)
-    told = [shlex.split(line) for line in (tmp_path / "told").read_text().splitlines()]
+    reported = [shlex.split(line) for line in (tmp_path / "reported").read_text().splitlines()]
     created = {words[3]: [word.partition("=")[2] for word in words if word.startswith("--from-file=")]
-               for words in told if words[0] == "create"}  # fmt: skip
+               for words in reported if words[0] == "create"}  # fmt: skip
     assert created.keys() == {f"weather-{name}-startup" for name in PARTICIPANTS}
     assert all(Path(path).is_file() for paths in created.values() for path in paths)
     names = {Path(path).name for path in created["weather-lab-startup"]}
     assert names == {"client.crt", "client.key", "fed_client.json", "rootCA.pem"}
 
 
-def test_kits_whose_server_only_this_machine_finds_are_refused(made: Made, tmp_path: Path) -> None:
+def test_kits_with_a_local_server_name_are_refused(made: Made, tmp_path: Path) -> None:
     folder = tmp_path / "lab"
     folder.mkdir()
     for part in ("startup", "local"):
@@ -127,5 +126,5 @@ def test_kits_whose_server_only_this_machine_finds_are_refused(made: Made, tmp_p
 
 
 @pytest.mark.parametrize(("name", "made_of_it"), [("Lab_2", "lab-2"), ("--", "site"), ("x" * 80, "x" * 50)])
-def test_every_site_has_a_name_that_kubernetes_takes(name: str, made_of_it: str) -> None:
+def test_site_names_are_valid_in_kubernetes(name: str, made_of_it: str) -> None:
     assert label(name) == made_of_it

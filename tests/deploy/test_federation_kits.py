@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dfm_async import DeploymentError, Federation, FederationError
-from dfm_async.deploy import User, certificates
+from dfm_async import Federation
+from dfm_async.deploy import certificates
 from dfm_async.deploy.certificates import forget_ending
 from dfm_async.deploy.federation_kits import kits_in
 from dfm_async.deploy.kit import Kit
+from dfm_async.errors import DeploymentError, FederationError
+from dfm_async.flare import User
 from tests.deploy.rig import ANN, HOST, Made, provisioned_in
 
 
-def test_everybody_gets_a_kit_with_our_settings_and_only_the_owner_can_read_the_keys(made: Made) -> None:
+def test_every_participant_gets_a_kit_with_settings_and_private_keys(made: Made) -> None:
     found = {entry.kit.name: entry for entry in made.provisioned.kits}
     assert {name: (entry.kind, entry.certificate.org) for name, entry in found.items()} == {
         HOST: ("server", "dfm"),
@@ -41,7 +43,7 @@ def test_everybody_gets_a_kit_with_our_settings_and_only_the_owner_can_read_the_
     assert "*" in (made.folder / ".gitignore").read_text().splitlines()
 
 
-async def test_running_it_again_keeps_certificates_and_adds_sites(made: Made, tmp_path: Path) -> None:
+async def test_provisioning_again_keeps_certificates_and_adds_sites(made: Made, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     shutil.copytree(made.folder, folder)
     file = tmp_path / "federation.dfm.yaml"
@@ -57,7 +59,7 @@ async def test_running_it_again_keeps_certificates_and_adds_sites(made: Made, tm
     assert kits_in(folder)[0].name == HOST
 
 
-def test_certificates_that_end_soon_are_made_anew_and_the_federation_stays(
+def test_expiring_certificates_are_renewed_by_the_same_authority(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = tmp_path / "cert.json"
@@ -72,26 +74,21 @@ def test_certificates_that_end_soon_are_made_anew_and_the_federation_stays(
     forget_ending(tmp_path / "nothing.json")
 
 
-async def test_everything_that_is_wrong_is_told_at_once(made: Made) -> None:
+async def test_all_problems_are_reported_together(made: Made) -> None:
     users = [User("ann"), User(ANN, "member")]
     with pytest.raises(DeploymentError) as raised:
         await provisioned_in(
             made.folder, made.federation, users=users, orgs={"lab": "Other", "moon": "Uni"}, allow_code=["mars"], port=0
         )
-    told = "\n".join(raised.value.problems)
-    for part in (
-        "'ann' must be",
-        "'moon': there is no such",
-        "0 is no port",
-        "'lab' is of organisation 'Uni', not 'Other'",
-    ):
-        assert part in told
-    assert "'ann@example.org' is 'lead', not 'member'" in told
-    assert "mars: there is no such site" in told
+    reported = "\n".join(raised.value.problems)
+    for part in ("'ann' must be", "'moon': there is no such", "port 0", "'lab' is of organisation 'Uni', not 'Other'"):
+        assert part in reported
+    assert "'ann@example.org' is 'lead', not 'member'" in reported
+    assert "mars: there is no such site" in reported
     assert len(raised.value.problems) == 6
 
 
-async def test_a_federation_that_is_no_file_needs_sites_that_take_its_code(tmp_path: Path) -> None:
+async def test_federation_without_files_needs_sites_that_allow_code(tmp_path: Path) -> None:
     federation = Federation("weather")
     lab = federation.site("lab")
 
@@ -99,7 +96,7 @@ async def test_a_federation_that_is_no_file_needs_sites_that_take_its_code(tmp_p
     async def answer() -> int:
         return 42
 
-    with pytest.raises(FederationError, match="is no class"):
+    with pytest.raises(FederationError, match="is not a class"):
         await provisioned_in(tmp_path, federation, orgs={}, allow_code=["lab"])
     assert not list(tmp_path.iterdir())
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from dfm_async import Federation
-from dfm_async.deploy import Project, User
-from dfm_async.deploy.installation import FederationFiles
+from dfm_async.deploy.federation_kits import FederationFiles
 from dfm_async.deploy.kit import Kit
-from dfm_async.deploy.provisioning import provision
+from dfm_async.deploy.project import provision
+from dfm_async.flare import Project, User
 from dfm_async.model.flare import SETTINGS_FILE
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dfm_async import DeploymentError
-from dfm_async.deploy import LocalFlare
+from dfm_async.errors import DeploymentError
+from dfm_async.flare import LocalFlare
 
 
-async def test_sites_come_and_go_on_loopback_only_and_nothing_is_left(tmp_path: Path) -> None:
+async def test_local_sites_start_and_stop_on_loopback_and_leave_nothing(tmp_path: Path) -> None:
     # One federation for all of it: each takes seconds.
     async with LocalFlare.up(["alpha", "server"], tmp_path, allow_code=True) as flare:
         started = flare.pids
@@ -38,7 +38,7 @@ async def test_sites_come_and_go_on_loopback_only_and_nothing_is_left(tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["kits"]
 
 
-async def test_clients_that_are_no_sites_are_refused(tmp_path: Path) -> None:
+async def test_clients_of_unknown_sites_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DeploymentError, match="there is no client for 'lab'"):
         async with LocalFlare.up(["alpha"], tmp_path, clients=["alpha", "lab"]):
             pass

@@ -7,9 +7,9 @@ import re
 import pytest
 import yaml
 
-from dfm_async import DeploymentError
-from dfm_async.deploy import Project, User
 from dfm_async.deploy.project import project_name
+from dfm_async.errors import DeploymentError
+from dfm_async.flare import Project, User
 
 
 def project(**changes: object) -> Project:
@@ -30,7 +30,7 @@ def test_the_project_file_has_the_server_every_site_and_every_user() -> None:
     }
 
 
-def test_all_wrong_names_are_told_at_once() -> None:
+def test_all_invalid_names_are_reported_together() -> None:
     wrong = project(
         name="a b",
         sites=("home", "lab/../x", "server", "home", "x" * 64),
@@ -42,10 +42,10 @@ def test_all_wrong_names_are_told_at_once() -> None:
     )
     with pytest.raises(DeploymentError) as raised:
         wrong.check()
-    told = "\n".join(raised.value.problems)
+    reported = "\n".join(raised.value.problems)
     names = ["'a b'", "lab/../x", "'server' is the server", "'home' is there twice", "xxxx", "'ann' must be", "king"]
-    for part in [*names, "no host", "a-b", "pigeon", "0 is no port"]:
-        assert part in told
+    for part in [*names, "no host", "a-b", "pigeon", "port 0"]:
+        assert part in reported
     assert len(raised.value.problems) == 11
 
 
@@ -55,7 +55,7 @@ def test_a_project_without_sites_or_users_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["weather", "weather.europe.2", "Wetter für alle", "x" * 100, "../..", ""])
-def test_every_federation_has_a_name_that_flare_takes(name: str) -> None:
+def test_federation_names_are_valid_in_flare(name: str) -> None:
     found = project_name(name)
     assert re.fullmatch(r"[A-Za-z0-9_-]{1,63}", found)
     project(name=found).check()

@@ -7,20 +7,9 @@ from typing import Any
 
 import pytest
 
-from dfm_async import (
-    Advise,
-    ClassPath,
-    Const,
-    ExposedParameter,
-    Federation,
-    FromParam,
-    FromSecrets,
-    Pipeline,
-    PipelineError,
-    PlaceParam,
-    Session,
-)
+from dfm_async import Advise, Federation, Pipeline, PipelineError, PlaceParam, Session
 from dfm_async.discovery import Discovery, SingleFieldAdvice
+from dfm_async.federation import ClassPath, Const, ExposedParameter, FromParam, FromSecrets
 from dfm_async.federation.operation import Declaration
 from tests.conftest import Connect
 
@@ -52,6 +41,11 @@ def stations() -> Federation:
     return federation
 
 
+@pytest.fixture
+def federation() -> Federation:
+    return stations()
+
+
 @pytest.fixture(autouse=True)
 def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DFM_SECRET_KEY", SECRET)
@@ -62,8 +56,7 @@ async def asked(pipeline: Pipeline, federation: Federation) -> Discovery:
         return await session.discover(pipeline)
 
 
-async def test_advice_for_arguments_has_the_names_of_parameters(connect: Connect) -> None:
-    federation = stations()
+async def test_advice_for_arguments_has_the_names_of_parameters(federation: Federation, connect: Connect) -> None:
     with Pipeline(mode="discovery") as pipeline:
         federation.operations.weather.Read(Advise())
     async with connect(federation) as session:
@@ -75,8 +68,7 @@ async def test_advice_for_arguments_has_the_names_of_parameters(connect: Connect
     assert wrong.message == "expected one of ['raw', 'fine'], not 'odd'"
 
 
-async def test_a_parameter_that_a_site_adds_is_asked_only_there_and_only_on_request() -> None:
-    federation = stations()
+async def test_a_parameter_that_a_site_adds_is_asked_only_there_and_only_on_request(federation: Federation) -> None:
     with Pipeline(mode="discovery") as pipeline:
         federation.operations.weather.Read("radar", grade=Advise())
         federation.operations.weather.Read("radar", grade="coarse")
@@ -87,8 +79,7 @@ async def test_a_parameter_that_a_site_adds_is_asked_only_there_and_only_on_requ
     assert {error.field for error in discovery.errors()} == {"grade"}
 
 
-async def test_asking_for_what_is_not_discoverable_is_a_problem() -> None:
-    federation = stations()
+async def test_asking_for_what_is_not_discoverable_is_a_problem(federation: Federation) -> None:
     with Pipeline(mode="discovery") as pipeline:
         federation.operations.weather.Read("radar", Advise(), site="north")
         federation.operations.weather.Read("radar", PlaceParam("span"), site="north")
@@ -100,16 +91,14 @@ async def test_asking_for_what_is_not_discoverable_is_a_problem() -> None:
     assert "not discoverable" in problem.message
 
 
-async def test_values_of_closed_parameters_are_checked_all_the_same() -> None:
-    federation = stations()
+async def test_values_of_closed_parameters_are_checked_all_the_same(federation: Federation) -> None:
     with Pipeline(mode="discovery") as pipeline:
         federation.operations.weather.Read("radar", 7, site="north")
     (wrong,) = (await asked(pipeline, federation)).errors()
     assert (wrong.field, wrong.message) == ("span", "expected one of [1, 2], not 7")
 
 
-async def test_secrets_are_not_in_the_errors_of_advisors(connect: Connect) -> None:
-    federation = stations()
+async def test_secrets_are_not_in_the_errors_of_advisors(federation: Federation, connect: Connect) -> None:
     with Pipeline(mode="discovery") as pipeline:
         federation.operations.weather.Leak()
     async with connect(federation) as session:

@@ -1,4 +1,4 @@
-"""``session.discover`` asks the advisors at the sites, and tells everything that they say."""
+"""``session.discover`` asks the advisors at the sites, and reports everything that they return."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from dfm_async import (
     PipelineError,
     PlaceParam,
     Session,
-    VaultConfig,
 )
 from dfm_async.discovery import (
     AdviceContext,
@@ -36,6 +35,7 @@ from dfm_async.discovery import (
     SingleFieldAdvice,
     field_advisor,
 )
+from dfm_async.federation import VaultConfig
 from tests.conftest import Connect
 
 weather = Federation("weather")
@@ -144,6 +144,20 @@ async def asked(pipeline: Pipeline, federation: Federation = weather, **options:
         return await session.discover(pipeline, **options)
 
 
+def advised_by(advise: Any) -> tuple[Federation, Pipeline]:
+    """Return a federation with one operation, whose parameter x has this advisor, and a pipeline that asks for it."""
+    federation = Federation("advised")
+
+    @federation.site("here").operation
+    def op(x: int) -> int:
+        return x
+
+    op.advisor("x")(advise)
+    with Pipeline(mode="discovery") as pipeline:
+        federation.operations.op()
+    return federation, pipeline
+
+
 async def test_values_that_are_given_are_checked_and_not_advised() -> None:
     with Pipeline(mode="discovery") as pipeline:
         ask.quiet("loud", 4)
@@ -216,7 +230,7 @@ async def test_every_provider_that_may_run_a_node_is_asked(connect: Connect) -> 
         assert list(tree) == ["Oslo"]
 
 
-async def test_all_problems_are_told_at_once() -> None:
+async def test_all_problems_are_reported_at_once() -> None:
     with Pipeline(mode="discovery") as pipeline:
         ask.Forecast([Advise()])
         ask.Forecast(3)
@@ -225,9 +239,7 @@ async def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(PipelineError) as caught:
         await asked(pipeline)
     found = [(problem.statement, problem.message) for problem in caught.value.problems]
-    assert [statement for statement, _ in found] == [
-        "Forecast#0", "Forecast#1", "quiet#2", "quiet#3", "quiet#3",
-    ]  # fmt: skip
+    assert [statement for statement, _ in found] == ["Forecast#0", "Forecast#1", "quiet#2", "quiet#3"]
     assert "whole value" in found[0][1]
 
 
@@ -270,15 +282,8 @@ async def test_an_adapter_that_cannot_be_built_is_an_error_of_its_node_only(conn
 
 
 async def test_cancelling_a_discovery_cancels_the_advisors() -> None:
-    federation = Federation("slow")
-    here = federation.site("here")
     began, ended = asyncio.Event(), asyncio.Event()
 
-    @here.operation
-    def slow(x: int) -> int:
-        return x
-
-    @slow.advisor("x")
     async def wait(value: Any, context: AdviceContext) -> Any:
         began.set()
         try:
@@ -286,8 +291,7 @@ async def test_cancelling_a_discovery_cancels_the_advisors() -> None:
         finally:
             ended.set()
 
-    with Pipeline(mode="discovery") as pipeline:
-        federation.operations.slow()
+    federation, pipeline = advised_by(wait)
     async with Session(federation, target="inline") as session:
         task = asyncio.create_task(session.discover(pipeline))
         await began.wait()
@@ -298,20 +302,11 @@ async def test_cancelling_a_discovery_cancels_the_advisors() -> None:
         assert session.jobs() == []
 
 
-async def test_an_advisor_that_returns_something_else_is_told() -> None:
-    federation = Federation("odd")
-    here = federation.site("here")
-
-    @here.operation
-    def odd(x: int) -> int:
-        return x
-
-    @odd.advisor("x")
+async def test_an_advisor_that_returns_something_else_is_an_error() -> None:
     def lazy(value: Any, context: AdviceContext) -> Any:
         return [1, 2]
 
-    with Pipeline(mode="discovery") as pipeline:
-        federation.operations.odd()
+    federation, pipeline = advised_by(lazy)
     (error,) = (await asked(pipeline, federation)).errors()
     assert "'lazy' must return an advised value" in error.message
 
@@ -323,36 +318,17 @@ def test_advisors_are_for_parameters_that_exist() -> None:
         north.advisor(quiet, "text")
 
 
-async def test_a_worker_that_dies_while_it_is_asked_is_told(tmp_path: Path) -> None:
-    federation = Federation("dying")
-    here = federation.site("here")
-
-    @here.operation
-    def die(x: int) -> int:
-        return x
-
-    @die.advisor("x")
-    def kill(value: Any, context: AdviceContext) -> Any:
-        os._exit(3)
-
-    with Pipeline(mode="discovery") as pipeline:
-        federation.operations.die()
+async def test_a_worker_that_dies_while_it_is_asked_is_an_error(tmp_path: Path) -> None:
+    federation, pipeline = advised_by(lambda value, context: os._exit(3))
     async with Session(federation, store=f"sqlite:///{tmp_path / 'jobs.db'}") as session:
         with pytest.raises(JobAborted, match="here"):
             await session.discover(pipeline)
         assert session.jobs() == []
 
 
-async def test_a_site_that_cannot_start_is_told_and_not_taken_for_one_without_advice(tmp_path: Path) -> None:
-    federation = Federation("shut")
-    here = federation.site("here", vault=VaultConfig(path="file", args={"path": str(tmp_path / "none.yaml")}))
-
-    @here.operation
-    def double(x: int) -> int:
-        return 2 * x
-
-    with Pipeline(mode="discovery") as pipeline:
-        federation.operations.double()
+async def test_a_site_that_cannot_start_is_an_error_in_the_discovery(tmp_path: Path) -> None:
+    federation, pipeline = advised_by(levels)
+    federation.sites["here"].vault = VaultConfig(path="file", args={"path": str(tmp_path / "none.yaml")})
     async with Session(federation) as session:
         with pytest.raises(JobFailed, match="site 'here' does not start"):
             await session.discover(pipeline)

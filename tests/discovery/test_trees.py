@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dfm_async import Advise, PartialError
+from dfm_async import Advise
 from dfm_async.discovery import (
     AdviceContext,
     AdvisedDateRange,
@@ -31,9 +31,10 @@ from dfm_async.discovery import (
     build_advice,
     field_advisor,
 )
-from dfm_async.discovery.advice import Edge, advice_from
+from dfm_async.discovery.advice import Edge, found_of
 from dfm_async.discovery.advisors import Advisor
 from dfm_async.discovery.growth import MOST_BRANCHES, Fields, Growth, failed
+from dfm_async.errors import PartialError
 
 SCALARS = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "a", "b", "déjà"])
 LISTS = st.lists(SCALARS, max_size=3)
@@ -90,7 +91,7 @@ def edges(advice: Edge, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 
 @given(TABLES, st.dictionaries(st.sampled_from("abcd"), SCALARS, max_size=2))
-def test_whatever_advisors_say_the_tree_is_whole(table: dict[str, list[Any]], values: dict[str, Any]) -> None:
+def test_any_answers_of_advisors_give_a_complete_tree(table: dict[str, list[Any]], values: dict[str, Any]) -> None:
     tree = grow(table, values).tree()
     found = list(edges(tree))
     for path, value, edge in found:
@@ -98,7 +99,7 @@ def test_whatever_advisors_say_the_tree_is_whole(table: dict[str, list[Any]], va
         assert path[-1] not in values or isinstance(edge, ErrorFieldAdvice), "what is given is said only if it is wrong"
         assert not isinstance(edge, BranchFieldAdvice) or len(edge.branches) > 1
         json.dumps(value)
-    assert advice_from(msgspec.to_builtins(tree)) == tree
+    assert found_of(msgspec.to_builtins(tree)) == tree
     discovery = Discovery("p", {"s": {"n": tree}})
     assert Discovery.from_json(discovery.to_json()) == discovery
     messages = [edge.msg for _, _, edge in found if isinstance(edge, ErrorFieldAdvice)]
@@ -174,7 +175,7 @@ async def test_positive_orders_come_first_and_negative_ones_last() -> None:
     assert (tree.field, tree.value) == ("first", [True, 7])
 
 
-async def test_an_override_that_is_not_marked_is_no_advisor() -> None:
+async def test_an_override_that_is_not_marked_is_not_an_advisor() -> None:
     class Quiet(Shop):
         async def second(self, value: Any, context: AdviceContext) -> AdvisedValue:
             raise AssertionError
@@ -184,7 +185,7 @@ async def test_an_override_that_is_not_marked_is_no_advisor() -> None:
     assert shop.asked == ["before", "last"]
 
 
-async def test_a_field_that_nobody_knows_is_an_error_with_a_hint() -> None:
+async def test_an_unknown_field_is_an_error_with_a_hint() -> None:
     class Curious:
         @field_advisor("x")
         async def x(self, value: Any, context: AdviceContext) -> AdvisedValue:
@@ -210,7 +211,7 @@ async def test_a_tree_that_would_be_too_large_ends_with_an_error() -> None:
     assert "and 9,951 more" in str(Discovery(None, {"s": {"n": tree}}))
 
 
-def test_selecting_tells_what_is_possible() -> None:
+def test_selecting_a_wrong_value_names_what_is_possible() -> None:
     tree = BranchFieldAdvice(
         field="city",
         branches=(
@@ -237,7 +238,7 @@ def test_selecting_tells_what_is_possible() -> None:
 @pytest.mark.parametrize(
     "data", ["{}", "[]", '{"pipeline": null, "sites": {"s": {"n": {"kind": "partial"}}}}', b"\xff"]
 )
-def test_other_data_is_no_discovery(data: Any) -> None:
+def test_other_data_is_not_a_discovery(data: Any) -> None:
     with pytest.raises(ValueError, match=r"advice|discovery"):
         Discovery.from_json(data)
 
@@ -267,10 +268,4 @@ def test_messages_of_several_lines_and_for_terminals_stay_in_their_line_of_the_t
     tree = SingleFieldAdvice(field="city", value=None, edge=ErrorFieldAdvice(message, ""))
     text = str(Discovery(None, {"lab": {"look#0": tree, "look#1": ErrorFieldAdvice(message, "")}}))
     shown = r"2 errors first: wrong \x1b[31m second: wrong"
-    assert text.splitlines() == [
-        "Discovery",
-        "lab",
-        "├─ look#0",
-        f"│  └─ city  ✗ {shown}",
-        f"└─ look#1  ✗ {shown}",
-    ]
+    assert text.splitlines() == ["Discovery", "lab", "├─ look#0", f"│  └─ city  ✗ {shown}", f"└─ look#1  ✗ {shown}"]

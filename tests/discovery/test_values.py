@@ -86,7 +86,7 @@ def test_it_fits(advice: AdvisedValue, value: Any) -> None:
         (AdvisedError("no"), 1),
     ],
 )
-def test_it_does_not_fit_and_a_message_says_why(advice: AdvisedValue, value: Any) -> None:
+def test_it_does_not_fit_and_the_message_gives_a_reason(advice: AdvisedValue, value: Any) -> None:
     assert advice.validate(value)
 
 

@@ -7,7 +7,7 @@ import io
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from html.parser import HTMLParser
 from typing import Any
 
@@ -27,17 +27,17 @@ from dfm_async import (
     Result,
     ResultLimits,
     Results,
-    ResultsUnread,
     Session,
     WorkerLost,
     Yield,
 )
-from dfm_async.display import live
+from dfm_async.base.rendering import Shown
+from dfm_async.display import job_view
 from dfm_async.display.job_view import JobView
 from dfm_async.display.renderer import _html
-from dfm_async.errors import DfmError, Problem
-from dfm_async.rendering import Shown
+from dfm_async.errors import DfmError, Problem, ResultsUnread
 from dfm_async.testing import Gate
+from tests.support.pipelines import pipeline_of
 
 fed = Federation("weather <i>", api_version="2.1.0")
 archive = fed.site("archive")
@@ -76,8 +76,13 @@ with Pipeline("many") as many:
     with ForEach(load(PlaceParam("count"))) as one:
         Yield(one, place="one")
 
-with Pipeline("waits") as waits:
-    Yield(held(PlaceParam("gate")))
+waits = pipeline_of(held, "gate")
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[Session]:
+    async with Session(fed, target="inline") as session:
+        yield session
 
 
 class Page(HTMLParser):
@@ -128,7 +133,7 @@ def everything_that_shows_itself(kind: type[Shown] = Shown) -> Iterator[type[Sho
         yield from everything_that_shows_itself(found)
 
 
-def test_everything_that_shows_itself_has_a_view() -> None:
+def test_every_displayed_type_has_a_view() -> None:
     kinds = list(everything_that_shows_itself())
     assert {Pipeline, Federation, Job, Result, Results, Failure, DfmError} <= set(kinds)
     assert [kind for kind in kinds if _html.dispatch(kind) is _html.dispatch(object)] == []
@@ -140,12 +145,12 @@ def test_everything_that_shows_itself_has_a_view() -> None:
 def test_a_federation_shows_its_sites_workers_and_operations() -> None:
     found = page(fed)
     assert found.text.startswith("Federation weather <i> 2.1.0 site workers operations")
-    assert "archive one per lane load (count: int) -> list[int] Reads the temperatures <of> a day." in found.text
+    assert "archive as many as cores load (count: int) -> list[int] Reads the temperatures <of> a day." in found.text
     assert "lab 3 reciprocal (value: int) -> float provider fine; in a process of its own" in found.text
     assert "And more" not in found.text
 
 
-def test_an_empty_federation_says_so() -> None:
+def test_an_empty_federation_is_shown_as_empty() -> None:
     assert "no sites yet" in page(Federation("nothing")).text
 
 
@@ -156,7 +161,7 @@ def test_a_pipeline_shows_its_drawing_and_its_text() -> None:
     assert reciprocals.to_svg() in reciprocals._repr_html_()
 
 
-def test_a_drawing_that_nobody_could_read_is_left_out() -> None:
+def test_drawing_that_is_too_large_is_left_out() -> None:
     with Pipeline("large") as large:
         for _ in range(401):
             load(1)
@@ -165,9 +170,8 @@ def test_a_drawing_that_nobody_could_read_is_left_out() -> None:
     assert "401 nodes are too many" in found.text
 
 
-async def test_a_plan_and_its_explanation_tell_where_nodes_run_and_why() -> None:
-    async with Session(fed, target="inline") as session:
-        plan = await session.prepare(reciprocals)
+async def test_plan_shows_where_nodes_run_and_why(session: Session) -> None:
+    plan = await session.prepare(reciprocals)
     for shown in (page(plan), page(plan.explain())):
         assert shown.tags.count("svg") == 1
         assert "load#0 archive the only site that offers it" in shown.text
@@ -178,7 +182,7 @@ async def test_a_plan_and_its_explanation_tell_where_nodes_run_and_why() -> None
 # results
 
 
-def test_results_are_a_list_in_every_way() -> None:
+def test_results_behave_like_a_list() -> None:
     results = Results([result(1), result(2)])
     assert results == [result(1), result(2)]
     assert repr(results) == repr([result(1), result(2)])
@@ -195,13 +199,13 @@ def test_results_show_themselves_as_a_table() -> None:
     assert len(found.text) < 300
 
 
-def test_of_many_results_the_first_are_shown_and_the_others_counted() -> None:
+def test_long_results_show_the_first_and_count_the_others() -> None:
     found = page(Results(result(i, i) for i in range(1234)))
     assert found.tags.count("tr") == 51
     assert found.text.endswith("and 1,184 more")
 
 
-def test_no_results_are_said_to_be_none() -> None:
+def test_empty_results_are_shown_as_none() -> None:
     assert page(Results()).text == "no results"
 
 
@@ -218,14 +222,14 @@ class Polite:
         return "<b>polite</b>"
 
 
-def test_one_result_shows_its_value_as_that_shows_itself() -> None:
+def test_result_shows_the_view_of_its_value() -> None:
     assert page(result(1)).tags.count("b") == 1
     assert page(result(Polite())).tags.count("b") == 2
     assert "at lab, frame 0.1, offset 0" in page(result(Polite())).text
 
 
 @pytest.mark.parametrize("value", [Rude(), [Rude()], Rude, EVIL, {EVIL: EVIL}, "x" * 10_000_000])
-def test_a_value_can_do_no_harm(value: Any) -> None:
+def test_value_with_a_failing_repr_is_shown(value: Any) -> None:
     assert len(page(result(value)).text) < 600
     assert len(page(Results([result(value)])).text) < 600
 
@@ -255,7 +259,7 @@ def test_problems_of_a_pipeline_are_a_table() -> None:
     assert found.text == "PipelineError p statement problem load#0 is <wrong> is empty"
 
 
-def test_a_lost_worker_folds_what_it_said() -> None:
+def test_lost_worker_folds_its_output() -> None:
     assert "details" in page(WorkerLost("lab", -9, lines=["one", EVIL])).tags
     assert page(WorkerLost("lab", -9)).text == "WorkerLost a worker of site 'lab' was killed by SIGKILL"
 
@@ -265,7 +269,7 @@ def test_other_errors_are_their_text() -> None:
 
 
 @pytest.mark.parametrize(("place", "word"), [(None, "failed"), ("found", "no result for found")])
-def test_a_failure_tells_what_it_costs(place: str | None, word: str) -> None:
+def test_failure_shows_its_place_and_frame(place: str | None, word: str) -> None:
     shown = page(Failure(3, place, failed(), (2,), "lab", "reciprocal#1"))
     assert shown.text.startswith(f"{word} reciprocal#1 at lab, frame 2, offset 3 OperationFailed")
 
@@ -273,108 +277,102 @@ def test_a_failure_tells_what_it_costs(place: str | None, word: str) -> None:
 # jobs
 
 
-async def test_a_job_shows_its_state_progress_errors_and_newest_results() -> None:
-    async with Session(fed, target="inline") as session:
-        job = await session.execute(reciprocals, [{"count": 3}, {"count": 9}], job_id="j <1>")
-        await job.wait_until_finished()
-        found = page(job)
-        assert "Job j <1> of reciprocals failed" in found.text
-        assert "2 errors" in found.text
-        assert found.tags.count("details") == 2
-        # Threads are served in no particular order.
-        assert {shown.value for shown in job.latest(2)} < {1 / number for number in range(1, 9)}
-        assert page(await session.reattach("other")).text == "Job other unknown"
+async def test_a_job_shows_its_state_progress_errors_and_newest_results(session: Session) -> None:
+    job = await session.execute(reciprocals, [{"count": 3}, {"count": 9}], job_id="j <1>")
+    await job.wait_until_finished()
+    found = page(job)
+    assert "Job j <1> of reciprocals failed" in found.text
+    assert "2 errors" in found.text
+    assert found.tags.count("details") == 2
+    # Threads are served in no particular order.
+    assert {shown.value for shown in job.latest(2)} < {1 / number for number in range(1, 9)}
+    assert page(await session.reattach("other")).text == "Job other unknown"
 
 
-async def test_a_job_that_runs_shows_how_far_it_is() -> None:
-    async with Session(fed, target="inline") as session:
-        with Gate() as gate:
-            job = await session.execute(waits, [{"gate": gate}] * 2)
-            await gate.arrived(2)
-            assert "running 0 of 2 parameter sets" in page(job).text
-            assert "progress" in page(job).tags
-        await job
-        assert "finished 2 of 2 parameter sets" in page(job).text
+async def test_running_job_shows_its_progress(session: Session) -> None:
+    with Gate() as gate:
+        job = await session.execute(waits, [{"gate": gate}] * 2)
+        await gate.arrived(2)
+        assert "running 0 of 2 parameter sets" in page(job).text
+        assert "progress" in page(job).tags
+    await job
+    assert "finished 2 of 2 parameter sets" in page(job).text
 
 
-async def test_looking_at_the_newest_results_leaves_them_for_readers() -> None:
-    async with Session(fed, target="inline") as session:
-        job = await session.execute(many, {"count": 200}, options=ResultLimits(max_items=50))
-        async for info in job.changes(interval=0):
-            if info.events >= 40:
-                break
-        assert len(job.latest(1000)) >= 39
-        assert [found.value async for found in job] == list(range(200))
+async def test_newest_results_stay_unread(session: Session) -> None:
+    job = await session.execute(many, {"count": 200}, options=ResultLimits(max_items=50))
+    async for info in job.changes(interval=0):
+        if info.events >= 40:
+            break
+    assert len(job.latest(1000)) >= 39
+    assert [found.value async for found in job] == list(range(200))
 
 
 # changes
 
 
-async def test_changes_begin_with_what_is_known_and_end_with_the_end() -> None:
-    async with Session(fed, target="inline") as session:
-        with Gate() as gate:
-            job = await session.execute(waits, [{"gate": gate}] * 2)
-            await gate.arrived(2)
-            changes = job.changes(interval=0)
-            first = await anext(changes)
-            assert (first.status, first.done) == (JobStatus.RUNNING, 0)
-        infos = [info async for info in changes]
-        assert (infos[-1].status, infos[-1].done) == (JobStatus.FINISHED, 2)
-        assert [info async for info in job.changes()] == [infos[-1]]
-        assert [info async for info in changes] == []
+async def test_changes_begin_with_what_is_known_and_end_with_the_end(session: Session) -> None:
+    with Gate() as gate:
+        job = await session.execute(waits, [{"gate": gate}] * 2)
+        await gate.arrived(2)
+        changes = job.changes(interval=0)
+        first = await anext(changes)
+        assert (first.status, first.done) == (JobStatus.RUNNING, 0)
+    infos = [info async for info in changes]
+    assert (infos[-1].status, infos[-1].done) == (JobStatus.FINISHED, 2)
+    assert [info async for info in job.changes()] == [infos[-1]]
+    assert [info async for info in changes] == []
 
 
-async def test_changes_are_joined_and_the_end_does_not_wait_for_the_interval() -> None:
-    async with Session(fed, target="inline") as session, asyncio.timeout(30):
-        job = await session.execute(many, [{"count": 5}] * 20)
+async def test_changes_are_coalesced_and_the_end_is_immediate(session: Session) -> None:
+    job = await session.execute(many, [{"count": 5}] * 20)
+    async with asyncio.timeout(30):
         infos = [info async for info in job.changes(interval=3600)]
-        assert infos[-1].status is JobStatus.FINISHED
-        assert len(infos) <= 2
+    assert infos[-1].status is JobStatus.FINISHED
+    assert len(infos) <= 2
 
 
-async def test_whoever_waits_for_a_change_can_be_cancelled() -> None:
-    async with Session(fed, target="inline") as session:
-        with Gate() as gate:
-            job = await session.execute(waits, {"gate": gate})
-            await gate.arrived()
-            changes = job.changes()
-            await anext(changes)
-            waiting = asyncio.ensure_future(anext(changes))
-            await asyncio.sleep(0)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-        assert await job is JobStatus.FINISHED
+async def test_waiting_for_a_change_can_be_cancelled(session: Session) -> None:
+    with Gate() as gate:
+        job = await session.execute(waits, {"gate": gate})
+        await gate.arrived()
+        changes = job.changes()
+        await anext(changes)
+        waiting = asyncio.ensure_future(anext(changes))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    assert await job is JobStatus.FINISHED
 
 
-# live, in a terminal
+# jobs while they run, in a terminal
 
 
 @pytest.mark.parametrize("watch", [False, True])
-async def test_in_a_terminal_a_job_is_shown_as_lines(capsys: pytest.CaptureFixture[str], watch: bool) -> None:
-    async with Session(fed, target="inline") as session:
-        job = await session.execute(many, [{"count": 2}] * 3, job_id="shown", watch=watch)
-        await job.show()
-        lines = capsys.readouterr().out.splitlines()
-        assert lines[-1].startswith("job shown finished: 3 of 3 parameter sets, ")
-        assert len(lines) <= 3
-        assert [found.value async for found in job] == [0, 1] * 3
+async def test_in_a_terminal_a_job_is_shown_as_lines(
+    session: Session, capsys: pytest.CaptureFixture[str], watch: bool
+) -> None:
+    job = await session.execute(many, [{"count": 2}] * 3, job_id="shown", watch=watch)
+    await job.show()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("job shown finished: 3 of 3 parameter sets, ")
+    assert len(lines) <= 3
+    assert [found.value async for found in job] == [0, 1] * 3
 
 
-async def test_showing_a_job_that_fails_does_not_raise(capsys: pytest.CaptureFixture[str]) -> None:
-    async with Session(fed, target="inline") as session:
-        job = await session.execute(reciprocals, {"count": 1}, watch=True)
-        await job.show()
+async def test_showing_a_job_that_fails_does_not_raise(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    job = await session.execute(reciprocals, {"count": 1}, watch=True)
+    await job.show()
     assert "failed: " in capsys.readouterr().out.splitlines()[-1]
 
 
-async def test_showing_a_job_that_nobody_reads_ends_with_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    async with Session(fed, target="inline") as session:
-        job = await session.execute(many, {"count": 100}, options=ResultLimits(max_items=10, window=4), watch=True)
-        with pytest.raises(ResultsUnread):
-            await job.show()
-        assert "running" in capsys.readouterr().out
-        assert len([found async for found in job]) == 100
+async def test_showing_a_job_with_unread_results_raises(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    job = await session.execute(many, {"count": 100}, options=ResultLimits(max_items=10, window=4), watch=True)
+    with pytest.raises(ResultsUnread):
+        await job.show()
+    assert "running" in capsys.readouterr().out
+    assert len([found async for found in job]) == 100
 
 
 class Counted:
@@ -387,14 +385,13 @@ class Counted:
         self.lines.append(view.line())
 
 
-async def test_what_happens_between_two_looks_is_joined_and_the_end_is_shown_at_once(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_updates_are_coalesced_and_the_end_is_immediate(
+    session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     surface = Counted()
-    monkeypatch.setattr(live, "_surface", lambda: surface)
-    async with Session(fed, target="inline") as session, asyncio.timeout(30):
-        job = await session.execute(many, [{"count": 5}] * 50, watch=True)
-        await job.show()
+    monkeypatch.setattr(job_view, "_surface", lambda: surface)
+    job = await session.execute(many, [{"count": 5}] * 50, watch=True)
+    await asyncio.wait_for(job.show(), 30)
     assert len(surface.lines) <= 2
     assert "finished: 50 of 50 parameter sets" in surface.lines[-1]
 
@@ -409,25 +406,24 @@ class Terminal(io.StringIO):
         return super().write(text)
 
 
-async def test_cancelling_the_view_leaves_the_job_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelling_the_view_leaves_the_job_alone(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
-    async with Session(fed, target="inline") as session:
-        with Gate() as gate:
-            job = await session.execute(waits, {"gate": gate}, watch=True)
-            await gate.arrived()
-            before = asyncio.all_tasks()
-            monkeypatch.setattr(sys, "stdout", terminal)
-            view = asyncio.ensure_future(job.show())
-            await terminal.written.wait()
-            view.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await view
-            assert asyncio.all_tasks() == before
-            assert job.status is JobStatus.RUNNING
-        assert await job is JobStatus.FINISHED
+    with Gate() as gate:
+        job = await session.execute(waits, {"gate": gate}, watch=True)
+        await gate.arrived()
+        before = asyncio.all_tasks()
+        monkeypatch.setattr(sys, "stdout", terminal)
+        view = asyncio.ensure_future(job.show())
+        await terminal.written.wait()
+        view.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await view
+        assert asyncio.all_tasks() == before
+        assert job.status is JobStatus.RUNNING
+    assert await job is JobStatus.FINISHED
 
 
-def test_nothing_of_this_is_loaded_before_it_is_shown_and_ipython_never() -> None:
+def test_views_are_loaded_on_use_and_ipython_never() -> None:
     program = (
         "import sys; from dfm_async import Federation, Pipeline, Session;"
         "print([name for name in sys.modules if name.startswith(('dfm_async.display', 'dfm_async.drawing'))]);"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-WITHOUT_CODE = {"api.md", "benchmarks.md", "growth.md", "promises.md"}
+WITHOUT_CODE = {"api.md", "benchmarks.md", "promises.md", "scaling.md"}
 """They tell about code, and show none."""
 
 FILE = re.compile(r"^# (?P<name>[\w.-]+\.(?:py|yaml))(?P<continued>, continued)?\n")

@@ -17,6 +17,7 @@ import inspect
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import types
@@ -30,10 +31,12 @@ import psutil
 import pytest
 
 from dfm_async import FlareOptions, LocalOptions, ResultLimits, RetryPolicy, errors
-from dfm_async.deploy import SiteSettings
 from dfm_async.exchange import AgentOptions, ExecutorOptions
+from dfm_async.flare import SiteSettings
 from dfm_async.web import WebLimits
 from tests.docs.pages import FILE, ROOT, Block, blocks, examples, examples_of, pages
+from tests.exchange.processes import MARK, family
+from tests.support.processes import run_python
 
 
 async def run_block(block: Block, page: Path, namespace: dict[str, Any]) -> str:
@@ -154,21 +157,15 @@ def test_the_first_block_of_the_readme_is_the_quickstart_example() -> None:
     assert [line for line in first.text.splitlines() if line] == [line for line in code.splitlines() if line]
 
 
-@pytest.mark.parametrize("name", ["quickstart.py"])
-def test_an_example_runs_as_it_stands(name: str) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / name)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "JobStatus.FINISHED" in done.stdout
+def test_the_quickstart_example_runs_as_it_is() -> None:
+    done = run_python(ROOT / "examples" / "quickstart.py")
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [str(delta) for delta in (2.0, *(n - 15.0 for n in range(1000)))]
 
 
 def test_the_example_of_a_federation_file_runs_from_any_folder(tmp_path: Path) -> None:
-    program = ROOT / "examples" / "federation_file" / "main.py"
-    done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    done = run_python(ROOT / "examples" / "federation_file" / "main.py", cwd=tmp_path)
+    assert done.stderr == ""
     assert [line for line in done.stdout.splitlines() if line.startswith(("highest: ", "warn: "))] == [
         "highest: Elbe: keep your feet dry (520 cm)",
         "highest: Rhine: all is well (240 cm)",
@@ -183,30 +180,55 @@ def test_the_command_of_the_example_of_a_federation_file_prints_its_results() ->
     folder = ROOT / "examples" / "federation_file"
     text = ast.get_docstring(ast.parse((folder / "main.py").read_text(encoding="utf-8"))) or ""
     (command,) = re.findall(r"RIVERS_TOKEN=demo dfm-async (.*)", text)
-    done = subprocess.run(
-        [sys.executable, "-m", "dfm_async", *command.split(), "--quiet"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=folder,
-        env={**os.environ, "RIVERS_TOKEN": "demo"},
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "warning [0] Elbe: stay away from the water (520 cm)\n"
+    environment = {**os.environ, "RIVERS_TOKEN": "demo"}
+    done = run_python("-m", "dfm_async", *command.split(), "--quiet", cwd=folder, env=environment)
+    assert (done.stdout, done.stderr) == ("warning [0] Elbe: stay away from the water (520 cm)\n", "")
+
+
+KILLED = """
+import os, signal, sys
+
+sys.path.insert(0, {folder!r})
+import federated_trainer as trainer
+
+load, step, site, steps = trainer.load, trainer.step, "", 0
+
+def load_of(name):
+    global site
+    site = name
+    return load(name)
+
+def counted(*args):
+    global steps
+    steps += 1
+    if site == "west" and steps == 2 * trainer.EPOCHS + 2:  # in the midst of the third round
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(*args)
+
+trainer.load, trainer.step = load_of, counted
+trainer.main()
+"""
+
+
+def test_federated_averaging_goes_on_without_a_clinic_that_is_killed(tmp_path: Path) -> None:
+    examples = ROOT / "examples"
+    shutil.copy(examples / "federated_averaging.py", tmp_path)
+    (tmp_path / "trainer").mkdir()
+    shutil.copy(examples / "federated_trainer.py", tmp_path / "trainer")
+    (tmp_path / "federated_trainer.py").write_text(KILLED.format(folder=str(tmp_path / "trainer")))
+    mark = uuid.uuid4().hex
+    done = run_python(tmp_path / "federated_averaging.py", env={**os.environ, MARK: mark})
+    assert done.returncode == 0, done.stderr
+    assert re.findall("without (.*): ", done.stdout) == ["west in round 3"]
+    assert "JobStatus.FINISHED" in done.stdout
+    assert len(re.findall(r"after round \d", done.stdout)) == 6
+    assert psutil.wait_procs(family(mark), 10)[1] == []
 
 
 def test_federated_averaging_learns_and_leaves_no_process() -> None:
-    mark = uuid.uuid4().hex  # every process inherits it, also those that belong to nobody any more
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "federated_averaging.py")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "DFM_TEST_MARK": mark},
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    mark = uuid.uuid4().hex
+    done = run_python(ROOT / "examples" / "federated_averaging.py", env={**os.environ, MARK: mark})
+    assert done.stderr == ""
     rounds = [float(found) for found in re.findall(r"after round \d +([\d.]+)%", done.stdout)]
     assert len(rounds) == 6
     assert rounds == sorted(rounds)
@@ -214,29 +236,11 @@ def test_federated_averaging_learns_and_leaves_no_process() -> None:
     assert f"JobStatus.FINISHED: final accuracy {rounds[-1]}%" in done.stdout
     drawn = re.findall(r"^(north|south|west) +([▁▂▃▄▅▆▇█]+) ", done.stdout, re.MULTILINE)
     assert [(site, len(marks)) for site, marks in drawn] == [("north", 20), ("south", 20), ("west", 20)]
-    _, alive = psutil.wait_procs(marked(mark), 10)
-    assert alive == []
+    assert psutil.wait_procs(family(mark), 10)[1] == []
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("DFM_TEST_MARK") == mark:
-                found.append(process)
-    return found
-
-
-OPTIONS = [
-    AgentOptions,
-    ExecutorOptions,
-    FlareOptions,
-    LocalOptions,
-    ResultLimits,
-    RetryPolicy,
-    SiteSettings,
-    WebLimits,
-]
+OPTIONS = [AgentOptions, ExecutorOptions, FlareOptions, LocalOptions, ResultLimits]
+OPTIONS += [RetryPolicy, SiteSettings, WebLimits]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda found: found.__name__)

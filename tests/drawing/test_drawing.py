@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Container, Iterator
 from contextlib import ExitStack
@@ -22,10 +19,12 @@ from dfm_async import Federation, ForEach, If, Pipeline, PipelineError, PlacePar
 from dfm_async.drawing import Graph, Node, graph_of, svg
 from dfm_async.drawing.boxes import End
 from dfm_async.drawing.layout import Layout, Rect, lay_out
-from dfm_async.pipeline.statements import CallStatement
-from dfm_async.planner.plan import Plan, prepare
+from dfm_async.language.statements import CallStatement
+from dfm_async.planning.plan import Plan
+from dfm_async.planning.prepare import prepare
 from tests.property.random_pipelines import fed as random_federation
 from tests.property.random_pipelines import pipelines
+from tests.support.processes import printed_with_hash_seeds
 
 fed = Federation("weather")
 archive = fed.site("archive")
@@ -180,7 +179,7 @@ def test_a_plan_that_was_stored_draws_the_same() -> None:
     assert graph_of(Plan.from_json(plan.to_json())) == graph_of(plan)
 
 
-def test_every_node_tells_its_site_in_words_and_in_a_colour() -> None:
+def test_every_node_shows_its_site_as_text_and_colour() -> None:
     text = svg(graph_of(prepare(every_statement(), fed, "app")))
     for element in elements(text, "node"):
         site = element.get("data-site")
@@ -192,7 +191,7 @@ def test_every_node_tells_its_site_in_words_and_in_a_colour() -> None:
     assert legend == ["archive", "lab"]
 
 
-def test_a_drawing_needs_nothing_else_and_tells_what_it_is() -> None:
+def test_a_drawing_is_self_contained_and_has_a_title() -> None:
     text = svg(graph_of(prepare(every_statement(), fed, "app")))
     root = ElementTree.fromstring(text)
     assert root.get("role") == "img"
@@ -228,7 +227,7 @@ def test_a_wrong_pipeline_is_drawn_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("kind", ["{}", "<{}>"])
-def test_a_plan_that_nobody_made_is_drawn_all_the_same(kind: str) -> None:
+def test_an_invalid_plan_is_drawn_all_the_same(kind: str) -> None:
     plan = prepare(every_statement(), fed, "app")
     strange = tuple(
         msgspec.structs.replace(node, block=node.id - 1, branch=7, kind=kind.format(node.kind)) for node in plan.nodes
@@ -246,17 +245,7 @@ def test_the_same_pipeline_gives_the_same_drawing_in_every_process() -> None:
         "import sys; from dfm_async import Pipeline; from dfm_async.drawing import graph_of, svg;"
         "sys.stdout.write(svg(graph_of(Pipeline.model_validate_json(sys.stdin.read()))))"
     )
-    drawn = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            input=every_statement().model_dump_json(),
-            capture_output=True,
-            check=True,
-            encoding="utf-8",
-        ).stdout
-        for seed in ("1", "2")
-    }
+    drawn = printed_with_hash_seeds(program, input=every_statement().model_dump_json())
     assert drawn == {svg(graph_of(every_statement()))}
 
 

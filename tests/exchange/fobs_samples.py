@@ -1,4 +1,4 @@
-"""Writes values with a real NVFLARE. Runs inside an environment that has it: python fobs_samples.py > fobs_2_8_3.json.
+"""Write values with a real NVFLARE: python -m tests.exchange.fobs_samples > fobs_2_8_3.json, where that is installed.
 
 The names are those in test_fobs.py, which has the same values in our terms.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections import OrderedDict
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,8 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.decomposers import common_decomposers
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.fuel.utils import fobs
+
+from tests.exchange import fobs_values
 
 
 def task() -> Any:
@@ -64,36 +64,8 @@ def shareable_with_late_headers() -> Any:
 
 DATA_KINDS = ["FL_MODEL", "WEIGHTS", "WEIGHT_DIFF", "METRICS", "ANALYTIC", "COLLECTION", "STATISTICS", "PSI"]
 SAMPLES: dict[str, Any] = {
-    "heartbeat": "",
-    "none": None,
-    "booleans": [True, False],
-    "integers": [0, 1, -1, 127, 128, -32, -33, 255, 256, 65535, 65536, 2**32 - 1, 2**32, 2**63, 2**64 - 1, -(2**63)],
-    "floats": [0.0, -1.5, 1e300, float("inf")],
-    "texts": ["", "a" * 31, "b" * 32, "c" * 255, "d" * 256, "\u00e4\u20ac\U0001f600"],
-    "bytes": [b"", b"\x00" * 255, b"\x01" * 256],
-    "dict": {"a": [1, {"b": None}], 2: "two", None: 0, 1.5: 1, b"k": 2},
-    "tuple": (1, ("a", [2])),
-    "tuple key": {(1, "a"): 2},
+    **fobs_values.PLAIN,
     "enum key": {DataKind.METRICS: 1},
-    "set": {5},
-    "ordered": OrderedDict([("b", 1), ("a", OrderedDict([((1, 2), [3])]))]),
-    "datetime": datetime(2024, 2, 29, 12, 30, 1, 250),
-    "aware datetime": datetime(2024, 2, 29, tzinfo=timezone(timedelta(hours=2))),
-    "float64": np.float64(0.1),
-    "float32": np.float32(0.1),
-    "int64": np.int64(-(2**62)),
-    "int32": np.int32(7),
-    "array": np.arange(12, dtype=np.float64).reshape(3, 4),
-    "fortran array": np.asfortranarray(np.arange(6, dtype=np.int16).reshape(2, 3)),
-    "sliced array": np.arange(20, dtype=np.uint8)[::3],
-    "scalar array": np.array(4.5),
-    "empty array": np.zeros((0, 3), dtype=np.float32),
-    "boolean array": np.array([True, False]),
-    "complex array": np.array([1 + 2j], dtype=np.complex64),
-    "text array": np.array(["a", "\u00e4b"]),
-    "bytes array": np.array([b"a", b"bcd"]),
-    "datetime array": np.array(["2024-02-29"], dtype="datetime64[D]"),
-    "big endian array": np.array([1, 2], dtype=">i4"),
     # Before NVFLARE 2.7 they are texts.
     "data kinds": [getattr(DataKind, name) for name in DATA_KINDS],
     "params types": list(ParamsType),
@@ -111,15 +83,9 @@ SAMPLES: dict[str, Any] = {
     "context": {"ctx": context()},
 }
 LARGE: dict[str, Any] = {
-    "large text": "x" * 1024,
-    "large bytes": b"y" * 1024,
-    "just not large": ["x" * 1023, b"y" * 1023],
-    "large wide text": "\u20ac" * 1024,
-    "large array": np.arange(200, dtype=np.float64),
-    "large fortran array": np.asfortranarray(np.arange(200, dtype=np.float64).reshape(10, 20)),
+    **fobs_values.LARGE,
     "large values": shareable(a=np.arange(200), b="t" * 2000, c=("u" * 2000, [b"v" * 2000])),
     "large metric": DXO(DataKind.ANALYTIC, data={"d": "w" * 1500}, meta={"m": b"z" * 1500}),
-    "large in ordered": OrderedDict([("k", b"o" * 1024), ("l", ("p" * 1024,))]),
 }
 """Written with a threshold of 1024."""
 

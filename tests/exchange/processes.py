@@ -8,17 +8,16 @@ import os
 import sys
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from dfm_async.exchange.keeper import keeper
+from dfm_async.exchange import ExecutorOptions, LauncherExecutor, SubprocessLauncher, Task
+from dfm_async.exchange.process import orphan_reaper
 from dfm_async.wire.output import LogRecord
-
-__all__ = ["Heard", "family", "gone", "nothing_remains", "program", "seen_by_witness", "survivors"]
 
 PROGRAMS = Path(__file__).parent / "programs"
 MARK = "DFM_ASYNC_TEST_FAMILY"
@@ -54,6 +53,40 @@ class Heard:
                 if len(found) >= times:
                     return found[times - 1]
                 await asyncio.shield(self._changed)
+
+
+class Site:
+    """An executor with a program, and everything that it has received."""
+
+    def __init__(self, argv: list[str], *, launch_once: bool = True, transport: Any = "unix", **options: Any) -> None:
+        self.heard = Heard()
+        self.metrics: list[tuple[dict[str, Any], int | None]] = []
+        self.progress: list[tuple[float, float | None, str]] = []
+        self.launcher = SubprocessLauncher(argv, launch_once=launch_once, on_output=self.heard)
+        self.executor = LauncherExecutor(
+            self.launcher,
+            ExecutorOptions(**options),
+            transport=transport,
+            on_metrics=lambda values, step: self.metrics.append((dict(values), step)),
+            on_progress=lambda *news: self.progress.append(news),
+        )
+
+    async def run(
+        self, data: Any = None, name: str = "train", *, number: int = 1, abort: asyncio.Event | None = None
+    ) -> Any:
+        return (await self.executor.execute(task(data, name, number), abort=abort)).data
+
+
+def task(data: Any = None, name: str = "train", number: int = 1) -> Task:
+    return Task(name, data, round=number, total_rounds=9)
+
+
+@asynccontextmanager
+async def site(*arguments: object, script: str = "server", **options: Any) -> AsyncIterator[Site]:
+    """An open executor with one of the scripts beside the tests."""
+    found = Site(program(script, *arguments), **options)
+    async with found.executor:
+        yield found
 
 
 def seen_by_witness(folder: Path, moment: str) -> dict[str, Any]:
@@ -95,14 +128,14 @@ def family(mark: str) -> list[psutil.Process]:
 
 async def survivors(mark: str) -> list[psutil.Process]:
     """Those of them that are not about to end: a process that was killed takes a moment to vanish."""
-    for process in _without_keeper(mark):
+    for process in _without_reaper(mark):
         with suppress(TimeoutError):
             await gone(process.pid, 1.0)
-    return _without_keeper(mark)
+    return _without_reaper(mark)
 
 
-def _without_keeper(mark: str) -> list[psutil.Process]:
-    kept = keeper._process.pid if keeper._process is not None else None
+def _without_reaper(mark: str) -> list[psutil.Process]:
+    kept = orphan_reaper._process.pid if orphan_reaper._process is not None else None
     return [process for process in family(mark) if process.pid != kept]
 
 
@@ -117,15 +150,11 @@ def _files() -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-async def nothing_remains(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[str]:
+async def nothing_remains(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
     """No process, no zombie and no open file outlives a test."""
     mark = uuid.uuid4().hex
     monkeypatch.setenv(MARK, mark)
-    # Hundreds of programs start here, and compiling is half of what that takes.
-    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.getbasetemp() / "bytecode"))
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # hundreds of programs start here
     children, files = set(psutil.Process().children()), _files()
     yield mark
     left = await survivors(mark)
@@ -134,5 +163,5 @@ async def nothing_remains(
         process.kill()  # the next test must not suffer from this one
     assert not left, f"processes left behind: {left}"
     assert not zombies, f"children left behind: {zombies}"
-    assert keeper._process is None
+    assert orphan_reaper._process is None
     assert _files() == files

@@ -7,80 +7,34 @@ import os
 import signal
 import sys
 import time
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dfm_async.errors import (
-    BadResult,
-    BadTask,
-    LaunchFailed,
-    ProgramExited,
-    TaskAborted,
-)
+from dfm_async.errors import BadTask, LaunchFailed, ProgramExited, TaskAborted
 from dfm_async.exchange import (
     ExchangeState,
     ExecutorOptions,
-    FlareAgent,
     Invitation,
     LauncherExecutor,
-    Model,
     ProgramState,
     ProgramStatus,
     SubprocessLauncher,
     Task,
 )
-from dfm_async.exchange import messages as msg
-from dfm_async.exchange.bootstrap import Address, Bootstrap, new_token
-from dfm_async.exchange.pipes.base import Receiver
-from dfm_async.exchange.pipes.socket import SocketPipe
-from tests.exchange.processes import Heard, program, seen_by_witness, survivors
+from dfm_async.exchange.launcher import Launcher
+from tests.exchange.processes import Site, program, seen_by_witness, site, survivors, task
 from tests.exchange.processes import nothing_remains as nothing_remains
-
-
-class Site:
-    """An executor with a program, and everything that it heard."""
-
-    def __init__(self, argv: list[str], launch_once: bool, transport: Any, options: Mapping[str, Any]) -> None:
-        self.heard = Heard()
-        self.metrics: list[tuple[dict[str, Any], int | None]] = []
-        self.progress: list[tuple[float, float | None, str]] = []
-        self.launcher = SubprocessLauncher(argv, launch_once=launch_once, on_output=self.heard)
-        self.executor = LauncherExecutor(
-            self.launcher,
-            ExecutorOptions(**options),
-            transport=transport,
-            on_metrics=lambda values, step: self.metrics.append((dict(values), step)),
-            on_progress=lambda *news: self.progress.append(news),
-        )
-
-    async def run(self, data: Any = None, name: str = "train", abort: asyncio.Event | None = None) -> Any:
-        return (await self.executor.execute(task(data, name), abort=abort)).data
-
-
-def task(data: Any = None, name: str = "train") -> Task:
-    return Task(name, data, round=1, total_rounds=1)
-
-
-@asynccontextmanager
-async def site(
-    *argv: object, launch_once: bool = True, transport: Any = "unix", script: str = "server", **options: Any
-) -> AsyncIterator[Site]:
-    found = Site(program(script, *argv), launch_once, transport, options)
-    async with found.executor:
-        yield found
-
+from tests.support.waiting import PROMPT
 
 # one process for many tasks, or one for each
 
 
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
-async def test_one_process_serves_many_tasks_and_ends_by_itself_with_its_own_exit_code(transport: str) -> None:
+async def test_one_process_serves_many_tasks_and_keeps_its_exit_code(transport: str) -> None:
     async with site("", 9, transport=transport) as found:
         pids = {await found.run() for _ in range(20)}
         assert len(pids) == 1
@@ -89,16 +43,6 @@ async def test_one_process_serves_many_tasks_and_ends_by_itself_with_its_own_exi
         assert found.executor.status() == ProgramStatus(ProgramState.FAILED, 9, ("ended",))
         with pytest.raises(BadTask, match="ending"):
             await found.run()
-
-
-async def test_ending_lets_the_task_that_is_under_way_finish() -> None:
-    async with site() as found:
-        running = asyncio.create_task(found.run({"answer": 1}))
-        await asyncio.sleep(0)  # it has begun
-        ending = asyncio.create_task(found.executor.end())
-        assert await running == 1
-        await ending
-        assert found.executor.status().exit_code == 0
 
 
 async def test_each_task_gets_a_process_that_ends_before_the_next_one_begins() -> None:
@@ -113,9 +57,7 @@ async def test_each_task_gets_a_process_that_ends_before_the_next_one_begins() -
     assert found.launcher.status().state is ProgramState.SUCCESS
 
 
-async def test_a_program_that_does_not_end_after_its_task_is_stopped(tmp_path: Path, nothing_remains: str) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)  # nobody ever writes to it
+async def test_a_program_that_does_not_end_after_its_task_is_stopped(gate: Path, nothing_remains: str) -> None:
     async with site("lingers", gate, launch_once=False, deferred_stop_timeout=0.3) as found:
         first = await found.run()
         begun = time.monotonic()
@@ -123,14 +65,12 @@ async def test_a_program_that_does_not_end_after_its_task_is_stopped(tmp_path: P
         assert time.monotonic() - begun >= 0.3
         assert first != second
         begun = time.monotonic()
-    assert 0.3 <= time.monotonic() - begun < 2
+    assert 0.3 <= time.monotonic() - begun < PROMPT
     assert found.launcher.status().exit_code == -signal.SIGTERM
     assert found.heard.lines == ["ended", "lingering"] * 2
 
 
-async def test_an_abort_ends_the_wait_for_the_program_before_and_leaves_it_its_time(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
+async def test_an_abort_ends_only_the_wait_for_the_previous_program(gate: Path) -> None:
     async with site("lingers", gate, launch_once=False) as found:
         await found.run()
         await found.heard.said("lingering")
@@ -141,7 +81,7 @@ async def test_an_abort_ends_the_wait_for_the_program_before_and_leaves_it_its_t
         abort.set()
         with pytest.raises(TaskAborted):
             await waiting
-        assert time.monotonic() - begun < 1
+        assert time.monotonic() - begun < PROMPT
         assert found.executor.status().state is ProgramState.RUNNING
         gate.write_text("go on")
     assert found.launcher.status().state is ProgramState.SUCCESS
@@ -201,35 +141,34 @@ async def test_a_launch_that_takes_too_long_is_cancelled_and_fails_the_task() ->
     assert launcher.calls[-1] == "finalize"
 
 
-async def test_a_launch_that_raises_fails_the_task() -> None:
-    async with LauncherExecutor(SlowLauncher(_fail)) as executor:
-        with pytest.raises(LaunchFailed, match="not today"):
-            await executor.execute(task())
-
-
-async def test_a_program_that_does_not_exist_fails_the_task(tmp_path: Path) -> None:
-    async with LauncherExecutor(SubprocessLauncher([str(tmp_path / "none")])) as executor:
+@pytest.mark.parametrize(
+    ("launcher", "problem"),
+    [(SlowLauncher(_fail), "not today"), (SubprocessLauncher(["/does/not/exist"]), "No such file")],
+    ids=["raises", "no such program"],
+)
+async def test_a_launch_that_raises_fails_the_task(launcher: Launcher, problem: str) -> None:
+    async with LauncherExecutor(launcher) as executor:
         for _ in range(2):
-            with pytest.raises(LaunchFailed, match="No such file"):
+            with pytest.raises(LaunchFailed, match=problem):
                 await executor.execute(task())
 
 
 async def test_a_program_that_does_not_say_hello_in_time_fails_the_task() -> None:
     argv = [sys.executable, "-S", "-c", "import signal; print('busy', flush=True); signal.pause()"]
-    found = Site(argv, True, "unix", {"external_pre_init_timeout": 0.5})
+    found = Site(argv, external_pre_init_timeout=0.5)
     async with found.executor:
         begun = time.monotonic()
         with pytest.raises(LaunchFailed, match=r"hello within 0\.5 s") as caught:
             await found.run()
-        assert 0.5 <= time.monotonic() - begun < 2
+        assert 0.5 <= time.monotonic() - begun < PROMPT
         assert caught.value.lines == ("busy",)
         assert caught.value.exit_code is None
 
 
 @pytest.mark.parametrize("manner", ["ends", "aborts"])
-async def test_a_peer_that_says_goodbye_with_its_hello_has_not_come_up(manner: str) -> None:
+async def test_a_peer_that_ends_or_aborts_with_its_hello_is_not_up(manner: str) -> None:
     async with site(manner) as found:
-        with pytest.raises(LaunchFailed, match="came and went: I am not in the mood"):
+        with pytest.raises(LaunchFailed, match="disconnected: I am not in the mood"):
             await found.run()
 
 
@@ -240,7 +179,7 @@ async def test_a_program_that_leaves_at_once_is_reported_with_its_exit_code() ->
         assert getattr(caught.value, "exit_code", None) == 4
 
 
-async def test_a_program_that_raises_gives_up_its_task_with_the_reason() -> None:
+async def test_a_program_that_raises_aborts_its_task_with_the_reason() -> None:
     async with site() as found:
         with pytest.raises(TaskAborted, match="ValueError: no such data"):
             await found.run({"do": "raise"})
@@ -254,16 +193,9 @@ async def test_a_program_that_does_not_take_its_task_in_time_is_ended() -> None:
     async with site("deaf", peer_read_timeout=0.3, resend_interval=0.1, max_resends=1) as found:
         with pytest.raises(TimeoutError, match="did not accept"):
             await found.run()
-        assert found.heard.lines[:2] == ["not listening"] * 2
+        assert found.heard.lines[0] == "not listening"
         # It hears of the abort and gets SIGTERM at the same moment; either may end it.
         assert found.launcher.status().exit_code in (-signal.SIGTERM, 1)
-
-
-async def test_a_task_that_is_still_being_taken_is_given_more_time() -> None:
-    async with site("slow", peer_read_timeout=0.5) as found:
-        begun = time.monotonic()
-        assert await found.run({"array": bytes(8 << 20), "answer": 1}) == 1
-        assert time.monotonic() - begun > 0.8
 
 
 async def test_a_result_that_takes_too_long_ends_the_program() -> None:
@@ -274,55 +206,17 @@ async def test_a_result_that_takes_too_long_ends_the_program() -> None:
         assert await found.run({"answer": 1}) == 1
 
 
-async def test_metrics_and_progress_arrive_before_the_result() -> None:
-    async with site() as found:
-        await found.run({"do": "measure"})
-        assert found.metrics == [({"loss": 0.0}, 0), ({"loss": 0.5}, 1), ({"loss": 1.0}, 2)]
-        assert found.progress == [(1, 3, "going on"), (2, 3, "going on"), (3, 3, "going on")]
-
-
-async def test_results_must_be_what_their_task_asks_for_and_the_program_goes_on() -> None:
-    async with site("runs", train_with_evaluation=True) as found:
-        whole = Model(params={"weights": [1.0]}, metrics={"loss": 0.5})
-        for name, answer, problem in [
-            ("train", Model(params=1), "no metrics"),
-            ("validate", {"params": 1}, "no metrics"),
-            ("submit_model", {"metrics": {"loss": 1}}, "no model"),
-        ]:
-            with pytest.raises(BadResult, match=problem):
-                await found.run({"answer": answer}, name)
-            assert await found.run({"answer": whole}, name) == whole
-        assert len([line for line in found.heard.lines if "is rejected" in line]) == 3
-        assert "ended" not in found.heard.lines
-
-
 async def test_a_program_for_one_task_that_cannot_be_given_it_is_asked_to_end() -> None:
     async with site(launch_once=False) as found:
         with pytest.raises(BadTask, match="cannot be encoded"):
             await found.run({"answer": object()})
         begun = time.monotonic()
         assert await found.run({"answer": 1}) == 1
-        assert time.monotonic() - begun < 10, "nobody waited for a program that waits for a task"
-
-
-async def test_the_programs_own_return_code_is_kept() -> None:
-    async with site("fails") as found:
-        result = await found.executor.execute(task({"answer": None}, "validate"))
-        assert (result.rc, result.reason, result.data, result.ok) == ("SOMETHING_ELSE", "because", None, False)
-
-
-@pytest.mark.parametrize("launch_once", [True, False])
-async def test_large_arrays_go_there_and_back(launch_once: bool) -> None:
-    array = np.arange(8 << 20, dtype=np.float32)
-    async with site(launch_once=launch_once) as found:
-        result = await found.run({"do": "double", "array": array})
-        assert found.executor.state is ExchangeState.SETTLED
-        np.testing.assert_array_equal(result, array * 2)
-        result[0] = 1  # it is nobody else's
+        assert time.monotonic() - begun < PROMPT, "nobody waited for a program that waits for a task"
 
 
 async def test_a_program_lives_until_every_receiver_has_its_result() -> None:
-    array = np.arange(8 << 20, dtype=np.float32)
+    array = np.arange(2 << 20, dtype=np.float32)
     async with site(launch_once=False) as found:
         offered = await found.executor.offer(task({"do": "double", "array": array}), ["one", "two"])
         assert offered.size == array.nbytes
@@ -337,18 +231,6 @@ async def test_a_program_lives_until_every_receiver_has_its_result() -> None:
         assert found.heard.lines[0] == "ended"
 
 
-async def test_a_program_that_was_asked_to_end_serves_its_result_first() -> None:
-    array = np.arange(1 << 20, dtype=np.float32)
-    async with site("impatient") as found:
-        offered = await found.executor.offer(task({"do": "double", "array": array}), ["one", "two"])
-        await offered.pull("one")
-        ending = asyncio.create_task(found.executor.end())
-        await found.heard.said("told: ended")
-        np.testing.assert_array_equal((await offered.pull("two")).data, array * 2)
-        await ending
-        assert found.launcher.status().exit_code == 0
-
-
 # exits and results that cross
 
 
@@ -360,7 +242,7 @@ async def test_a_result_that_was_sent_before_the_end_of_its_program_counts(way: 
         assert await found.run(2) == 2
 
 
-async def test_after_exit_code_0_the_result_is_waited_for_while_the_connection_is_open() -> None:
+async def test_exit_code_0_leaves_time_for_the_result_while_connected() -> None:
     async with site(last_result_transfer_timeout=0.5) as found:
         begun = time.monotonic()
         with pytest.raises(ProgramExited) as caught:
@@ -372,7 +254,7 @@ async def test_after_exit_code_0_the_result_is_waited_for_while_the_connection_i
 async def test_after_another_exit_code_nothing_is_waited_for() -> None:
     async with site() as found:
         with pytest.raises(ProgramExited) as caught:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PROMPT):
                 await found.run({"do": "leave the connection to a child", "code": 3})
         assert caught.value.exit_code == 3
 
@@ -387,48 +269,18 @@ async def test_a_program_that_crashes_after_its_only_task_has_done_it(way: str, 
 # programs that somebody else starts
 
 
-async def started(path: Path, *arguments: str) -> Process:
-    environment = {**os.environ, "DFM_ASYNC_BOOTSTRAP": str(path)}
-    return await asyncio.create_subprocess_exec(*program("server", *arguments), env=environment, stderr=PIPE)
-
-
-async def test_a_program_that_somebody_else_started_can_attach(tmp_path: Path) -> None:
+async def test_a_program_that_was_started_elsewhere_can_attach(tmp_path: Path) -> None:
     async with LauncherExecutor(None) as executor:
         path = executor.bootstrap(tmp_path / "invitation")
         assert path.stat().st_mode & 0o777 == 0o600
-        process = await started(path, "", "6")
+        environment = {**os.environ, "DFM_ASYNC_BOOTSTRAP": str(path)}
+        process = await asyncio.create_subprocess_exec(*program("server", "", "6"), env=environment)
         result = await executor.execute(task())
         assert result.data == process.pid
         assert not path.exists()
         assert (await executor.execute(task())).data == process.pid
         await executor.end()
         assert await process.wait() == 6
-
-
-async def test_an_invitation_is_good_for_one_program(tmp_path: Path) -> None:
-    async with LauncherExecutor(None) as executor:
-        path = executor.bootstrap(tmp_path / "invitation")
-        copy = tmp_path / "copy"
-        copy.touch(0o600)
-        copy.write_bytes(path.read_bytes())
-        first = await started(path)
-        assert (await executor.execute(task())).data == first.pid
-        second = await started(copy)
-        _, said = await second.communicate()
-        assert second.returncode == 1
-        assert b"its token was used already" in said
-        assert (await executor.execute(task())).data == first.pid
-    assert await first.wait() == 0
-
-
-async def test_when_an_attached_program_is_gone_another_one_can_be_invited(tmp_path: Path) -> None:
-    async with LauncherExecutor(None) as executor:
-        processes = []
-        for _ in range(2):
-            processes.append(await started(executor.bootstrap()))
-            await executor.execute(task())
-            processes[-1].kill()
-            await processes[-1].wait()
 
 
 async def test_two_executors_do_not_disturb_each_other() -> None:
@@ -454,7 +306,7 @@ async def test_cancelling_a_task_ends_its_program_at_once(moment: str, tmp_path:
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert time.monotonic() - begun < 1
+        assert time.monotonic() - begun < PROMPT
         assert await survivors(nothing_remains) == []
         seen = seen_by_witness(tmp_path, moment)
         assert seen["SIGTERM"]
@@ -478,7 +330,7 @@ async def test_a_task_that_is_cancelled_while_it_is_launched_stops_the_launcher(
         assert launcher.calls[-2:] == ["cancelled", "stop"]
 
 
-async def test_a_task_that_is_cancelled_again_while_it_is_cleaned_up_leaves_that_to_finalize(tmp_path: Path) -> None:
+async def test_a_task_cancelled_during_its_clean_up_leaves_it_to_finalize(tmp_path: Path) -> None:
     async with site("computing", "stubborn", tmp_path, script="witness") as found:
         found.launcher._grace = 0.3
         running = asyncio.create_task(found.run())
@@ -492,7 +344,7 @@ async def test_a_task_that_is_cancelled_again_while_it_is_cleaned_up_leaves_that
 
 
 async def test_finalizing_that_was_cancelled_goes_on_and_the_next_call_waits_for_it(tmp_path: Path) -> None:
-    found = Site(program("witness", "settled", "stubborn", tmp_path), True, "unix", {})
+    found = Site(program("witness", "settled", "stubborn", tmp_path))
     found.launcher._grace = 0.3
     await found.executor.initialize()
     await found.run()
@@ -506,16 +358,6 @@ async def test_finalizing_that_was_cancelled_goes_on_and_the_next_call_waits_for
     assert found.launcher.status().exit_code == -signal.SIGKILL
 
 
-async def test_an_abort_tells_the_program_why(tmp_path: Path) -> None:
-    async with site() as found:
-        running = asyncio.create_task(found.run({"do": "wait"}))
-        await found.heard.said("waiting")
-        found.executor.abort("enough")
-        with pytest.raises(TaskAborted, match="enough"):
-            await running
-        assert await found.run({"answer": 1}) == 1
-
-
 async def test_after_an_abort_between_two_tasks_the_next_one_gets_another_program() -> None:
     async with site() as found:
         pids = set()
@@ -523,43 +365,3 @@ async def test_after_an_abort_between_two_tasks_the_next_one_gets_another_progra
             pids.add(await found.run())
             found.executor.abort()
         assert len(pids) == 3
-
-
-# the welcome
-
-
-class FakeSite:
-    """Says welcome and gives a task in one breath."""
-
-    def __init__(self, pipe: SocketPipe) -> None:
-        self.pipe = pipe
-
-    def room(self, chunk: msg.Chunk, size: int) -> memoryview | None:
-        return None
-
-    def received(self, message: msg.Message, size: int) -> None:
-        if isinstance(message, msg.Hello):
-            self.pipe.send(msg.Welcome("site", "job"))
-            self.pipe.send(msg.TaskOffer("1", "train", b"\xc0", []))
-
-    def lost(self, reason: str) -> None:
-        pass
-
-
-async def test_a_task_that_comes_with_the_welcome_is_taken() -> None:
-    def connected() -> SocketPipe:
-        pipe = SocketPipe()
-        receiver: Receiver = FakeSite(pipe)
-        pipe.open(receiver)
-        return pipe
-
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(connected, "127.0.0.1", 0)
-    address = Address(kind="tcp", port=server.sockets[0].getsockname()[1])
-    bootstrap = Bootstrap(address=address, token=new_token(), session="1")
-    async with FlareAgent(bootstrap) as agent:
-        found = await agent.get_task(timeout=0)
-        assert found is not None
-        assert found.name == "train"
-    server.close()
-    await server.wait_closed()

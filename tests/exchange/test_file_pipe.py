@@ -26,16 +26,16 @@ from dfm_async.exchange import (
     Task,
 )
 from dfm_async.exchange.filepipe import fobs, queue
-from dfm_async.exchange.filepipe.gate import FilePipeGate
-from dfm_async.exchange.filepipe.models import ModelCodec, metrics_to_dxos
-from dfm_async.exchange.filepipe.names import MessageName
+from dfm_async.exchange.filepipe.models import Shareable, ShareableCodec, metrics_to_dxos
 from dfm_async.exchange.filepipe.pipe import FilePipe
-from dfm_async.exchange.filepipe.queue import DirectoryQueue, Side
-from dfm_async.exchange.filepipe.values import Shareable
+from dfm_async.exchange.filepipe.queue import DirectoryQueue, MessageName, Side
+from dfm_async.exchange.filepipe.transport import FilePipeTransport
+from tests.support.waiting import PROMPT
 
 Work = Callable[[str], Awaitable[None]]
 
 OPTIONS = ExecutorOptions(other_tasks=("*",), peer_read_timeout=30)
+TRAIN = Task("train", {"w": np.ones(2)}, round=0, total_rounds=1)
 
 
 class Within:
@@ -83,7 +83,7 @@ def agent_at(root: str, **options: Any) -> FlareAgent:
         pipe.start()
         return pipe
 
-    return FlareAgent(None, AgentOptions(**options), codec=ModelCodec(), pipe=connect)
+    return FlareAgent(None, AgentOptions(**options), codec=ShareableCodec(), pipe=connect)
 
 
 async def echo(root: str) -> None:
@@ -93,7 +93,7 @@ async def echo(root: str) -> None:
 
 
 def executor_of(work: Work, options: ExecutorOptions = OPTIONS, **rest: Any) -> LauncherExecutor:
-    return LauncherExecutor(Within(work), options, transport=FilePipeGate(), **rest)
+    return LauncherExecutor(Within(work), options, transport=FilePipeTransport(), **rest)
 
 
 @asynccontextmanager
@@ -103,20 +103,28 @@ async def channel(root: str, name: str = "task") -> AsyncIterator[DirectoryQueue
         yield found
 
 
+async def answer(tasks: DirectoryQueue, content: bytes | None = None) -> None:
+    """Answer one task, with its own data or with other content, and stay."""
+    task = await tasks.get()
+    await tasks.put(MessageName("train", "r1", task.name.id), [task.data if content is None else content])
+    await asyncio.sleep(60)
+
+
 # folders
 
 
 async def test_executors_in_one_folder_have_their_own_pipes_and_leave_those_of_others(tmp_path: Path) -> None:
     (tmp_path / "data.txt").write_text("of the user")
-    task = Task("train", {"w": np.ones(2)}, round=0, total_rounds=1)
-    first, second = (LauncherExecutor(Within(echo), OPTIONS, transport=FilePipeGate(folder=tmp_path)) for _ in "12")
-    async with asyncio.timeout(20):
+    first, second = (
+        LauncherExecutor(Within(echo), OPTIONS, transport=FilePipeTransport(folder=tmp_path)) for _ in "12"
+    )
+    async with asyncio.timeout(PROMPT):
         await first.initialize()
         await second.initialize()
-        await first.execute(task)
-        await second.execute(task)
+        await first.execute(TRAIN)
+        await second.execute(TRAIN)
         await second.finalize()
-        assert (await first.execute(Task("train", {"w": np.ones(2)}, round=1, total_rounds=2))).ok
+        assert (await first.execute(TRAIN)).ok
         await first.finalize()
     assert os.listdir(tmp_path) == ["data.txt"]
 
@@ -125,16 +133,15 @@ async def test_executors_in_one_folder_have_their_own_pipes_and_leave_those_of_o
 
 
 @pytest.mark.parametrize("name", ["my-task", "schön", "a.b", "x" * 300])
-async def test_a_task_whose_name_no_file_can_have_is_refused_at_once_and_the_program_goes_on(name: str) -> None:
-    async with executor_of(echo) as executor:
-        async with asyncio.timeout(10):
-            with pytest.raises(TaskRejected, match="cannot be written"):
-                await executor.execute(Task(name, {"w": np.zeros(2)}))
-            result = await executor.execute(Task("train", {"w": np.ones(2)}, round=0, total_rounds=1))
+async def test_a_task_with_an_invalid_file_name_is_refused_and_the_next_passes(name: str) -> None:
+    async with executor_of(echo) as executor, asyncio.timeout(PROMPT):
+        with pytest.raises(TaskRejected, match="cannot be written"):
+            await executor.execute(Task(name, {"w": np.zeros(2)}))
+        result = await executor.execute(TRAIN)
         assert list(result.data.params["w"]) == [1, 1]
 
 
-async def test_a_task_for_which_the_disk_has_no_room_is_refused_and_the_next_one_is_written(
+async def test_a_task_that_does_not_fit_on_the_disk_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write = queue._write_somewhere
@@ -146,11 +153,10 @@ async def test_a_task_for_which_the_disk_has_no_room_is_refused_and_the_next_one
         await write(file, pieces)
 
     monkeypatch.setattr(queue, "_write_somewhere", full)
-    async with executor_of(echo) as executor:
-        async with asyncio.timeout(10):
-            with pytest.raises(TaskRejected, match="No space left"):
-                await executor.execute(Task("train", {"w": np.zeros(10_000)}, round=0, total_rounds=1))
-            await executor.execute(Task("train", {"w": np.zeros(10)}, round=0, total_rounds=1))
+    async with executor_of(echo) as executor, asyncio.timeout(PROMPT):
+        with pytest.raises(TaskRejected, match="No space left"):
+            await executor.execute(Task("train", {"w": np.zeros(10_000)}, round=0, total_rounds=1))
+        await executor.execute(Task("train", {"w": np.zeros(10)}, round=0, total_rounds=1))
 
 
 async def test_files_that_cannot_be_read_end_the_connection_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,12 +177,23 @@ async def test_files_that_cannot_be_read_end_the_connection_with_the_reason(monk
             broken = True
             await asyncio.sleep(60)
 
-    async with executor_of(program) as executor, asyncio.timeout(10):
+    async with executor_of(program) as executor, asyncio.timeout(PROMPT):
         with pytest.raises(PeerGone, match="Permission denied"):
-            await executor.execute(Task("train", {"w": np.zeros(2)}, round=0, total_rounds=1))
+            await executor.execute(TRAIN)
 
 
 # metrics
+
+
+async def metrics_of(program: Work) -> list[Mapping[str, Any]]:
+    """The metrics that a program sends with the result of a task."""
+    found: list[Mapping[str, Any]] = []
+    async with (
+        executor_of(program, on_metrics=lambda values, _: found.append(values)) as executor,
+        asyncio.timeout(PROMPT),
+    ):
+        await executor.execute(TRAIN)
+    return found
 
 
 async def test_records_without_metrics_do_not_fill_the_queue_of_metrics() -> None:
@@ -188,11 +205,7 @@ async def test_records_without_metrics_do_not_fill_the_queue_of_metrics() -> Non
                 await agent.log({"loss": 0.5})
                 await agent.submit_result(task.data)
 
-    found: list[Mapping[str, Any]] = []
-    async with executor_of(program, on_metrics=lambda values, _: found.append(values)) as executor:
-        async with asyncio.timeout(10):
-            await executor.execute(Task("train", {"w": np.zeros(2)}, round=0, total_rounds=1))
-    assert found == [{"loss": 0.5}]
+    assert await metrics_of(program) == [{"loss": 0.5}]
 
 
 async def test_many_metrics_come_in_order_and_leave_the_loop_free() -> None:
@@ -214,26 +227,20 @@ async def test_many_metrics_come_in_order_and_leave_the_loop_free() -> None:
 
     async with executor_of(program, on_metrics=lambda _, step: steps.append(step)) as executor:
         counting = asyncio.create_task(count())
-        await executor.execute(Task("train", {"w": np.zeros(2)}, round=0, total_rounds=1))
+        await executor.execute(TRAIN)
         counting.cancel()
     assert steps == list(range(500))
     assert turns > 500
 
 
-async def test_a_metric_that_is_the_first_sign_of_life_is_not_lost() -> None:
+async def test_a_metric_that_is_the_first_message_is_not_lost() -> None:
     async def program(root: str) -> None:
         async with channel(root, "metric") as metrics, channel(root) as tasks:
             (dxo,) = metrics_to_dxos({"loss": 0.5}, 1)
             await metrics.put(MessageName("metric", "m1"), [fobs.dumps(dxo)])
-            task = await tasks.get()
-            await tasks.put(MessageName("train", "r1", task.name.id), [task.data])
-            await asyncio.sleep(60)
+            await answer(tasks)
 
-    found: list[Mapping[str, Any]] = []
-    async with executor_of(program, on_metrics=lambda values, _: found.append(values)) as executor:
-        async with asyncio.timeout(10):
-            await executor.execute(Task("train", {"w": np.zeros(2)}, round=0, total_rounds=1))
-    assert found == [{"loss": 0.5}]
+    assert await metrics_of(program) == [{"loss": 0.5}]
 
 
 # odd messages
@@ -241,24 +248,16 @@ async def test_a_metric_that_is_the_first_sign_of_life_is_not_lost() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [
-        b"garbage",
-        b"",
-        fobs.dumps(5),
-        fobs.dumps({"__headers__": 5}),
-        fobs.dumps(Shareable({"__headers__": 5})),
-    ],
+    [b"garbage", b"", fobs.dumps(5), fobs.dumps({"__headers__": 5}), fobs.dumps(Shareable({"__headers__": 5}))],
 )
 async def test_a_result_that_cannot_be_read_ends_the_task_and_not_the_site(content: bytes) -> None:
     async def program(root: str) -> None:
         async with channel(root) as tasks:
             await tasks.put(MessageName("_HEARTBEAT_", "b1"), [fobs.dumps("")])
-            task = await tasks.get()
-            await tasks.put(MessageName("train", "r1", task.name.id), [content])
-            await asyncio.sleep(60)
+            await answer(tasks, content)
 
-    async with executor_of(program) as executor, asyncio.timeout(10):
+    async with executor_of(program) as executor, asyncio.timeout(PROMPT):
         with pytest.raises(TaskAborted, match="cannot be read"):
-            await executor.execute(Task("train", {"w": np.zeros(2)}, round=0, total_rounds=1))
+            await executor.execute(TRAIN)
         with pytest.raises(ExchangeError):
-            await executor.execute(Task("train", {"w": np.zeros(2)}, round=0, total_rounds=1))
+            await executor.execute(TRAIN)

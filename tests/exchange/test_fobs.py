@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import io
 import json
 import pathlib
@@ -11,7 +12,7 @@ import struct
 import tracemalloc
 import uuid
 from collections import OrderedDict, defaultdict
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any
 
@@ -25,9 +26,8 @@ from hypothesis.extra import numpy as hnp
 from dfm_async.errors import FobsError
 from dfm_async.exchange.filepipe import fobs
 from dfm_async.exchange.filepipe.fobs import dialect_of, dump_buffers, dumps, loads
-from dfm_async.exchange.filepipe.npy import array_buffers, load_array
-from dfm_async.exchange.filepipe.sections import Dialect, split_sections
-from dfm_async.exchange.filepipe.values import (
+from dfm_async.exchange.filepipe.fobs_format import Dialect, array_buffers, load_array, split_sections
+from dfm_async.exchange.filepipe.models import (
     AnalyticsDataType,
     DataKind,
     Dxo,
@@ -36,9 +36,27 @@ from dfm_async.exchange.filepipe.values import (
     ParamsType,
     Shareable,
 )
-from tests.exchange.same import same
+from tests.exchange.fobs_values import LARGE, PLAIN
 
 # what real NVFLAREs write
+
+
+def identical(left: Any, right: Any) -> bool:
+    """Equality that also compares types, arrays, and numbers that are not equal to themselves."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, np.ndarray):
+        # Compared as bytes: those of numbers that are none are equal, too.
+        return (left.dtype, left.shape, left.tobytes()) == (right.dtype, right.shape, right.tobytes())
+    if isinstance(left, dict):
+        # Keys by their representation: 1, 1.0 and True would be equal, numbers that are none would not.
+        ours, theirs = ({repr(key): value for key, value in found.items()} for found in (left, right))
+        return ours.keys() == theirs.keys() and all(identical(ours[key], theirs[key]) for key in ours)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(identical, left, right))
+    if dataclasses.is_dataclass(left):
+        return all(identical(getattr(left, f.name), getattr(right, f.name)) for f in dataclasses.fields(left))
+    return bool(left == right) or (left != left and right != right)
 
 
 def _task(kind: str) -> Shareable:
@@ -66,53 +84,9 @@ def _expected(old: bool) -> dict[str, Any]:
         return value.value if old else value
 
     return {
-        "heartbeat": "",
-        "none": None,
-        "booleans": [True, False],
-        "integers": [
-            0,
-            1,
-            -1,
-            127,
-            128,
-            -32,
-            -33,
-            255,
-            256,
-            65535,
-            65536,
-            2**32 - 1,
-            2**32,
-            2**63,
-            2**64 - 1,
-            -(2**63),
-        ],
-        "floats": [0.0, -1.5, 1e300, float("inf")],
-        "texts": ["", "a" * 31, "b" * 32, "c" * 255, "d" * 256, "\u00e4\u20ac\U0001f600"],
-        "bytes": [b"", b"\x00" * 255, b"\x01" * 256],
-        "dict": {"a": [1, {"b": None}], 2: "two", None: 0, 1.5: 1, b"k": 2},
-        "tuple": (1, ("a", [2])),
-        "tuple key": {(1, "a"): 2},
+        **PLAIN,
+        **LARGE,
         "enum key": {kind(DataKind.METRICS): 1},
-        "set": {5},
-        "ordered": OrderedDict([("b", 1), ("a", OrderedDict([((1, 2), [3])]))]),
-        "datetime": datetime(2024, 2, 29, 12, 30, 1, 250),
-        "aware datetime": datetime(2024, 2, 29, tzinfo=timezone(timedelta(hours=2))),
-        "float64": np.float64(0.1),
-        "float32": np.float32(0.1),
-        "int64": np.int64(-(2**62)),
-        "int32": np.int32(7),
-        "array": np.arange(12, dtype=np.float64).reshape(3, 4),
-        "fortran array": np.asfortranarray(np.arange(6, dtype=np.int16).reshape(2, 3)),
-        "sliced array": np.arange(20, dtype=np.uint8)[::3],
-        "scalar array": np.array(4.5),
-        "empty array": np.zeros((0, 3), dtype=np.float32),
-        "boolean array": np.array([True, False]),
-        "complex array": np.array([1 + 2j], dtype=np.complex64),
-        "text array": np.array(["a", "\u00e4b"]),
-        "bytes array": np.array([b"a", b"bcd"]),
-        "datetime array": np.array(["2024-02-29"], dtype="datetime64[D]"),
-        "big endian array": np.array([1, 2], dtype=">i4"),
         "data kinds": [kind(value) for value in DataKind if value is not DataKind.APP_DEFINED],
         "params types": list(ParamsType),
         "analytics data types": list(AnalyticsDataType),
@@ -133,15 +107,8 @@ def _expected(old: bool) -> dict[str, Any]:
             {"analytics_data_type": AnalyticsDataType.METRICS, "tracker_key": LogWriterName.MLFLOW},
         ),
         "context": {"ctx": FlContext(None, {"__identity_name__": {"value": "server", "mask": 1}})},
-        "large text": "x" * 1024,
-        "large bytes": b"y" * 1024,
-        "just not large": ["x" * 1023, b"y" * 1023],
-        "large wide text": "\u20ac" * 1024,
-        "large array": np.arange(200, dtype=np.float64),
-        "large fortran array": np.asfortranarray(np.arange(200, dtype=np.float64).reshape(10, 20)),
         "large values": Shareable(a=np.arange(200), b="t" * 2000, c=("u" * 2000, [b"v" * 2000])),
         "large metric": Dxo(kind(DataKind.ANALYTIC), {"d": "w" * 1500}, {"m": b"z" * 1500}),
-        "large in ordered": OrderedDict([("k", b"o" * 1024), ("l", ("p" * 1024,))]),
     }
 
 
@@ -166,7 +133,7 @@ def test_there_is_a_value_for_every_sample() -> None:
 def test_what_nvflare_has_written_is_read(version: str, name: str) -> None:
     message = SAMPLES[version][name]
     assert dialect_of(message) is (Dialect.V2_6 if version < "2_7" else Dialect.V2_7)
-    assert same(loads(message), EXPECTED[version][name])
+    assert identical(loads(message), EXPECTED[version][name])
 
 
 def _is_written_the_same(version: str, name: str) -> bool:
@@ -191,11 +158,7 @@ def test_old_versions_get_large_values_in_the_body(version: str) -> None:
         dialect, _, datums = split_sections(memoryview(message))
         assert dialect is Dialect.V2_6
         assert not datums
-        assert same(loads(message), value)
-
-
-def test_a_kind_of_data_is_a_text_for_old_versions() -> None:
-    assert same(loads(dumps([DataKind.PSI], dialect=Dialect.V2_6)), ["PSI"])
+        assert identical(loads(message), value)
 
 
 # round trips
@@ -252,17 +215,12 @@ VALUES = st.recursive(_LEAVES, _containers, max_leaves=12)
 
 
 @hypothesis.given(VALUES)
-def test_what_is_written_is_read_again(value: Any) -> None:
-    message = dumps(value, threshold=1024)
-    assert same(loads(message), value)
-    assert same(loads(memoryview(bytearray(message))), value)
-
-
-@hypothesis.given(VALUES)
-def test_the_value_is_not_changed(value: Any) -> None:
+def test_what_is_written_is_read_again_and_not_changed(value: Any) -> None:
     before = repr(value)
-    dumps(value, threshold=1024)
+    message = dumps(value, threshold=1024)
     assert repr(value) == before
+    assert identical(loads(message), value)
+    assert identical(loads(memoryview(bytearray(message))), value)
 
 
 def test_buffers_are_read_as_bytes() -> None:
@@ -314,18 +272,12 @@ def test_what_cannot_be_sent_is_refused_by_name(value: Any, type_name: str) -> N
     assert type_name in str(caught.value)
 
 
-def test_half_a_character_is_refused() -> None:
-    for text in ("\ud800", "\ud800" * 1024):
-        with pytest.raises(FobsError):
-            dumps(text, threshold=1024)
-
-
-def test_a_value_that_contains_itself_is_refused() -> None:
+def test_half_a_character_and_a_value_that_contains_itself_are_refused() -> None:
     endless: list[Any] = []
     endless.append(endless)
-    for value in (endless, (endless,)):
-        with pytest.raises(FobsError, match="deeply"):
-            dumps(value)
+    for value, problem in (("\ud800", None), ("\ud800" * 1024, None), (endless, "deeply"), ((endless,), "deeply")):
+        with pytest.raises(FobsError, match=problem):
+            dumps(value, threshold=1024)
 
 
 def test_a_threshold_that_the_peer_would_refuse() -> None:
@@ -467,7 +419,7 @@ MESSAGES = [message for samples in SAMPLES.values() for message in samples.value
 
 
 @hypothesis.given(st.data())
-@hypothesis.settings(max_examples=500)
+@hypothesis.settings(max_examples=200)
 def test_damage_is_either_read_or_refused(data: st.DataObject) -> None:
     message = bytearray(data.draw(st.sampled_from(MESSAGES)))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -510,7 +462,7 @@ def test_arrays_are_written_as_numpy_writes_them(array: Any) -> None:
     ours = b"".join(array_buffers(array))
     assert ours == stream.getvalue()
     loaded = load_array(ours)
-    assert same(loaded, array)
+    assert identical(loaded, array)
     assert loaded.flags.writeable
     assert loaded.flags.owndata
 
@@ -562,7 +514,7 @@ def test_arrays_that_lie_are_refused(data: bytes) -> None:
     st.from_regex(r"\(([0-9]{1,19}, ){0,70}([0-9]{1,19},?)?\)", fullmatch=True),
     st.binary(max_size=64),
 )
-@hypothesis.settings(max_examples=300)
+@hypothesis.settings(max_examples=150)
 def test_headers_of_the_right_form_are_either_read_or_refused(descr: str, shape: str, content: bytes) -> None:
     with contextlib.suppress(FobsError):
         load_array(_npy(_header(descr, shape), content))

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from dfm_async.exchange import Invitation, ProgramState, ProgramStatus, Subproce
 from dfm_async.wire.output import LogRecord, encode_output
 from tests.exchange.processes import Heard, gone, survivors
 from tests.exchange.processes import nothing_remains as nothing_remains
+from tests.support.waiting import PROMPT
 
 TASK = Task("train", round=1, total_rounds=1)
 FOREVER = "import signal, sys\nprint('here', flush=True)\nwhile True: signal.pause()"
@@ -44,18 +45,18 @@ class Launched:
 
 @asynccontextmanager
 async def launched(
-    argv: Sequence[str] | str, invitation: Mapping[str, str] | None = None, **options: Any
+    argv: Sequence[str] | str, invitation: Invitation | None = None, **options: Any
 ) -> AsyncIterator[Launched]:
     found = Launched(argv, **options)
     await found.launcher.initialize()
     try:
-        await found.launcher.launch(TASK, Invitation(invitation or {}))
+        await found.launcher.launch(TASK, invitation or Invitation())
         yield found
     finally:
         await found.launcher.finalize()
 
 
-async def lines_of(argv: Sequence[str] | str, invitation: Mapping[str, str] | None = None, **options: Any) -> list[str]:
+async def lines_of(argv: Sequence[str] | str, invitation: Invitation | None = None, **options: Any) -> list[str]:
     async with launched(argv, invitation, **options) as found:
         assert await found.end() == ProgramStatus(ProgramState.SUCCESS, 0, tuple(found.heard.lines[-50:]))
         return found.heard.lines
@@ -67,12 +68,8 @@ SHOW_ARGUMENTS = "import sys\nfor each in sys.argv[1:]: print(each)"
 
 
 async def test_arguments_of_a_list_arrive_as_they_are() -> None:
-    assert await lines_of(python(SHOW_ARGUMENTS, "two words", "$HOME", "; exit 1", "'")) == [
-        "two words",
-        "$HOME",
-        "; exit 1",
-        "'",
-    ]
+    arguments = ["two words", "$HOME", "; exit 1", "'"]
+    assert await lines_of(python(SHOW_ARGUMENTS, *arguments)) == arguments
 
 
 async def test_a_command_line_is_split_like_by_a_shell_but_none_runs_it(tmp_path: Path) -> None:
@@ -83,25 +80,12 @@ async def test_a_command_line_is_split_like_by_a_shell_but_none_runs_it(tmp_path
     assert not (tmp_path / "out").exists()
 
 
-async def test_the_folder_is_the_one_that_was_named(tmp_path: Path) -> None:
-    assert await lines_of(python("import os; print(os.getcwd())"), cwd=tmp_path) == [str(tmp_path)]
-
-
-async def test_a_folder_that_the_transport_needs_cannot_be_another(tmp_path: Path) -> None:
-    found = Launched(python("pass"), cwd="/")
-    await found.launcher.initialize()
+async def test_the_folder_is_that_of_the_launcher_or_of_the_invitation(tmp_path: Path) -> None:
+    show = python("import os; print(os.getcwd())")
+    assert await lines_of(show, cwd=tmp_path) == [str(tmp_path)]
+    assert await lines_of(show, Invitation(cwd=str(tmp_path))) == [str(tmp_path)]
     with pytest.raises(ValueError, match=r"must be started in .*, but cwd is /: give that folder to the transport"):
-        await found.launcher.launch(TASK, Invitation(cwd=str(tmp_path)))
-    await found.launcher.finalize()
-
-
-async def test_a_program_is_started_in_the_folder_of_the_invitation(tmp_path: Path) -> None:
-    found = Launched(python("import os; print(os.getcwd())"))
-    await found.launcher.initialize()
-    await found.launcher.launch(TASK, Invitation(cwd=str(tmp_path)))
-    await found.end()
-    await found.launcher.finalize()
-    assert found.heard.lines == [str(tmp_path)]
+        await lines_of(show, Invitation(cwd=str(tmp_path)), cwd="/")
 
 
 async def test_the_environment_is_ours_then_the_launchers_then_the_invitations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +94,7 @@ async def test_the_environment_is_ours_then_the_launchers_then_the_invitations(m
     show = "import os; print(*(os.environ[f'FROM_{name}'] for name in 'abc'))"
     found = await lines_of(
         python(show),
-        {"FROM_c": "invitation's"},
+        Invitation({"FROM_c": "invitation's"}),
         environment={"FROM_b": "launcher's", "FROM_c": "launcher's"},
     )
     assert found == ["ours launcher's invitation's"]
@@ -142,9 +126,7 @@ async def test_a_program_that_cannot_be_started_raises_and_leaves_nothing(proble
 # its state
 
 
-async def test_the_state_follows_the_program(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
+async def test_the_state_follows_the_program(gate: Path) -> None:
     code = "import sys\nprint('here', flush=True)\nopen(sys.argv[1]).read()\nprint('last words')\nsys.exit(3)"
     found = Launched(python(code, str(gate)))
     assert found.launcher.status() == ProgramStatus(ProgramState.NOT_RUNNING)
@@ -175,7 +157,7 @@ async def test_a_program_that_runs_is_not_launched_again_and_one_that_has_ended_
         assert first != second
 
 
-async def test_the_signal_that_ended_it_is_told() -> None:
+async def test_the_exit_code_names_the_signal() -> None:
     async with launched(python("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")) as found:
         assert await found.end() == ProgramStatus(ProgramState.FAILED, -signal.SIGSEGV, ())
 
@@ -205,7 +187,7 @@ async def test_bytes_that_are_no_text_are_replaced_also_between_two_writes() -> 
     assert found == ["caf\ufffd", "\N{EURO SIGN}", "\ufffd"]
 
 
-async def test_each_line_says_which_stream_it_came_from() -> None:
+async def test_each_line_names_its_stream() -> None:
     async with launched(python("import sys; print('out'); print('err', file=sys.stderr)")) as found:
         await found.end()
         assert {(record.message, record.origin) for record in found.heard.records} == {
@@ -215,7 +197,9 @@ async def test_each_line_says_which_stream_it_came_from() -> None:
 
 
 async def test_a_log_record_of_ours_passes_through_as_it_is() -> None:
-    record = LogRecord(logging.ERROR, "two\nlines", "some.logger", 12.5, traceback="ValueError: no")
+    record = LogRecord(
+        level=logging.ERROR, message="two\nlines", origin="some.logger", created=12.5, traceback="ValueError: no"
+    )
     async with launched(written(b"before ", encode_output(record), b"after\n")) as found:
         status = await found.end()
         before, passed, after = found.heard.records
@@ -224,7 +208,7 @@ async def test_a_log_record_of_ours_passes_through_as_it_is() -> None:
         assert status.lines == ("before ", "two\nlines", "after")
 
 
-async def test_a_line_that_logging_has_formatted_keeps_its_level_and_others_are_information() -> None:
+async def test_lines_formatted_by_logging_keep_their_level() -> None:
     code = (
         "import logging\n"
         "logging.basicConfig(format='%(asctime)s - %(name)s - %(levelname)s - %(message)s', level=0)\n"
@@ -285,9 +269,7 @@ async def test_a_receiver_of_output_that_raises_hides_neither_other_lines_nor_th
     assert [record.name for record in caplog.records] == ["dfm_async.exchange.process"] * 2
 
 
-async def test_a_program_that_closes_its_output_goes_on(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
+async def test_a_program_that_closes_its_output_goes_on(gate: Path) -> None:
     code = "import os, sys\nos.close(1); os.close(2)\nopen(sys.argv[1]).read()\nos._exit(5)"
     async with launched(python(code, str(gate))) as found:
         # Opening the other end returns when the program has come so far, and its output is closed.
@@ -301,7 +283,7 @@ async def test_a_grandchild_with_the_pipe_holds_up_the_end_only_for_a_moment() -
         pid = int(await found.heard.said(""))
         begun = time.monotonic()
         assert (await found.end()).state is ProgramState.SUCCESS
-        assert time.monotonic() - begun < 1.0
+        assert time.monotonic() - begun < PROMPT
         await found.launcher.stop()
         await gone(pid)
 
@@ -309,9 +291,7 @@ async def test_a_grandchild_with_the_pipe_holds_up_the_end_only_for_a_moment() -
 # its end
 
 
-async def test_a_program_that_was_asked_gets_its_time_to_end(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
+async def test_a_program_that_was_asked_gets_its_time_to_end(gate: Path) -> None:
     async with launched(python("import sys\nopen(sys.argv[1]).read()\nsys.exit(4)", str(gate))) as found:
         stopping = asyncio.create_task(found.launcher.stop())
         await asyncio.to_thread(gate.write_text, "go on")
@@ -343,24 +323,17 @@ async def test_sigterm_reaches_the_whole_group() -> None:
 IGNORES_SIGTERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FOREVER
 
 
-@pytest.mark.parametrize(("asked", "graces"), [(True, 2), (False, 1)])
-async def test_a_program_that_ignores_sigterm_is_killed_after_the_grace(asked: bool, graces: int) -> None:
-    async with launched(python(IGNORES_SIGTERM), shutdown_timeout=0.2) as found:
+@pytest.mark.parametrize(("asked", "grace", "expected"), [(True, 0.2, 0.4), (False, 0.2, 0.2), (True, 0, 0)])
+async def test_a_program_that_ignores_sigterm_is_killed_after_the_grace(
+    asked: bool, grace: float, expected: float
+) -> None:
+    async with launched(python(IGNORES_SIGTERM), shutdown_timeout=grace) as found:
         await found.heard.said("here")
         begun = time.monotonic()
         await found.launcher.stop(asked=asked)
         took = time.monotonic() - begun
         assert found.launcher.status() == ProgramStatus(ProgramState.FAILED, -signal.SIGKILL, ("here",))
-        assert 0.2 * graces <= took < 0.2 * graces + 0.7
-
-
-async def test_without_grace_a_program_is_killed_at_once() -> None:
-    async with launched(python(IGNORES_SIGTERM), shutdown_timeout=0) as found:
-        await found.heard.said("here")
-        begun = time.monotonic()
-        await found.launcher.stop()
-        assert found.launcher.status().exit_code == -signal.SIGKILL
-        assert time.monotonic() - begun < 0.5
+        assert expected <= took < expected + PROMPT
 
 
 @pytest.mark.parametrize(("code", "by"), [(FOREVER, signal.SIGTERM), (IGNORES_SIGTERM, signal.SIGKILL)])
@@ -393,7 +366,7 @@ async def test_the_most_impatient_one_counts() -> None:
         begun = time.monotonic()
         await found.launcher.stop(asked=False)
         await patient
-        assert time.monotonic() - begun < 2.0
+        assert time.monotonic() - begun < PROMPT
 
 
 async def test_a_stop_that_was_cancelled_goes_on_and_finalizing_waits_for_it() -> None:
@@ -425,16 +398,6 @@ async def test_stopping_what_never_ran_does_nothing() -> None:
     await launcher.stop()
     await launcher.finalize()
     assert launcher.status() == ProgramStatus(ProgramState.NOT_RUNNING)
-
-
-async def test_many_launches_leave_nothing() -> None:
-    found = Launched(python("print('hello')"))
-    await found.launcher.initialize()
-    for _ in range(20):
-        await found.launcher.launch(TASK, Invitation())
-        await found.end()
-    await found.launcher.finalize()
-    assert found.heard.lines == ["hello"] * 20
 
 
 @pytest.mark.parametrize(("argv", "options"), [([], {}), ("", {}), (["true"], {"shutdown_timeout": -1})])

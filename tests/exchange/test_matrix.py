@@ -13,6 +13,7 @@ from dfm_async.errors import ExchangeError, LaunchFailed, PeerGone, ProgramExite
 from dfm_async.exchange import ExecutorOptions, LauncherExecutor, SubprocessLauncher, Task
 from tests.exchange.processes import Heard, program
 from tests.exchange.processes import nothing_remains as nothing_remains
+from tests.support.waiting import PROMPT
 
 TABLE = """
                              | before hello | after hello | receiving | computing | offering | transferring | settled
@@ -49,8 +50,6 @@ SILENCE = 1.0
 HELLO = 3.0
 """How long it may take to say hello there, in seconds; the next one, which is well, must also make it."""
 GRACE = 0.2
-NOTICED = 1.0
-"""How long it may take until an end is noticed and cleaned up on a machine that is busy, in seconds."""
 
 
 def _cells() -> list[Any]:
@@ -126,8 +125,8 @@ async def test_a_program_that_misbehaves_costs_its_task_at_most(
 
 def _bound(moment: str, way: str) -> float:
     if way == "SIGSTOP":
-        return (HELLO if moment == "before hello" else SILENCE) + GRACE + NOTICED
-    return NOTICED + (GRACE if way == "ignores SIGTERM" else 0)
+        return (HELLO if moment == "before hello" else SILENCE) + GRACE + PROMPT
+    return PROMPT + (GRACE if way == "ignores SIGTERM" else 0)
 
 
 async def _abort_when_ignoring(cell: Cell) -> None:

@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from dfm_async.exchange.filepipe.names import MessageName, format_name, parse_name
+from dfm_async.exchange.filepipe.queue import MessageName, format_name, parse_name
 
 _TOPICS = st.from_regex(r"[A-Za-z0-9_]{1,20}", fullmatch=True)
 _IDS = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="./\\"), min_size=1, max_size=40)

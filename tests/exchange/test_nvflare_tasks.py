@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dfm_async import Federation, Pipeline, PlaceParam, Program, Session, Yield
+from dfm_async import Federation, Pipeline, Program, Session, Yield
 from dfm_async.exchange import ExecutorOptions, LauncherExecutor, Model, SubprocessLauncher, Task
-from dfm_async.exchange.cell.gate import CellGate
-from dfm_async.exchange.filepipe.gate import FilePipeGate
+from dfm_async.exchange.filepipe.transport import FilePipeTransport
 from dfm_async.exchange.nvflare import named_metrics
+from dfm_async.exchange.transports import site_transport
 
 SEEN = """
 import json, os
@@ -56,7 +56,9 @@ async def launched(
     script: Path, options: ExecutorOptions | None = None, **gate: Any
 ) -> AsyncIterator[LauncherExecutor]:
     launcher = SubprocessLauncher([sys.executable, script])
-    async with LauncherExecutor(launcher, options, transport=FilePipeGate(**gate), site="site-1", job="j1") as executor:
+    async with LauncherExecutor(
+        launcher, options, transport=FilePipeTransport(**gate), site="site-1", job="j1"
+    ) as executor:
         yield executor
 
 
@@ -98,12 +100,12 @@ async def test_the_gate_of_2_8_writes_the_format_of_parameters(script: Path) -> 
     }
 
 
-@pytest.mark.parametrize("kind", [FilePipeGate, CellGate])
-def test_formats_that_nvflare_does_not_have_are_refused(kind: type[Any]) -> None:
+@pytest.mark.parametrize("transport", ["nvflare-2.8", "nvflare-2.9"])
+def test_formats_that_nvflare_does_not_have_are_refused(transport: str) -> None:
     with pytest.raises(ValueError, match=r"params_exchange_format must be one of numpy, pytorch, .* not 'torch'"):
-        kind(params_exchange_format="torch")
+        site_transport(transport, params_exchange_format="torch")
     with pytest.raises(ValueError, match="params_transfer_type must be FULL or DIFF, not 'full'"):
-        kind(params_transfer_type="full")
+        site_transport(transport, params_transfer_type="full")
 
 
 def test_records_of_trackers_become_metrics_with_a_name_each() -> None:
@@ -120,54 +122,20 @@ def test_records_of_trackers_become_metrics_with_a_name_each() -> None:
 # in pipelines
 
 
-async def test_operations_of_one_program_share_its_process(script: Path) -> None:
+async def test_operations_give_tasks_as_the_options_name_them(script: Path) -> None:
     federation = Federation("training")
-    site = federation.site("site_1")
-    program = Program(
-        argv=[sys.executable, script], transport="nvflare-2.8", site_name="site-1", params_exchange_format="raw"
-    )
-
-    @site.operation(program=program)
-    def fit(model: Model, round: int, total_rounds: int) -> Model:  # noqa: A002 - what NVFLARE calls it
-        raise NotImplementedError
-
-    @site.operation(program=program)
-    def submit_model() -> Model:
-        raise NotImplementedError
-
-    @site.operation(program=program)
-    def validate(model: Model) -> Model:
-        raise NotImplementedError
-
-    with Pipeline("cross-site") as pipeline:
-        trained = fit(PlaceParam("model"), 0, 1)
-        submitted = submit_model(after=trained)
-        Yield(trained, place="fit")
-        Yield(submitted, place="submit_model")
-        Yield(validate(submitted), place="validate")
-    async with Session(federation) as session:
-        job = await session.execute(pipeline, {"model": Model(params={"w": np.zeros(2)})})
-        found = {result.place: result.value.meta for result in await job.collect()}
-    assert {place: meta["name"] for place, meta in found.items()} == {
-        "fit": "train",
-        "submit_model": "submit_model",
-        "validate": "validate",
-    }
-    assert len({meta["process"] for meta in found.values()}) == 1
-    assert found["fit"]["meta"]["site_name"] == found["fit"]["agent"][0] == "site-1"
-    assert found["fit"]["config"]["exchange_format"] == "raw"
-    assert found["submit_model"]["meta"]["submit_model_name"] == "best_model"
-
-
-async def test_operations_with_other_names_give_train_tasks_as_the_options_name_them(script: Path) -> None:
-    federation = Federation("training")
-    options = ExecutorOptions(train_task_name="learn", evaluate_task_name="score")
     site = federation.site("north")
 
     def declared(model: Model) -> Model:
         raise NotImplementedError
 
-    plain = Program(argv=[sys.executable, script], transport="nvflare-2.8", options=options)
+    plain = Program(
+        argv=[sys.executable, script],
+        transport="nvflare-2.8",
+        site_name="site-1",
+        params_exchange_format="raw",
+        options=ExecutorOptions(train_task_name="learn", evaluate_task_name="score"),
+    )
     named = dataclasses.replace(plain, task="other")
     anything = site.operation(declared, name="anything", program=plain)
     score = site.operation(declared, name="score", program=plain)
@@ -177,5 +145,12 @@ async def test_operations_with_other_names_give_train_tasks_as_the_options_name_
             Yield(operation(Model(params={})), place=operation.name)
     async with Session(federation, target="inline") as session:
         results = await (await session.execute(pipeline)).collect()
-    found = {result.place: result.value.meta["name"] for result in results}
-    assert found == {"anything": "learn", "score": "score", "validate": "other"}
+    found = {result.place: result.value.meta for result in results}
+    assert {place: meta["name"] for place, meta in found.items()} == {
+        "anything": "learn",
+        "score": "score",
+        "validate": "other",
+    }
+    assert found["anything"]["process"] == found["score"]["process"] != found["validate"]["process"]
+    assert found["anything"]["meta"]["site_name"] == found["anything"]["agent"][0] == "site-1"
+    assert found["anything"]["config"]["exchange_format"] == "raw"

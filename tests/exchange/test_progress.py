@@ -14,10 +14,13 @@ from dfm_async.exchange.progress import GRACE, Decision, Pair, ProgressTracker, 
 
 IDLE = 600.0
 
-COMPLETED = ("completed", "complete", "done", "success", "finished")
-FAILED = ("failed", "fail", "failure", "error", "exception", "timeout", "deleted")
-ABORTED = ("aborted", "abort", "cancelled", "canceled")
-ACTIVE = ("active", "running", "", "complete!", "pending")
+WORDS_OF = {
+    TransferState.COMPLETED: ("completed", "complete", "done", "success", "finished"),
+    TransferState.FAILED: ("failed", "fail", "failure", "error", "exception", "timeout", "deleted"),
+    TransferState.ABORTED: ("aborted", "abort", "cancelled", "canceled"),
+    TransferState.ACTIVE: ("active", "running", "", "complete!", "pending"),
+}
+FINAL_WORDS = [word for state, words in WORDS_OF.items() if state is not TransferState.ACTIVE for word in words]
 
 
 class Clock:
@@ -41,16 +44,7 @@ def tracker(clock: Clock) -> ProgressTracker:
     return found
 
 
-def one(clock: Clock) -> ProgressTracker:
-    found = ProgressTracker(idle_timeout=IDLE, clock=clock)
-    found.expect("tx", [("1", "site")])
-    return found
-
-
 PAIR = Pair("tx", "1", "site")
-
-
-# construction
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("inf"), float("nan")])
@@ -59,89 +53,44 @@ def test_an_idle_timeout_that_never_comes_is_refused(wrong: float, clock: Clock)
         ProgressTracker(idle_timeout=wrong, clock=clock)
 
 
-# state words
-
-
-@pytest.mark.parametrize("word", COMPLETED)
-def test_words_that_mean_completed(word: str) -> None:
-    assert TransferState.of(word) is TransferState.of(word.upper()) is TransferState.COMPLETED
-
-
-@pytest.mark.parametrize("word", FAILED)
-def test_words_that_mean_failed(word: str) -> None:
-    assert TransferState.of(word) is TransferState.of(word.title()) is TransferState.FAILED
-
-
-@pytest.mark.parametrize("word", ABORTED)
-def test_words_that_mean_aborted(word: str) -> None:
-    assert TransferState.of(word) is TransferState.of(word.upper()) is TransferState.ABORTED
-
-
-@pytest.mark.parametrize("word", ACTIVE)
-def test_any_other_word_means_that_it_goes_on(word: str) -> None:
-    assert TransferState.of(word) is TransferState.ACTIVE
+@pytest.mark.parametrize(("state", "word"), [(state, word) for state, words in WORDS_OF.items() for word in words])
+def test_words_of_a_report_name_its_state_in_any_case(state: TransferState, word: str) -> None:
+    assert TransferState.of(word) is TransferState.of(word.upper()) is TransferState.of(word.title()) is state
 
 
 # which pair a report is about
 
 
-def test_a_pair_that_nobody_expects_is_rejected(tracker: ProgressTracker) -> None:
+def test_a_pair_that_is_not_expected_is_rejected(tracker: ProgressTracker) -> None:
     assert tracker.update("tx", "3", "site", 1, 10) == "unexpected pair"
     assert tracker.update("tx", "1", "somebody", 1, 10) == "unexpected pair"
     assert tracker.update("tx", "1", None, 1, 10) == "unexpected pair"
 
 
 @pytest.mark.parametrize("tx", [None, "", "another"])
-def test_without_the_right_transaction_the_only_pair_that_fits_decides(tracker: ProgressTracker, tx: str) -> None:
+def test_without_the_right_transaction_only_one_matching_pair_decides(tracker: ProgressTracker, tx: str) -> None:
     assert tracker.update(tx, "1", "site", 1, 10) == ""
     assert tracker.state(PAIR) is TransferState.ACTIVE
     assert tracker.state(Pair("tx", "2", "site")) is None
-
-
-@pytest.mark.parametrize("tx", [None, "", "another"])
-def test_without_the_right_transaction_several_pairs_that_fit_reject_it(tracker: ProgressTracker, tx: str) -> None:
-    tracker.expect("tx2", [("1", "site")])
-    assert tracker.update(tx, "1", "site", 1, 10) == "unexpected pair"
-    assert tracker.state(PAIR) is None
-
-
-def test_the_right_transaction_decides_among_several_pairs_that_fit(tracker: ProgressTracker) -> None:
-    tracker.expect("tx2", [("1", "site")])
-    assert tracker.update("tx2", "1", "site", 1, 10) == ""
-    assert tracker.state(PAIR) is None
-    assert tracker.state(Pair("tx2", "1", "site")) is TransferState.ACTIVE
-
-
-def test_a_receiver_without_a_name_is_a_receiver(clock: Clock) -> None:
-    found = ProgressTracker(idle_timeout=IDLE, clock=clock)
-    found.expect("tx", [("1", None)])
-    assert found.update("tx", "1", None, 0, 0, state="done") == ""
-    assert found.complete
-    assert found.update(None, "1", "site", 1, 0) == "unexpected pair"
+    tracker.expect("tx2", [("2", "site")])
+    assert tracker.update(tx, "2", "site", 1, 10) == "unexpected pair"
+    assert tracker.update("tx2", "2", "site", 1, 10) == ""
+    assert tracker.state(Pair("tx", "2", "site")) is None
+    assert tracker.state(Pair("tx2", "2", "site")) is TransferState.ACTIVE
 
 
 def test_announcing_a_pair_again_keeps_the_time_of_its_creation(tracker: ProgressTracker, clock: Clock) -> None:
     clock.now += IDLE - 1
-    tracker.expect("tx", [("1", "site")])
+    tracker.expect("tx", [("0", "site"), ("1", "site")])
+    assert [pair.transfer for pair in tracker.expected] == ["1", "2", "0"], "in the order of their announcement"
     clock.now += 1
     assert tracker.decide().verdict is Verdict.FAILURE
-
-
-def test_the_order_of_pairs_is_that_of_their_announcement(tracker: ProgressTracker) -> None:
-    tracker.expect("tx", [("0", "site")])
-    assert [pair.transfer for pair in tracker.expected] == ["1", "2", "0"]
 
 
 # what a report may say
 
 
-def test_the_first_report_starts_a_pair_even_with_0_bytes(tracker: ProgressTracker) -> None:
-    assert tracker.state(PAIR) is None
-    assert tracker.update("tx", "1", "site", 0, 0) == ""
-    assert tracker.state(PAIR) is TransferState.ACTIVE
-
-
-@pytest.mark.parametrize("end", [*COMPLETED, *FAILED, *ABORTED])
+@pytest.mark.parametrize("end", FINAL_WORDS)
 def test_a_pair_that_has_ended_takes_no_report(tracker: ProgressTracker, end: str) -> None:
     assert tracker.update("tx", "1", "site", 1, 10, state=end) == ""
     before = tracker.state(PAIR)
@@ -150,25 +99,26 @@ def test_a_pair_that_has_ended_takes_no_report(tracker: ProgressTracker, end: st
     assert tracker.state(PAIR) is before
 
 
-@pytest.mark.parametrize("sequence", [4, 5])
-def test_a_sequence_number_that_is_not_larger_is_rejected(tracker: ProgressTracker, sequence: int) -> None:
-    tracker.update("tx", "1", "site", 5, 10)
-    assert tracker.update("tx", "1", "site", sequence, 20, state="done") == "old sequence number"
-    assert tracker.state(PAIR) is TransferState.ACTIVE
+@pytest.mark.parametrize(
+    ("report", "problem"),
+    [
+        ((4, 20, 3), "old sequence number"),
+        ((5, 20, 3), "old sequence number"),
+        ((6, 9, 3), "progress fell"),
+        ((6, 20, 2), "progress fell"),
+        ((6, 20, None), ""),
+        ((6, 10, 3), ""),
+    ],
+)
+def test_reports_that_are_old_or_go_back_are_rejected(
+    tracker: ProgressTracker, report: tuple[int, int, int | None], problem: str
+) -> None:
+    assert tracker.update("tx", "1", "site", 5, 10, 3) == ""
+    assert tracker.update("tx", "1", "site", *report, state="done") == problem
+    assert tracker.state(PAIR) is (TransferState.ACTIVE if problem else TransferState.COMPLETED)
 
 
-def test_bytes_that_fell_are_rejected(tracker: ProgressTracker) -> None:
-    tracker.update("tx", "1", "site", 1, 10)
-    assert tracker.update("tx", "1", "site", 2, 9, state="done") == "progress fell"
-    assert tracker.update("tx", "1", "site", 2, 10) == "", "what was rejected has used its number"
-
-
-def test_items_that_fell_are_rejected_even_if_bytes_grew(tracker: ProgressTracker) -> None:
-    tracker.update("tx", "1", "site", 1, 10, 3)
-    assert tracker.update("tx", "1", "site", 2, 20, 2) == "progress fell"
-
-
-def test_a_report_that_tells_no_items_has_not_lost_them(tracker: ProgressTracker) -> None:
+def test_a_report_without_items_keeps_their_number(tracker: ProgressTracker) -> None:
     tracker.update("tx", "1", "site", 1, 10, 3)
     assert tracker.update("tx", "1", "site", 2, 20, None) == ""
     assert tracker.update("tx", "1", "site", 3, 20, 2) == "progress fell"
@@ -195,9 +145,9 @@ def test_the_ids_of_the_first_accepted_report_stay(tracker: ProgressTracker) -> 
     ],
 )
 def test_the_time_of_progress_moves_only_when_bytes_or_items_grew(
-    clock: Clock, report: dict[str, Any], moves: bool
+    tracker: ProgressTracker, clock: Clock, report: dict[str, Any], moves: bool
 ) -> None:
-    tracker = one(clock)
+    finish(tracker, "2")
     tracker.update("tx", "1", "site", 1, 10, 1)
     clock.now += IDLE - 1
     tracker.update("tx", "1", "site", **{"sequence": 2, **report})
@@ -213,162 +163,101 @@ def finish(tracker: ProgressTracker, *transfers: str, state: str = "done") -> No
         assert tracker.update("tx", transfer, "site", 1, 10, state=state) == ""
 
 
-@pytest.mark.parametrize("status", ["finished", "FINISHED", "Finished"])
-def test_row_1_the_callback_says_finished(tracker: ProgressTracker, status: str) -> None:
-    finish(tracker, "1", state="failed")
-    assert tracker.decide(True, status).verdict is Verdict.SUCCESS
+ALL = {"1": "done", "2": "done"}
+MOVING = {"1": "active", "2": "active"}
 
 
-def test_row_2_another_word_does_not_matter_if_all_pairs_are_complete(tracker: ProgressTracker) -> None:
-    finish(tracker, "1", "2")
-    assert tracker.decide(True, "timeout").verdict is Verdict.SUCCESS
-    assert tracker.decide(True, None).verdict is Verdict.SUCCESS
+@pytest.mark.parametrize(
+    ("states", "waited", "callback", "verdict", "reason"),
+    [
+        pytest.param({"1": "failed"}, 0, (True, "finished"), Verdict.SUCCESS, "", id="1"),
+        pytest.param({"1": "failed"}, 0, (True, "FINISHED"), Verdict.SUCCESS, "", id="1 in capitals"),
+        pytest.param(ALL, 0, (True, "timeout"), Verdict.SUCCESS, "", id="2"),
+        pytest.param(ALL, 0, (True, None), Verdict.SUCCESS, "", id="2 without a status"),
+        pytest.param({"1": "done"}, 0, (True, "timeout"), Verdict.FAILURE, "timeout", id="3"),
+        pytest.param({"1": "done"}, 0, (True, None), Verdict.FAILURE, "None", id="3 without a status"),
+        pytest.param({"1": "done"}, 0, (True, "done"), Verdict.FAILURE, "done", id="3 with a word of a report"),
+        pytest.param({"1": "done", "2": "failed"}, 0, (), Verdict.FAILURE, "transfer 2 to site failed", id="4"),
+        pytest.param({"2": "aborted"}, 0, (), Verdict.FAILURE, "transfer 2 to site aborted", id="4 aborted"),
+        pytest.param(
+            {"2": "failed"}, 2 * IDLE, (), Verdict.FAILURE, "transfer 2 to site failed", id="4 before 8 and 9"
+        ),
+        pytest.param(ALL, 0, (), Verdict.WAIT, "waiting for the receiver's confirmation", id="5"),
+        pytest.param(ALL, GRACE - 1, (), Verdict.WAIT, "waiting for the receiver's confirmation", id="6"),
+        pytest.param(ALL, GRACE, (), Verdict.SUCCESS, "", id="7"),
+        pytest.param(ALL, 10 * IDLE, (), Verdict.SUCCESS, "", id="7 before 8 and 9"),
+        pytest.param(MOVING, IDLE, (), Verdict.FAILURE, "transfer 1 to site stalled", id="8"),
+        pytest.param({"2": "active"}, IDLE, (), Verdict.FAILURE, "transfer 2 to site stalled", id="8 before 9"),
+        pytest.param({}, IDLE, (), Verdict.FAILURE, "transfer 1 to site did not start", id="9"),
+        pytest.param(MOVING, IDLE - 0.5, (), Verdict.WAIT, "in flight", id="10 moving"),
+        pytest.param({}, IDLE - 0.5, (), Verdict.WAIT, "in flight", id="10 not started"),
+    ],
+)
+def test_the_first_row_that_fits_decides(
+    tracker: ProgressTracker,
+    clock: Clock,
+    states: dict[str, str],
+    waited: float,
+    callback: tuple[Any, ...],
+    verdict: Verdict,
+    reason: str,
+) -> None:
+    reported = clock.now
+    for transfer, state in states.items():
+        finish(tracker, transfer, state=state)
+    clock.now += waited
+    decision = tracker.decide(*callback)
+    assert decision.verdict is verdict
+    assert reason in decision.reason
+    if verdict is Verdict.WAIT:
+        assert decision.until == reported + (GRACE if states is ALL else IDLE)
 
 
-@pytest.mark.parametrize("status", ["timeout", None, "done", ""])
-def test_row_3_another_word_is_a_failure_that_names_it(tracker: ProgressTracker, status: str | None) -> None:
-    finish(tracker, "1")
-    decision = tracker.decide(True, status)
-    assert decision.verdict is Verdict.FAILURE
-    assert str(status) in decision.reason
-
-
-@pytest.mark.parametrize("state", ["failed", "aborted"])
-def test_row_4_a_pair_that_failed_is_a_failure_that_names_it(tracker: ProgressTracker, state: str) -> None:
-    finish(tracker, "1")
-    finish(tracker, "2", state=state)
-    decision = tracker.decide()
-    assert decision.verdict is Verdict.FAILURE
-    assert decision.reason == f"transfer 2 to site {state}"
-
-
-def test_row_4_comes_before_the_rows_about_time(tracker: ProgressTracker, clock: Clock) -> None:
-    finish(tracker, "2", state="failed")
-    clock.now += 2 * IDLE
-    assert "transfer 2" in tracker.decide().reason
-
-
-def test_row_5_all_complete_waits_for_the_callback(tracker: ProgressTracker, clock: Clock) -> None:
+def test_the_grace_counts_from_the_last_completion(tracker: ProgressTracker, clock: Clock) -> None:
     finish(tracker, "1")
     assert not tracker.grace_running
     clock.now += 5
     finish(tracker, "2")
-    decision = tracker.decide()
-    assert decision.verdict is Verdict.WAIT
-    assert decision.until == clock.now + GRACE
+    assert tracker.decide().until == clock.now + GRACE
     assert tracker.grace_running
 
 
-def test_row_6_the_grace_counts_from_the_last_completion_and_not_from_the_question(
-    tracker: ProgressTracker, clock: Clock
-) -> None:
-    finish(tracker, "1", "2")
-    end = clock.now + GRACE
-    clock.now += GRACE - 1
-    assert tracker.decide() == Decision(
-        Verdict.WAIT, "all transfers are complete: waiting for the receiver's word", end
-    )
-
-
-def test_row_7_after_the_grace_it_is_a_success(tracker: ProgressTracker, clock: Clock) -> None:
-    finish(tracker, "1", "2")
-    clock.now += GRACE
-    assert tracker.decide().verdict is Verdict.SUCCESS
-
-
-def test_rows_5_to_7_come_before_the_rows_about_time(tracker: ProgressTracker, clock: Clock) -> None:
-    finish(tracker, "1", "2")
-    clock.now += 10 * IDLE
-    assert tracker.decide().verdict is Verdict.SUCCESS
-
-
-def test_row_8_a_pair_that_stands_still_has_stalled(clock: Clock) -> None:
-    tracker = one(clock)
-    clock.now += 100
-    tracker.update("tx", "1", "site", 1, 10)
-    assert tracker.decide().until == clock.now + IDLE
-    clock.now += IDLE - 0.5
-    assert tracker.decide().verdict is Verdict.WAIT
-    clock.now += 0.5
-    decision = tracker.decide()
-    assert decision.verdict is Verdict.FAILURE
-    assert "transfer 1 to site stalled" in decision.reason
-
-
-def test_row_9_a_pair_that_does_not_begin_is_a_failure(clock: Clock) -> None:
-    tracker = one(clock)
-    assert tracker.decide().until == clock.now + IDLE
-    clock.now += IDLE - 0.5
-    assert tracker.decide().verdict is Verdict.WAIT
-    clock.now += 0.5
-    decision = tracker.decide()
-    assert decision.verdict is Verdict.FAILURE
-    assert "transfer 1 to site did not start" in decision.reason
-
-
-def test_row_9_counts_from_the_creation_that_was_named(clock: Clock) -> None:
+def test_a_start_counts_from_the_creation_that_was_named(clock: Clock) -> None:
     tracker = ProgressTracker(idle_timeout=IDLE, clock=clock)
     tracker.expect("tx", [("1", "site")], created=clock.now - IDLE + 1)
     assert tracker.decide().until == clock.now + 1
 
 
-def test_row_8_comes_before_row_9(tracker: ProgressTracker, clock: Clock) -> None:
-    """The first pair never began, the second stands still: what began says more about the fault."""
-    tracker.update("tx", "2", "site", 1, 10)
-    clock.now += IDLE
-    assert "transfer 2 to site stalled" in tracker.decide().reason
-
-
-def test_row_10_otherwise_it_goes_on_until_the_first_pair_is_due(tracker: ProgressTracker, clock: Clock) -> None:
+def test_the_pair_that_is_due_first_is_waited_for(tracker: ProgressTracker, clock: Clock) -> None:
     first = clock.now + IDLE
     clock.now += 100
     tracker.update("tx", "2", "site", 1, 10)
-    decision = tracker.decide()
-    assert (decision.verdict, decision.until) == (Verdict.WAIT, first)
-
-
-def test_a_complete_pair_is_not_waited_for(tracker: ProgressTracker, clock: Clock) -> None:
+    assert tracker.decide().until == first
     finish(tracker, "1")
-    clock.now += IDLE - 1
-    tracker.update("tx", "2", "site", 1, 10)
-    clock.now += 1
-    assert tracker.decide().verdict is Verdict.WAIT
+    assert tracker.decide().until == clock.now + IDLE, "one that is complete is not waited for"
 
 
 def test_nothing_expected_decides_nothing(clock: Clock) -> None:
     tracker = ProgressTracker(idle_timeout=IDLE, clock=clock)
     clock.now += 10 * IDLE
-    assert tracker.decide() == Decision(Verdict.WAIT, "transfers are under way", None)
+    assert tracker.decide() == Decision(Verdict.WAIT, "transfers are in flight", None)
     assert not tracker.complete
 
 
-def test_further_pairs_end_the_grace(tracker: ProgressTracker, clock: Clock) -> None:
-    finish(tracker, "1", "2")
-    tracker.expect("tx", [("3", "site")])
-    assert not tracker.grace_running
-    clock.now += GRACE
-    assert tracker.decide().verdict is Verdict.WAIT
-
-
-@pytest.mark.parametrize("again", [[], [("1", "site")]])
-def test_announcing_nothing_new_leaves_the_grace_alone(
+@pytest.mark.parametrize("again", [[], [("1", "site")], [("3", "site")]], ids=["none", "known", "new"])
+def test_only_a_new_pair_ends_the_grace(
     tracker: ProgressTracker, clock: Clock, again: list[tuple[str, str | None]]
 ) -> None:
     """Else the decision would wait for something that never comes."""
     finish(tracker, "1", "2")
     tracker.expect("tx", again)
-    assert tracker.decide().until == clock.now + GRACE
+    new = again == [("3", "site")]
+    assert tracker.grace_running is not new
     clock.now += GRACE
-    assert tracker.decide().verdict is Verdict.SUCCESS
+    assert tracker.decide().verdict is (Verdict.WAIT if new else Verdict.SUCCESS)
 
 
-# giving up
-
-
-def test_abandoning_what_is_complete_is_a_success(tracker: ProgressTracker) -> None:
-    finish(tracker, "1", "2")
-    assert tracker.abandon()
-    assert tracker.complete
+# abandoning
 
 
 def test_abandoning_marks_the_open_pairs_and_only_them(tracker: ProgressTracker) -> None:
@@ -378,20 +267,8 @@ def test_abandoning_marks_the_open_pairs_and_only_them(tracker: ProgressTracker)
     assert not tracker.abandon()
     states = [tracker.state(pair) for pair in tracker.expected]
     assert states == [TransferState.COMPLETED, TransferState.ABORTED, TransferState.ABORTED]
+    assert tracker.update("tx", "2", "site", 2, 10, state="done") == "the pair has ended"
     assert tracker.decide() == Decision(Verdict.FAILURE, "transfer 2 to site aborted")
-
-
-def test_what_comes_after_abandoning_changes_nothing(tracker: ProgressTracker) -> None:
-    tracker.abandon()
-    assert tracker.update("tx", "1", "site", 1, 10, state="done") == "the pair has ended"
-    assert tracker.decide().verdict is Verdict.FAILURE
-
-
-def test_what_has_failed_is_no_success_when_it_is_abandoned(clock: Clock) -> None:
-    tracker = one(clock)
-    finish(tracker, "1", state="failed")
-    assert not tracker.abandon()
-    assert tracker.decide().reason == "transfer 1 to site failed"
 
 
 # against a model
@@ -413,10 +290,7 @@ class Model:
 
     @staticmethod
     def kind(word: str) -> str:
-        for words, kind in ((COMPLETED, "completed"), (FAILED, "failed"), (ABORTED, "aborted")):
-            if word.lower() in words:
-                return kind
-        return "active"
+        return next((state.value for state, words in WORDS_OF.items() if word.lower() in words), "active")
 
     def end(self, pair: tuple[str, str, str | None]) -> str:
         known = self.known.get(pair)

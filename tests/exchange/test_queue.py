@@ -11,20 +11,20 @@ import tempfile
 import threading
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncinotify
 import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from dfm_async.base.tasks import in_thread
 from dfm_async.exchange.filepipe import queue as module
-from dfm_async.exchange.filepipe import watch
-from dfm_async.exchange.filepipe.names import MessageName, format_name
-from dfm_async.exchange.filepipe.queue import DirectoryQueue, Received, Side
-from dfm_async.runtime.once import in_thread
+from dfm_async.exchange.filepipe.queue import DirectoryQueue, MessageName, Received, Side, format_name
+
+T = TypeVar("T")
 
 LARGE = 3 * module._INLINE
 
@@ -48,10 +48,10 @@ def _opened() -> Counter[str]:
 async def watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """With a kernel that watches, nobody may depend on looking by himself."""
     if request.param == "unwatched":
-        monkeypatch.setattr(watch, "_is_available", False)
-        monkeypatch.setattr(watch, "_UNWATCHED", 0.01)
+        monkeypatch.setattr(module, "_is_available", False)
+        monkeypatch.setattr(module, "_UNWATCHED", 0.01)
     else:
-        monkeypatch.setattr(watch, "_WATCHED", 600.0)
+        monkeypatch.setattr(module, "_WATCHED", 600.0)
     return bool(request.param == "watched")
 
 
@@ -75,9 +75,23 @@ def files(queue: DirectoryQueue) -> list[str]:
     return sorted(f"{path.parent.name}/{path.name}" for path in queue._path.glob("*/*"))
 
 
+async def waiting_for(queue: DirectoryQueue, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A call that waits for changes of the folders."""
+    task = asyncio.create_task(call)
+    await waiting(queue)
+    return task
+
+
+async def cancelled(task: asyncio.Task[Any]) -> None:
+    """Cancel a call, and wait until it has ended."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def waiting(queue: DirectoryQueue) -> None:
     """Lets the loop run until somebody waits for changes."""
-    while queue._watch is None or not queue._watch._waiters:  # noqa: ASYNC110 - nothing tells, and it is a few turns
+    while queue._watch is None or not queue._watch.changed:  # noqa: ASYNC110 - nothing tells, and it is a few turns
         await asyncio.sleep(0)
 
 
@@ -105,31 +119,16 @@ async def test_the_folders_are_those_of_the_peer(program: DirectoryQueue, tmp_pa
     assert (tmp_path / "pipe" / "task" / "y" / f"REQ.train.{name.id}").stat().st_mode & 0o777 == 0o600
 
 
-async def test_large_messages(program: DirectoryQueue, site: DirectoryQueue) -> None:
-    data = os.urandom(20 * 2**20)
+async def test_large_messages_and_buffers_of_any_element_pass(program: DirectoryQueue, site: DirectoryQueue) -> None:
+    data = os.urandom(4 * 2**20)
     name = new()
-    sent = await site.put(name, [data[:100], memoryview(data)[100:]])
-    assert await program.get() == Received(name, data)
+    sent = await site.put(name, [data[:100], memoryview(data)[100:], memoryview(bytes(8)).cast("i")])
+    assert await program.get() == Received(name, data + bytes(8))
     assert await sent.gone()
     assert files(program) == []
 
 
-async def test_buffers_of_other_elements(program: DirectoryQueue, site: DirectoryQueue) -> None:
-    numbers = memoryview(bytes(8)).cast("i")
-    await site.put(new(), [numbers])
-    assert (await program.get()).data == bytes(8)
-
-
 # order
-
-
-async def test_messages_come_in_the_order_in_which_they_were_sent(
-    program: DirectoryQueue, site: DirectoryQueue
-) -> None:
-    names = [new() for _ in range(300)]
-    for name in names:
-        await site.put(name, [b"x" * 10])
-    assert [(await program.get()).name for _ in names] == names
 
 
 async def test_the_peer_sees_that_order_too(program: DirectoryQueue) -> None:
@@ -185,16 +184,7 @@ async def test_whatever_is_not_taken_back_comes_once_and_in_order(steps: list[st
 # waiting
 
 
-async def test_a_message_wakes_who_waits(program: DirectoryQueue, site: DirectoryQueue) -> None:
-    getting = asyncio.create_task(program.get())
-    await waiting(program)
-    name = new()
-    await site.put(name, [b"x"])
-    async with asyncio.timeout(10):
-        assert (await getting).name == name
-
-
-async def test_several_may_wait(program: DirectoryQueue, site: DirectoryQueue) -> None:
+async def test_messages_wake_waiting_calls_in_order(program: DirectoryQueue, site: DirectoryQueue) -> None:
     getting = [asyncio.create_task(program.get()) for _ in range(3)]
     await waiting(program)
     names = [new() for _ in range(3)]
@@ -208,8 +198,7 @@ async def test_a_look_of_one_waiter_does_not_take_the_news_from_another(
     program: DirectoryQueue, site: DirectoryQueue
 ) -> None:
     outgoing = await program.put(new(), [b"x"])
-    getting = asyncio.create_task(program.get())
-    await waiting(program)
+    getting = await waiting_for(program, program.get())
     name = new()
     await site.put(name, [b"x"])
     program.catch_up()  # before the loop has told of the new file
@@ -218,11 +207,11 @@ async def test_a_look_of_one_waiter_does_not_take_the_news_from_another(
     assert outgoing.take_back()
 
 
-async def test_a_kernel_that_says_nothing(
+async def test_messages_are_found_by_polling_if_the_kernel_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What another host does in a shared folder is found by looking."""
-    monkeypatch.setattr(watch, "_WATCHED", 0.01)
+    monkeypatch.setattr(module, "_WATCHED", 0.01)
     async with DirectoryQueue(tmp_path, "c", Side.ACTIVE) as queue:
         assert queue._watch is not None
         assert queue._watch._inotify is not None
@@ -230,14 +219,12 @@ async def test_a_kernel_that_says_nothing(
             asyncinotify._ffi.libc.inotify_add_watch(
                 queue._watch._inotify.fd, bytes(watched.path), asyncinotify.Mask.ATTRIB
             )
-        getting = asyncio.create_task(queue.get())
-        await waiting(queue)
+        getting = await waiting_for(queue, queue.get())
         os.rename(_written(queue, "REQ.t.1"), queue._inbox / "REQ.t.1")
         async with asyncio.timeout(10):
             assert (await getting).name.id == "1"
             sent = await queue.put(new(), [b"x"])
-            going = asyncio.create_task(sent.gone())
-            await waiting(queue)
+            going = await waiting_for(queue, sent.gone())
             next(queue._outbox.iterdir()).unlink()
             assert await going
 
@@ -258,9 +245,8 @@ async def test_no_watcher_left(
     monkeypatch.setattr(asyncinotify._ffi.libc, call, fail)
     async with DirectoryQueue(tmp_path, "c", Side.ACTIVE) as queue:
         assert queue._watch is not None
-        assert not queue._watch.is_watched
-        getting = asyncio.create_task(queue.get())
-        await waiting(queue)
+        assert queue._watch._inotify is None
+        getting = await waiting_for(queue, queue.get())
         os.rename(_written(queue, "REQ.t.1"), queue._inbox / "REQ.t.1")
         async with asyncio.timeout(10):
             assert (await getting).data == b"x"
@@ -322,49 +308,24 @@ async def test_a_message_of_the_same_name_is_not_overwritten(program: DirectoryQ
 # what becomes of a message
 
 
-async def test_gone_waits_for_the_peer(program: DirectoryQueue, site: DirectoryQueue) -> None:
+@pytest.mark.parametrize("fate", ["read", "cancelled", "taken back"])
+async def test_gone_waits_until_a_message_was_read_or_taken_back(
+    program: DirectoryQueue, site: DirectoryQueue, fate: str
+) -> None:
     sent = await program.put(new(), [b"x"])
-    going = asyncio.create_task(sent.gone())
-    await waiting(program)
+    going = await waiting_for(program, sent.gone())
     assert not going.done()
-    await site.get()
-    async with asyncio.timeout(10):
-        assert await going
-    assert not sent.take_back()
-
-
-async def test_a_message_is_taken_back_when_the_time_is_over(program: DirectoryQueue) -> None:
-    sent = await program.put(new(), [b"x"])
-    assert not await sent.gone(0.01)
+    if fate == "cancelled":
+        await cancelled(going)
+    else:
+        if fate == "read":
+            await site.get()
+        else:
+            assert sent.take_back()
+        async with asyncio.timeout(10):
+            assert await going is (fate == "read")
     assert files(program) == []
-    assert not await sent.gone()
-
-
-async def test_the_peer_may_be_faster_than_the_end_of_the_time(program: DirectoryQueue, site: DirectoryQueue) -> None:
-    sent = await program.put(new(), [b"x"])
-    await site.get()
-    assert await sent.gone(0)
-    assert not sent.take_back()
-
-
-async def test_cancelling_takes_a_message_back(program: DirectoryQueue) -> None:
-    sent = await program.put(new(), [b"x"])
-    going = asyncio.create_task(sent.gone())
-    await waiting(program)
-    going.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await going
-    assert files(program) == []
-    assert sent.take_back()
-
-
-async def test_who_waits_is_told_that_a_message_was_taken_back(program: DirectoryQueue) -> None:
-    sent = await program.put(new(), [b"x"])
-    going = asyncio.create_task(sent.gone())
-    await waiting(program)
-    assert sent.take_back()
-    async with asyncio.timeout(10):
-        assert not await going
+    assert sent.take_back() is (fate != "read")
 
 
 async def test_a_message_that_was_deleted_was_not_read(
@@ -375,8 +336,7 @@ async def test_a_message_that_was_deleted_was_not_read(
     next(program._outbox.iterdir()).unlink()
     assert await sent.gone() is not watched  # before the loop has told of it
     sent = await program.put(new(), [b"x"])
-    going = asyncio.create_task(sent.gone())
-    await waiting(program)
+    going = await waiting_for(program, sent.gone())
     next(program._outbox.iterdir()).unlink()
     async with asyncio.timeout(10):
         assert await going is not watched
@@ -428,9 +388,7 @@ async def test_a_put_that_is_cancelled_leaves_nothing(program: DirectoryQueue, m
     entered, released = await _blocked(monkeypatch, module, "_write")
     putting = asyncio.create_task(program.put(new(), [bytes(LARGE)]))
     await _until(entered)
-    putting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await putting
+    await cancelled(putting)
     assert files(program) == []
     released.set()
     for thread in threading.enumerate():
@@ -470,9 +428,7 @@ async def test_a_message_whose_reading_is_cancelled_comes_again(
     entered, released = await _blocked(monkeypatch, program, "_read")
     getting = asyncio.create_task(program.get())
     await _until(entered)
-    getting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await getting
+    await cancelled(getting)
     released.set()
     assert await program.get() == Received(name, bytes(LARGE))
     assert (await program.get()).data == b"next"
@@ -482,11 +438,8 @@ async def test_a_message_whose_reading_is_cancelled_comes_again(
 async def test_a_get_that_is_cancelled_while_it_waits_takes_nothing(
     program: DirectoryQueue, site: DirectoryQueue
 ) -> None:
-    getting = asyncio.create_task(program.get())
-    await waiting(program)
-    getting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await getting
+    getting = await waiting_for(program, program.get())
+    await cancelled(getting)
     name = new()
     await site.put(name, [b"x"])
     async with asyncio.timeout(10):
@@ -497,8 +450,7 @@ async def test_a_get_that_is_cancelled_while_it_waits_takes_nothing(
 
 
 async def test_removed_folders_are_noticed(program: DirectoryQueue) -> None:
-    getting = asyncio.create_task(program.get())
-    await waiting(program)
+    getting = await waiting_for(program, program.get())
     shutil.rmtree(program._path)
     async with asyncio.timeout(10):
         with pytest.raises(ConnectionResetError, match="removed"):
@@ -511,8 +463,7 @@ async def test_removed_folders_are_noticed(program: DirectoryQueue) -> None:
 
 async def test_a_message_in_removed_folders_was_not_read(program: DirectoryQueue, watched: bool) -> None:
     sent = await program.put(new(), [b"x"])
-    going = asyncio.create_task(sent.gone())
-    await waiting(program)
+    going = await waiting_for(program, sent.gone())
     shutil.rmtree(program._path)
     async with asyncio.timeout(10):
         if watched:

@@ -18,7 +18,7 @@ from tests.exchange.processes import nothing_remains as nothing_remains
 
 MOMENTS = ("before hello", "after hello", "receiving", "computing", "offering", "transferring", "settled")
 GRACE = 2.0
-"""What the keeper gives programs between SIGTERM and SIGKILL, in seconds."""
+"""What the reaper gives programs between SIGTERM and SIGKILL, in seconds."""
 
 
 async def die(
@@ -64,10 +64,10 @@ def left_in(folder: Path) -> list[str]:
         ("SIGTERM", -signal.SIGTERM, MOMENTS),
         ("os._exit", 5, MOMENTS),
         ("exec", 0, MOMENTS[:2]),
-        ("the keeper first", -signal.SIGKILL, MOMENTS[:2]),
+        ("the reaper first", -signal.SIGKILL, MOMENTS[:2]),
     ],
 )
-async def test_programs_are_told_and_asked_to_end_when_their_site_vanishes(
+async def test_programs_are_notified_and_terminated_when_their_site_vanishes(
     way: str, code: int, moments: Sequence[str], tmp_path: Path, nothing_remains: str
 ) -> None:
     found, took, _ = await die(way, "polite", tmp_path, nothing_remains, moments)
@@ -98,11 +98,9 @@ async def test_programs_that_ignore_sigterm_are_killed_when_their_site_vanishes(
     }
 
 
-async def test_without_site_and_keeper_a_program_that_waits_for_its_site_ends_by_itself(
-    tmp_path: Path, nothing_remains: str
-) -> None:
+async def test_a_waiting_program_ends_without_site_and_reaper(tmp_path: Path, nothing_remains: str) -> None:
     _, took, _ = await die(
-        "with its keeper", "natural", tmp_path, nothing_remains, ("after hello", "offering", "transferring")
+        "with its reaper", "natural", tmp_path, nothing_remains, ("after hello", "offering", "transferring")
     )
     assert took < GRACE
 

@@ -12,11 +12,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from dfm_async.base.tasks import in_thread
 from dfm_async.errors import AgentClosed, CallStateError, ConversionError, HandshakeRefused
 from dfm_async.exchange import AgentOptions, FlareAgent, LauncherExecutor, PlainCodec, Task, sync
 from dfm_async.exchange.bootstrap import VARIABLE
-from dfm_async.runtime.once import in_thread
-from tests.exchange.rig import ANY
+from tests.exchange.executors import ANY
+from tests.support.waiting import PROMPT
 
 LARGE = np.arange(100_000)
 
@@ -75,16 +76,10 @@ async def test_a_script_serves_tasks_until_the_end(transport: str) -> None:
         assert await working == ["any"] * 3
 
 
-async def test_receive_returns_none_after_the_timeout() -> None:
-    def work() -> Any:
-        return sync.receive(0), sync.receive(0.01), sync.is_running()
-
-    async with program(work) as (_, working):
-        assert await working == (None, None, True)
-
-
 async def test_is_running_neither_waits_nor_takes_a_task() -> None:
     def work() -> Any:
+        assert sync.receive(0) is sync.receive(0.01) is None
+        go_on.set()
         before = [sync.is_running() for _ in range(100)]
         task = sync.receive()
         assert task is not None
@@ -92,7 +87,9 @@ async def test_is_running_neither_waits_nor_takes_a_task() -> None:
         sync.send(task.data)
         return all(before) and all(during)
 
+    go_on = threading.Event()
     async with program(work) as (executor, working):
+        assert await in_thread(lambda: go_on.wait(5), "waiting")
         assert (await executor.execute(Task("any", 7))).data == 7
         assert await working
 
@@ -103,19 +100,19 @@ async def test_is_running_is_false_after_the_end_and_receive_gives_none() -> Non
         return sync.is_running(), sync.receive()
 
     async with program(work) as (executor, working):
-        await asyncio.wait_for(_up(executor), 5)
+        await asyncio.wait_for(_up(executor), PROMPT)
         await executor.finalize()
         assert await working == (False, None)
 
 
-async def test_receive_raises_when_the_site_gives_up() -> None:
+async def test_receive_raises_when_the_site_aborts() -> None:
     def work() -> Any:
         with pytest.raises(AgentClosed, match=r"aborted \(enough\)"):
             sync.receive()
         return sync.is_running()
 
     async with program(work) as (executor, working):
-        end = await asyncio.wait_for(_up(executor), 5)
+        end = await asyncio.wait_for(_up(executor), PROMPT)
         end.abort("enough")
         assert await working is False
 
@@ -182,7 +179,7 @@ async def test_init_gives_the_same_agent_until_shutdown() -> None:
         assert agents() == []
 
 
-def test_before_init_every_call_says_what_is_missing() -> None:
+def test_every_call_before_init_is_refused() -> None:
     assert not sync.is_running()
     sync.shutdown()
     for call in (sync.receive, lambda: sync.send(1), lambda: sync.log({}), lambda: sync.progress(1)):
@@ -214,7 +211,7 @@ async def test_the_environment_names_the_site(monkeypatch: pytest.MonkeyPatch) -
         assert await in_thread(run, "program") == "berlin False"
 
 
-async def test_a_call_after_shutdown_says_that_it_is_closed() -> None:
+async def test_a_call_after_shutdown_raises_agent_closed() -> None:
     async with LauncherExecutor(None, ANY) as executor:
         path = executor.bootstrap()
 
@@ -259,7 +256,7 @@ async def test_shutdown_ends_calls_of_other_threads() -> None:
         assert await in_thread(run, "program") == [None] * 3
 
 
-async def test_a_script_whose_site_vanishes_is_told() -> None:
+async def test_a_script_whose_site_vanishes_gets_peer_gone() -> None:
     def work() -> Any:
         sync.receive()
         sync.send(1)
@@ -269,9 +266,9 @@ async def test_a_script_whose_site_vanishes_is_told() -> None:
 
     async with program(work) as (executor, working):
         await executor.execute(Task("any"))
-        end = executor._end
+        end = executor._connection
         assert end is not None
-        end.link.pipe.close()
+        end._pipe.close()
         assert await working == "peer gone"
 
 

@@ -11,9 +11,11 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from dfm_async import Cost, Federation, Operation, Pipeline, PlaceParam, RetryPolicy, ShippingError, Site, Yield
-from dfm_async.federation.operation import CodeKind, ExternalCode
-from dfm_async.pipeline.statements import CallStatement
+from dfm_async import Operation, Pipeline, PlaceParam, RetryPolicy, Site, Yield
+from dfm_async.errors import ShippingError
+from dfm_async.federation import Cost
+from dfm_async.federation.operation import CodeKind
+from dfm_async.language.statements import CallStatement
 from dfm_async.workers.shipping import load_site, ship_site
 
 
@@ -51,11 +53,6 @@ class NotAsync:
 P = Program("./train")
 
 
-@pytest.fixture
-def site() -> Site:
-    return Federation("fresh").site("here")
-
-
 def declare(site: Site, **options: Any) -> Operation[..., Any]:
     @site.operation(program=P, **options)
     def train(weights: dict[str, float], rate: float = 0.1) -> dict[str, float]:
@@ -79,11 +76,6 @@ def test_the_function_declares_and_the_class_of_the_program_is_the_code(site: Si
     assert train.signature.types == adapter.signature.types
     assert (train.__doc__, train.name) == ("Trains.", "train")
     assert list(inspect.signature(train).parameters) == ["weights", "rate"]
-
-
-def test_a_program_is_whatever_has_the_class() -> None:
-    program: ExternalCode = P
-    assert program.body_class is Body
 
 
 def test_in_a_pipeline_the_call_is_recorded_and_outside_it_is_refused(site: Site) -> None:
@@ -174,7 +166,7 @@ async def _flow(x: int) -> AsyncIterator[int]:
     ],
     ids=["class", "object", "async", "generator", "async generator"],
 )
-def test_what_is_no_plain_function_declares_no_program(site: Site, code: Any, what: str) -> None:
+def test_only_a_plain_function_declares_a_program(site: Site, code: Any, what: str) -> None:
     with pytest.raises(TypeError, match=f"is {what}: with program=, write a plain function"):
         site.operation(code, name="act", program=P)
     operation = site.operation(lambda x: x, name="act")
@@ -203,7 +195,7 @@ def test_options_that_make_no_sense_for_a_program_are_refused(site: Site) -> Non
 # shipping
 
 
-def test_a_program_travels_without_the_function_that_declares_it(site: Site) -> None:
+def test_a_program_is_sent_without_the_function_that_declares_it(site: Site) -> None:
     lock = threading.Lock()
 
     class Local:
@@ -229,7 +221,7 @@ def test_a_program_travels_without_the_function_that_declares_it(site: Site) -> 
     assert (arrived.kind, arrived.per_job) == (CodeKind.ASYNC, True)
 
 
-def test_what_is_passed_to_the_program_must_be_able_to_travel(site: Site) -> None:
+def test_what_is_passed_to_the_program_must_be_picklable(site: Site) -> None:
     @site.operation(program=P)
     def train(lock: Any = threading.Lock()) -> None: ...  # noqa: B008 - the fault
 

@@ -11,21 +11,26 @@ from typing import Any, Self
 import msgspec
 import pytest
 
+from dfm_async.engine import site_host
 from dfm_async.errors import WorkerLost
 from dfm_async.model.flare import SiteSettings
+from dfm_async.model.ids import JobId, Location
+from dfm_async.model.job_spec import JobSpec
 from dfm_async.model.options import LocalOptions
 from dfm_async.net import spec
 from dfm_async.site.authorizing import Authorizer
-from dfm_async.targets.flare import crews as crews_module
-from dfm_async.targets.flare import messages as fm
+from dfm_async.targets.flare import protocol as fm
 from dfm_async.targets.flare.admission import User
-from dfm_async.targets.flare.agent import SiteAgent
 from dfm_async.targets.flare.audit import AuditLog
-from dfm_async.targets.flare.crews import Installed
 from dfm_async.targets.flare.node import HUB
+from dfm_async.targets.flare.site_agent import SiteAgent
+from dfm_async.targets.flare.site_code import Installed
 from dfm_async.wire import messages as msg
+from dfm_async.wire.messages import Envelope
+from tests.support.waiting import settled
 
 SITES = ("lab", "there")
+LOCATIONS = tuple(map(Location, SITES))
 
 
 class FakeChannel:
@@ -34,6 +39,9 @@ class FakeChannel:
 
     def send(self, message: Any) -> None:
         self.sent.append(message)
+
+    def flush(self) -> None:
+        """Nothing to do."""
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [message for message in self.sent if type(message) is kind]
@@ -46,8 +54,8 @@ class FakeWorker:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[int | None] = loop.create_future()
-        self.seats: dict[tuple[Any, int], None] = {}
-        self.nets: dict[tuple[str, int], None] = {}
+        self.assignments: dict[Any, None] = {}
+        self._nets: set[tuple[str, int]] = set()
         self.address = address
         self.channel = FakeChannel()
         self.killed: str | None = None
@@ -55,13 +63,18 @@ class FakeWorker:
 
     @property
     def shared(self) -> bool:
-        return len(self.seats) > 1
+        return len({assigned.job for assigned in self.assignments}) > 1
 
-    def launched(self) -> None:
+    def launched(self, assigned: Any) -> None:
         """Nothing to do."""
 
-    def leave(self, seat: Any, at: int, *, well: bool) -> None:
-        self.seats.pop((seat, at), None)
+    def teach(self, plan: str, at: int, net: Any) -> None:
+        if (plan, at) not in self._nets:
+            self._nets.add((plan, at))
+            self.channel.send(msg.SendNet(plan, at, net()))
+
+    def leave(self, assigned: Any, *, succeeded: bool) -> None:
+        self.assignments.pop(assigned, None)
 
     def retire(self) -> None:
         self.retired = True
@@ -74,15 +87,15 @@ class FakeWorker:
         self.die()
 
     def die(self) -> None:
-        """It ends, and its seats are told, as its pool does."""
+        """End, and notify what is assigned, as its pool does."""
         error = WorkerLost("lab", -9, "it died \x1b[2J", ("last\x07 words",))
         if not self.ready.done():
             self.ready.set_exception(error)
             self.ready.exception()
         self.ended.set_result(-9)
-        for seat, at in list(self.seats):
-            seat.lost(at, error)
-        self.seats.clear()
+        for assigned in list(self.assignments):
+            assigned.lost(error)
+        self.assignments.clear()
 
     def when_read(self, call: Any) -> None:
         call()
@@ -93,30 +106,33 @@ class FakePool:
         self.processes = [worker]
 
 
-class FakeCrew:
-    """In the place of a crew: one worker for each location, and how it was made."""
+class FakeGroup:
+    """In the place of a group of workers: one worker for each location."""
 
-    made: list[FakeCrew]
+    made: list[FakeGroup]
     hold = False
     """Whether workers wait for the test before they are ready."""
 
-    def __init__(self, *args: Any, installed: bool) -> None:
-        self.args = args
-        self.installed = installed
-        self.on_message = args[7]
-        self.pools: dict[str, FakePool] = {}
-        self.seats = 0
-        self.wanted = True
-        FakeCrew.made.append(self)
+    def __init__(self, code: site_host.Code, make_pool: Any, on_left: Any) -> None:
+        self.code = code
+        self.pools: dict[Location, FakePool] = {}
+        self.assignments = 0
+        self.dropped = False
+        self._on_left = on_left
+        FakeGroup.made.append(self)
 
-    def worker(self, location: str, lane: int) -> FakeWorker:
+    def worker(self, location: Location, lane: int) -> FakeWorker:
         found = self.pools.get(location)
         if found is None or found.processes[0].ended.done():
             worker = FakeWorker(f"\0own-{location}")
-            if not FakeCrew.hold:
+            if not FakeGroup.hold:
                 worker.ready.set_result(None)
             found = self.pools[location] = FakePool(worker)
         return found.processes[0]
+
+    def left(self) -> None:
+        self.assignments -= 1
+        self._on_left(self)
 
     async def shut_down(self, grace: float) -> None:
         for pool in self.pools.values():
@@ -125,27 +141,27 @@ class FakeCrew:
 
 
 class FakeNode:
-    """Notes what the agent says."""
+    """Records what the agent sends."""
 
     backlog = 0
 
     def __init__(self) -> None:
-        self.said: list[tuple[str, Any]] = []
+        self.sent: list[tuple[str, Any]] = []
 
     def send(self, peer: str, message: Any) -> None:
-        self.said.append((peer, message))
+        self.sent.append((peer, message.decode() if isinstance(message, Envelope) else message))
 
     def of(self, kind: type[Any]) -> list[Any]:
-        return [message for _, message in self.said if type(message) is kind]
+        return [message for _, message in self.sent if type(message) is kind]
 
 
 @pytest.fixture
-def fake_crews(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fake_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Agents have no processes."""
-    FakeCrew.made, FakeCrew.hold = [], False
-    monkeypatch.setattr(crews_module, "Crew", FakeCrew)
+    FakeGroup.made, FakeGroup.hold = [], False
+    monkeypatch.setattr(site_host, "_WorkerGroup", FakeGroup)
     yield
-    FakeCrew.made = []
+    FakeGroup.made = []
 
 
 class Lab:
@@ -170,7 +186,7 @@ class Lab:
             SiteSettings(site="lab", allow_code=brings_code, **settings), user, offered, given, self.audit, authorizer
         )
         self.node = FakeNode()
-        self.agent.attach(self.node)
+        self.agent.attach(self.node)  # type: ignore[arg-type] # it only sends
 
     async def __aenter__(self) -> Self:
         await self.agent.__aenter__()
@@ -179,20 +195,20 @@ class Lab:
     async def __aexit__(self, *raised: Any) -> None:
         await self.agent.__aexit__(None, None, None)
 
-    def hear(self, *messages: Any, peer: str = HUB) -> None:
+    def receive(self, *messages: Any, peer: str = HUB) -> None:
         for message in messages:
             self.agent.receive(peer, message)
 
-    async def seat(self, *requests: fm.Seat) -> None:
-        """Asks for seats, and waits for the answers."""
-        self.hear(*requests)
-        await settle()
+    async def assign(self, *requests: fm.Assign) -> None:
+        """Request workers, and wait for the answers."""
+        self.receive(*requests)
+        await settled()
 
-    def worker(self, location: str = "lab") -> FakeWorker:
-        return FakeCrew.made[-1].pools[location].processes[0]
+    def worker(self, location: Location = LOCATIONS[0]) -> FakeWorker:
+        return FakeGroup.made[-1].pools[location].processes[0]
 
     def from_worker(self, message: Any) -> None:
-        FakeCrew.made[-1].on_message(message)
+        self.agent.host._on_message(message)
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -202,29 +218,46 @@ class Lab:
         return [line for line in self.lines if line["event"] == event]
 
 
-async def settle() -> None:
-    """Lets everything happen that is about to."""
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
-def calling(*operations: str, at: int = 0, locations: tuple[str, ...] = SITES, literals: tuple[Any, ...] = ()) -> bytes:
+def calling(
+    *operations: str, at: int = 0, locations: tuple[Location, ...] = LOCATIONS, literals: tuple[Any, ...] = ()
+) -> bytes:
     """A net that calls operations."""
     transitions = tuple(
-        spec.Transition(name, 0, (), spec.Call(name, "maker", {}, index)) for index, name in enumerate(operations)
+        spec.Transition(name, 0, (), spec.Call(operation=name, provider="maker", args={}, output=index))
+        for index, name in enumerate(operations)
     )
-    scopes = (spec.Scope(0, None, None),)
-    return msgspec.msgpack.encode(spec.Net(at, locations, scopes, (), (), transitions, (), (), literals))
+    return encoded(*transitions, at=at, locations=locations, literals=literals)
 
 
-def seat(job: int = 1, net: bytes | None = None, **changes: Any) -> fm.Seat:
+def encoded(
+    *transitions: spec.Transition,
+    at: int = 0,
+    locations: tuple[Location, ...] = LOCATIONS,
+    literals: tuple[Any, ...] = (),
+) -> bytes:
+    """A net without places."""
+    net = spec.Net(
+        location=at,
+        locations=locations,
+        scopes=(spec.Scope(0, None, None),),
+        places=(),
+        loops=(),
+        transitions=transitions,
+        params=(),
+        points=(),
+        literals=literals,
+    )
+    return msgspec.msgpack.encode(net)
+
+
+def request(job: int = 1, net: bytes | None = None, **changes: Any) -> fm.Assign:
     """What the hub asks for."""
     given: dict[str, Any] = {
         "job": job,
         "at": 0,
         "job_id": f"job-{job}",
         "pipeline": "rivers",
-        "location": "lab",
+        "location": LOCATIONS[0],
         "sites": SITES,
         "offer": "",
         "plan": "plan",
@@ -232,10 +265,10 @@ def seat(job: int = 1, net: bytes | None = None, **changes: Any) -> fm.Seat:
         "lane": 0,
         "size": 0,
     }
-    return fm.Seat(**{**given, **changes})
+    return fm.Assign(**{**given, **changes})
 
 
 def start(job: int = 1, **changes: Any) -> msg.StartJob:
-    """What the hub says when all are seated."""
-    given = msg.StartJob(job, 0, f"job-{job}", "plan", ("\0evil", "/etc/x"), 10, 10, 0, 1, b"", True)
+    """What the hub sends when all have workers."""
+    given = msg.StartJob(job, 0, JobSpec(job_id=JobId(f"job-{job}")), "plan", ("\0evil", "/etc/x"), 0, 1, b"", True)
     return msgspec.structs.replace(given, **changes)

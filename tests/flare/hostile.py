@@ -1,8 +1,8 @@
 """A program that speaks to the host job of a site in the name of another participant.
 
 ``python -m tests.flare.hostile URL CELL ORIGIN TARGET KIT`` connects to the port of a FLARE client, as any program on
-its machine can, and sends greetings to the process ``TARGET`` of a host job, as if they came from ``ORIGIN``. It has
-the startup kit of a site, or none.
+its machine can, and sends greetings to the process ``TARGET`` of a host job, as if they came from ``ORIGIN``: the first
+ones without a startup kit, the others with that of a site.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def main() -> None:
     Message.add_headers = add_headers
     cell = CoreCell(name, None, False, {}, parent_url=url)
     cell.start()
-    packet = greeting(kit, origin, target)
-    for _ in range(5):
+    # A few may be lost when the program ends.
+    for packet in [greeting("", origin, target)] * 5 + [greeting(kit, origin, target)] * 15:
         code = CellReturnCode.TARGET_UNREACHABLE
         while code == CellReturnCode.TARGET_UNREACHABLE:  # the cell does not tell when it is connected
             reply = cell.send_request("dfm_async", "packet", target, Message({}, packet), timeout=0.2, optional=True)

@@ -169,10 +169,7 @@ def _enter(namespace: int) -> None:
 
 async def _run(*command: str, said: str = "") -> None:
     process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     output, _ = await process.communicate(said.encode())
     assert process.returncode == 0, f"{command} failed: {output.decode()}"

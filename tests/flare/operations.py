@@ -11,7 +11,7 @@ from typing import Any
 
 from dfm_async import Federation
 
-fed = Federation("seats")
+fed = Federation("assignments")
 lab = fed.site("lab", workers=1)
 
 

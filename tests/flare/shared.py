@@ -90,9 +90,7 @@ async def _keep(name: str, folder: Path) -> None:
     environment = {"PYTHONPATH": str(ROOT)}
     async with LocalFlare.up(SITES, folder, users=USERS, allow_code=True, kits=KITS, environment=environment) as flare:
         server = await asyncio.start_unix_server(holding, path=_address(name))
-        found: dict[str, Any] = {
-            "folder": str(flare.folder),
-        }
+        found: dict[str, Any] = {"folder": str(flare.folder)}
         state.write_text(json.dumps(found))
         try:
             print("ready", flush=True)

@@ -1,26 +1,27 @@
-"""Links between the processes of a carrier, over a wire that fails, repeats and reorders."""
+"""Links between the processes of a host job, over a wire that fails, repeats and reorders."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dfm_async.targets.flare import link as link_module
-from dfm_async.targets.flare import messages as fm
+from dfm_async.targets.flare import protocol as fm
 from dfm_async.targets.flare.authentication import Forged
 from dfm_async.targets.flare.link import Inboxes, Link, Undelivered
+from dfm_async.targets.flare.message_parts import Part
 from dfm_async.targets.flare.node import Node
-from dfm_async.targets.flare.parts import Part
 from tests.flare.identities import credentials
 
-Plan = Callable[[str, bytes], str]
+Fate: TypeAlias = Callable[[str, str, int], str]
+"""What becomes of a packet: by its sender, its receiver, and its number."""
 
 
 class Wires:
@@ -28,7 +29,7 @@ class Wires:
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
-        self.fate: Callable[[str, str, int], str] = lambda _sender, _peer, _number: "arrives"
+        self.fate: Fate = lambda _sender, _peer, _number: "arrives"
         self.carried = 0
         self.largest = 0
 
@@ -62,9 +63,9 @@ class _Wire:
 
 
 class Peer:
-    """A node and what it was told."""
+    """A node, and what it has received."""
 
-    def __init__(self, wires: Wires, name: str, *, patience: float = 5.0, largest: int = 10_000) -> None:
+    def __init__(self, wires: Wires, name: str, *, timeout: float = 5.0, largest: int = 10_000, **more: Any) -> None:
         self.told, self.heard = asyncio.Event(), asyncio.Event()
         self.got: list[tuple[str, Any]] = []
         self.broken: list[tuple[str, str, str]] = []
@@ -75,34 +76,43 @@ class Peer:
             self._receive,
             self._broken,
             lambda *told: self.refused.append(told),
-            patience=patience,
+            timeout=timeout,
             largest=largest,
+            **more,
         )
 
     def _receive(self, peer: str, message: Any) -> None:
         self.got.append((peer, message))
         self.heard.set()
 
-    def _broken(self, peer: str, reason: str, life: str) -> None:
-        self.broken.append((peer, reason, life))
+    def _broken(self, peer: str, reason: str, incarnation: str) -> None:
+        self.broken.append((peer, reason, incarnation))
         self.told.set()
 
     def numbers(self) -> list[int]:
         return [message.request for _, message in self.got]
 
 
+FATES: dict[str, Fate] = {
+    "arrives": lambda *_: "arrives",
+    "twice": lambda *_: "twice",
+    "unanswered first": lambda _sender, _peer, count: "unanswered" if count % 3 == 1 else "arrives",
+    "lost first": lambda _sender, _peer, count: "lost" if count % 3 == 1 else "arrives",
+}
+
+
 @pytest.fixture
-def wires() -> Wires:
-    return Wires()
+async def wires() -> AsyncIterator[Wires]:
+    found = Wires()
+    yield found
+    for node in found.nodes.values():
+        await node.close()
 
 
-@pytest.mark.parametrize("fate", ["arrives", "twice", "unanswered first", "lost first"])
+@pytest.mark.parametrize("fate", FATES)
 async def test_messages_arrive_once_and_in_order_whatever_the_wire_does(wires: Wires, fate: str) -> None:
     one, two = Peer(wires, "one"), Peer(wires, "two")
-    if fate.endswith("first"):
-        wires.fate = lambda _sender, _peer, count: fate.split()[0] if count % 3 == 1 else "arrives"
-    else:
-        wires.fate = lambda *_: fate
+    wires.fate = FATES[fate]
     for number in range(50):
         one.node.send("two", fm.Echo(number))
         if number % 5 == 0:
@@ -110,7 +120,6 @@ async def test_messages_arrive_once_and_in_order_whatever_the_wire_does(wires: W
     await one.node.drained()
     assert two.numbers() == list(range(50))
     assert not one.broken
-    await one.node.close()
 
 
 async def test_messages_of_one_turn_of_the_loop_go_together(wires: Wires) -> None:
@@ -120,11 +129,10 @@ async def test_messages_of_one_turn_of_the_loop_go_together(wires: Wires) -> Non
     await one.node.drained()
     assert two.numbers() == list(range(1000))
     assert wires.carried == 2  # the greeting, and all of them
-    await one.node.close()
 
 
-async def test_a_link_that_breaks_tells_why_and_the_next_message_takes_a_new_one(wires: Wires) -> None:
-    one, two = Peer(wires, "one", patience=0.12), Peer(wires, "two")
+async def test_a_broken_link_reports_why_and_the_next_message_takes_a_new_one(wires: Wires) -> None:
+    one, two = Peer(wires, "one", timeout=0.5), Peer(wires, "two")
     one.node.send("two", fm.Echo(0))
     await one.node.drained()
     wires.fate = lambda *_: "lost"
@@ -132,13 +140,12 @@ async def test_a_link_that_breaks_tells_why_and_the_next_message_takes_a_new_one
     await one.told.wait()
     assert one.broken[0][0] == "two"
     assert "the wire is cut" in one.broken[0][1]
-    assert one.broken[0][2] == two.node.life
+    assert one.broken[0][2] == two.node.incarnation
     assert one.node.backlog == 0
     wires.fate = lambda *_: "arrives"
     one.node.send("two", fm.Echo(2))
     await one.node.drained()
     assert two.numbers() == [0, 2]
-    await one.node.close()
 
 
 async def test_a_peer_that_has_started_again_breaks_the_link(wires: Wires) -> None:
@@ -153,7 +160,6 @@ async def test_a_peer_that_has_started_again_breaks_the_link(wires: Wires) -> No
     one.node.send("two", fm.Echo(2))
     await one.node.drained()
     assert again.numbers() == [2]
-    await one.node.close()
 
 
 async def test_a_message_above_the_receivers_limit_is_refused_and_others_arrive(wires: Wires) -> None:
@@ -169,18 +175,14 @@ async def test_a_message_above_the_receivers_limit_is_refused_and_others_arrive(
     assert two.numbers() == [0, 1, 0, 1]
     assert not one.broken
     assert one.node.backlog == 0
-    await one.node.close()
 
 
-@pytest.mark.parametrize("fate", ["arrives", "twice", "unanswered first", "lost first"])
+@pytest.mark.parametrize("fate", FATES)
 async def test_large_messages_travel_in_packets_of_bounded_size(
     wires: Wires, fate: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_module, "_PACKET", 1000)
-    if fate.endswith("first"):
-        wires.fate = lambda _sender, _peer, count: fate.split()[0] if count % 3 == 1 else "arrives"
-    else:
-        wires.fate = lambda *_: fate
+    wires.fate = FATES[fate]
     one, two = Peer(wires, "one"), Peer(wires, "two", largest=100_000)
     sizes = [0, 10, 990, 1000, 1001, 50_000, 3, 7000, 99_000]
     texts = [(chr(97 + index) * size) for index, size in enumerate(sizes)]
@@ -190,14 +192,13 @@ async def test_large_messages_travel_in_packets_of_bounded_size(
     assert [message.reason for _, message in two.got] == texts
     assert wires.largest < 1100
     assert not one.refused
-    await one.node.close()
 
 
 async def test_a_sender_that_ignores_the_limit_is_not_taken_any_further(
     wires: Wires, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_module, "_PACKET", 100)
-    one, two = Peer(wires, "one", patience=0.2), Peer(wires, "two", largest=1000)
+    one, two = Peer(wires, "one", timeout=0.5), Peer(wires, "two", largest=1000)
     one.node.send("two", fm.Echo(0))
     await one.node.drained()
     (link,) = one.node.links
@@ -207,7 +208,6 @@ async def test_a_sender_that_ignores_the_limit_is_not_taken_any_further(
     await one.told.wait()
     assert "max_message_bytes" in one.broken[0][1]
     assert two.numbers() == [0]
-    await one.node.close()
 
 
 async def test_a_message_that_cannot_be_handled_does_not_harm_the_others(
@@ -227,7 +227,6 @@ async def test_a_message_that_cannot_be_handled_does_not_harm_the_others(
     await one.node.drained()
     assert seen == [0, 2]
     assert "cannot be handled" in caplog.text
-    await one.node.close()
 
 
 async def test_what_is_sent_to_oneself_comes_back(wires: Wires) -> None:
@@ -239,14 +238,13 @@ async def test_what_is_sent_to_oneself_comes_back(wires: Wires) -> None:
 
 
 async def test_silent_peers_are_asked_whether_they_are_there(wires: Wires) -> None:
-    one, two = Peer(wires, "one", patience=0.2), Peer(wires, "two")
+    one, two = Peer(wires, "one", timeout=0.5), Peer(wires, "two")
     one.node.watch(lambda: ["one", "two"])
     await two.heard.wait()
-    assert two.got[0] == ("one", fm.Pulse())
+    assert two.got[0] == ("one", fm.Heartbeat())
     wires.fate = lambda *_: "lost"
     await one.told.wait()
     assert one.broken[0][0] == "two"
-    await one.node.close()
 
 
 class Intercepted:
@@ -313,24 +311,14 @@ async def test_an_intercepted_packet_shows_nothing_of_its_messages() -> None:
     await link.close()
 
 
-async def test_participants_of_other_host_jobs_are_refused() -> None:
-    node = Node(
-        credentials("two"),
-        _Wire(Wires(), "two"),
-        lambda *_: None,
-        lambda *_: None,
-        lambda *_: None,
-        patience=1.0,
-        largest=1000,
-        peers=["two", "three"],
-    )
-    stream = Stream(1)
+async def test_participants_of_other_host_jobs_are_refused(wires: Wires) -> None:
+    node = Peer(wires, "two", peers=["two", "three"]).node
     with pytest.raises(Forged, match="one does not take part in this host job"):
-        node.take("one", stream.greeting)
+        node.take("one", Stream(1).greeting)
     assert node.forged == 1
 
 
-async def test_closing_a_link_leaves_nothing_under_way() -> None:
+async def test_closing_a_link_leaves_nothing_in_flight() -> None:
     class Never:
         async def carry(self, _peer: str, _packet: bytes) -> bytes:
             await asyncio.Event().wait()
@@ -423,19 +411,10 @@ class Stream:
         return head + self.keys.encrypt(number, head, data)
 
 
-async def test_packets_that_are_changed_or_made_up_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+async def test_packets_that_are_changed_or_made_up_are_refused(wires: Wires, caplog: pytest.LogCaptureFixture) -> None:
     forged: list[tuple[str, str, int]] = []
-    node = Node(
-        credentials("two"),
-        _Wire(Wires(), "two"),
-        lambda *_: pytest.fail("nothing may come"),
-        lambda *_: None,
-        lambda *_: None,
-        patience=1.0,
-        largest=1000,
-        on_forged=lambda *told: forged.append(told),
-    )
-    stream = Stream(2)
+    peer = Peer(wires, "two", on_forged=lambda *told: forged.append(told))
+    node, stream = peer.node, Stream(2)
     stream.take(node.take("one", stream.greeting))
     packet = stream.packets[0]
     for at in range(1, len(packet)):
@@ -452,7 +431,7 @@ async def test_packets_that_are_changed_or_made_up_are_refused(caplog: pytest.Lo
     assert node.forged == len(packet) - 16
     assert [count for *_, count in forged] == [1, 10]
     assert caplog.text.count("is refused") == 2
-    node._receive = lambda *_: None
+    assert not peer.got
     assert node.take("one", packet)[:1] == link_module._TAKEN
 
 

@@ -9,20 +9,11 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from dfm_async import (
-    DfmError,
-    Federation,
-    Job,
-    JobAborted,
-    Pipeline,
-    PlaceParam,
-    RetryPolicy,
-    Session,
-    Yield,
-)
+from dfm_async import DfmError, Federation, Job, JobAborted, Pipeline, PlaceParam, RetryPolicy, Session, Yield
 from dfm_async.model.flare import FlareOptions
 from tests.flare.doors import Door, knock
 from tests.flare.namespaces import Parted
+from tests.support.waiting import PROMPT
 
 fed = Federation("parted", api_version="1.0.0")
 archive = fed.site("archive")
@@ -100,7 +91,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_sessi
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def parted(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Parted]:
-    # One federation for all of them: it takes seconds to start. The patience of a carrier is that of its user.
+    # One federation for all of them: it takes seconds to start. The timeout of a host job is that of its user.
     users = ("patient@dfm.local", "hasty@dfm.local")
     async with Parted.up(["archive", "lab", "server"], tmp_path_factory.mktemp("parted"), users=users) as found:
         yield found
@@ -122,7 +113,7 @@ def connect(parted: Parted, delivery_timeout: float) -> Session:
 
 async def back(session: Session, site: str) -> None:
     """Waits until the session has heard that a site is there."""
-    connection = session._target._carriers.current  # type: ignore[attr-defined] # that of FLARE
+    connection = session._target._host_jobs.current  # type: ignore[attr-defined] # that of FLARE
     assert await connection._welcomed(lambda welcome: True if site in welcome.sites else None)
 
 
@@ -143,7 +134,7 @@ async def test_all_works_when_every_participant_has_a_network_of_its_own(parted:
         await parted.network.heal("archive", "lab")
 
 
-async def test_what_is_under_way_during_short_cuts_comes_exactly_once(parted: Parted, door: Door) -> None:
+async def test_what_is_in_flight_during_short_cuts_comes_exactly_once(parted: Parted, door: Door) -> None:
     # One federation for all of it: each takes seconds.
     async with connect(parted, LONG) as session:
         for cut_off in ("lab", "server", "home"):
@@ -186,11 +177,11 @@ async def test_a_site_that_is_cut_off_while_it_works_ends_its_jobs_and_those_tha
         await door.knocked("weigh 1", job=patient)
         await door.knocked("weigh 2", job=other)
         await parted.network.cut("lab")  # nobody has anything to say to it, nor it to them
-        async with asyncio.timeout(4 * BOUND):
+        async with asyncio.timeout(4 * BOUND + PROMPT):
             with pytest.raises(JobAborted, match="'lab'"):
                 await other
         await parted.network.heal("lab")
-        async with asyncio.timeout(4 * BOUND):
+        async with asyncio.timeout(4 * BOUND + PROMPT):
             await door.knocked("weigh 1", times=2, job=patient)
             door.open()
             assert await found(patient) == [("again", 100), ("weight", 10)]
@@ -207,21 +198,21 @@ async def test_tokens_for_a_site_that_is_cut_off_end_their_job_with_an_error_tha
         await door.knocked("bring 1", job=job)
         await parted.network.cut("lab")
         door.open()
-        async with asyncio.timeout(4 * BOUND):
+        async with asyncio.timeout(4 * BOUND + PROMPT):
             with pytest.raises(JobAborted, match="'lab'"):
                 await job
         await parted.network.heal("lab")
-        async with asyncio.timeout(4 * BOUND):
+        async with asyncio.timeout(4 * BOUND + PROMPT):
             await back(session, "lab")
 
 
-async def test_an_application_whose_server_is_cut_off_is_told(parted: Parted, door: Door) -> None:
+async def test_an_application_whose_server_is_cut_off_is_notified(parted: Parted, door: Door) -> None:
     async with connect(parted, BOUND) as session:
         # A site that was cut off before may start again only now.
         job = await session.execute(weighing, {"door": door.path, "n": 1}, retry=RetryPolicy(on_worker_lost=1))
         await door.knocked("weigh 1", job=job)
         await parted.network.cut("server")
-        async with asyncio.timeout(4 * BOUND):
+        async with asyncio.timeout(4 * BOUND + PROMPT):
             with pytest.raises(DfmError, match="reached"):
                 await job
         await parted.network.heal("server")

@@ -1,4 +1,4 @@
-"""What a site's workers say, on its way to the applications."""
+"""Forward the log records of a site's workers to the applications."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from dfm_async.base.text import cleaned
 from dfm_async.targets.flare import site_log
-from dfm_async.targets.flare.messages import LogLine, LogLines
+from dfm_async.targets.flare.protocol import LogLine, LogLines
 from dfm_async.targets.flare.site_log import SiteLog, replay
-from dfm_async.targets.flare.text import cleaned
 
 
 def line(**changes: Any) -> LogLine:

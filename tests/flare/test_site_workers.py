@@ -4,40 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from dfm_async.engine.site_host import Code, SiteHost
 from dfm_async.errors import DfmError
+from dfm_async.model.ids import Location
 from dfm_async.model.options import LocalOptions
 from dfm_async.net import spec
-from dfm_async.targets.flare import messages as fm
-from dfm_async.targets.flare.crew import Crew
-from dfm_async.targets.flare.crews import Installed
+from dfm_async.targets.flare import protocol as fm
+from dfm_async.targets.flare.site_code import Installed
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 from dfm_async.workers.shipping import ship_site
-from tests.flare.fakes import Lab, seat, start
+from dfm_async.workers.site_worker import WorkerOptions
+from tests.flare.fakes import Lab, request, start
 from tests.flare.operations import Password, Reading
 from tests.flare.operations import lab as site
 
-codec = Codec(trusted=False)
+codec = Codec.for_untrusted()
 
 
-def calling(operation: str, location: str = "lab") -> bytes:
+def calling(operation: str) -> bytes:
     """A net that calls an operation, and yields what it returns."""
     return msgspec.msgpack.encode(
         spec.Net(
             location=0,
-            locations=(location,),
+            locations=(Location("lab"),),
             scopes=(spec.Scope(0, None, None),),
             places=(spec.Place(0, 0, "made"),),
             loops=(),
             transitions=(
-                spec.Transition("call", 0, (), spec.Call(operation, None, {}, 0)),
+                spec.Transition("call", 0, (), spec.Call(operation=operation, provider=None, args={}, output=0)),
                 spec.Transition("out", 0, (spec.Input(0),), spec.Emit(0, spec.Slot(0))),
             ),
             params=(),
@@ -58,13 +60,13 @@ class RealLab(Lab):
             self.changed.set()
 
         self.node.send = send  # type: ignore[method-assign]
-        release = self.agent._seats.release
+        remove = self.agent.remove
 
-        def released(*args: Any, **named: Any) -> None:
-            release(*args, **named)
+        def removed(*args: Any, **named: Any) -> bool:
             self.changed.set()
+            return remove(*args, **named)
 
-        self.agent._seats.release = released  # type: ignore[method-assign]
+        self.agent.remove = removed  # type: ignore[method-assign]
 
     async def until(self, holds: Callable[[], Any]) -> Any:
         while not (found := holds()):
@@ -76,13 +78,22 @@ class RealLab(Lab):
         found = await self.until(lambda: [message for message in self.node.of(kind) if message.job == job])
         return found[0]
 
+    async def assigned(self, job: int, net: bytes) -> None:
+        self.receive(request(job, net, sites=("lab",)))
+        await self.heard(fm.Assigned, job)
+
     async def run(self, job: int, operation: str) -> None:
-        self.hear(seat(job, calling(operation), sites=("lab",)))
-        await self.heard(fm.Seated, job)
-        self.hear(start(job))
+        await self.assigned(job, calling(operation))
+        self.receive(start(job))
 
     async def result(self, job: int) -> Any:
         return codec.loads_batch((await self.heard(msg.Results, job)).payload)[0]
+
+
+@pytest.fixture
+async def lab(tmp_path: Path) -> AsyncIterator[RealLab]:
+    async with RealLab(tmp_path) as found:
+        yield found
 
 
 async def test_workers_get_the_environment_of_the_site_and_no_arguments_of_its_process(
@@ -96,93 +107,104 @@ async def test_workers_get_the_environment_of_the_site_and_no_arguments_of_its_p
         assert found["data"] == "/data"
 
 
-async def test_a_location_that_is_given_up_is_stopped_and_its_worker_stays(tmp_path: Path) -> None:
-    async with RealLab(tmp_path) as lab:
-        await lab.run(1, "surroundings")
-        pid = (await lab.result(1))["pid"]
-        lab.hear(fm.Unseat(1, 0, True))
-        await lab.run(2, "for_ever")
-        lab.hear(fm.Unseat(2, 0, False))  # its site was given up by the hub
-        await lab.run(3, "surroundings")
-        assert (await lab.result(3))["pid"] == pid
-        await lab.until(lambda: not lab.agent._seats._leaving)  # it has stopped
-        lab.hear(fm.Unseat(3, 0, True))
+async def test_an_abandoned_location_is_stopped_and_its_worker_stays(lab: RealLab) -> None:
+    await lab.run(1, "surroundings")
+    pid = (await lab.result(1))["pid"]
+    lab.receive(fm.Unassign(1, 0, True))
+    await lab.run(2, "for_ever")
+    lab.receive(fm.Unassign(2, 0, False))  # its site was evicted by the hub
+    await lab.run(3, "surroundings")
+    assert (await lab.result(3))["pid"] == pid
+    await lab.until(lambda: len(list(lab.agent._locations)) == 1)  # it has stopped
+    lab.receive(fm.Unassign(3, 0, True))
 
 
-async def test_a_worker_whose_calls_hang_is_replaced_and_its_jobs_are_notified(tmp_path: Path) -> None:
-    async with RealLab(tmp_path) as lab:
-        await lab.run(1, "surroundings")
-        pid = (await lab.result(1))["pid"]
-        lab.hear(fm.Unseat(1, 0, True))
-        await lab.run(2, "for_ever")
-        await lab.run(3, "hangs")
-        assert (await lab.heard(msg.OperationError, 3)).error.type_name == "TimeoutError"
-        lab.hear(fm.Unseat(3, 0, False))
-        assert "a call of 'hangs' of job" in (await lab.heard(fm.SeatRetired, 2)).why
-        await lab.run(4, "surroundings")
-        assert (await lab.result(4))["pid"] != pid
-        for job in (2, 4):
-            lab.hear(fm.Unseat(job, 0, job == 4))
+async def test_a_worker_whose_calls_hang_is_replaced_and_its_jobs_are_notified(lab: RealLab) -> None:
+    await lab.run(1, "surroundings")
+    pid = (await lab.result(1))["pid"]
+    lab.receive(fm.Unassign(1, 0, True))
+    await lab.run(2, "for_ever")
+    await lab.run(3, "hangs")
+    assert (await lab.heard(msg.OperationError, 3)).error.type_name == "TimeoutError"
+    lab.receive(fm.Unassign(3, 0, False))
+    assert "a call of 'hangs' of job" in (await lab.heard(fm.WorkerRetired, 2)).why
+    await lab.run(4, "surroundings")
+    assert (await lab.result(4))["pid"] != pid
+    for job in (2, 4):
+        lab.receive(fm.Unassign(job, 0, job == 4))
 
 
-async def test_a_job_is_seated_before_another_and_begins_after_it(tmp_path: Path) -> None:
-    async with RealLab(tmp_path) as lab:
-        for job in (1, 2):
-            lab.hear(seat(job, calling("surroundings"), sites=("lab",)))
-            await lab.heard(fm.Seated, job)
-        lab.hear(start(2))
-        assert await lab.result(2)
-        lab.hear(start(1))
-        assert await lab.result(1)
+async def test_a_job_assigned_before_another_may_begin_after_it(lab: RealLab) -> None:
+    for job in (1, 2):
+        await lab.assigned(job, calling("surroundings"))
+    lab.receive(start(2))
+    assert await lab.result(2)
+    lab.receive(start(1))
+    assert await lab.result(1)
 
 
-async def test_what_was_not_authorized_is_not_called(tmp_path: Path) -> None:
-    async with RealLab(tmp_path) as lab:
-        lab.hear(seat(1, calling("surroundings"), sites=("lab",)))
-        await lab.heard(fm.Seated, 1)
-        (worker,) = (worker for crew in lab.agent._crews._crews.values() for worker in crew.pools["lab"].processes)
-        assert worker.channel is not None
-        worker.channel.send(msg.Announce(1, 0, next(iter(worker.nets))[0], ["same"]))  # as if another net was allowed
-        lab.hear(start(1))
-        error = (await lab.heard(msg.OperationError, 1)).error
-        assert error.type_name == "PermissionError"
+async def test_what_was_not_authorized_is_not_called(lab: RealLab) -> None:
+    await lab.assigned(1, calling("surroundings"))
+    (worker,) = lab.agent.host.workers
+    assert worker.channel is not None
+    worker.channel.send(msg.Announce(1, 0, next(iter(worker._nets))[0], ["same"]))  # as if another net was allowed
+    lab.receive(start(1))
+    error = (await lab.heard(msg.OperationError, 1)).error
+    assert error.type_name == "PermissionError"
 
 
-async def test_an_operation_called_cache_is_not_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Pool:
-        def __init__(self, *args: Any, **named: Any) -> None:
-            """Starts nothing."""
+class FakePool:
+    """Starts nothing, and keeps how it was made."""
 
-        def worker(self, lane: int) -> int:
-            return lane
+    made: list[FakePool]
 
-    monkeypatch.setattr("dfm_async.targets.flare.crew.SitePool", Pool)
-    crew = Crew("lab", b"", None, 1, 3, LocalOptions(), None, lambda _: None, lambda: None)
-    assert crew.worker("lab#cache", 2) == 2
-    assert crew.worker("lab##cache", 2) == 0
-    assert list(crew.pools) == ["lab#cache", "lab"]
+    def __init__(self, options: WorkerOptions, workers: int, *_: Any, **_more: Any) -> None:
+        self.size = (workers, options.threads)
+        FakePool.made.append(self)
+
+    def worker(self, lane: int) -> int:
+        return lane
+
+
+@pytest.fixture
+def fake_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakePool.made = []
+    monkeypatch.setattr("dfm_async.engine.site_host.SitePool", FakePool)
+
+
+def host_of(workers: int | None, threads: int, lanes: int) -> SiteHost:
+    host = SiteHost("lab", LocalOptions(), lambda _: None, lambda: None)
+    host.add_code("", Code(shipped=b"", workers=workers, threads=threads, lanes=lanes))
+    return host
+
+
+@pytest.mark.usefixtures("fake_pools")
+async def test_an_operation_called_cache_is_not_the_cache() -> None:
+    group = host_of(None, 1, 3)._groups[""]
+    assert [group.worker(Location("lab", "cache"), 2), group.worker(Location("lab", cache=True), 2)] == [2, 0]
+    assert list(group.pools) == [Location("lab", "cache"), Location("lab")]
     for number in range(62):
-        crew.worker(f"lab#{number}", 0)
+        group.worker(Location("lab", f"own{number}"), 0)
     with pytest.raises(DfmError, match="64 pools of workers"):
-        crew.worker("lab#one more", 0)
+        group.worker(Location("lab", "one_more"), 0)
 
 
+@pytest.mark.usefixtures("fake_pools")
 @pytest.mark.parametrize(
     ("asked", "made"), [((10**6, 10**9, 10**9), (256, 1024)), ((-5, -5, 0), (1, 1)), ((None, 8, 3), (3, 8))]
 )
 async def test_users_choose_workers_and_threads_within_limits(
     asked: tuple[int | None, int, int], made: tuple[int, int]
 ) -> None:
-
-    workers, threads, lanes = asked
-    crew = Crew("lab", b"", workers, threads, lanes, LocalOptions(), None, lambda _: None, lambda: None)
-    assert (crew._workers, crew._threads) == made
+    host_of(*asked)._groups[""].worker(Location("lab"), 0)
+    assert FakePool.made[0].size == made
 
 
 def passing(operation: str, parameter: str) -> bytes:
     """A net that passes its parameter to an operation."""
     net = msgspec.msgpack.decode(calling(operation), type=spec.Net)
-    call = spec.Transition("call", 0, (spec.Input(1),), spec.Call(operation, None, {parameter: spec.Slot(0)}, 0))
+    action = spec.Call(operation=operation, provider=None, args={parameter: spec.Slot(0)}, output=0)
+    call = spec.Transition("call", 0, (spec.Input(1),), action)
     places = (*net.places, spec.Place(1, 0, "given"))
     transitions = (call, *net.transitions[1:])
     return msgspec.msgpack.encode(
@@ -190,18 +212,12 @@ def passing(operation: str, parameter: str) -> bytes:
     )
 
 
-async def test_installed_code_gets_values_of_the_classes_in_its_signatures_only(tmp_path: Path) -> None:
-    async with RealLab(tmp_path) as lab:
-        asked = [
-            (1, "level", "reading", Reading(1.5)),
-            (2, "shown", "x", Reading(2.5)),
-            (3, "shown", "x", Password("?")),
-        ]
-        for job, operation, parameter, value in asked:
-            lab.hear(seat(job, passing(operation, parameter), sites=("lab",)))
-            await lab.heard(fm.Seated, job)
-            lab.hear(start(job, payload=codec.dumps([[codec.pack(value)]])))
-        assert await lab.result(1) == 1.5
-        assert await lab.result(2) == "Reading"
-        error = (await lab.heard(msg.OperationError, 3)).error
-        assert "no signature of an operation here names it" in error.message
+async def test_installed_code_gets_values_of_the_classes_in_its_signatures_only(lab: RealLab) -> None:
+    asked = [("level", "reading", Reading(1.5)), ("shown", "x", Reading(2.5)), ("shown", "x", Password("?"))]
+    for job, (operation, parameter, value) in enumerate(asked, 1):
+        await lab.assigned(job, passing(operation, parameter))
+        lab.receive(start(job, payload=codec.dumps([[codec.pack(value)]])))
+    assert await lab.result(1) == 1.5
+    assert await lab.result(2) == "Reading"
+    error = (await lab.heard(msg.OperationError, 3)).error
+    assert "no signature of an operation here names it" in error.message

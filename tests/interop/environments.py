@@ -35,7 +35,7 @@ def _environment(name: str, packages: tuple[str, ...], make: bool) -> Path | Non
     home = HOME / f"{name}-{sys.version_info.major}.{sys.version_info.minor}"
     python = home / "bin" / "python"
     ready = home / "ready"
-    wanted = "\n".join(packages)
+    wanted = "\n".join((*packages, str(ROOT)) if "-e" in packages else packages)  # another checkout may be gone
     if not ready.exists() or ready.read_text() != wanted:
         if not make:
             return None

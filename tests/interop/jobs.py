@@ -1,6 +1,9 @@
 """Jobs of NVFLARE: federated averaging whose clients launch a command line of ours. Written as plain files."""
 
+import contextlib
 import json
+import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -92,6 +95,17 @@ def _part(name: str, path: str, args: dict[str, Any]) -> dict[str, Any]:
     return {"id": name, "path": path, "args": args}
 
 
+def _own_network() -> list[str]:
+    """Return what runs a command in a network of its own, where that is allowed.
+
+    The simulator looks for free ports and opens them later; another one beside it may take them meanwhile. A client
+    that has lost its port so is never served, and the simulator never ends.
+    """
+    if os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "ip"))):
+        return []
+    return ["unshare", "--net", "--", "sh", "-c", 'ip link set lo up && exec "$@"', "simulator"]
+
+
 class RunningJob:
     """A job with two clients in the real simulator. It runs from the start; several run beside each other.
 
@@ -124,7 +138,20 @@ class RunningJob:
         self._work = folder / "work"
         self._log = (folder / "log.txt").open("w+")
         self._process = subprocess.Popen(
-            [python, "-m", "nvflare.cli", "simulator", "-w", self._work, "-n", "2", "-t", "2", folder / "job"],
+            [
+                *_own_network(),
+                python,
+                "-m",
+                "nvflare.cli",
+                "simulator",
+                "-w",
+                self._work,
+                "-n",
+                "2",
+                "-t",
+                "2",
+                folder / "job",
+            ],
             stdout=self._log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -132,8 +159,11 @@ class RunningJob:
 
     def ended(self) -> dict[str, Any]:
         """Waits for its end; gives the log, the model at the end, and the metrics."""
-        self._process.wait(timeout=170)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=170)
         self._log.seek(0)
+        if self._process.poll() is None:
+            raise AssertionError(f"the simulator has not ended; its log:\n{self._log.read()}")
         metrics = self._work / "server" / "metrics.jsonl"
         model = self._work / "server" / "simulate_job" / "models" / "server.npy"
         return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 from dfm_async import BestOf, Federation, ForEach, If, Pipeline, PlaceParam, Session, Yield
 from tests.federations import ROOT, file_of
-from tests.interop.conftest import PROGRAMS
+from tests.interop.conftest import PROGRAMS, output_of
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -23,24 +22,15 @@ pytestmark = pytest.mark.timeout(180)
 class Peer:
     """The real one: how to call it, and what it ran."""
 
-    command: tuple[str, ...]
+    command: tuple[Path, ...]
     environment: dict[str, str]
     cases: tuple[dict[str, Any], ...]
 
     def written_again(self, pipelines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Lets it read pipelines and write them again."""
         given = "".join(f"{json.dumps(pipeline)}\n" for pipeline in pipelines)
-        done = subprocess.run(
-            [*self.command, "read"],
-            env=self.environment,
-            input=given,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        output = output_of(*self.command, "read", env=self.environment, input=given)
+        return [json.loads(line) for line in output.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +40,9 @@ def peer(nv_dfm_core: Path, tmp_path_factory: pytest.TempPathFactory) -> Peer:
     for name in ("examplefed", "myfed"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     environment = {**os.environ, "HOME": str(folder), "PYTHONPATH": str(folder)}
-    command = (str(nv_dfm_core), str(PROGRAMS / "dfm_peer.py"), str(folder))
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return Peer(command, environment, tuple(json.loads(line) for line in done.stdout.splitlines()))
+    command = (nv_dfm_core, PROGRAMS / "dfm_peer.py", folder)
+    output = output_of(*command, env=environment)
+    return Peer(command, environment, tuple(json.loads(line) for line in output.splitlines()))
 
 
 def federation(name: str) -> Federation:

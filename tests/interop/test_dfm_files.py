@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from dfm_async import Federation
 from tests.federations import NAMES, file_of
 from tests.federations import ROOT as FEDERATIONS
-from tests.interop.conftest import PROGRAMS
+from tests.interop.conftest import PROGRAMS, output_of
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -28,26 +27,16 @@ for path in sys.argv[1:]:
 def test_nv_dfm_core_reads_the_files_that_we_write(nv_dfm_core: Path, tmp_path: Path) -> None:
     for name in NAMES:
         Federation.from_yaml(file_of(name)).to_yaml(tmp_path / name)
-    paths = [str(tmp_path / name) for name in NAMES]
-    done = subprocess.run(
-        [str(nv_dfm_core), "-c", READ, *paths], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["concierge server reception", "alpha beta gamma", "homesite loader plotter"]
+    paths = [tmp_path / name for name in NAMES]
+    output = output_of(nv_dfm_core, "-c", READ, *paths)
+    assert output.splitlines() == ["concierge server reception", "alpha beta gamma", "homesite loader plotter"]
 
 
 @pytest.mark.parametrize("target", ["inline", "local"])
 def test_adapters_run_unmodified_where_nv_dfm_core_is_installed(nv_dfm_core: Path, target: str) -> None:
-    done = subprocess.run(
-        [str(nv_dfm_core), str(PROGRAMS / "beside_dfm.py"), str(FEDERATIONS), target],
-        env={**os.environ, "PYTHONPATH": str(FEDERATIONS)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [
+    environment = {**os.environ, "PYTHONPATH": str(FEDERATIONS)}
+    output = output_of(nv_dfm_core, PROGRAMS / "beside_dfm.py", FEDERATIONS, target, env=environment)
+    assert json.loads(output) == [
         ["real", True],
         ["label", "no. 4 metres in the north (3 places, 14 letters)"],
         ["square", 9.0],

@@ -1,9 +1,7 @@
 """With the real NVFLARE: its scripts under our executor, our agent in its jobs."""
 
 import asyncio
-import json
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dfm_async import Federation, Metrics, Pipeline, PlaceParam, Result, Session, Yield
+from dfm_async import Federation, Pipeline, PlaceParam, Result, Session, Yield
 from dfm_async.errors import ProgramExited, TaskAborted
-from dfm_async.exchange import ExecutorOptions, LauncherExecutor, Model, Program, SubprocessLauncher, Task
-from dfm_async.exchange.filepipe.gate import FilePipeGate
-from dfm_async.exchange.launcher import ProgramState
-from tests.interop.conftest import PROGRAMS
+from dfm_async.events import Metrics
+from dfm_async.exchange import (
+    ExecutorOptions,
+    FilePipeTransport,
+    LauncherExecutor,
+    Model,
+    Program,
+    SubprocessLauncher,
+    Task,
+)
+from dfm_async.exchange.task import ProgramState
+from tests.interop.conftest import PROGRAMS, found_by, output_of
 from tests.interop.jobs import RunningJob, client_2_8, client_2_9
 
 STOCK = str(PROGRAMS / "stock_train.py")
@@ -44,7 +50,7 @@ class Stock:
         self.executor = LauncherExecutor(
             self.launcher,
             options,
-            transport=FilePipeGate(),
+            transport=FilePipeTransport(),
             site="north",
             job="j1",
             on_metrics=lambda values, step: self.metrics.append((dict(values), step)),
@@ -145,13 +151,7 @@ def test_our_agent_trains_in_a_job_of_nvflare(jobs: dict[str, RunningJob], name:
 
 @pytest.mark.timeout(180)
 def test_an_unmodified_script_of_2_9_trains_under_our_executor(nvflare_2_9: Path) -> None:
-    done = subprocess.run(
-        [nvflare_2_9, PROGRAMS / "site_2_9.py", STOCK], capture_output=True, text=True, timeout=110, check=False
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
-    assert lines, done.stdout[-3000:] + done.stderr[-5000:]
-    found = json.loads(lines[0].removeprefix("FOUND "))
-    assert done.returncode == 0, "NVFLARE's threads did not keep the process"
+    found = found_by(nvflare_2_9, PROGRAMS / "site_2_9.py", STOCK)  # NVFLARE's threads do not keep its process
     assert found["params"] == (np.arange(6).reshape(2, 3) + 3.0).tolist()
     assert found["sum"] == pytest.approx(np.sum(found["params"]))
     assert found["large"] is True
@@ -163,11 +163,7 @@ def test_an_unmodified_script_of_2_9_trains_under_our_executor(nvflare_2_9: Path
 
 @pytest.mark.timeout(180)
 def test_a_cell_that_is_cancelled_while_it_starts_does_not_keep_the_process(nvflare_2_9: Path) -> None:
-    done = subprocess.run(
-        [nvflare_2_9, PROGRAMS / "cancelled_2_9.py"], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert "LEFT []" in done.stdout, done.stdout[-3000:] + done.stderr[-5000:]
-    assert done.returncode == 0
+    assert "LEFT []" in output_of(nvflare_2_9, PROGRAMS / "cancelled_2_9.py")
 
 
 async def test_a_script_of_2_8_is_an_operation_of_a_pipeline(nvflare_2_8: Path) -> None:
@@ -197,16 +193,7 @@ def test_a_program_of_nvflare_serves_cross_site_evaluation(
     nvflare_2_8: Path, nvflare_2_9: Path, transport: str
 ) -> None:
     python = nvflare_2_8 if transport == "nvflare-2.8" else nvflare_2_9
-    done = subprocess.run(
-        [nvflare_2_9, PROGRAMS / "cross_site.py", python, transport],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
-    assert lines, done.stdout[-3000:] + done.stderr[-5000:]
-    found = json.loads(lines[0].removeprefix("FOUND "))
+    found = found_by(nvflare_2_9, PROGRAMS / "cross_site.py", python, transport)
     places = ("learn", "submit_model", "validate")
     assert [found[place]["kind"] for place in places] == ["train", "submit", "evaluate"]
     assert [found[place]["site"] for place in places] == ["site-1"] * 3

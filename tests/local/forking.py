@@ -16,7 +16,8 @@ from typing import Any
 
 import psutil
 
-from dfm_async import DfmError, Federation, JobStatus, LocalOptions, Pipeline, PlaceParam, Session, Yield
+from dfm_async import DfmError, Federation, JobStatus, LocalOptions, Pipeline, Session, Yield
+from tests.support.pipelines import pipeline_of
 
 # From Python 3.12 on, a fork in a process with threads warns, and our sessions have threads now and then.
 warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
@@ -48,10 +49,8 @@ def compute() -> None:
         sum(range(1000))
 
 
-with Pipeline("echo") as echoes:
-    Yield(echo(PlaceParam("value")))
-with Pipeline("pid") as pids:
-    Yield(pid_of_worker())
+echoes = pipeline_of(echo, "value")
+pids = pipeline_of(pid_of_worker)
 with Pipeline("waits") as waits:
     Yield("begun", place="begun")
     Yield(wait(), place="never")

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from dfm_async import Federation, OperationContext, Pipeline, PlaceParam, Yield, current_context
+from dfm_async import Federation, OperationContext, current_context
 
 fed = Federation("talkers")
 talk = fed.site("talk")
@@ -137,8 +137,8 @@ def floods(lines: int) -> None:
 
 @talk.operation
 def leaves_a_program() -> None:
-    """It keeps the pipe open."""
-    program = subprocess.Popen(["sleep", "60"], close_fds=False)
+    """It keeps the pipe open, and is not in the group of processes that end with the worker."""
+    program = subprocess.Popen(["sleep", "60"], close_fds=False, start_new_session=True)
     print(program.pid)
     os._exit(3)
 
@@ -188,10 +188,3 @@ async def waits() -> None:
 async def waits_a_moment(value: int, seconds: float) -> int:
     await asyncio.sleep(seconds)
     return value
-
-
-def pipeline(operation: Any, *names: str) -> Pipeline:
-    """A pipeline of one operation."""
-    with Pipeline(operation.name) as found:
-        Yield(operation(*(PlaceParam(name) for name in names)))
-    return found

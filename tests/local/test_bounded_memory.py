@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import psutil
 
-from dfm_async import Federation, Pipeline, PlaceParam, ResultLimits, Session, Yield
+from dfm_async import Federation, ResultLimits, Session
+from tests.support.pipelines import pipeline_of
 
 MIB = 1024 * 1024
 
@@ -26,11 +27,8 @@ def pieces(n: int) -> bytes:
     return bytes(n)
 
 
-with Pipeline("million") as million:
-    Yield(count(PlaceParam("n")))
-
-with Pipeline("sets") as sets:
-    Yield(pieces(PlaceParam("n")))
+numbers = pipeline_of(count, "n")
+sets = pipeline_of(pieces, "n")
 
 
 def memory(session: Session) -> int:
@@ -39,34 +37,32 @@ def memory(session: Session) -> int:
     return int(psutil.Process(os.getpid()).memory_info().rss) + workers
 
 
-async def test_a_generator_of_a_million_elements_and_a_reader_that_pauses() -> None:
+async def test_a_long_generator_and_a_reader_that_pauses(session: Session) -> None:
     limits = ResultLimits(max_items=1000)
-    async with Session(fed) as session:
-        await (await session.execute(million, {"n": 1}))
-        before = memory(session)
-        job = await session.execute(million, {"n": 1_000_000}, options=limits)
-        seen = 0
-        async for result in job.results():
-            assert result.value == seen
-            seen += 1
-            if seen in (1, 300_000, 600_000):
-                await asyncio.sleep(0.3)  # the producer could run far ahead meanwhile
-                assert session.stats().results < 2000
-                assert memory(session) - before < 48 * MIB
-        assert seen == 1_000_000
+    await (await session.execute(numbers, {"n": 1}))
+    before = memory(session)
+    job = await session.execute(numbers, {"n": 400_000}, options=limits)
+    seen = 0
+    async for result in job.results():
+        assert result.value == seen
+        seen += 1
+        if seen in (1, 130_000, 260_000):
+            await asyncio.sleep(0.3)  # the producer could run far ahead meanwhile
+            assert session.stats().results < 2000
+            assert memory(session) - before < 48 * MIB
+    assert seen == 400_000
 
 
-async def test_a_thousand_parameter_sets_with_heavy_results_and_a_reader_that_pauses() -> None:
+async def test_a_thousand_parameter_sets_with_heavy_results_and_a_reader_that_pauses(session: Session) -> None:
     limits = ResultLimits(max_bytes=8 * MIB, window_bytes=4 * MIB)
-    async with Session(fed) as session:
-        await (await session.execute(sets, {"n": 1}))
-        before = memory(session)
-        job = await session.execute(sets, [{"n": MIB // 2} for _ in range(1000)], options=limits, concurrency=8)
-        seen = 0
-        async for _ in job.results():
-            seen += 1
-            if seen in (1, 500):
-                await asyncio.sleep(0.3)
-                assert session.stats().result_bytes < 16 * MIB
-                assert memory(session) - before < 96 * MIB
-        assert seen == 1000
+    await (await session.execute(sets, {"n": 1}))
+    before = memory(session)
+    job = await session.execute(sets, [{"n": MIB // 2} for _ in range(1000)], options=limits, concurrency=8)
+    seen = 0
+    async for _ in job.results():
+        seen += 1
+        if seen in (1, 500):
+            await asyncio.sleep(0.3)
+            assert session.stats().result_bytes < 16 * MIB
+            assert memory(session) - before < 96 * MIB
+    assert seen == 1000

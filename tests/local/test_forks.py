@@ -12,27 +12,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from dfm_async import (
-    Federation,
-    JobAborted,
-    JobStatus,
-    LocalOptions,
-    Pipeline,
-    PlaceParam,
-    RetryPolicy,
-    Session,
-    WorkerLost,
-    Yield,
-)
+from dfm_async import Federation, JobAborted, JobStatus, LocalOptions, PlaceParam, RetryPolicy, Session, WorkerLost
 from dfm_async.testing.leaks import Snapshot
 from dfm_async.workers.fork_server import ForkServer
 from tests.exchange.processes import gone
+from tests.support.pipelines import pipeline_of, yielding
+from tests.support.processes import run_python, started
+from tests.support.sessions import first_value
 
 METHODS = pytest.mark.parametrize("method", ["forkserver", "spawn"])
 LONG = 300.0
@@ -78,10 +71,8 @@ async def halve(value: int) -> int:
     return value // 2
 
 
-with Pipeline("leaves") as leaves:
-    Yield(leave_behind(PlaceParam("how")))
-with Pipeline("echoes") as echoes:
-    Yield(halve(double(PlaceParam("value"))))
+leaves = pipeline_of(leave_behind, "how")
+echoes = yielding(lambda: halve(double(PlaceParam("value"))))
 
 
 async def left_behind(session: Session, how: str) -> tuple[Any, list[int]]:
@@ -141,7 +132,7 @@ async def test_a_killed_fork_server_takes_its_workers_and_their_processes_along(
         with pytest.raises(JobAborted):
             await job
         await gone(pids[0])
-        assert (await (await session.execute(echoes, {"value": 1})).first()).value == 1
+        assert await first_value(session, echoes, {"value": 1}) == 1
 
 
 def fork_server() -> int:
@@ -153,14 +144,9 @@ def fork_server() -> int:
 # an application that forks
 
 
-@contextlib.contextmanager
-def application(how: str, method: str) -> Iterator[subprocess.Popen[str]]:
+def application(how: str, method: str) -> AbstractContextManager[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "tests.local.forking", how, method]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    return started(*command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
 
 async def said(process: subprocess.Popen[str]) -> list[str]:
@@ -265,10 +251,8 @@ asyncio.run(main())
 """
 
 
-def test_a_start_without_descriptors_fails_the_job_and_says_why() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _FEW_DESCRIPTORS], capture_output=True, text=True, timeout=60, check=True
-    )
+def test_start_without_descriptors_fails_the_job_with_the_reason() -> None:
+    done = run_python("-c", _FEW_DESCRIPTORS)
     assert done.stdout.splitlines() == ["WorkerLost False", "WorkerLost True", "JobStatus.FINISHED 0"], done.stderr
 
 
@@ -322,20 +306,21 @@ def test_workers_run_with_closed_standard_streams(closed: str, method: str, tmp_
     run_plain(tmp_path, method, f"{{}} {closed}")
 
 
-def test_workers_run_in_a_folder_that_was_deleted(tmp_path: Path) -> None:
+@METHODS
+def test_workers_run_in_a_folder_that_was_deleted(method: str, tmp_path: Path) -> None:
     folder = tmp_path / "deleted"
     folder.mkdir()
-    run_plain(tmp_path, "forkserver", 'rmdir "$PWD" && {}', cwd=folder)
+    run_plain(tmp_path, method, 'rmdir "$PWD" && {}', cwd=folder)
 
 
 @METHODS
-def test_workers_run_with_a_long_name_of_the_folder_for_temporary_files(method: str, tmp_path: Path) -> None:
+def test_workers_run_with_a_long_path_for_temporary_files(method: str, tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 90)
     folder.mkdir()
     run_plain(tmp_path, method, env={"TMPDIR": str(folder)})
 
 
-def test_descriptors_are_kept_from_programs_also_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descriptors_are_not_inherited_even_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     from dfm_async.workers import worker
 
     here, there = os.pipe()

@@ -3,39 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dfm_async import (
-    Federation,
-    JobAborted,
-    JobStatus,
-    LocalOptions,
-    Pipeline,
-    PlaceParam,
-    QueueFull,
-    Session,
-    Yield,
-)
-from dfm_async.targets.local import FederationRunner
+from dfm_async import Federation, Job, JobAborted, JobStatus, LocalOptions, Session
+from dfm_async.errors import QueueFull
 from tests.conformance import weather as w
-from tests.waiting import running
+from tests.support.pipelines import pipeline_of, yielding
+from tests.support.waiting import file_created, running
 
-with Pipeline("echo") as echo:
-    Yield(w.echo(PlaceParam("n"), site="lab"))
+echo = pipeline_of(w.echo, "n", site="lab")
 
-with Pipeline("never") as never:
-    Yield(w.wait_for_ever())
+never = pipeline_of(w.wait_for_ever)
 
-with Pipeline("pid") as pid:
-    Yield(w.lab_process(1))
+pid = yielding(lambda: w.lab_process(1))
 
 
-async def test_jobs_beyond_the_limit_wait_highest_priority_first_then_in_their_order() -> None:
-    async with Session(w.fed, options=LocalOptions(max_concurrent_jobs=1)) as session:
+@asynccontextmanager
+async def occupied(**options: Any) -> AsyncIterator[tuple[Session, Job]]:
+    """A session that runs one job at a time, and the job that runs."""
+    async with Session(w.fed, options=LocalOptions(max_concurrent_jobs=1, **options)) as session:
         first = await session.execute(never)
         await running(first)
+        yield session, first
+
+
+async def test_waiting_jobs_start_by_priority_and_then_in_order() -> None:
+    async with occupied() as (session, first):
         order: list[str] = []
         jobs = []
         for name, priority in [("a", 0), ("b", 5), ("c", 0), ("d", 5), ("e", -1)]:
@@ -52,10 +51,34 @@ async def test_jobs_beyond_the_limit_wait_highest_priority_first_then_in_their_o
         assert (session.stats().running, session.stats().waiting) == (0, 0)
 
 
+async def test_runs_are_numbered_in_the_order_in_which_they_start() -> None:
+    # A worker takes a message for a run with a smaller number than its last one for a late one, and drops it: the token
+    # of another site, which may come before the start of the run, would be lost.
+    fed = Federation("numbers")
+    lab = fed.site("lab")
+
+    @lab.operation
+    def here(x: int) -> int:
+        return x
+
+    @lab.operation(in_process=True)
+    def apart(x: int) -> int:
+        return x
+
+    near, far = pipeline_of(here, x=1), pipeline_of(apart, x=here(2))
+    async with Session(fed) as session:
+        await (await session.execute(near))
+        slow = await session.execute(far)  # waits for its own process to start
+        quick = await session.execute(near)
+        await quick
+        assert slow.status is JobStatus.SUBMITTED
+        await slow
+        numbers = {job.job_id: record.number for job in (slow, quick) if (record := session._jobs.find(job.job_id))}
+        assert numbers[slow.job_id] > numbers[quick.job_id]
+
+
 async def test_a_deadline_covers_the_waiting() -> None:
-    async with Session(w.fed, options=LocalOptions(max_concurrent_jobs=1)) as session:
-        first = await session.execute(never)
-        await running(first)
+    async with occupied() as (session, _):
         late = await session.execute(echo, {"n": 1}, deadline=0.05)
         with pytest.raises(JobAborted, match="was waiting for a free slot"):
             await late
@@ -63,9 +86,7 @@ async def test_a_deadline_covers_the_waiting() -> None:
 
 
 async def test_a_job_that_waits_can_be_cancelled_and_is_not_run() -> None:
-    async with Session(w.fed, options=LocalOptions(max_concurrent_jobs=1)) as session:
-        first = await session.execute(never)
-        await running(first)
+    async with occupied() as (session, first):
         second, third = [await session.execute(echo, {"n": n}) for n in (2, 3)]
         assert await second.cancel() == {}
         assert second.status is JobStatus.ABORTED
@@ -81,10 +102,7 @@ async def test_a_finished_job_frees_its_slot_at_once() -> None:
 
 
 async def test_execute_waits_while_the_queue_is_full_and_can_be_cancelled_then() -> None:
-    options = LocalOptions(max_concurrent_jobs=1, queue_limit=2)
-    async with Session(w.fed, options=options) as session:
-        first = await session.execute(never)
-        await running(first)
+    async with occupied(queue_limit=2) as (session, first):
         queued = [await session.execute(echo, {"n": n}) for n in range(2)]
         crowd = [asyncio.create_task(session.execute(echo, {"n": n}, job_id=f"job-{n}")) for n in (10, 11, 12)]
         await asyncio.sleep(0.05)
@@ -102,18 +120,14 @@ async def test_execute_waits_while_the_queue_is_full_and_can_be_cancelled_then()
 
 
 async def test_a_deadline_ends_the_wait_for_the_queue_too() -> None:
-    async with Session(w.fed, options=LocalOptions(max_concurrent_jobs=1, queue_limit=1)) as session:
-        first = await session.execute(never)
-        await running(first)
+    async with occupied(queue_limit=1) as (session, _):
         await session.execute(echo, {"n": 1})
         late = await session.execute(echo, {"n": 2}, deadline=0.05)
         assert late.status is JobStatus.ABORTED
 
 
 async def test_a_full_queue_can_be_an_error() -> None:
-    options = LocalOptions(max_concurrent_jobs=1, queue_limit=1, queue_overflow="fail")
-    async with Session(w.fed, options=options) as session:
-        await running(await session.execute(never))
+    async with occupied(queue_limit=1, queue_overflow="fail") as (session, _):
         await session.execute(echo, {"n": 1})
         with pytest.raises(QueueFull, match="queue_limit"):
             await session.execute(echo, {"n": 2}, job_id="too-much")
@@ -121,30 +135,27 @@ async def test_a_full_queue_can_be_an_error() -> None:
         assert session.stats().waiting == 1
 
 
-async def test_each_lane_has_workers_of_its_own_and_starts_when_it_is_needed() -> None:
+async def test_each_lane_has_workers_of_its_own_and_starts_when_it_is_needed(tmp_path: Path) -> None:
     fed = Federation("lanes")
     site, single = fed.site("site"), fed.site("single", workers=1)
 
     @site.operation
-    async def hold(gate: float) -> int:
-        import os
-
-        await asyncio.sleep(gate)
+    async def hold(gate: str) -> int:
+        await file_created(gate)
         return os.getpid()
 
     single.operation(hold)
 
-    with Pipeline("hold") as holds:
-        Yield(hold(PlaceParam("gate"), site="site"))
-    with Pipeline("share") as shares:
-        Yield(hold(PlaceParam("gate"), site="single"))
+    holds = pipeline_of(hold, "gate", site="site")
+    shares = pipeline_of(hold, "gate", site="single")
     async with Session(fed, options=LocalOptions(lanes=2, jobs_per_lane=2)) as session:
-        await (await session.execute(holds, {"gate": 0}))
+        await (await session.execute(holds, {"gate": str(tmp_path)}))
         assert len(session.stats().sites["site"].workers) == 1
-        jobs = [await session.execute(holds, {"gate": 0.2}) for _ in range(4)]
+        jobs = [await session.execute(holds, {"gate": str(tmp_path / "open")}) for _ in range(4)]
         assert [lane.jobs for lane in session.stats().lanes] == [2, 2]
+        (tmp_path / "open").touch()
         assert len({(await job.first()).value for job in jobs}) == 2
-        jobs = [await session.execute(shares, {"gate": 0.1}) for _ in range(4)]
+        jobs = [await session.execute(shares, {"gate": str(tmp_path)}) for _ in range(4)]
         assert len({(await job.first()).value for job in jobs}) == 1
 
 
@@ -153,26 +164,6 @@ async def test_closing_a_session_ends_the_jobs_that_wait() -> None:
         jobs = [await session.execute(never) for _ in range(5)]
         await running(jobs[0])
     assert [job.status for job in jobs] == [JobStatus.ABORTED] * 5
-
-
-async def test_the_runner_knows_its_jobs_by_their_ids() -> None:
-    runner = FederationRunner(LocalOptions())
-    async with Session(w.fed, target=runner) as session:
-        job = await session.execute(echo, {"n": 7}, job_id="seven")
-        assert runner.is_known_job_id("seven")
-        assert await runner.wait_until_finished("seven") is JobStatus.FINISHED
-        assert runner.find_job_handle("seven") is None
-        assert runner.get_job_handle_any("seven") is not None
-        assert runner.get_job_status("nobody") is JobStatus.UNKNOWN
-        reader = runner.attach_client("seven")
-        assert [type(event).__name__ async for event in job.events()] == [
-            type(event).__name__ for event in iter(reader.next_nowait, None)
-        ]
-        runner.detach_client(reader)
-        other = await session.execute(never, job_id="other")
-        await running(other)
-        assert await runner.cancel_job("other") == {"lab": "stopped"}
-        assert await runner.cancel_job("other") == {}
 
 
 @pytest.mark.parametrize(

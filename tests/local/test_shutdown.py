@@ -11,19 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from dfm_async import (
-    Federation,
-    JobAborted,
-    LocalOptions,
-    Pipeline,
-    PlaceParam,
-    Session,
-    Site,
-    VaultConfig,
-    Yield,
-    current_context,
-)
+from dfm_async import Federation, JobAborted, LocalOptions, Pipeline, Session, Site, current_context
+from dfm_async.federation import VaultConfig
 from dfm_async.workers.fork_server import ForkServer
+from tests.support.pipelines import pipeline_of
+from tests.support.sessions import first_value
 
 
 class SlowVault:
@@ -46,9 +38,7 @@ def define(lab: Site, added: int) -> Pipeline:
         await current_context().secret("key")
         return n + added
 
-    with Pipeline("adds") as pipeline:
-        Yield(add(PlaceParam("n")))
-    return pipeline
+    return pipeline_of(add, "n")
 
 
 @pytest.mark.parametrize("when", ["closed", "reloaded"])
@@ -57,10 +47,10 @@ async def test_a_worker_has_the_whole_grace_period_to_close_its_vault(tmp_path: 
     fed = Federation("graceful")
     lab = fed.site("lab", vault=VaultConfig(path=f"{__name__}.SlowVault", args={"file": str(file)}))
     async with Session(fed, target="local", options=LocalOptions(lanes=1, shutdown_grace=30)) as session:
-        assert (await (await session.execute(define(lab, 1), {"n": 1})).first()).value == 2
+        assert await first_value(session, define(lab, 1), {"n": 1}) == 2
         if when == "reloaded":
             (worker,) = session.target.workers("lab")  # type: ignore[attr-defined]
-            assert (await (await session.execute(define(lab, 2), {"n": 1})).first()).value == 3
+            assert await first_value(session, define(lab, 2), {"n": 1}) == 3
             async with asyncio.timeout(30):
                 assert await asyncio.shield(worker.ended) == 0
             assert file.read_text() == "closed"
@@ -72,9 +62,9 @@ async def test_an_outdated_worker_that_does_not_end_is_killed_after_the_grace_pe
     fed = Federation("graceful")
     lab = fed.site("lab", vault=VaultConfig(path=f"{__name__}.SlowVault", args={"file": str(file)}))
     async with Session(fed, target="local", options=LocalOptions(lanes=1, shutdown_grace=0.01)) as session:
-        assert (await (await session.execute(define(lab, 1), {"n": 1})).first()).value == 2
+        assert await first_value(session, define(lab, 1), {"n": 1}) == 2
         (worker,) = session.target.workers("lab")  # type: ignore[attr-defined]
-        assert (await (await session.execute(define(lab, 2), {"n": 1})).first()).value == 3
+        assert await first_value(session, define(lab, 2), {"n": 1}) == 3
         async with asyncio.timeout(30):
             assert await asyncio.shield(worker.ended) == -9
         assert not file.exists()

@@ -15,19 +15,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfm_async import Federation, ForEach, If, Pipeline, PlaceParam, Repeat, TryFromCache, Yield, collect
+from dfm_async import ForEach, If, Pipeline, PlaceParam, Repeat, TryFromCache, Yield, collect
+from dfm_async.model.ids import JobId, Location
+from dfm_async.model.job_spec import JobSpec
 from dfm_async.net import spec
 from dfm_async.net.checking import check_net
 from dfm_async.net.program import compile_formula
 from dfm_async.net.tokens import Miss
-from dfm_async.planner.plan import prepare
+from dfm_async.planning.prepare import prepare
 from dfm_async.runtime.operations import OperationTable
+from dfm_async.runtime.resources import SiteResources
 from dfm_async.runtime.site import SiteRuntime, decode_net, encode_net
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
+from tests.net.table import a, at_a, at_b, b, fed
+from tests.support.damage import spots
 
-Path = tuple[tuple[bool, Any], ...]
-codec = Codec(trusted=False)
+codec = Codec.for_untrusted()
 
 
 def read(value: Any, *path: tuple[bool, Any]) -> Any:
@@ -78,15 +82,15 @@ class Table:
 @pytest.mark.parametrize(
     "name", ["__class__", "__init__", "__globals__", "__dict__", "_data", "_", "__reduce__", "", "a b", 3, None]
 )
-def test_names_that_are_no_fields_are_refused_when_a_net_is_compiled(name: Any) -> None:
-    with pytest.raises(ValueError, match=r"no field|no name of a field"):
-        compile_formula(spec.Field(spec.Slot(0), ((True, "fine"), (True, name))), ())
+def test_names_that_are_not_fields_are_refused_when_a_net_is_compiled(name: Any) -> None:
+    with pytest.raises(ValueError, match=r"not a field|not the name of a field"):
+        read(None, attribute("fine"), attribute(name))
 
 
 @pytest.mark.parametrize("key", [(1,), [1], {"a": 1}, b"x", slice(1)])
 def test_only_what_json_has_chooses_an_item(key: Any) -> None:
     with pytest.raises(ValueError, match=r"is chosen by a string or a number"):
-        compile_formula(spec.Field(spec.Slot(0), ((False, key),)), ())
+        read(None, item(key))
 
 
 def _generator() -> Any:
@@ -117,7 +121,7 @@ OUTSIDE: list[tuple[Any, tuple[bool, Any]]] = [
 
 @pytest.mark.parametrize(("value", "step"), OUTSIDE)
 def test_no_step_leads_from_data_into_the_interpreter(value: Any, step: tuple[bool, Any]) -> None:
-    with pytest.raises(TypeError, match=r"no data|no fields|not subscriptable"):
+    with pytest.raises(TypeError, match=r"not data|no fields|not subscriptable"):
         read(value, step)
 
 
@@ -143,20 +147,6 @@ def test_fields_of_data_are_read() -> None:
     assert read(types.MappingProxyType({"a": 1}), item("a")) == 1
     assert read(Table(), item("a")) == "A"
     assert read(3 + 4j, attribute("imag")) == 4
-
-
-fed = Federation("hostile")
-a, b = fed.site("a"), fed.site("b")
-
-
-@a.operation
-def at_a(x: Any = None, y: Any = None) -> Any:
-    return x
-
-
-@b.operation
-def at_b(x: Any = None, y: Any = None) -> Any:
-    return x
 
 
 def nets() -> list[spec.Net]:
@@ -188,21 +178,11 @@ def test_what_the_planner_writes_is_in_order() -> None:
         assert decode_net(encode_net(net, codec), codec) == net
 
 
-def numbers_in(data: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """All whole numbers and names in a net: where they are, and by which key."""
-    for key, value in list(data.items() if isinstance(data, dict) else enumerate(data)):
-        if isinstance(value, (dict, list)):
-            numbers_in(value, found)
-        elif type(value) is int or value is None:
-            found.append((data, key))
-    return found
-
-
 def forged(which: int, where: int, number: int) -> bytes:
     """A net with one number changed."""
     data = msgspec.msgpack.decode(msgspec.msgpack.encode(DATA[which % len(DATA)]))
-    spots = numbers_in(data, [])
-    holder, key = spots[where % len(spots)]
+    numbers = [(holder, key) for holder, key in spots(data) if type(holder[key]) is int or holder[key] is None]
+    holder, key = numbers[where % len(numbers)]
     holder[key] = number
     return msgspec.msgpack.encode(data)
 
@@ -215,9 +195,8 @@ class Watched(SiteRuntime):
         self.changed = asyncio.Event()
         adapters = [adapter for site in (a, b) for adapter in site.adapters.values()]
         table = OperationTable("a", adapters)
-        super().__init__(
-            "a", table, codec, report=self._say, send=lambda _address, message: self._say(message), threads=1
-        )
+        send = lambda _address, message: self._say(message)  # noqa: E731
+        super().__init__(SiteResources("a", table, codec, report=self._say, send=send, threads=1))
 
     def _say(self, message: msg.Message) -> None:
         self.said.append(message)
@@ -229,17 +208,18 @@ class Watched(SiteRuntime):
 
 def start(job: int, plan: str, at: int, params: int) -> msg.StartJob:
     payload = codec.dumps([[7] * params])
-    return msg.StartJob(job, at, f"job {job}", plan, ("home", "home"), 100, 10**6, 0, 1, payload, True)
+    return msg.StartJob(job, at, JobSpec(job_id=JobId(f"job {job}")), plan, ("home", "home"), 0, 1, payload, True)
 
 
+CALL = spec.Call(operation="at_a", provider=None, args={"x": spec.Slot(0)}, output=1)
 GOOD = spec.Net(
     location=0,
-    locations=("a",),
+    locations=(Location("a"),),
     scopes=(spec.Scope(0, None, None),),
     places=(spec.Place(0, 0, "x"), spec.Place(1, 0, "called")),
     loops=(),
     transitions=(
-        spec.Transition("call", 0, (spec.Input(0),), spec.Call("at_a", None, {"x": spec.Slot(0)}, 1)),
+        spec.Transition("call", 0, (spec.Input(0),), CALL),
         spec.Transition("out", 0, (spec.Input(1),), spec.Emit(0, spec.Slot(0))),
     ),
     params=(("x", 0),),
@@ -286,6 +266,12 @@ def transition(action: spec.Action, inputs: tuple[spec.Input, ...] = (spec.Input
     return replaced(GOOD, transitions=(spec.Transition("t", 0, inputs, action),))
 
 
+def loop(*, control: int, members: tuple[int, ...], limit: int) -> spec.Loop:
+    return spec.Loop(
+        index=0, label="loop", scope=1, control=control, members=members, element=None, enter=None, limit=limit
+    )
+
+
 def nested(depth: int) -> spec.Formula:
     found: spec.Formula = spec.Slot(0)
     for _ in range(depth):
@@ -316,11 +302,11 @@ WRONG: dict[str, spec.Net] = {
     "a deep formula": transition(spec.Emit(0, nested(500))),
     "a loop of another location": replaced(
         transition(spec.Iterate(0, spec.Slot(0))),
-        locations=("a", "b"),
-        loops=(spec.Loop(0, "loop", 1, 1, (1,), None, None, 1),),
+        locations=(Location("a"), Location("b")),
+        loops=(loop(control=1, members=(1,), limit=1),),
     ),
     "a loop without a limit": replaced(
-        transition(spec.Iterate(0, spec.Slot(0))), loops=(spec.Loop(0, "loop", 1, 0, (), None, None, 0),)
+        transition(spec.Iterate(0, spec.Slot(0))), loops=(loop(control=0, members=(), limit=0),)
     ),
     "a store without a lookup": transition(spec.Store(spec.Slot(0), 1), ()),
 }
@@ -328,13 +314,13 @@ WRONG: dict[str, spec.Net] = {
 
 @pytest.mark.parametrize("name", WRONG)
 async def test_a_net_that_cannot_be_played_is_an_error_of_its_job(name: str) -> None:
-    with pytest.raises(ValueError, match=r"not in order|no field"):
+    with pytest.raises(ValueError, match=r"not in order|not a field"):
         check_net(WRONG[name])
     async with Watched() as runtime:
         runtime.receive(msg.SendNet("wrong", 0, msgspec.msgpack.encode(WRONG[name])))
         runtime.receive(start(1, "wrong", 0, 1))
         (broken,) = runtime.of(msg.JobBroken, 1)
-        assert "not in order" in broken.error.message or "no field" in broken.error.message
+        assert "not in order" in broken.error.message or "not a field" in broken.error.message
 
 
 async def test_a_net_that_is_not_known_is_an_error_of_its_job() -> None:
@@ -346,14 +332,8 @@ async def test_a_net_that_is_not_known_is_an_error_of_its_job() -> None:
 
 async def test_a_net_does_not_read_the_environment_of_its_site(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SITE_PASSWORD", "hunter2")
-    steps = ["__class__", "__init__", "__globals__"]
-    path: Path = (
-        *((True, name) for name in steps),
-        (False, "sys"),
-        (True, "modules"),
-        (False, "os"),
-        (True, "environ"),
-    )
+    internals = map(attribute, ["__class__", "__init__", "__globals__"])
+    path = (*internals, item("sys"), attribute("modules"), item("os"), attribute("environ"))
     literal = msgspec.msgpack.Ext(13, msgspec.msgpack.encode(["tests.net.test_hostile_nets:River", {"name": "x"}]))
     net = replaced(transition(spec.Emit(0, spec.Field(spec.Const(0), path))), literals=(literal,))
     async with Watched() as runtime:

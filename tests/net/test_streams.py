@@ -12,17 +12,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dfm_async import ForEach, Pipeline, PipelineError, Yield
-from dfm_async.model.error_record import ErrorRecord
+from dfm_async.language.expressions import Ref, references
+from dfm_async.language.statements import CallStatement, Statement, YieldStatement, walk_statements
+from dfm_async.model.events import ErrorRecord
 from dfm_async.net import effects as fx
 from dfm_async.net.game import Activity, Control
 from dfm_async.net.tokens import StreamValue
-from dfm_async.pipeline.expressions import Ref, references
-from dfm_async.pipeline.statements import CallStatement, Statement, YieldStatement, walk_statements
-from dfm_async.pipeline.text import statement_label
-from dfm_async.planner.structure import expressions_of
-from tests.net.test_game import Table
+from tests.net.table import Table
 from tests.property import random_pipelines as r
 from tests.reference import Frame, Sequence, StreamFails, interpret
+
+either_order = pytest.mark.parametrize(
+    "choose", [lambda _: 0, lambda count: count - 1], ids=["oldest first", "newest first"]
+)
 
 
 class Strand(StreamValue):
@@ -47,11 +49,11 @@ class StreamTable(Table):
         """Operations that do not return."""
         self.waiting: list[tuple[str, Any, str, dict[str, Any]]] = []
         self.after = {
-            statement_label(statement): set(statement.after) - _read_by(statement)
+            statement.label: set(statement.after) - _read_by(statement)
             for statement in walk_statements(pipeline.body)
             if isinstance(statement, (CallStatement, YieldStatement))
         }
-        self.labels = {statement.id: statement_label(statement) for statement in walk_statements(pipeline.body)}
+        self.labels = {statement.id: statement.label for statement in walk_statements(pipeline.body)}
 
     def call(self, operation: str, args: dict[str, Any]) -> Any:
         return r.functions[operation](**args)
@@ -102,7 +104,7 @@ class StreamTable(Table):
                 self.pending.append(lambda: self.emit(site, activity, game.program.points[point].place, frame, strand))
             case fx.Send(place, frame, Strand() as strand, routes):
                 for there in routes:
-                    other = self.plan.locations[there]
+                    other = str(self.plan.locations[there])
                     copy = Strand(strand.sequence, (site, strand))
                     self.unreleased.add(copy)
                     self.later(other, self.games[other].token, place, frame, copy)
@@ -187,7 +189,7 @@ class StreamTable(Table):
 
 def _read_by(statement: Statement) -> set[int]:
     """The nodes that a statement reads: it cannot wait for their ends."""
-    found = (ref for _, expression, _ in expressions_of(statement) for ref in references(expression))
+    found = (ref for _, expression, _ in statement.expressions() for ref in references(expression))
     return {ref.node for ref in found if isinstance(ref, Ref)}
 
 
@@ -199,7 +201,7 @@ def play(pipeline: Pipeline, params: list[dict[str, Any]], choose: Any) -> Strea
     return table
 
 
-@pytest.mark.parametrize("choose", [lambda _: 0, lambda count: count - 1], ids=["oldest first", "newest first"])
+@either_order
 def test_a_stream_is_released_and_forgotten_while_its_frame_goes_on(choose: Any) -> None:
     with Pipeline() as pipeline:
         values = r.stream(3, site="archive")
@@ -246,7 +248,7 @@ def test_a_second_stream_for_the_same_frame_is_closed() -> None:
     assert fx.CloseStream(one, True) in game.take()
 
 
-@pytest.mark.parametrize("choose", [lambda _: 0, lambda count: count - 1], ids=["oldest first", "newest first"])
+@either_order
 def test_a_loop_may_end_before_the_stream_comes_that_its_body_reads(choose: Any) -> None:
     with Pipeline() as pipeline:
         values = r.leaky(1, site="archive")
@@ -259,7 +261,7 @@ def test_a_loop_may_end_before_the_stream_comes_that_its_body_reads(choose: Any)
     assert table.errors == []
 
 
-@pytest.mark.parametrize("choose", [lambda _: 0, lambda count: count - 1], ids=["oldest first", "newest first"])
+@either_order
 @pytest.mark.parametrize("read", ["call", "generator", "yield", "loop"])
 def test_each_element_of_a_loop_may_read_a_stream_from_outside(choose: Any, read: str) -> None:
     with Pipeline() as pipeline:
@@ -297,3 +299,4 @@ def test_streams_end_and_are_released_once_in_whatever_order_messages_come(
     assert sorted(table.results) == sorted(expected.results)
     assert sorted(table.lost) == sorted(expected.lost)
     assert sorted(set(table.errors)) == sorted(expected.errors)
+    assert sorted(table.handled) == sorted(expected.handled)

@@ -81,7 +81,7 @@ async def test_await_and_async_for_work_on_the_top_level(session: Kernel) -> Non
     assert cell.result["text/plain"] == "JobStatus.FINISHED"
 
 
-async def test_what_is_on_its_way_goes_on_between_cells(session: Kernel) -> None:
+async def test_running_jobs_continue_between_cells(session: Kernel) -> None:
     await session.does("job = await session.execute(pipeline, [{'day': 'mon'}, {'day': 'tue'}] * 50)")
     await session.does("await asyncio.sleep(0)")
     cell = await session.does("results = await job.collect()\nlen(results)")
@@ -124,7 +124,7 @@ async def test_things_show_themselves_richly_and_as_text(
     assert html is None or html in result["text/html"]
 
 
-async def test_an_error_of_an_operation_tells_where_it_was_raised(session: Kernel) -> None:
+async def test_an_error_of_an_operation_names_its_origin(session: Kernel) -> None:
     await session.does("job = await session.execute(pipeline, {'day': 'sun'})")
     cell = await session.run("await job")
     assert "KeyError: 'sun'" in cell.error
@@ -166,7 +166,7 @@ async def test_an_interrupted_view_leaves_the_job_alone(kernel: Kernel) -> None:
 async def test_operations_of_a_federation_are_completed_with_their_parameters(kernel: Kernel) -> None:
     await kernel.does(
         """
-from dfm_async import Const, ExposedParameter
+from dfm_async.federation import Const, ExposedParameter
 declared = Federation("declared")
 def create(size: int, fill: float = 0.0) -> list: "Makes an array."
 declared.declare("array.Create", create)
@@ -188,7 +188,7 @@ declared.site("alpha").adapt("array.Create", Create, bind={"unit": Const("m", ex
     assert "unit: the unit" in helped.printed
 
 
-async def test_the_tour_runs_as_it_stands(kernel: Kernel) -> None:
+async def test_the_tour_runs_unchanged(kernel: Kernel) -> None:
     notebook = json.loads((ROOT / "examples" / "tour.ipynb").read_bytes())
     nbformat.validate(notebook)
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]

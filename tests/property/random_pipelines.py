@@ -8,7 +8,20 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from dfm_async import Federation, ForEach, If, Pipeline, PlaceParam, Repeat, TryFromCache, Yield, collect
+from dfm_async import (
+    FailureInfo,
+    Federation,
+    ForEach,
+    If,
+    Pipeline,
+    PlaceParam,
+    Repeat,
+    Reply,
+    TryFromCache,
+    Yield,
+    collect,
+    gather,
+)
 
 fed = Federation("random")
 a = fed.site("archive")
@@ -28,12 +41,12 @@ async def inc(x: int) -> int:
     return x + 1
 
 
-@b.operation
+@b.operation(limit=2, cpus=1)
 def double(x: int) -> int:
     return (x * 2) % 1000
 
 
-@c.operation
+@c.operation(limit=1, rate="5000/s", key="y")
 async def add(x: int, y: int) -> int:
     return (x + y) % 1000
 
@@ -48,7 +61,7 @@ def fussy(x: int) -> int:
     return x
 
 
-@c.operation
+@c.operation(memory="1MiB")
 async def pair(x: int, y: int) -> dict[str, Any]:
     return {"l": x, "r": [y, x]}
 
@@ -150,6 +163,16 @@ def total(values: list[int]) -> int:
 
 
 @everywhere
+def tally(values: list[Any]) -> int:
+    return sum(100 if isinstance(value, FailureInfo) else value for value in values) % 1000
+
+
+@everywhere
+def polled(replies: list[Reply[int]]) -> int:
+    return sum(reply.value for reply in replies) % 1000
+
+
+@everywhere
 def consume(pool: dict[str, list[int]], x: int) -> int:
     pool["numbers"].append(x)
     taken = sum(pool.pop("numbers"))
@@ -157,7 +180,7 @@ def consume(pool: dict[str, list[int]], x: int) -> int:
     return taken % 1000
 
 
-@a.operation(in_process=True)
+@a.operation(in_process=True, limit=1)
 def heavy(x: int) -> int:
     return x - 1
 
@@ -200,6 +223,8 @@ functions: dict[str, Callable[..., Any]] = {
     "unread": lambda values: 4,
     "total": lambda values: sum(values) % 1000,
     "heavy": lambda x: x - 1,
+    "tally": tally.code,
+    "polled": polled.code,
     "consume": consume.code,
 }
 
@@ -246,7 +271,21 @@ class Maker:
             if self.left <= 0:
                 break
             self.left -= 1
-            kinds = ["op", "op", "op", "yield", "fields", "yield", "source", "map", "read", "read", "consume", "cross"]
+            kinds = [
+                "op",
+                "op",
+                "op",
+                "yield",
+                "fields",
+                "yield",
+                "source",
+                "map",
+                "read",
+                "read",
+                "consume",
+                "cross",
+                "gather",
+            ]
             if depth < 3:
                 kinds += ["foreach", "foreach", "if", "repeat", "cache", "total"]
             new = self.statement(self.one(kinds), ints, streams, depth)
@@ -256,6 +295,9 @@ class Maker:
 
     def anywhere(self) -> dict[str, Any]:
         return {"site": self.one(SITES)}
+
+    def fallback(self) -> dict[str, Any]:
+        return {"fallback": self.one([0, 7])} if self.one([False, False, True]) else {}
 
     def source(self, ints: list[Any]) -> Any:
         return self.one(SOURCES)(self.number(ints), **self.anywhere())
@@ -283,7 +325,7 @@ class Maker:
         if kind == "read":
             after = {"after": self.one(streams)} if streams and self.one([False, False, True]) else {}
             if self.one([True, True, False]):
-                return [self.one(READERS)(self.some(streams, ints), **self.anywhere(), **after)]
+                return [self.one(READERS)(self.some(streams, ints), **self.anywhere(), **after, **self.fallback())]
             Yield(self.some(streams, ints), place=self.place(), **after)
             return []
         if kind == "cross":  # each reader waits for the end of a stream that another one reads
@@ -297,7 +339,7 @@ class Maker:
             operation = self.one([inc, double, fussy, heavy])
             after = {"after": self.one([*ints, *streams])} if self.one([False, False, True]) and _is_node(ints) else {}
             if self.one([True, False]):
-                return [operation(self.number(ints), **_nodes_only(after))]
+                return [operation(self.number(ints), **_nodes_only(after), **self.fallback())]
             return [add(self.number(ints), self.number(ints), **self.one([{}, {"site": "lab"}, {"site": "desk"}]))]
         if kind == "fields":
             both = pair(self.number(ints), self.number(ints))
@@ -305,23 +347,31 @@ class Maker:
         if kind == "consume":  # an operation that changes what it gets
             numbers = self.one([[1, 2], [3, self.number(ints)]])
             return [consume({"numbers": numbers}, self.number(ints), **self.anywhere())]
+        if kind == "gather":
+            calls = [self.one([inc, double, fussy, heavy])(self.number(ints)) for _ in range(self.count(1, 3))]
+            replies = gather(calls, at_least=self.count(0, len(calls)), within=self.one([None, 300]))
+            failed = [tally(replies.failures, **self.anywhere())] if self.one([True, False]) else []
+            return [polled(replies, **self.anywhere()), *failed]
         if kind == "yield":
             Yield(self.one([*ints, 7, stream(self.number(ints), **self.anywhere())]), place=self.place())
             return []
         if kind == "total":
             return [total(self.one([self.source(ints), items(self.number(ints))]), **self.anywhere())]
         if kind == "if":
+            first, second = ints, ints
             with If(self.condition(ints)) as branch:
-                self.body(ints, streams, depth + 1)
+                first, _ = self.body(ints, streams, depth + 1)
             if self.one([True, False]):
                 with branch.otherwise():
-                    self.body(ints, streams, depth + 1)
-            return []
+                    second, _ = self.body(ints, streams, depth + 1)
+            if self.one([True, False]):
+                return []
+            return [branch.value(self.number(first), self.number(second))]
         if kind == "cache":
             value = self.number(ints)
-            if depth == 0 and self.one([True, False]):  # whoever has the same key reads the same elements
+            if depth == 0 and self.one([True, False]):  # readers with the same key read the same elements
                 values = self.some(streams, ints)
-                key = ("salt", self.salt, self.left, *(PlaceParam(name, multiuse=True) for name in ("x", "y")))
+                key = ("salt", self.salt, self.left, *map(PlaceParam, ("x", "y")))
                 with TryFromCache(key=key) as found:
                     found.store(self.one([total, counted, summed])(values, **self.anywhere()))
                 return [found]
@@ -344,7 +394,8 @@ class Maker:
         gathered = [value for value in [element, *made] if type(value).__name__ != "str"]
         if self.one([True, False]):
             try:
-                return [total(collect(self.one(gathered)))]
+                errors = self.one(["fail", "skip", "keep"])
+                return [(tally if errors == "keep" else total)(collect(self.one(gathered), errors=errors))]
             except Exception:
                 return []
         return []
@@ -370,7 +421,7 @@ def pipelines(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Pipeline:
 def write(maker: Maker) -> Pipeline:
     """Has a maker write a pipeline."""
     with Pipeline("random") as pipeline:
-        x, y = PlaceParam("x", multiuse=True), PlaceParam("y", multiuse=True)
+        x, y = PlaceParam("x"), PlaceParam("y", default=maker.one([3, 8]))
         ints, _ = maker.body([inc(x), y], [], 0)
         Yield(maker.one(ints), place="last")
         Yield(y, place="second")

@@ -9,13 +9,16 @@ import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dfm_async import Failure, FrameCompleted, JobFailed, JobStatus, Pipeline, PipelineError, Result, Session
+from dfm_async import Failure, JobFailed, JobStatus, Pipeline, PipelineError, Result, Session
+from dfm_async.events import FailureHandled, FrameCompleted
 from tests.property.random_pipelines import fed, functions, pipelines
 from tests.reference import interpret
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_session]
 
-sets = st.lists(st.fixed_dictionaries({"x": st.integers(0, 9), "y": st.integers(0, 9)}), min_size=0, max_size=3)
+sets = st.lists(
+    st.fixed_dictionaries({"x": st.integers(0, 9)}, optional={"y": st.integers(0, 9)}), min_size=0, max_size=3
+)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -39,10 +42,12 @@ async def check(session: Session, pipeline: Pipeline, params: list[dict[str, Any
     results = [(e.place, e.frame, e.value) for e in events if isinstance(e, Result)]
     lost = [(e.place, e.frame) for e in events if isinstance(e, Failure) and e.place is not None]
     errors = [(e.node, e.frame) for e in events if isinstance(e, Failure) and e.place is None]
+    handled = [(e.node, e.frame) for e in events if isinstance(e, FailureHandled)]
     done = [e.frame for e in events if isinstance(e, FrameCompleted)]
     assert sorted(results) == sorted(expected.results), text
     assert sorted(lost) == sorted(expected.lost), text
     assert sorted(errors) == sorted(expected.errors), text
+    assert sorted(handled) == sorted(expected.handled), text
     assert sorted(done) == [(i,) for i in range(len(params))]
     assert [e.offset for e in events] == list(range(len(events)))
     if expected.errors:

@@ -9,18 +9,7 @@ from typing import Any
 
 import pytest
 
-from dfm_async import (
-    ForEach,
-    If,
-    JobStatus,
-    Operation,
-    Pipeline,
-    PlaceParam,
-    ResultLimits,
-    Session,
-    Yield,
-    collect,
-)
+from dfm_async import ForEach, If, JobStatus, Operation, Pipeline, PlaceParam, ResultLimits, Session, Yield, collect
 from tests.property import random_pipelines as r
 from tests.property.test_random_pipelines import check, inline, local
 

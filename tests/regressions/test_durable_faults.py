@@ -1,4 +1,4 @@
-"""Faults that were found in jobs that are written down: nobody waits in vain, nothing is lost, nothing is left."""
+"""Regression tests of stored jobs: waiters are notified, nothing is lost, nothing is left behind."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import asyncio
 import logging
 import os
 import signal
-import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,79 +16,43 @@ import pytest
 
 from dfm_async import (
     DfmError,
-    Federation,
-    FrameCompleted,
     Job,
     JobAborted,
-    JobInterrupted,
     JobStatus,
     LocalOptions,
     ParameterError,
-    Pipeline,
-    PlaceParam,
     ResultLimits,
-    ResultsUnread,
     RetryPolicy,
-    Session,
     SessionClosed,
     StatusChanged,
-    StoreError,
-    Yield,
 )
+from dfm_async.engine.coordinator import Coordinator
+from dfm_async.errors import JobInterrupted, ResultsUnread, StoreError
+from dfm_async.events import FrameCompleted
 from dfm_async.store.base import NewJob, StoredJob
 from dfm_async.store.sqlite import SqliteStore
-from dfm_async.targets.coordinator import Coordinator
-from dfm_async.targets.local.runner import FederationRunner
+from dfm_async.targets.local import FederationRunner
 from dfm_async.workers.site_worker import SiteWorker
 from dfm_async.workers.worker import WorkerSetup
-from tests.conftest import TargetName
+from tests.conftest import Open
+from tests.support.pipelines import pipeline_of
+from tests.support.stored import counts, site, squares, waits
+from tests.support.stored import fed as fed  # the federation of ``opens``
+from tests.support.stores import locked
+from tests.support.waiting import file_created, running
 
-pytestmark = pytest.mark.timeout(60)
-
-LIMIT = 15
-"""After how many seconds something hangs."""
-SHORT = LocalOptions(cancel_grace=0.5, shutdown_grace=0.5)
-
-Open = Callable[..., Session]
-
-fed = Federation("lasting faults")
-site = fed.site("site")
 active = 0
 
 
 @site.operation
-async def square(n: int) -> int:
-    return n * n
-
-
-@site.operation
-def count(n: int) -> Any:
-    yield from range(n)
-
-
-async def opened(folder: str) -> None:
-    gate = Path(folder) / "open"
-    while not gate.exists():  # noqa: ASYNC110 - the gate is in another process, or in none
-        await asyncio.sleep(0.01)
-
-
-@site.operation
-async def wait_for(folder: str, n: int) -> int:
-    """Returns at once for small numbers, and when a file is there for others."""
-    if n >= 3:
-        await opened(folder)
-    return n
-
-
-@site.operation
 async def companions(folder: str, n: int) -> int:
-    """Tells how many of its kind run at the same time."""
+    """Return how many calls run at the same time."""
     global active
     active += 1
     try:
         most = active
         if n >= 3:
-            await opened(folder)
+            await file_created(f"{folder}/open")
         for _ in range(20):
             await asyncio.sleep(0)
             most = max(most, active)
@@ -98,67 +61,7 @@ async def companions(folder: str, n: int) -> int:
         active -= 1
 
 
-with Pipeline("squares") as squares:
-    Yield(square(PlaceParam("n")))
-
-with Pipeline("counts") as counts:
-    Yield(count(PlaceParam("n")))
-
-with Pipeline("waits") as waits:
-    Yield(wait_for(PlaceParam("folder"), PlaceParam("n")))
-
-with Pipeline("alone") as alone:
-    Yield(companions(PlaceParam("folder"), PlaceParam("n")))
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "jobs.db"
-
-
-def opener(path: Path, target: TargetName) -> Open:
-    """Gives what opens sessions on one store."""
-
-    def opens(store: SqliteStore | None = None, options: LocalOptions = SHORT) -> Session:
-        return Session(fed, target=target, options=options, store=store or f"sqlite:///{path}")
-
-    return opens
-
-
-@pytest.fixture
-def opens(path: Path, target: TargetName) -> Open:
-    """Opens sessions on the target under test."""
-    return opener(path, target)
-
-
-@pytest.fixture
-def opens_inline(path: Path) -> Open:
-    """Opens sessions where the target does not matter."""
-    return opener(path, "inline")
-
-
-@pytest.fixture
-def opens_local(path: Path) -> Open:
-    """Opens sessions with worker processes."""
-    return opener(path, "local")
-
-
-@contextmanager
-def busy(path: Path) -> Iterator[None]:
-    """Another process writes to the store: nobody else can, meanwhile."""
-    connection = sqlite3.connect(path, isolation_level=None)
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-        yield
-        connection.execute("ROLLBACK")
-    finally:
-        connection.close()
-
-
-async def running(job: Job, after: int | None = None) -> None:
-    async for event in job.events(after=after):
-        if isinstance(event, StatusChanged) and event.status is JobStatus.RUNNING:
-            return
+alone = pipeline_of(companions, "folder", "n")
 
 
 async def story(job: Job) -> list[JobStatus]:
@@ -166,7 +69,7 @@ async def story(job: Job) -> list[JobStatus]:
 
 
 async def leave_open_job(opens: Open, *job_ids: str) -> None:
-    """Leaves jobs behind that were interrupted after their first parameter set, and take more when they go on."""
+    """Leave open jobs that were interrupted after their first parameter set."""
     async with opens() as session:
         jobs = [await session.execute(squares, None, job_id=job_id) for job_id in job_ids]
         for job in jobs:
@@ -178,24 +81,24 @@ async def leave_open_job(opens: Open, *job_ids: str) -> None:
 # the ends of jobs
 
 
-async def test_a_late_reader_of_a_job_that_waits_for_one_gets_everything(opens: Open, path: Path) -> None:
-    """What it reads from the store makes room in memory too."""
-    store = SqliteStore(path)
-    async with asyncio.timeout(LIMIT), opens(store) as session:
-        job = await session.execute(counts, {"n": 5000}, options=ResultLimits(max_items=300, window=64))
+async def test_a_late_reader_of_a_job_that_waits_for_one_gets_everything(opens: Open, store_path: Path) -> None:
+    """Reading from the store makes room in memory, too."""
+    store = SqliteStore(store_path)
+    async with opens(store=store) as session:
+        job = await session.execute(counts, {"n": 1500}, options=ResultLimits(max_items=300, window=64))
         async with job.results() as results:
             for _ in range(200):
                 await anext(results)
         with pytest.raises(ResultsUnread):
             await job
         await store.flush()
-        assert [r.value async for r in job.results()] == list(range(5000))
+        assert [r.value async for r in job.results()] == list(range(1500))
         assert await job is JobStatus.FINISHED
 
 
 @pytest.mark.parametrize("kept", [0, 1])
-async def test_whoever_waits_for_a_job_is_told_of_its_end_however_few_are_kept(opens_inline: Open, kept: int) -> None:
-    async with asyncio.timeout(LIMIT), opens_inline(options=LocalOptions(keep_finished=kept)) as session:
+async def test_waiters_are_notified_although_few_jobs_are_kept(opens_inline: Open, kept: int) -> None:
+    async with opens_inline(options=LocalOptions(keep_finished=kept)) as session:
         jobs = [await session.execute(squares, {"n": n}) for n in range(20)]
 
         async def outcome(job: Job) -> JobStatus:
@@ -205,25 +108,25 @@ async def test_whoever_waits_for_a_job_is_told_of_its_end_however_few_are_kept(o
         assert found == [JobStatus.FINISHED] * 20
 
 
-async def test_whoever_waits_for_a_job_is_told_also_if_it_is_forgotten_right_after_its_end(
-    opens_inline: Open, path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_waiters_are_notified_although_the_job_is_forgotten_at_once(
+    opens_inline: Open, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = asyncio.Event()
     update = SqliteStore.update
 
-    def update_and_tell(store: SqliteStore, job_id: str, **changes: Any) -> None:
+    def update_and_notify(store: SqliteStore, job_id: str, **changes: Any) -> None:
         update(store, job_id, **changes)
         if changes.get("status") is JobStatus.FINISHED:
             ended.set()
 
-    monkeypatch.setattr(SqliteStore, "update", update_and_tell)
-    async with asyncio.timeout(LIMIT), opens_inline() as session:
+    monkeypatch.setattr(SqliteStore, "update", update_and_notify)
+    async with opens_inline() as session:
         job = await session.execute(squares, None, job_id="short")
         await running(job)
         waiter = asyncio.create_task(job.wait_until_finished())
         reader = asyncio.create_task(job.collect())
         await asyncio.sleep(0)
-        with busy(path):
+        with locked(store_path):
             # The store is busy with the parameters. The end comes after them, in one commit with the deletion.
             sending = asyncio.create_task(job.send_input_params({"n": 2}))
             await asyncio.sleep(0)
@@ -238,35 +141,12 @@ async def test_whoever_waits_for_a_job_is_told_also_if_it_is_forgotten_right_aft
         ] == []
 
 
-async def test_jobs_whose_logs_are_no_longer_in_memory_stay_readable_in_the_same_session(opens_inline: Open) -> None:
-    async with asyncio.timeout(LIMIT), opens_inline(options=LocalOptions(keep_finished=1)) as session:
-        handles = []
-        for n in range(4):
-            job = await session.execute(squares, {"n": n}, job_id=f"job-{n}")
-            assert await job is JobStatus.FINISHED
-            handles.append(job)
-        for n, handle in enumerate(handles):
-            again = await session.reattach(f"job-{n}")
-            assert again.status is JobStatus.FINISHED
-            assert [r.value for r in await again.collect()] == [n * n]
-            assert [r.value for r in await handle.collect()] == [n * n]
-
-
 # creating
 
 
-async def test_a_callback_for_a_wrong_place_is_refused_before_the_job_is_created(opens_inline: Open) -> None:
-    async with asyncio.timeout(LIMIT), opens_inline() as session:
-        with pytest.raises(ValueError, match="no place 'yeild'"):
-            await session.execute(squares, {"n": 2}, job_id="x", place_callbacks={"yeild": print})
-        assert await session.refresh_jobs() == []
-        job = await session.execute(squares, {"n": 2}, job_id="x")
-        assert await job is JobStatus.FINISHED
-
-
 @pytest.mark.parametrize("written", [False, True], ids=["before it is written", "when it was written"])
-async def test_an_execute_that_is_cancelled_while_it_creates_the_job_leaves_none(
-    opens_inline: Open, path: Path, monkeypatch: pytest.MonkeyPatch, written: bool
+async def test_cancelled_execute_leaves_no_job_in_the_store(
+    opens_inline: Open, store_path: Path, monkeypatch: pytest.MonkeyPatch, written: bool
 ) -> None:
     creating, gate = asyncio.Event(), asyncio.Event()
     create = SqliteStore.create
@@ -281,8 +161,8 @@ async def test_an_execute_that_is_cancelled_while_it_creates_the_job_leaves_none
         return found
 
     monkeypatch.setattr(SqliteStore, "create", create_slowly)
-    async with asyncio.timeout(LIMIT), opens_inline() as session:
-        with nullcontext() if written else busy(path):
+    async with opens_inline() as session:
+        with nullcontext() if written else locked(store_path):
             task = asyncio.create_task(session.execute(squares, {"n": 2}, job_id="x"))
             await creating.wait()
             task.cancel()
@@ -298,7 +178,7 @@ async def test_an_execute_that_is_cancelled_while_it_creates_the_job_leaves_none
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-async def test_a_job_that_was_not_submitted_after_all_is_in_no_list(
+async def test_job_that_was_not_submitted_is_not_listed(
     opens_inline: Open, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     read, refused = asyncio.Event(), asyncio.Event()
@@ -312,7 +192,7 @@ async def test_a_job_that_was_not_submitted_after_all_is_in_no_list(
         return found
 
     listings: list[asyncio.Task[Any]] = []
-    async with asyncio.timeout(LIMIT), opens_inline() as session:
+    async with opens_inline() as session:
         monkeypatch.setattr(SqliteStore, "jobs", jobs_slowly)
 
         async def submit(*_: Any) -> None:
@@ -334,8 +214,8 @@ def children() -> set[int]:
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "when all else has ended"])
-async def test_closing_a_session_while_execute_waits_for_the_store_gives_the_job_up(
-    opens: Open, opens_inline: Open, path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+async def test_close_abandons_an_execute_that_waits_for_the_store(
+    opens: Open, opens_inline: Open, store_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     async with opens() as session:
         await (await session.execute(squares, {"n": 1}, job_id="first"))
@@ -343,46 +223,45 @@ async def test_closing_a_session_while_execute_waits_for_the_store_gives_the_job
     creating, all_else_ended = asyncio.Event(), asyncio.Event()
     create, close = SqliteStore.create, SqliteStore.close
 
-    async def create_and_tell(store: SqliteStore, job: NewJob) -> bool:
+    async def create_and_notify(store: SqliteStore, job: NewJob) -> bool:
         if job.job_id == "x":
             creating.set()
         return await create(store, job)
 
-    async def close_and_tell(store: SqliteStore) -> None:
+    async def close_and_notify(store: SqliteStore) -> None:
         all_else_ended.set()
         await close(store)
 
-    async with asyncio.timeout(LIMIT):
-        session = opens()
-        await session.connect()
-        try:
-            await (await session.execute(squares, {"n": 2}, job_id="second"))
-            monkeypatch.setattr(SqliteStore, "create", create_and_tell)
-            monkeypatch.setattr(SqliteStore, "close", close_and_tell)
-            with busy(path):
-                executing = asyncio.create_task(session.execute(squares, {"n": 3}, job_id="x"))
-                await creating.wait()
-                closing = asyncio.create_task(session.close())
-                await asyncio.sleep(0)
-                if late:
-                    ended = asyncio.create_task(all_else_ended.wait())
-                    # Whether closing waits for execute, or execute for it, is not said here: only that neither hangs.
-                    await asyncio.wait([executing, ended], timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
-                    ended.cancel()
-            with pytest.raises(SessionClosed):
-                await executing
-            await closing
-        finally:
-            await session.close()
+    session = opens()
+    await session.connect()
+    try:
+        await (await session.execute(squares, {"n": 2}, job_id="second"))
+        monkeypatch.setattr(SqliteStore, "create", create_and_notify)
+        monkeypatch.setattr(SqliteStore, "close", close_and_notify)
+        with locked(store_path):
+            executing = asyncio.create_task(session.execute(squares, {"n": 3}, job_id="x"))
+            await creating.wait()
+            closing = asyncio.create_task(session.close())
+            await asyncio.sleep(0)
+            if late:
+                ended = asyncio.create_task(all_else_ended.wait())
+                # Whether closing waits for execute, or execute for it, does not matter: only that neither hangs.
+                await asyncio.wait([executing, ended], timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
+                ended.cancel()
+        with pytest.raises(SessionClosed):
+            await executing
+        await closing
+    finally:
+        await session.close()
     assert children() <= before
     async with opens_inline() as session:
         assert [job.job_id for job in session.jobs()] == ["first", "second"]
 
 
-async def test_closing_a_session_with_an_interrupted_job_that_has_callbacks_is_quiet(
+async def test_close_with_interrupted_callbacks_logs_no_error(
     opens_inline: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with asyncio.timeout(LIMIT), opens_inline() as session:
+    async with opens_inline() as session:
         job = await session.execute(squares, None, default_callback=lambda *_: None)
         await running(job)
     assert job.status is JobStatus.INTERRUPTED
@@ -394,15 +273,16 @@ async def test_closing_a_session_with_an_interrupted_job_that_has_callbacks_is_q
 # resuming
 
 
-async def test_a_resumed_job_whose_worker_dies_when_it_starts_runs_again(
-    opens_local: Open, path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("target", ["local"])
+async def test_resumed_job_is_retried_if_its_worker_dies_at_start(
+    opens: Open, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = str(path.parent)
-    async with asyncio.timeout(LIMIT), opens_local() as session:
+    folder = str(store_path.parent)
+    async with opens() as session:
         rows = [{"folder": folder, "n": n} for n in (3, 4, 5)]
         job = await session.execute(waits, rows, job_id="x", retry=RetryPolicy(on_worker_lost=2))
         await running(job)
-    (path.parent / "open").touch()
+    (store_path.parent / "open").touch()
     start = SiteWorker._start
     killed: list[int] = []
 
@@ -414,7 +294,7 @@ async def test_a_resumed_job_whose_worker_dies_when_it_starts_runs_again(
             os.kill(pid, signal.SIGKILL)
 
     monkeypatch.setattr(SiteWorker, "_start", start_and_die)
-    async with asyncio.timeout(LIMIT), opens_local() as session:
+    async with opens() as session:
         job = await session.resume("x")
         assert sorted(r.value for r in await job.collect()) == [3, 4, 5]
         assert await job is JobStatus.FINISHED
@@ -422,7 +302,7 @@ async def test_a_resumed_job_whose_worker_dies_when_it_starts_runs_again(
 
 
 async def leave_unfinished_stream(opens: Open, folder: str) -> None:
-    """Leaves a job behind whose stream of parameters had given three sets, of which two are done, and not ended."""
+    """Leave a job whose unfinished parameter stream has yielded three sets, of which two are done."""
     pulled = asyncio.Event()
 
     async def stream() -> AsyncIterator[dict[str, Any]]:
@@ -442,150 +322,144 @@ async def leave_unfinished_stream(opens: Open, folder: str) -> None:
     assert job.status is JobStatus.INTERRUPTED
 
 
-async def test_a_job_whose_stream_of_parameters_had_not_ended_asks_for_the_rest(
-    opens: Open, opens_inline: Open, path: Path
+async def test_resume_of_an_unfinished_parameter_stream_needs_the_rest(
+    opens: Open, opens_inline: Open, store_path: Path
 ) -> None:
-    folder = str(path.parent)
-    async with asyncio.timeout(LIMIT):
-        await leave_unfinished_stream(opens_inline, folder)
-        (path.parent / "open").touch()
-        async with opens() as session:
-            with pytest.raises(ParameterError, match="stream") as caught:
-                await session.resume("x")
-            assert "input_params" in str(caught.value)
-            assert (await session.reattach("x")).status is JobStatus.INTERRUPTED
-            job = await session.resume("x", input_params=[{"folder": folder, "n": n} for n in (4, 5)])
-            found = sorted((r.frame, r.value) for r in await job.collect())
-            assert found == [((0,), 1), ((1,), 2), ((2,), 3), ((3,), 4), ((4,), 5)]
-            assert await job is JobStatus.FINISHED
+    folder = str(store_path.parent)
+    await leave_unfinished_stream(opens_inline, folder)
+    (store_path.parent / "open").touch()
+    async with opens() as session:
+        with pytest.raises(ParameterError, match="stream") as caught:
+            await session.resume("x")
+        assert "input_params" in str(caught.value)
+        assert (await session.reattach("x")).status is JobStatus.INTERRUPTED
+        job = await session.resume("x", input_params=[{"folder": folder, "n": n} for n in (4, 5)])
+        found = sorted((r.frame, r.value) for r in await job.collect())
+        assert found == [((0,), 1), ((1,), 2), ((2,), 3), ((3,), 4), ((4,), 5)]
+        assert await job is JobStatus.FINISHED
 
 
-async def test_a_job_whose_stream_of_parameters_had_not_ended_can_be_ended_with_what_came(
-    opens: Open, opens_inline: Open, path: Path
+async def test_unfinished_parameter_stream_can_be_ended_on_resume(
+    opens: Open, opens_inline: Open, store_path: Path
 ) -> None:
-    async with asyncio.timeout(LIMIT):
-        await leave_unfinished_stream(opens_inline, str(path.parent))
-        (path.parent / "open").touch()
-        async with opens() as session:
-            job = await session.resume("x", input_params=[])
-            assert sorted((r.frame, r.value) for r in await job.collect()) == [((0,), 1), ((1,), 2), ((2,), 3)]
-            assert await job is JobStatus.FINISHED
+    await leave_unfinished_stream(opens_inline, str(store_path.parent))
+    (store_path.parent / "open").touch()
+    async with opens() as session:
+        job = await session.resume("x", input_params=[])
+        assert sorted((r.frame, r.value) for r in await job.collect()) == [((0,), 1), ((1,), 2), ((2,), 3)]
+        assert await job is JobStatus.FINISHED
 
 
-async def test_a_resume_that_waits_in_the_full_queue_is_in_nobodys_way(
-    opens_inline: Open, opens_local: Open, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("target", ["local"])
+async def test_waiting_resume_does_not_block_other_jobs(
+    opens_inline: Open, opens: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submitted: dict[str, asyncio.Event] = {job_id: asyncio.Event() for job_id in ("a", "b", "x", "z")}
     submit = FederationRunner.submit
 
-    async def submit_and_tell(runner: FederationRunner, coordinator: Coordinator, priority: int = 0) -> None:
+    async def submit_and_notify(runner: FederationRunner, coordinator: Coordinator) -> None:
         submitted[coordinator.record.job_id].set()
-        await submit(runner, coordinator, priority)
+        await submit(runner, coordinator)
 
-    async with asyncio.timeout(LIMIT):
-        await leave_open_job(opens_inline, "x", "y")
-        monkeypatch.setattr(FederationRunner, "submit", submit_and_tell)
-        options = LocalOptions(max_concurrent_jobs=1, queue_limit=1, shutdown_grace=0.5)
-        async with opens_local(options=options) as session:
-            for job_id in ("a", "b"):
-                await session.execute(squares, None, job_id=job_id)
-            resuming = asyncio.create_task(session.resume("x"))
-            await submitted["x"].wait()
-            assert not resuming.done()
-            other = await session.reattach("y")
-            assert await other.cancel() == {}
-            assert other.status is JobStatus.ABORTED
-            late = await session.execute(squares, {"n": 1}, job_id="z", deadline=0.05)
-            with pytest.raises(JobAborted, match="deadline"):
-                await late
-            assert not resuming.done()
-            resuming.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await resuming
-            with pytest.raises(JobInterrupted):
-                await (await session.reattach("x"))
+    await leave_open_job(opens_inline, "x", "y")
+    monkeypatch.setattr(FederationRunner, "submit", submit_and_notify)
+    options = LocalOptions(max_concurrent_jobs=1, queue_limit=1, shutdown_grace=0.5)
+    async with opens(options=options) as session:
+        for job_id in ("a", "b"):
+            await session.execute(squares, None, job_id=job_id)
+        resuming = asyncio.create_task(session.resume("x"))
+        await submitted["x"].wait()
+        assert not resuming.done()
+        other = await session.reattach("y")
+        assert await other.cancel() == {}
+        assert other.status is JobStatus.ABORTED
+        late = await session.execute(squares, {"n": 1}, job_id="z", deadline=0.05)
+        with pytest.raises(JobAborted, match="deadline"):
+            await late
+        assert not resuming.done()
+        resuming.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await resuming
+        with pytest.raises(JobInterrupted):
+            await (await session.reattach("x"))
 
 
 @pytest.mark.parametrize("how", ["resume", "abort"])
-async def test_a_job_that_finishes_between_the_look_and_the_take_over_stays_finished(
-    opens_inline: Open, path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+async def test_job_that_finishes_before_the_takeover_stays_finished(
+    opens_inline: Open, store_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    async with asyncio.timeout(LIMIT):
-        await leave_open_job(opens_inline, "x")
-        store = SqliteStore(path)
-        take_over = store.take_over
+    await leave_open_job(opens_inline, "x")
+    store = SqliteStore(store_path)
+    take_over = store.take_over
 
-        async def take_over_too_late(job_id: str) -> StoredJob:
-            async with opens_inline() as quicker:
-                job = await quicker.resume(job_id)
-                await job.send_stop_frame()
-                assert await job is JobStatus.FINISHED
-            return await take_over(job_id)
+    async def take_over_too_late(job_id: str) -> StoredJob:
+        async with opens_inline() as quicker:
+            job = await quicker.resume(job_id)
+            await job.send_stop_frame()
+            assert await job is JobStatus.FINISHED
+        return await take_over(job_id)
 
-        async with opens_inline(store) as session:
-            seen = await session.reattach("x")
-            assert seen.status is JobStatus.INTERRUPTED
-            monkeypatch.setattr(store, "take_over", take_over_too_late)
-            if how == "resume":
-                with pytest.raises(DfmError, match="finished"):
-                    await session.resume("x")
-            else:
-                with suppress(DfmError):
-                    await seen.cancel()
-            again = await session.reattach("x")
-            assert await again is JobStatus.FINISHED
-        async with opens_inline() as session:
-            again = await session.reattach("x")
-            expected = [JobStatus.RUNNING, JobStatus.INTERRUPTED, JobStatus.RUNNING, JobStatus.FINISHED]
-            assert await story(again) == expected
-            assert [r.value for r in await again.collect()] == [1]
-
-
-async def test_a_resumed_job_runs_as_many_parameter_sets_at_a_time_as_before(opens: Open, path: Path) -> None:
-    rows = [{"folder": str(path.parent), "n": n} for n in range(12)]
-    async with asyncio.timeout(LIMIT):
-        async with opens() as session:
-            job = await session.execute(alone, rows, job_id="x", concurrency=1)
-            async with job.results() as results:
-                assert [(await anext(results)).value for _ in range(3)] == [1, 1, 1]
-        (path.parent / "open").touch()
-        async with opens() as session:
-            job = await session.resume("x")
-            assert [r.value for r in await job.collect()] == [1] * 12
+    async with opens_inline(store=store) as session:
+        seen = await session.reattach("x")
+        assert seen.status is JobStatus.INTERRUPTED
+        monkeypatch.setattr(store, "take_over", take_over_too_late)
+        if how == "resume":
+            with pytest.raises(DfmError, match="finished"):
+                await session.resume("x")
+        else:
+            with suppress(DfmError):
+                await seen.cancel()
+        again = await session.reattach("x")
+        assert await again is JobStatus.FINISHED
+    async with opens_inline() as session:
+        again = await session.reattach("x")
+        expected = [JobStatus.RUNNING, JobStatus.INTERRUPTED, JobStatus.RUNNING, JobStatus.FINISHED]
+        assert await story(again) == expected
+        assert [r.value for r in await again.collect()] == [1]
 
 
-async def test_a_handle_from_before_steers_the_resumed_job(opens: Open, opens_inline: Open) -> None:
-    async with asyncio.timeout(LIMIT):
-        await leave_open_job(opens_inline, "x")
-        async with opens() as session:
-            old = await session.reattach("x")
-            assert old.status is JobStatus.INTERRUPTED
-            new = await session.resume("x")
-            await old.send_input_params({"n": 3})
-            async with new.results() as results:
-                assert [(await anext(results)).value for _ in range(2)] == [1, 9]
-            await old.cancel("enough")
-            assert (old.status, new.status) == (JobStatus.ABORTED, JobStatus.ABORTED)
-            with pytest.raises(JobAborted, match="enough"):
-                await new
+async def test_resumed_job_runs_one_parameter_set_at_a_time_as_before(opens: Open, store_path: Path) -> None:
+    rows = [{"folder": str(store_path.parent), "n": n} for n in range(12)]
+    async with opens() as session:
+        job = await session.execute(alone, rows, job_id="x", concurrency=1)
+        async with job.results() as results:
+            assert [(await anext(results)).value for _ in range(3)] == [1, 1, 1]
+    (store_path.parent / "open").touch()
+    async with opens() as session:
+        job = await session.resume("x")
+        assert [r.value for r in await job.collect()] == [1] * 12
 
 
-async def test_a_handle_from_before_ends_the_resumed_job(opens: Open, opens_inline: Open) -> None:
-    async with asyncio.timeout(LIMIT):
-        await leave_open_job(opens_inline, "x")
-        async with opens() as session:
-            old = await session.reattach("x")
-            new = await session.resume("x")
-            await old.send_stop_frame()
-            assert await new is JobStatus.FINISHED
-            assert await old is JobStatus.FINISHED
+async def test_earlier_handle_steers_the_resumed_job(opens: Open, opens_inline: Open) -> None:
+    await leave_open_job(opens_inline, "x")
+    async with opens() as session:
+        old = await session.reattach("x")
+        assert old.status is JobStatus.INTERRUPTED
+        new = await session.resume("x")
+        await old.send_input_params({"n": 3})
+        async with new.results() as results:
+            assert [(await anext(results)).value for _ in range(2)] == [1, 9]
+        await old.cancel("enough")
+        assert (old.status, new.status) == (JobStatus.ABORTED, JobStatus.ABORTED)
+        with pytest.raises(JobAborted, match="enough"):
+            await new
+
+
+async def test_earlier_handle_ends_the_resumed_job(opens: Open, opens_inline: Open) -> None:
+    await leave_open_job(opens_inline, "x")
+    async with opens() as session:
+        old = await session.reattach("x")
+        new = await session.resume("x")
+        await old.send_stop_frame()
+        assert await new is JobStatus.FINISHED
+        assert await old is JobStatus.FINISHED
 
 
 # jobs of other sessions
 
 
 class Unreachable:
-    """Follows an owner that is alive and cannot be reached."""
+    """Stands for an owner that is alive and cannot be reached."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -597,9 +471,9 @@ class Unreachable:
         pass
 
 
-async def test_whoever_follows_a_job_and_cannot_is_told(opens_inline: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_following_an_unreachable_owner_raises(opens_inline: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SqliteStore, "follow", lambda store, _fence: Unreachable(store.path))
-    async with asyncio.timeout(LIMIT), opens_inline() as owner, opens_inline() as session:
+    async with opens_inline() as owner, opens_inline() as session:
         job = await owner.execute(squares, None, job_id="x")
         await job.send_input_params({"n": 1})
         await job.first()
@@ -608,54 +482,38 @@ async def test_whoever_follows_a_job_and_cannot_is_told(opens_inline: Open, monk
             await followed
         with pytest.raises(StoreError, match="cannot be reached"):
             await followed.collect()
+        with pytest.raises(StoreError, match="cannot be reached"):  # an end would mean that the job has ended
+            _ = [event async for event in followed.events()]
         await job.send_stop_frame()
         assert await job is JobStatus.FINISHED
 
 
-async def test_whoever_reads_the_events_of_a_job_and_cannot_follow_it_is_told(
-    opens_inline: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The end of the events would say that the job has ended."""
-    monkeypatch.setattr(SqliteStore, "follow", lambda store, _fence: Unreachable(store.path))
-    async with asyncio.timeout(LIMIT), opens_inline() as owner, opens_inline() as session:
-        job = await owner.execute(squares, None, job_id="x")
-        await running(job)
-        followed = await session.reattach("x")
-        with pytest.raises(StoreError, match="cannot be reached"):
-            async for event in followed.events():
-                assert isinstance(event, StatusChanged)
-        await job.cancel()
+async def test_job_resumed_elsewhere_is_seen_completely(opens: Open, opens_inline: Open) -> None:
+    await leave_open_job(opens_inline, "x")
+    async with opens_inline() as watcher, opens() as owner:
+        before = await watcher.reattach("x")
+        assert before.status is JobStatus.INTERRUPTED
+        last = [event.offset async for event in before.events()][-1]
+        job = await owner.resume("x")
+        await running(job, after=last)
+        again = await watcher.reattach("x")
+        assert not again.status.ended
+        assert not again.completed.is_set()
+        collecting = asyncio.create_task(again.collect())
+        await asyncio.sleep(0)
+        await job.send_input_params({"n": 5})
+        await job.send_stop_frame()
+        assert sorted(r.value for r in await job.collect()) == [1, 25]
+        assert sorted(r.value for r in await collecting) == [1, 25]
+        assert await again is JobStatus.FINISHED
+        assert sorted(r.value for r in await before.collect()) == [1, 25]
 
 
-async def test_a_session_that_knew_a_job_as_interrupted_sees_all_of_it_when_another_goes_on(
-    opens: Open, opens_inline: Open
-) -> None:
-    async with asyncio.timeout(LIMIT):
-        await leave_open_job(opens_inline, "x")
-        async with opens_inline() as watcher, opens() as owner:
-            before = await watcher.reattach("x")
-            assert before.status is JobStatus.INTERRUPTED
-            last = [event.offset async for event in before.events()][-1]
-            job = await owner.resume("x")
-            await running(job, after=last)
-            again = await watcher.reattach("x")
-            assert not again.status.ended
-            assert not again.completed.is_set()
-            collecting = asyncio.create_task(again.collect())
-            await asyncio.sleep(0)
-            await job.send_input_params({"n": 5})
-            await job.send_stop_frame()
-            assert sorted(r.value for r in await job.collect()) == [1, 25]
-            assert sorted(r.value for r in await collecting) == [1, 25]
-            assert await again is JobStatus.FINISHED
-            assert sorted(r.value for r in await before.collect()) == [1, 25]
-
-
-async def test_a_job_that_ends_while_a_session_begins_to_follow_it_is_seen_to_end(
+async def test_job_that_ends_while_it_is_first_followed_is_seen_to_end(
     opens_inline: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session follows another job of the same owner already, and receives the last commit with that one."""
-    async with asyncio.timeout(LIMIT), opens_inline() as owner, opens_inline() as watcher:
+    async with opens_inline() as owner, opens_inline() as watcher:
         first = await owner.execute(squares, None, job_id="first")
         late = await owner.execute(squares, None, job_id="late")
         await running(first)
@@ -682,12 +540,12 @@ async def test_a_job_that_ends_while_a_session_begins_to_follow_it_is_seen_to_en
         assert await followed is JobStatus.FINISHED
 
 
-async def test_ordered_results_of_a_job_that_another_session_runs_come_before_its_end(
-    opens: Open, opens_inline: Open, path: Path
+async def test_ordered_results_of_a_followed_job_come_before_its_end(
+    opens: Open, opens_inline: Open, store_path: Path
 ) -> None:
-    """Also if the reader begins behind everything that is written: what is under way then is not known to it."""
-    folder = str(path.parent)
-    async with asyncio.timeout(LIMIT), opens() as owner, opens_inline() as watcher:
+    """Also if the reader begins behind all stored events, and does not know the frames in flight."""
+    folder = str(store_path.parent)
+    async with opens() as owner, opens_inline() as watcher:
         rows = [{"folder": folder, "n": n} for n in (3, 4)]
         job = await owner.execute(waits, rows, autostop=False, job_id="x")
         await running(job)
@@ -695,7 +553,7 @@ async def test_ordered_results_of_a_job_that_another_session_runs_come_before_it
         async with seen.results(ordered=True, after=0) as results:
             first = asyncio.create_task(anext(results))
             await asyncio.sleep(0)
-            (path.parent / "open").touch()
+            (store_path.parent / "open").touch()
             assert [(await first).value, (await anext(results)).value] == [3, 4]
             await job.send_input_params({"folder": folder, "n": 5})
             assert (await anext(results)).value == 5
@@ -705,11 +563,10 @@ async def test_ordered_results_of_a_job_that_another_session_runs_come_before_it
         assert await seen is JobStatus.FINISHED
 
 
-async def test_ordered_results_of_a_job_that_waits_in_another_session_come_before_its_end(
-    opens_inline: Open, opens_local: Open
-) -> None:
+@pytest.mark.parametrize("target", ["local"])
+async def test_ordered_results_of_a_followed_waiting_job_come_early(opens_inline: Open, opens: Open) -> None:
     options = LocalOptions(max_concurrent_jobs=1, shutdown_grace=0.5)
-    async with asyncio.timeout(LIMIT), opens_local(options=options) as owner, opens_inline() as watcher:
+    async with opens(options=options) as owner, opens_inline() as watcher:
         running_one = await owner.execute(squares, None)
         job = await owner.execute(squares, [{"n": 2}, {"n": 3}], autostop=False, job_id="x")
         seen = await watcher.reattach("x")
@@ -723,17 +580,16 @@ async def test_ordered_results_of_a_job_that_waits_in_another_session_come_befor
             await job.cancel()
 
 
-async def test_a_session_remembers_only_so_many_stored_jobs_and_finds_the_others(opens_inline: Open) -> None:
-    async with asyncio.timeout(LIMIT):
-        async with opens_inline() as session:
-            for n in range(12):
-                await (await session.execute(squares, {"n": n}, job_id=f"job-{n}"))
-        async with opens_inline(options=LocalOptions(keep_finished=1, keep_summaries=3)) as session:
-            assert 0 < len(session.jobs()) <= 3
-            assert session.stats().remembered <= 3
-            assert 0 < len(await session.refresh_jobs()) <= 3
-            for n in range(12):
-                again = await session.reattach(f"job-{n}")
-                assert again.status is JobStatus.FINISHED
-                assert [r.value for r in await again.collect()] == [n * n]
-            assert len(session.jobs()) <= 4, "three that were found in the store, and one with its log"
+async def test_session_remembers_a_limited_number_of_stored_jobs(opens_inline: Open) -> None:
+    async with opens_inline() as session:
+        for n in range(12):
+            await (await session.execute(squares, {"n": n}, job_id=f"job-{n}"))
+    async with opens_inline(options=LocalOptions(keep_finished=1, keep_summaries=3)) as session:
+        assert 0 < len(session.jobs()) <= 3
+        assert session.stats().remembered <= 3
+        assert 0 < len(await session.refresh_jobs()) <= 3
+        for n in range(12):
+            again = await session.reattach(f"job-{n}")
+            assert again.status is JobStatus.FINISHED
+            assert [r.value for r in await again.collect()] == [n * n]
+        assert len(session.jobs()) <= 4, "three that were found in the store, and one with its log"

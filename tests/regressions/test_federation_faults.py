@@ -1,4 +1,4 @@
-"""Faults that were found in running jobs: what one job does wrong must not harm, hang or starve the others."""
+"""Regression tests of running jobs: a fault of one job must not fail, hang or starve the others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,33 +24,28 @@ from dfm_async import (
     Pipeline,
     PlaceParam,
     Progress,
-    QueueFull,
     ResultLimits,
-    ResultsUnread,
     RetryPolicy,
     Session,
     TryFromCache,
-    WorkerNotice,
     Yield,
     current_context,
 )
+from dfm_async.engine.coordinator import Coordinator
+from dfm_async.engine.engine import Engine
+from dfm_async.errors import QueueFull, ResultsUnread
+from dfm_async.events import WorkerNotice
 from dfm_async.model.ids import JobId, JobNumber
+from dfm_async.model.job_spec import JobSpec
 from dfm_async.results.record import JobRecord
-from dfm_async.targets.coordinator import Coordinator
-from dfm_async.targets.local.runner import FederationRunner
-from dfm_async.targets.rules import JobRules
 from dfm_async.wire import messages as msg
 from dfm_async.wire.channel import Channel
 from dfm_async.wire.codec import Codec
 from dfm_async.workers.site_worker import SiteWorker
 from tests.conftest import Connect
-from tests.waiting import running
-
-pytestmark = pytest.mark.timeout(60)
-
-LIMIT = 15
-"""After how many seconds something hangs."""
-SHORT = LocalOptions(cancel_grace=0.5, shutdown_grace=0.5)
+from tests.support.pipelines import pipeline_of, yielding
+from tests.support.sessions import SHORT
+from tests.support.waiting import first_event, running
 
 fed = Federation("faults")
 site, desk = fed.site("site"), fed.site("desk")
@@ -133,17 +128,10 @@ async def square_or_die_once(n: int, folder: str) -> int:
     return n * n
 
 
-with Pipeline("squares") as squares:
-    Yield(square(PlaceParam("n")))
-
-with Pipeline("processes") as processes:
-    Yield(process_of(PlaceParam("n")))
-
-with Pipeline("says") as says:
-    Yield(say(PlaceParam("text")))
-
-with Pipeline("sends") as sends:
-    Yield(send_with_number_as_key(PlaceParam("n"), PlaceParam("job")))
+squares = pipeline_of(square, "n")
+processes = pipeline_of(process_of, "n")
+says = pipeline_of(say, "text")
+sends = pipeline_of(send_with_number_as_key, "n", "job")
 
 with Pipeline("fails") as fails:
     with ForEach(numbers(PlaceParam("n"))) as element:
@@ -154,23 +142,31 @@ with Pipeline("locks") as locks:
         cached.store(lock(PlaceParam("n", multiuse=True)))
     Yield(second(cached, PlaceParam("n", multiuse=True)))
 
-with Pipeline("tells") as tells:
-    Yield(tell(PlaceParam("n"), PlaceParam("job")))
+tells = pipeline_of(tell, "n", "job")
 
 
 async def start_open(session: Session, pipeline: Pipeline = squares, **options: Any) -> Job:
-    """Starts a job that runs until it is told to stop."""
+    """Start an open job, and wait until it runs."""
     job = await session.execute(pipeline, None, **options)
     await running(job)
     return job
 
 
 async def ends_well(job: Job) -> None:
-    """Whatever happened beside it: a job that waited takes a parameter set, and finishes."""
+    """Check that an open job takes a parameter set, and finishes."""
     await job.send_input_params({"n": 12})
     await job.send_stop_frame()
     assert [r.value for r in await job.collect()] == [144]
     assert await job is JobStatus.FINISHED
+
+
+@pytest.fixture
+async def session(connect: Connect) -> AsyncIterator[Session]:
+    """A session with another job, which must not be affected by what the test does."""
+    async with connect(fed, options=SHORT) as session:
+        other = await start_open(session, job_id="other")
+        yield session
+        await ends_well(other)
 
 
 def first_error(error: JobFailed) -> OperationFailed:
@@ -179,43 +175,33 @@ def first_error(error: JobFailed) -> OperationFailed:
     return found
 
 
-# what cannot be sent
+# unsendable values
 
 
-async def test_a_key_that_is_no_text_is_an_error_of_the_operation_that_sends(connect: Connect) -> None:
-    async with asyncio.timeout(LIMIT), connect(fed, options=SHORT) as session:
-        other = await start_open(session)
-        taker = await start_open(session, job_id="taker")
-        sender = await session.execute(sends, {"n": 3, "job": "taker"})
-        with pytest.raises(JobFailed) as caught:
-            await sender
-        assert first_error(caught.value).type_name.endswith("TypeError")
-        assert "key" in str(caught.value)
-        await ends_well(other)
-        await ends_well(taker)
+async def test_key_that_is_not_text_is_an_error_of_the_sender(session: Session) -> None:
+    taker = await start_open(session, job_id="taker")
+    sender = await session.execute(sends, {"n": 3, "job": "taker"})
+    with pytest.raises(JobFailed) as caught:
+        await sender
+    assert first_error(caught.value).type_name.endswith("TypeError")
+    assert "key" in str(caught.value)
+    await ends_well(taker)
 
 
-async def test_a_note_that_is_no_proper_text_is_shown_escaped(connect: Connect) -> None:
-    async with asyncio.timeout(LIMIT), connect(fed, options=SHORT) as session:
-        other = await start_open(session)
-        job = await session.execute(says, {"text": "caf\udce9"})
-        assert await job is JobStatus.FINISHED
-        notes = [event.note async for event in job.events() if isinstance(event, Progress)]
-        assert notes == ["caf\\udce9"]
-        await ends_well(other)
+async def test_note_with_surrogates_is_escaped(session: Session) -> None:
+    job = await session.execute(says, {"text": "caf\udce9"})
+    assert await job is JobStatus.FINISHED
+    assert [event.note async for event in job.events() if isinstance(event, Progress)] == ["caf\\udce9"]
 
 
 @pytest.mark.parametrize(("job_id", "error"), [(5, TypeError), ("caf\udce9", ValueError)], ids=["number", "surrogate"])
-async def test_a_job_id_that_cannot_be_one_is_refused_before_anything_starts(
-    connect: Connect, job_id: Any, error: type[Exception]
+async def test_invalid_job_id_is_refused_before_anything_starts(
+    session: Session, job_id: Any, error: type[Exception]
 ) -> None:
-    async with asyncio.timeout(LIMIT), connect(fed, options=SHORT) as session:
-        other = await start_open(session)
-        with pytest.raises(error):
-            await session.execute(squares, {"n": 2}, job_id=job_id)
-        assert [job.job_id for job in session.jobs()] == [other.job_id]
-        assert session.stats().running == 1
-        await ends_well(other)
+    with pytest.raises(error):
+        await session.execute(squares, {"n": 2}, job_id=job_id)
+    assert [job.job_id for job in session.jobs()] == ["other"]
+    assert session.stats().running == 1
 
 
 class Written(asyncio.WriteTransport):
@@ -229,7 +215,7 @@ class Written(asyncio.WriteTransport):
         self.data += data
 
 
-async def test_a_message_that_cannot_be_encoded_raises_and_the_stream_stays_whole() -> None:
+async def test_unencodable_message_raises_and_the_channel_stays_usable() -> None:
     got: list[Any] = []
     here, there = Channel(got.append, got.append), Channel(got.append, got.append)
     transport = Written()
@@ -252,26 +238,21 @@ async def test_a_message_that_cannot_be_encoded_raises_and_the_stream_stays_whol
 
 
 @pytest.mark.parametrize("operation", [say_half, say_half_of_a_stream, say_half_on_the_loop])
-async def test_progress_that_is_no_number_is_an_error_of_its_operation(connect: Connect, operation: Any) -> None:
-    with Pipeline("halves") as halves:
-        Yield(operation())
-    async with asyncio.timeout(LIMIT), connect(fed, options=SHORT) as session:
-        other = await start_open(session)
-        with pytest.raises(JobFailed) as caught:
-            await (await session.execute(halves))
-        assert first_error(caught.value).type_name.rpartition(".")[2] in ("TypeError", "ValueError")
-        await ends_well(other)
+async def test_invalid_progress_is_an_error_of_its_operation(session: Session, operation: Any) -> None:
+    with pytest.raises(JobFailed) as caught:
+        await (await session.execute(pipeline_of(operation)))
+    assert first_error(caught.value).type_name.rpartition(".")[2] in ("TypeError", "ValueError")
 
 
-async def test_progress_that_nobody_reads_is_bounded() -> None:
-    """While the log is full the last report of each call waits: of so many calls as there may be, not of all."""
+async def test_unread_progress_is_bounded() -> None:
+    """While the log is full, the last report of each call waits, for a limited number of calls."""
     async with Session(fed, target="inline") as session:
         plan = await session.prepare(says)
-    record = JobRecord(JobId("job"), JobNumber(-1), plan, ResultLimits(max_items=10, window=10))
-    codec = Codec(trusted=True)
-    coordinator = Coordinator(record, codec, JobRules(), None)
-    coordinator.launch(JobNumber(1), tuple("" for _ in plan.locations), lambda *_: None, lambda *_: None)
-    at = plan.locations.index("site")
+    record = JobRecord(JobSpec(job_id=JobId("job"), limits=ResultLimits(max_items=10, window=10)), plan)
+    codec = Codec.for_processes()
+    coordinator = Coordinator(record, codec, None)
+    coordinator.launch(JobNumber(1), ())
+    at = plan.sites_at.index("site")
     values = codec.dumps([codec.pack(n) for n in range(20)])
     coordinator.receive(msg.Results(1, at, [(0, (0,), 0, 20)], values, []))
     assert record.log.full
@@ -294,9 +275,9 @@ async def test_progress_that_nobody_reads_is_bounded() -> None:
 # the queue
 
 
-async def test_a_job_that_is_cancelled_when_it_leaves_the_full_queue_harms_no_other() -> None:
+async def test_job_cancelled_when_it_leaves_the_queue_affects_no_other() -> None:
     options = LocalOptions(max_concurrent_jobs=2, queue_limit=1)
-    async with asyncio.timeout(LIMIT), Session(fed, options=options) as session:
+    async with Session(fed, options=options) as session:
         victim = await start_open(session, processes)
         await victim.send_input_params({"n": 1})
         worker = (await victim.first()).value
@@ -307,7 +288,7 @@ async def test_a_job_that_is_cancelled_when_it_leaves_the_full_queue_harms_no_ot
         assert session.stats().waiting == 2
         await first.send_stop_frame()
         await first
-        crowding.cancel()  # it has just got its slot, and does not know yet
+        crowding.cancel()  # it has just got its slot, but has not been notified
         with pytest.raises(asyncio.CancelledError):
             await crowding
         await ends_well(queued)
@@ -318,9 +299,9 @@ async def test_a_job_that_is_cancelled_when_it_leaves_the_full_queue_harms_no_ot
         assert session.stats().running == 0
 
 
-async def test_jobs_that_the_full_queue_refuses_neither_count_as_ended_nor_push_others_out() -> None:
+async def test_refused_jobs_neither_count_nor_evict_others() -> None:
     options = LocalOptions(keep_finished=2, max_concurrent_jobs=1, queue_limit=1, queue_overflow="fail")
-    async with asyncio.timeout(LIMIT), Session(fed, options=options) as session:
+    async with Session(fed, options=options) as session:
         done = await session.execute(squares, {"n": 3})
         await done
         first = await start_open(session)
@@ -339,11 +320,11 @@ async def test_jobs_that_the_full_queue_refuses_neither_count_as_ended_nor_push_
 # errors
 
 
-async def test_calls_that_fail_all_at_once_and_whose_results_nobody_wants_end_the_job(connect: Connect) -> None:
-    """More failures than may be told without credit: the last calls end while nothing goes on before it comes."""
+async def test_many_simultaneous_unyielded_failures_end_the_job(connect: Connect) -> None:
+    """There are more failures than credit: the last calls end while reports wait for credit."""
     with Pipeline("unwanted") as unwanted:
         fail(PlaceParam("n"))
-    async with asyncio.timeout(LIMIT), connect(fed, options=SHORT) as session:
+    async with connect(fed, options=SHORT) as session:
         job = await session.execute(unwanted, [{"n": n} for n in range(200)], options=ResultLimits(window=10))
         failures = [event async for event in job.events() if isinstance(event, Failure)]
         assert len(failures) == 200
@@ -351,10 +332,8 @@ async def test_calls_that_fail_all_at_once_and_whose_results_nobody_wants_end_th
 
 
 @pytest.mark.parametrize("reruns", [0, 1])
-async def test_each_value_that_a_cache_cannot_keep_is_an_error_of_its_parameter_set(
-    connect: Connect, reruns: int
-) -> None:
-    async with asyncio.timeout(LIMIT), connect(fed, options=SHORT) as session:
+async def test_uncacheable_value_is_an_error_of_its_parameter_set(connect: Connect, reruns: int) -> None:
+    async with connect(fed, options=SHORT) as session:
         rows = [{"n": n} for n in range(50)]
         job = await session.execute(locks, rows, retry=RetryPolicy(attempts=1, on_worker_lost=reruns))
         with pytest.raises(JobFailed) as caught:
@@ -364,22 +343,21 @@ async def test_each_value_that_a_cache_cannot_keep_is_an_error_of_its_parameter_
         assert sorted(failure.frame for failure in failures) == [(n,) for n in range(50)]
 
 
-async def test_failures_that_nobody_reads_are_held_back_as_results_are(connect: Connect) -> None:
-    async with asyncio.timeout(LIMIT), connect(fed, options=SHORT) as session:
+async def test_unread_failures_apply_backpressure(connect: Connect) -> None:
+    async with connect(fed, options=SHORT) as session:
         job = await session.execute(fails, {"n": 100_000}, options=ResultLimits(max_items=100, window=10))
         with pytest.raises(ResultsUnread):
-            async with asyncio.timeout(LIMIT / 2):
-                await job
+            await job
         assert session.stats().results < 1000
-        # Whatever the site had under way has arrived before this.
+        # Everything that the site had in flight has arrived before this.
         assert await (await session.execute(squares, {"n": 1})) is JobStatus.FINISHED
         assert session.stats().results < 1000
         assert job.status is JobStatus.RUNNING
         await job.cancel()
 
 
-async def test_failures_that_somebody_reads_arrive_all(connect: Connect) -> None:
-    async with asyncio.timeout(LIMIT), connect(fed, options=SHORT) as session:
+async def test_read_failures_arrive_completely(connect: Connect) -> None:
+    async with connect(fed, options=SHORT) as session:
         job = await session.execute(fails, {"n": 2000}, options=ResultLimits(max_items=100, window=10))
         own: list[int] = []
         yielded: list[int] = []
@@ -395,37 +373,31 @@ async def test_failures_that_somebody_reads_arrive_all(connect: Connect) -> None
 # lost workers
 
 
-async def lost_one(job: Job) -> None:
-    async for event in job.events():
-        if isinstance(event, WorkerNotice):
-            return
-
-
-async def test_values_for_a_job_whose_worker_starts_again_are_taken(
+async def test_values_for_a_job_with_a_restarting_worker_are_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent, gate = asyncio.Semaphore(0), asyncio.Event()
     gate.set()
-    opens, send = SiteWorker.open, FederationRunner.send_token_package
+    opens, send = SiteWorker.open, Engine.receive
 
     async def open_later(worker: SiteWorker) -> None:
         if worker.site == "site":
             await gate.wait()
         await opens(worker)
 
-    def send_and_tell(runner: FederationRunner, sender: Coordinator, message: msg.SendToPlace) -> None:
-        send(runner, sender, message)
-        sent.release()
+    def receive(engine: Engine, message: Any) -> None:
+        send(engine, message)
+        if isinstance(message, msg.SendToPlace):
+            sent.release()
 
     monkeypatch.setattr(SiteWorker, "open", open_later)
-    monkeypatch.setattr(FederationRunner, "send_token_package", send_and_tell)
-    with Pipeline("dies") as dies:
-        Yield(square_or_die_once(PlaceParam("n"), str(tmp_path)))
-    async with asyncio.timeout(LIMIT), Session(fed, options=SHORT) as session:
+    monkeypatch.setattr(Engine, "receive", receive)
+    dies = yielding(lambda: square_or_die_once(PlaceParam("n"), str(tmp_path)))
+    async with Session(fed, options=SHORT) as session:
         taker = await start_open(session, dies, job_id="taker", retry=RetryPolicy(on_worker_lost=3))
         gate.clear()
         await taker.send_input_params({"n": 0})
-        await lost_one(taker)
+        await first_event(taker, WorkerNotice)
         sender = await session.execute(tells, [{"n": n, "job": "taker"} for n in range(1, 6)])
         for _ in range(5):
             await sent.acquire()
@@ -435,12 +407,11 @@ async def test_values_for_a_job_whose_worker_starts_again_are_taken(
         assert sorted(r.value for r in await taker.collect()) == [0, 1, 4, 9, 16, 25]
 
 
-async def test_values_for_a_job_that_waits_for_a_slot_after_a_lost_worker_are_taken(tmp_path: Path) -> None:
+async def test_values_for_a_job_waiting_after_a_lost_worker_are_accepted(tmp_path: Path) -> None:
     """It ran before, and will run again: whoever sends to it cannot know that somebody else was more urgent."""
-    with Pipeline("dies") as dies:
-        Yield(square_or_die_once(PlaceParam("n"), str(tmp_path)))
+    dies = yielding(lambda: square_or_die_once(PlaceParam("n"), str(tmp_path)))
     options = LocalOptions(max_concurrent_jobs=2, cancel_grace=0.5, shutdown_grace=0.5)
-    async with asyncio.timeout(LIMIT), Session(fed, options=options) as session:
+    async with Session(fed, options=options) as session:
         taker = await start_open(session, dies, job_id="taker", retry=RetryPolicy(on_worker_lost=3))
         sender = await start_open(session, tells)
         urgent = await session.execute(squares, None, priority=9)

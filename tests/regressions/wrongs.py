@@ -31,12 +31,6 @@ async def pid() -> int:
 
 
 @a.operation
-async def count(n: int) -> AsyncIterator[int]:
-    for i in range(n):
-        yield i
-
-
-@a.operation
 async def flood() -> AsyncIterator[str]:
     while True:
         yield "flood"
@@ -80,35 +74,8 @@ async def meet(name: str) -> bool:
 
 @a.operation
 def meet_in_threads(name: str) -> bool:
-    _thread_meetings.setdefault(name, threading.Barrier(2)).wait(10)
+    _thread_meetings.setdefault(name, threading.Barrier(2)).wait(60)
     return True
-
-
-# providers
-
-
-@a.operation
-async def measure(value: int) -> tuple[str, int]:
-    return "own", value
-
-
-@a.implements(measure, provider="plain")
-def measure_plain(value: int) -> tuple[str, int]:
-    return "plain", value
-
-
-@a.implements(measure, provider="scaled", args={"factor": 10})
-class Scaled:
-    def __init__(self, factor: int) -> None:
-        self.factor = factor
-
-    async def body(self, value: int) -> tuple[str, int]:
-        return "scaled", value * self.factor
-
-
-@b.implements(measure, provider="remote")
-def measure_there(value: int) -> tuple[str, int]:
-    return "remote", value
 
 
 # values
@@ -139,14 +106,9 @@ b.operation(parcels)
 
 
 @a.operation
-async def make(kind: str) -> Any:
-    """A value of a kind that a naive encoding cannot hold."""
-    values = {
-        "a nested tuple": {"row": [(1, (2, 3))]},
-        "numbers as keys": {1: "one", 2: {3: "three"}},
-        "a function": {"functions": [lambda: None]},
-    }
-    return values[kind]
+async def make() -> Any:
+    """Return a value that cannot be sent."""
+    return {"functions": [lambda: None]}
 
 
 # errors

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,13 +15,25 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dfm_async.errors import ResultsExpired
 from dfm_async.model.events import Event, FrameCompleted, Result
-from dfm_async.model.limits import ResultLimits
+from dfm_async.model.options import ResultLimits
 from dfm_async.results import log as log_module
 from dfm_async.results.log import LogReader, ResultLog
 
 
 def make(max_items: int = 1000, max_bytes: int = 1 << 30) -> ResultLog:
     return ResultLog("job", ResultLimits(max_items=max_items, max_bytes=max_bytes))
+
+
+def nothing() -> None:
+    pass
+
+
+class Owner:
+    """Calls back when the log is full, and when it has room."""
+
+    def __init__(self, full: Callable[[], None] = nothing, room: Callable[[], None] = nothing) -> None:
+        self.log_is_full = full
+        self.log_has_room = room
 
 
 def write(log: ResultLog, count: int = 1, size: int = 0) -> None:
@@ -69,7 +82,7 @@ def test_a_reader_begins_behind_the_offset_that_it_names() -> None:
     assert drain(log.reader(4)) == []
 
 
-def test_a_reader_behind_an_offset_that_is_not_written_yet_sees_only_what_comes_after_it() -> None:
+def test_reader_behind_a_future_offset_skips_to_it() -> None:
     log = make()
     write(log, 2)
     reader = log.reader(4)
@@ -96,30 +109,29 @@ def test_events_are_kept_while_there_is_room_even_if_all_have_seen_them() -> Non
     assert drain(log.reader(None)) == [0, 1, 2]
 
 
-def test_a_log_is_full_when_it_can_drop_nothing_and_tells_when_there_is_room() -> None:
+def test_a_log_is_full_when_it_can_drop_nothing_and_reports_room() -> None:
     log = make(max_items=2)
-    told: list[str] = []
-    log.on_full = lambda: told.append("full")
-    log.on_room = lambda: told.append("room")
+    reported: list[str] = []
+    log.owner = Owner(full=lambda: reported.append("full"), room=lambda: reported.append("room"))
     slow, fast = log.reader(None), log.reader(None)
     write(log, 2)
     assert not is_full(log)
     write(log, 2)
     drain(fast)
     assert is_full(log)
-    assert told == ["full"]
+    assert reported == ["full"]
     slow.next_nowait()
     assert is_full(log), "one is not enough"
     slow.next_nowait()
     assert not is_full(log)
-    assert told == ["full", "room"]
+    assert reported == ["full", "room"]
     assert drain(slow) == [2, 3]
 
 
 def test_bytes_count_as_well_as_items() -> None:
     log = make(max_bytes=100)
-    told: list[str] = []
-    log.on_room = lambda: told.append("room")
+    reported: list[str] = []
+    log.owner = Owner(room=lambda: reported.append("room"))
     reader = log.reader(None)
     write(log, 1, size=60)
     assert not is_full(log)
@@ -127,7 +139,7 @@ def test_bytes_count_as_well_as_items() -> None:
     assert is_full(log)
     reader.next_nowait()
     assert not is_full(log)
-    assert told == ["room"]
+    assert reported == ["room"]
     assert log.first == 1
     log.extend([FrameCompleted(2, (0,)), FrameCompleted(3, (0,))], 25)
     assert is_full(log)
@@ -164,7 +176,7 @@ def test_events_without_data_make_room_unseen_when_nobody_reads() -> None:
     assert drain(log.reader(None, data_only=True)) == [3, 4], "who wants only data misses nothing"
 
 
-def test_a_reader_that_wants_only_data_is_told_when_data_is_gone() -> None:
+def test_a_data_only_reader_is_refused_when_data_is_gone() -> None:
     log = make(max_items=2)
     reader = log.reader(None)
     write(log, 2)
@@ -190,8 +202,8 @@ def test_an_attached_reader_keeps_also_events_without_data() -> None:
 
 def test_detaching_the_slowest_reader_makes_room() -> None:
     log = make(max_items=2)
-    told: list[str] = []
-    log.on_room = lambda: told.append("room")
+    reported: list[str] = []
+    log.owner = Owner(room=lambda: reported.append("room"))
     fast, slow = log.reader(None), log.reader(None)
     write(log, 4)
     drain(fast)
@@ -200,32 +212,32 @@ def test_detaching_the_slowest_reader_makes_room() -> None:
     slow.close()
     assert log.readers == 1
     assert not is_full(log)
-    assert told == ["room"]
+    assert reported == ["room"]
     assert log.held == 2
 
 
-def test_detaching_the_last_reader_of_a_full_log_tells_that_nobody_reads() -> None:
+def test_detaching_the_last_reader_of_a_full_log_reports_it() -> None:
     log = make(max_items=2)
-    told: list[int] = []
+    reported: list[int] = []
     reader = log.reader(None)
     write(log, 4)
-    log.on_full = lambda: told.append(log.readers)
+    log.owner = Owner(full=lambda: reported.append(log.readers))
     reader.close()
-    assert told == [0]
+    assert reported == [0]
     reader.close()  # a second time changes nothing
     assert log.readers == 0
 
 
 def test_a_reader_that_wants_nothing_old_makes_room_in_a_full_log() -> None:
     log = make(max_items=2)
-    told: list[str] = []
-    log.on_room = lambda: told.append("room")
+    reported: list[str] = []
+    log.owner = Owner(room=lambda: reported.append("room"))
     write(log, 4)
     assert is_full(log)
     reader = log.reader(3)
     assert reader.next_nowait() is None
     assert not is_full(log), "nobody wants what is held, and the reader waits for what cannot be written"
-    assert told == ["room"]
+    assert reported == ["room"]
 
 
 def test_dropped_events_are_freed() -> None:
@@ -247,7 +259,7 @@ def test_dropped_events_are_freed() -> None:
     assert left <= log_module._COMPACT + 3, "what is dropped is given back, at the latest with the next clean-up"
 
 
-def test_a_reader_of_what_is_gone_is_told_where_the_log_begins() -> None:
+def test_expired_results_name_the_first_offset_of_the_log() -> None:
     log = make(max_items=2)
     reader = log.reader(None)
     write(log, 2)
@@ -292,7 +304,7 @@ async def test_a_waiting_reader_gets_the_next_event_and_then_the_end() -> None:
     await asyncio.sleep(0)
     assert not any(task.done() for task in waiting)
     write(log)
-    log.wake()
+    log.changed.notify()
     for task in waiting:
         event = await task
         assert event is not None
@@ -321,9 +333,9 @@ async def test_a_cancelled_wait_loses_no_event_and_leaves_nothing_behind() -> No
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not log._waiting
+    assert not log.changed  # no waiter is left
     write(log)
-    log.wake()
+    log.changed.notify()
     event = await reader.next()
     assert event is not None
     assert event.offset == 0
@@ -337,7 +349,7 @@ class Readers(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(log_module, "_COMPACT", 1)  # clean up often
         self.log = make(max_items=3, max_bytes=50)
-        self.log.on_room = self._on_room
+        self.log.owner = Owner(room=self._on_room)
         self.room = 0
         self.was_full = False
         self.written = 0
@@ -398,13 +410,13 @@ class Readers(RuleBasedStateMachine):
     @invariant()
     def it_is_full_only_if_nothing_can_be_dropped(self) -> None:
         log = self.log
-        over = log.held > 3 or log._bytes > 50
+        over = log.held > 3 or log.size > 50
         assert log.full == over
-        assert log._bytes == sum(log._sizes[log._start :])
+        assert log.size == sum(log._sizes[log._start :])
         if over and self.attached and all(seen for _, seen, _ in self.attached):
             assert min(reader.position for reader, _, _ in self.attached) == log.first
         if self.was_full and not log.full:
-            assert self.room, "who waits for room is told"
+            assert self.room, "waiters are notified of room"
         self.room = 0
         self.was_full = log.full
 
@@ -422,7 +434,7 @@ TestReaders.settings = settings(max_examples=30, stateful_step_count=25)
 async def test_readers_that_keep_up_through_a_small_log_miss_nothing(batches: list[int], max_items: int) -> None:
     log = make(max_items=max_items)
     room = asyncio.Event()
-    log.on_room = room.set
+    log.owner = Owner(room=room.set)
 
     async def read() -> list[int]:
         reader = log.reader(None)
@@ -431,12 +443,12 @@ async def test_readers_that_keep_up_through_a_small_log_miss_nothing(batches: li
             found.append(event.offset)
         return found
 
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.TaskGroup() as tasks:
         readers = [tasks.create_task(read()) for _ in range(3)]
         await asyncio.sleep(0)
         for count in batches:
             write(log, count)
-            log.wake()
+            log.changed.notify()
             if log.full:
                 room.clear()
                 await room.wait()

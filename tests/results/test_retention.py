@@ -10,7 +10,7 @@ import pytest
 
 from dfm_async.errors import ResultsExpired
 from dfm_async.model.events import Result
-from dfm_async.model.limits import ResultLimits
+from dfm_async.model.options import ResultLimits
 from dfm_async.results.log import ResultLog
 from dfm_async.results.retention import Retention
 

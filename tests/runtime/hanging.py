@@ -1,4 +1,4 @@
-"""Operations that hang. Their module is imported by every worker, so it needs nothing else."""
+"""Operations that hang. Every worker imports this module, so it imports little."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dfm_async import Federation, Pipeline, PlaceParam, Yield
+from dfm_async import Federation
 from dfm_async.runtime.threads import ABANDONED_LIMIT
+from tests.support.pipelines import pipeline_of
 
 fed = Federation("hanging")
 lab = fed.site("lab", threads=2)
@@ -26,19 +27,11 @@ def hang_or_return(x: int, gate: str, hanging: int) -> int:
     return x
 
 
-@lab.operation(deadline=0.4)
-def work(x: int, gate: str, hanging: int) -> int:
-    return hang_or_return(x, gate, hanging)
-
-
-@lab.operation(deadline=0.4)
-def other(x: int, gate: str, hanging: int) -> int:
-    return hang_or_return(x, gate, hanging)
-
-
-@lab.operation(deadline=0.4, in_process=True)
-def apart(x: int, gate: str, hanging: int) -> int:
-    return hang_or_return(x, gate, hanging)
+work = lab.operation(hang_or_return, name="work", deadline=0.4)
+other = lab.operation(hang_or_return, name="other", deadline=0.4)
+apart = lab.operation(hang_or_return, name="apart", deadline=0.4, in_process=True)
+unlimited = lab.operation(hang_or_return, name="unlimited")
+at_home = desk.operation(hang_or_return, name="at_home", deadline=0.4)
 
 
 @lab.operation(deadline=0.4, name="Body")
@@ -66,11 +59,6 @@ def lazily(x: int, gate: str, hanging: int) -> Any:
         return x
 
     return later()
-
-
-@lab.operation
-def unlimited(x: int, gate: str, hanging: int) -> int:
-    return hang_or_return(x, gate, hanging)
 
 
 @lab.operation
@@ -124,25 +112,10 @@ def pid() -> int:
     return os.getpid()
 
 
-@desk.operation(deadline=0.4)
-def at_home(x: int, gate: str, hanging: int) -> int:
-    return hang_or_return(x, gate, hanging)
-
-
-def pipeline_of(operation: Any) -> Pipeline:
-    with Pipeline(operation.name) as made:
-        Yield(operation(PlaceParam("x"), PlaceParam("gate"), PlaceParam("hanging")))
-    return made
-
-
-with Pipeline("quick") as quickly:
-    Yield(quick(PlaceParam("x")))
-with Pipeline("pid") as where:
-    Yield(pid())
-with Pipeline("held") as holds:
-    Yield(held(PlaceParam("started"), PlaceParam("gate")))
-with Pipeline("holds in steps") as holds_in_steps:
-    Yield(held_steps(PlaceParam("started"), PlaceParam("gate")))
+quickly = pipeline_of(quick, "x")
+where = pipeline_of(pid)
+holds = pipeline_of(held, "started", "gate")
+holds_in_steps = pipeline_of(held_steps, "started", "gate")
 
 
 @lab.operation(name="Slow")
@@ -164,5 +137,4 @@ def stuck(gate: str) -> None:
     hang(gate)
 
 
-with Pipeline("stuck") as sticks:
-    Yield(stuck(PlaceParam("gate")))
+sticks = pipeline_of(stuck, "gate")

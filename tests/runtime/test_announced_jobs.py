@@ -10,14 +10,17 @@ import pytest
 
 from dfm_async import Federation
 from dfm_async.discovery.advisors import DISCOVER
+from dfm_async.model.ids import JobId, Location
+from dfm_async.model.job_spec import JobSpec
 from dfm_async.net import spec
 from dfm_async.runtime import site as runtime_site
 from dfm_async.runtime.operations import OperationTable
+from dfm_async.runtime.resources import SiteResources
 from dfm_async.runtime.site import PROGRAMS_KEPT, SiteRuntime
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 
-codec = Codec(trusted=False)
+codec = Codec.for_untrusted()
 fed = Federation("announced")
 here = fed.site("here")
 
@@ -42,7 +45,7 @@ def net(action: spec.Action, literals: tuple[Any, ...] = ()) -> bytes:
     return msgspec.msgpack.encode(
         spec.Net(
             location=0,
-            locations=("here", "there"),
+            locations=(Location("here"), Location("there")),
             scopes=(spec.Scope(0, None, None),),
             places=(spec.Place(0, 0, "token"), spec.Place(1, 0, "made")),
             loops=(),
@@ -58,11 +61,11 @@ def net(action: spec.Action, literals: tuple[Any, ...] = ()) -> bytes:
 
 
 def call(operation: str) -> bytes:
-    return net(spec.Call(operation, None, {"x": spec.Slot(0)}, 1))
+    return net(spec.Call(operation=operation, provider=None, args={"x": spec.Slot(0)}, output=1))
 
 
 def start(job: int, plan: str = "plan") -> msg.StartJob:
-    return msg.StartJob(job, 0, f"job {job}", plan, ("home", "home"), 100, 10**6, 0, 1, b"", True)
+    return msg.StartJob(job, 0, JobSpec(job_id=JobId(f"job {job}")), plan, ("home", "home"), 0, 1, b"", True)
 
 
 def token(job: int, value: Any) -> msg.Tokens:
@@ -73,15 +76,9 @@ class Site(SiteRuntime):
     def __init__(self, *, announced: bool = True) -> None:
         self.said: list[Any] = []
         self.changed = asyncio.Event()
-        super().__init__(
-            "here",
-            OperationTable("here", here.adapters.values()),
-            codec,
-            report=self._say,
-            send=lambda _address, _message: None,
-            threads=1,
-            announced=announced,
-        )
+        table = OperationTable("here", here.adapters.values())
+        resources = SiteResources("here", table, codec, report=self._say, send=lambda *_: None, threads=1)
+        super().__init__(resources, announced=announced)
 
     def _say(self, message: Any) -> None:
         self.said.append(message)
@@ -171,7 +168,8 @@ async def test_advice_is_given_only_about_what_a_job_may_use(allowed: bool) -> N
     names = ("operation", "provider", "given", "asked", "closed")
     args: dict[str, spec.Formula] = {name: spec.Const(index) for index, name in enumerate(names)}
     async with Site() as site:
-        site.take(msg.SendNet("plan", 0, net(spec.Call(DISCOVER, None, args, 1), literals)))
+        action = spec.Call(operation=DISCOVER, provider=None, args=args, output=1)
+        site.take(msg.SendNet("plan", 0, net(action, literals)))
         site.take(msg.Announce(1, 0, "plan", [DISCOVER, "secrets" if allowed else "stats"]))
         site.take(start(1), token(1, None))
         if allowed:
@@ -187,3 +185,29 @@ async def test_without_announcements_numbers_only_grow() -> None:
         assert await site.result(3) == "early"
         site.take(token(2, "late"))
         assert not site._early
+
+
+async def test_calls_of_others_run_only_where_workers_share_them(caplog: pytest.LogCaptureFixture) -> None:
+    call_of_a_stranger = msg.RunCall(
+        job=1,
+        at=0,
+        number=1,
+        home="elsewhere",
+        job_id="job",
+        operation="secrets",
+        provider=None,
+        node="secrets#0",
+        frame=(0,),
+        attempt=1,
+        payload=codec.dumps({}),
+        retry=None,
+        priority=0,
+        trace=None,
+        timed=False,
+    )
+    async with Site() as site:
+        sent: list[Any] = []
+        site.resources.send = lambda *message: sent.append(message)
+        site.take(call_of_a_stranger, msg.WorkerLent("elsewhere"))
+    assert not sent  # leaving waits for threads
+    assert caplog.text.count("ignores a message") == 2

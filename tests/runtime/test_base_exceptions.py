@@ -8,43 +8,30 @@ from typing import Any
 
 import pytest
 
-from dfm_async import (
-    Federation,
-    Job,
-    JobFailed,
-    JobStatus,
-    Pipeline,
-    PlaceParam,
-    RetryPolicy,
-    Session,
-    Yield,
-)
+from dfm_async import Federation, Job, JobFailed, JobStatus, Pipeline, PlaceParam, RetryPolicy, Session, Yield
 from dfm_async.discovery import AdviceContext, ErrorFieldAdvice
 from dfm_async.site import Site
 from tests.conftest import Connect
+from tests.support.pipelines import pipeline_of, yielding
+from tests.support.sessions import first_value
 
 
 class Odd(BaseException):
     """Not an Exception."""
 
 
-KINDS: dict[str, type[BaseException]] = {
-    kind.__name__: kind
-    for kind in (
-        ValueError,
-        SystemExit,
-        KeyboardInterrupt,
-        asyncio.CancelledError,
-        GeneratorExit,
-        StopIteration,
-        StopAsyncIteration,
-        Odd,
-    )
-}
+ENDS = (SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit, StopIteration, StopAsyncIteration)
+KINDS: dict[str, type[BaseException]] = {kind.__name__: kind for kind in (ValueError, *ENDS, Odd)}
 
 
 def fail(kind: str) -> Any:
     raise KINDS[kind]("on purpose")
+
+
+def cancel_own_task() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
 
 
 class Unsendable:
@@ -55,10 +42,7 @@ class Unsendable:
         return fail(self.kind)
 
 
-class Unreadable:
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-
+class Unreadable(Unsendable):
     def __reduce__(self) -> Any:
         return fail, (self.kind,)
 
@@ -203,10 +187,7 @@ def _constructed(kind: str) -> type[Any]:
 
 
 def _constructed_async(kind: str) -> type[Any]:
-    class Constructed:
-        def __init__(self) -> None:
-            fail(kind)
-
+    class Constructed(_constructed(kind)):  # type: ignore[misc]
         async def body(self, kind: str) -> Any:
             return kind
 
@@ -223,36 +204,13 @@ CONSTRUCTED_ASYNC = {kind: lab.operation(_constructed_async(kind), name=f"awaite
 CONSTRUCTED_LATE = {kind: lab.operation(_constructed(kind), name=f"limited{kind}", deadline=60.0) for kind in KINDS}
 
 OPERATIONS: list[Any] = [
-    sync,
-    limited,
-    tried,
-    asynchronous,
-    generator,
-    async_generator,
-    iterator,
-    bad_iter,
-    async_iterator,
-    unsendable,
-    unsendable_elements,
-    bad_reason,
-    secret,
-    async_secret,
-    Body,
+    *(sync, limited, tried, asynchronous, generator, async_generator, iterator, bad_iter, async_iterator),
+    *(unsendable, unsendable_elements, bad_reason, secret, async_secret, Body),
 ]
 
-ENDS_AN_ITERATOR = {
-    ("iterator", "StopIteration"),
-    ("async_iterator", "StopAsyncIteration"),
-}
+ENDS_AN_ITERATOR = {("iterator", "StopIteration"), ("async_iterator", "StopAsyncIteration")}
 
-with Pipeline("good") as works:
-    Yield(good(PlaceParam("x")))
-
-
-def pipeline_of(operation: Any) -> Pipeline:
-    with Pipeline(operation.name) as made:
-        Yield(operation(PlaceParam("kind")))
-    return made
+works = pipeline_of(good, "x")
 
 
 async def ended(job: Job) -> JobStatus:
@@ -263,31 +221,29 @@ async def ended(job: Job) -> JobStatus:
             return job.status
 
 
-async def test_an_operation_that_raises_anything_fails_its_call(connect: Connect) -> None:
+async def test_an_operation_that_raises_anything_fails_its_call(session: Session) -> None:
     wrong = []
-    async with connect(fed) as session:
-        for operation in OPERATIONS:
-            place = operation.name
-            pipeline = pipeline_of(operation)
-            jobs = {kind: await session.execute(pipeline, {"kind": kind}) for kind in KINDS}
-            for kind, job in jobs.items():
-                fine = JobStatus.FINISHED if (place, kind) in ENDS_AN_ITERATOR else JobStatus.FAILED
-                status = await ended(job)
-                if status is not fine:
-                    wrong.append((place, kind, status, job.info().reason))
-        for kinds in (CONSTRUCTED, CONSTRUCTED_ASYNC, CONSTRUCTED_LATE):
-            for kind, operation in kinds.items():
-                status = await ended(await session.execute(pipeline_of(operation), {"kind": kind}))
-                if status is not JobStatus.FAILED:
-                    wrong.append((operation.name, kind, status, None))
-        assert not wrong
-        assert await ended(await session.execute(works, {"x": 1})) is JobStatus.FINISHED
-        assert all(site.restarts == 0 for site in session.stats().sites.values())
+    for operation in OPERATIONS:
+        place = operation.name
+        pipeline = pipeline_of(operation, "kind")
+        jobs = {kind: await session.execute(pipeline, {"kind": kind}) for kind in KINDS}
+        for kind, job in jobs.items():
+            fine = JobStatus.FINISHED if (place, kind) in ENDS_AN_ITERATOR else JobStatus.FAILED
+            status = await ended(job)
+            if status is not fine:
+                wrong.append((place, kind, status, job.info().reason))
+    for kinds in (CONSTRUCTED, CONSTRUCTED_ASYNC, CONSTRUCTED_LATE):
+        for kind, operation in kinds.items():
+            status = await ended(await session.execute(pipeline_of(operation, "kind"), {"kind": kind}))
+            if status is not JobStatus.FAILED:
+                wrong.append((operation.name, kind, status, None))
+    assert not wrong
+    assert await ended(await session.execute(works, {"x": 1})) is JobStatus.FINISHED
+    assert all(site.restarts == 0 for site in session.stats().sites.values())
 
 
 async def test_a_value_that_cannot_be_rebuilt_in_the_application_fails_its_reader() -> None:
-    with Pipeline("unreadable") as pipeline:
-        Yield(unreadable(PlaceParam("kind")))
+    pipeline = pipeline_of(unreadable, "kind")
     async with Session(fed) as session:
         for kind in KINDS:
             job = await session.execute(pipeline, {"kind": kind})
@@ -304,7 +260,7 @@ def unreadable(kind: str) -> Any:
 
 @pytest.mark.parametrize("asynchronously", [False, True], ids=["sync", "async"])
 async def test_a_callback_that_raises_anything_is_reported_and_others_run(
-    connect: Connect, asynchronously: bool
+    session: Session, asynchronously: bool
 ) -> None:
     called: list[str] = []
 
@@ -317,12 +273,11 @@ async def test_a_callback_that_raises_anything_is_reported_and_others_run(
         callback(*args)
 
     chosen: Any = async_callback if asynchronously else callback
-    async with connect(fed) as session, asyncio.timeout(30):
-        count = len(KINDS) + 1
-        job = await session.execute(works, [{"x": x} for x in range(count)], default_callback=chosen)
-        await job
-        assert sorted(called) == [str(x) for x in range(count)]
-        assert len(job.callback_errors) == len(KINDS)
+    count = len(KINDS) + 1
+    job = await session.execute(works, [{"x": x} for x in range(count)], default_callback=chosen)
+    await job
+    assert sorted(called) == [str(x) for x in range(count)]
+    assert len(job.callback_errors) == len(KINDS)
 
 
 class RaisingSite(Site):
@@ -345,8 +300,7 @@ async def test_a_site_object_that_cannot_be_built_fails_the_call(kind: str) -> N
     built = Federation("built")
     site = built.site("lab", impl=RaisingSite)
     operation = site.operation(UsesSite, name="uses")
-    with Pipeline("uses") as pipeline:
-        Yield(operation(PlaceParam("x")))
+    pipeline = pipeline_of(operation, "x")
     async with Session(built, target="inline") as session:
         with pytest.raises(JobFailed, match="cannot be built"):
             async with asyncio.timeout(30):
@@ -379,9 +333,7 @@ async def cancels_itself(mode: str) -> str:
 @lab.operation(retry=RetryPolicy(attempts=3, backoff=0.0))
 async def cancels_and_raises(context: Any) -> int:
     if context.attempt < 3:
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
+        cancel_own_task()
         raise ValueError(context.attempt)
     async with asyncio.timeout(60):
         await asyncio.sleep(0)
@@ -390,18 +342,14 @@ async def cancels_and_raises(context: Any) -> int:
 
 @lab.operation(deadline=60.0)
 async def cancels_with_deadline() -> None:
-    task = asyncio.current_task()
-    assert task is not None
-    task.cancel()
+    cancel_own_task()
     await asyncio.sleep(0)
 
 
 @lab.operation
 async def stream_that_cancels(awaits: bool) -> AsyncIterator[int]:
     yield 1
-    task = asyncio.current_task()
-    assert task is not None
-    task.cancel()
+    cancel_own_task()
     if awaits:
         await asyncio.sleep(0)
     yield 2
@@ -423,9 +371,7 @@ async def closes_badly() -> AsyncIterator[int]:
         for number in range(1000):
             yield number
     finally:
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
+        cancel_own_task()
         await asyncio.sleep(0)
 
 
@@ -435,64 +381,52 @@ async def takes_one(numbers: Any) -> int:
 
 
 @pytest.mark.parametrize("mode", ["now", "child", "raise"])
-async def test_an_operation_that_cancels_its_own_task_fails(connect: Connect, mode: str) -> None:
-    with Pipeline("itself") as pipeline:
-        Yield(cancels_itself(PlaceParam("mode")))
-    async with connect(fed) as session:
-        assert await ended(await session.execute(pipeline, {"mode": mode})) is JobStatus.FAILED
-        assert await ended(await session.execute(works, {"x": 1})) is JobStatus.FINISHED
+async def test_an_operation_that_cancels_its_own_task_fails(session: Session, mode: str) -> None:
+    pipeline = pipeline_of(cancels_itself, "mode")
+    assert await ended(await session.execute(pipeline, {"mode": mode})) is JobStatus.FAILED
+    assert await ended(await session.execute(works, {"x": 1})) is JobStatus.FINISHED
 
 
-async def test_a_retry_does_not_inherit_the_cancellation_of_the_try_before(connect: Connect) -> None:
-    with Pipeline("again") as pipeline:
-        Yield(cancels_and_raises())
-    async with connect(fed) as session, asyncio.timeout(30):
-        assert (await (await session.execute(pipeline, {})).first()).value == 3
+async def test_a_retry_does_not_inherit_the_cancellation_of_the_try_before(session: Session) -> None:
+    pipeline = pipeline_of(cancels_and_raises)
+    assert await first_value(session, pipeline, {}) == 3
 
 
-async def test_an_operation_with_a_deadline_that_cancels_itself_fails(connect: Connect) -> None:
-    with Pipeline("deadline") as pipeline:
-        Yield(cancels_with_deadline())
-    async with connect(fed) as session:
-        assert await ended(await session.execute(pipeline, {})) is JobStatus.FAILED
+async def test_an_operation_with_a_deadline_that_cancels_itself_fails(session: Session) -> None:
+    pipeline = pipeline_of(cancels_with_deadline)
+    assert await ended(await session.execute(pipeline, {})) is JobStatus.FAILED
 
 
 @pytest.mark.parametrize("awaits", [True, False], ids=["awaits", "goes on"])
 @pytest.mark.parametrize("reader", [None, add, add_elsewhere], ids=["result", "here", "elsewhere"])
-async def test_a_generator_that_cancels_its_task_fails_its_job(connect: Connect, reader: Any, awaits: bool) -> None:
+async def test_a_generator_that_cancels_its_task_fails_its_job(session: Session, reader: Any, awaits: bool) -> None:
     with Pipeline("stream") as pipeline:
         found = stream_that_cancels(PlaceParam("awaits"))
         Yield(found if reader is None else reader(found))
-    async with connect(fed) as session:
-        status = await ended(await session.execute(pipeline, {"awaits": awaits}))
-        # Without an await after it, the reader may have all elements before anything is cancelled.
-        assert status is JobStatus.FAILED or (reader is not None and not awaits)
-        assert await ended(await session.execute(works, {"x": 1})) is JobStatus.FINISHED
+    status = await ended(await session.execute(pipeline, {"awaits": awaits}))
+    # Without an await after it, the reader may have all elements before anything is cancelled.
+    assert status is JobStatus.FAILED or (reader is not None and not awaits)
+    assert await ended(await session.execute(works, {"x": 1})) is JobStatus.FINISHED
 
 
-async def test_a_generator_that_cancels_its_task_when_it_is_closed_harms_nobody(connect: Connect) -> None:
-    with Pipeline("closes") as pipeline:
-        Yield(takes_one(closes_badly()))
-    async with connect(fed) as session:
-        assert await ended(await session.execute(pipeline, {})) is JobStatus.FINISHED
-        assert await ended(await session.execute(works, {"x": 1})) is JobStatus.FINISHED
+async def test_generator_that_cancels_its_task_on_close_affects_no_other(session: Session) -> None:
+    pipeline = yielding(lambda: takes_one(closes_badly()))
+    assert await ended(await session.execute(pipeline, {})) is JobStatus.FINISHED
+    assert await ended(await session.execute(works, {"x": 1})) is JobStatus.FINISHED
 
 
-async def test_a_callback_that_cancels_its_own_task_is_reported(connect: Connect) -> None:
+async def test_a_callback_that_cancels_its_own_task_is_reported(session: Session) -> None:
     seen: list[int] = []
 
     async def callback(_site: str, _node: str, _frame: Any, _place: str, value: int) -> None:
         seen.append(value)
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
+        cancel_own_task()
         await asyncio.sleep(0)
 
-    async with connect(fed) as session, asyncio.timeout(30):
-        job = await session.execute(works, [{"x": x} for x in range(3)], default_callback=callback)
-        await job
-        assert sorted(seen) == [0, 1, 2]
-        assert [type(error) for error in job.callback_errors] == [asyncio.CancelledError] * 3
+    job = await session.execute(works, [{"x": x} for x in range(3)], default_callback=callback)
+    await job
+    assert sorted(seen) == [0, 1, 2]
+    assert [type(error) for error in job.callback_errors] == [asyncio.CancelledError] * 3
 
 
 # advisors, and the ends of objects
@@ -521,9 +455,7 @@ async def test_an_advisor_that_raises_anything_is_an_error_of_its_node(connect: 
             async def advise_later(value: Any, context: AdviceContext, kind: str = kind) -> Any:
                 if mode == "async":
                     fail(kind)
-                task = asyncio.current_task()
-                assert task is not None
-                task.cancel()
+                cancel_own_task()
                 await asyncio.sleep(0)
 
     with Pipeline(mode="discovery") as pipeline:
@@ -558,9 +490,8 @@ CLOSED: list[Any] = [
 ]
 
 
-async def test_an_object_whose_end_raises_anything_does_not_change_its_job(connect: Connect) -> None:
-    async with connect(fed) as session:
-        for operation in CLOSED:
-            job = await session.execute(pipeline_of(operation), {"kind": operation.name})
-            assert await ended(job) is JobStatus.FINISHED
-        assert all(site.restarts == 0 for site in session.stats().sites.values())
+async def test_an_object_whose_end_raises_anything_does_not_change_its_job(session: Session) -> None:
+    for operation in CLOSED:
+        job = await session.execute(pipeline_of(operation, "kind"), {"kind": operation.name})
+        assert await ended(job) is JobStatus.FINISHED
+    assert all(site.restarts == 0 for site in session.stats().sites.values())

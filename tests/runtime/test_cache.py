@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import pathlib
 import re
 import shutil
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
 
 from dfm_async import (
-    CacheConfig,
     Federation,
     ForEach,
     JobStatus,
@@ -30,7 +29,10 @@ from dfm_async import (
     TryFromCache,
     Yield,
 )
+from dfm_async.federation import CacheConfig
 from tests.conftest import Connect
+from tests.support.pipelines import yielding
+from tests.support.sessions import first_value
 
 
 def federation(cache: CacheConfig | None, workers: int | None = None) -> Federation:
@@ -66,7 +68,7 @@ def federation(cache: CacheConfig | None, workers: int | None = None) -> Federat
     return fed
 
 
-def cached(fed: Federation, log: pathlib.Path) -> Pipeline:
+def cached(fed: Federation, log: Path) -> Pipeline:
     with Pipeline("cached") as pipeline:
         with TryFromCache(key=("compute", PlaceParam("key", multiuse=True))) as found:
             found.store(fed.operations["compute"](PlaceParam("key", multiuse=True), str(log)))
@@ -82,42 +84,42 @@ async def values(connect: Connect, fed: Federation, pipeline: Pipeline, params: 
         return found
 
 
-def lines(log: pathlib.Path) -> list[str]:
+def lines(log: Path) -> list[str]:
     return log.read_text().splitlines() if log.exists() else []
 
 
-def all_files(root: pathlib.Path) -> list[pathlib.Path]:
+def all_files(root: Path) -> list[Path]:
     return sorted(path for path in root.rglob("*") if path.is_file())
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    return [record for record in caplog.records if record.name == "dfm_async.runtime.stored_values"]
+    return [record for record in caplog.records if record.name == "dfm_async.runtime.cache"]
 
 
 @pytest.fixture
-def log(tmp_path: pathlib.Path) -> pathlib.Path:
+def log(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
 @pytest.fixture
-def on_disk(tmp_path: pathlib.Path) -> CacheConfig:
+def on_disk(tmp_path: Path) -> CacheConfig:
     return CacheConfig(base_path=str(tmp_path / "cache"))
 
 
-async def test_a_value_outlives_the_session_that_computed_it(
-    connect: Connect, on_disk: CacheConfig, log: pathlib.Path
-) -> None:
-    fed = federation(on_disk)
+@pytest.fixture
+def fed(on_disk: CacheConfig) -> Federation:
+    """A federation whose site keeps values on the disk."""
+    return federation(on_disk)
+
+
+async def test_a_value_outlives_the_session_that_computed_it(connect: Connect, fed: Federation, log: Path) -> None:
     first = await values(connect, fed, cached(fed, log), {"key": "a"})
     second = await values(connect, fed, cached(fed, log), {"key": "a"})
     assert first == second == [{"key": "a", "data": b"x" * 100, "where": ("a", "tuple")}]
     assert lines(log) == ["a"]
 
 
-async def test_keys_that_are_equal_find_the_same_value(
-    connect: Connect, on_disk: CacheConfig, log: pathlib.Path
-) -> None:
-    fed = federation(on_disk)
+async def test_keys_that_are_equal_find_the_same_value(connect: Connect, fed: Federation, log: Path) -> None:
     await values(connect, fed, cached(fed, log), {"key": {"a": 1, "b": {2, 3}}})
     await values(connect, fed, cached(fed, log), {"key": {"b": {3, 2}, "a": 1}})
     await values(connect, fed, cached(fed, log), {"key": {"a": 1, "b": [2, 3]}})
@@ -125,7 +127,7 @@ async def test_keys_that_are_equal_find_the_same_value(
 
 
 async def test_concurrent_misses_of_jobs_and_workers_run_the_body_once(
-    connect: Connect, on_disk: CacheConfig, log: pathlib.Path
+    connect: Connect, on_disk: CacheConfig, log: Path
 ) -> None:
     fed = federation(on_disk, workers=2)
     with Pipeline("many") as pipeline, ForEach([0] * 10):
@@ -139,7 +141,7 @@ async def test_concurrent_misses_of_jobs_and_workers_run_the_body_once(
     assert lines(log) == ["k"]
 
 
-async def test_values_can_be_kept_on_any_file_system(log: pathlib.Path, tmp_path: pathlib.Path) -> None:
+async def test_values_can_be_kept_on_any_file_system(log: Path, tmp_path: Path) -> None:
     fed = federation(CacheConfig(protocol="memory", base_path=f"{tmp_path}/cache"))
     for _ in range(2):
         async with Session(fed, target="inline") as session:
@@ -152,9 +154,7 @@ async def test_values_can_be_kept_on_any_file_system(log: pathlib.Path, tmp_path
     filesystem.rm(str(tmp_path), recursive=True)
 
 
-async def test_a_value_that_is_too_old_is_computed_again(
-    connect: Connect, log: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+async def test_a_value_that_is_too_old_is_computed_again(connect: Connect, log: Path, tmp_path: Path) -> None:
     fed = federation(CacheConfig(base_path=str(tmp_path / "cache"), max_age=0.001))
     async with connect(fed) as session:
         for _ in range(2):
@@ -164,10 +164,9 @@ async def test_a_value_that_is_too_old_is_computed_again(
     assert lines(log) == ["a", "a"]
 
 
-async def test_a_value_that_only_pickle_could_hold_is_not_written_but_computed_once_a_session(
-    connect: Connect, on_disk: CacheConfig, log: pathlib.Path, tmp_path: pathlib.Path
+async def test_unstorable_value_is_computed_once_per_session(
+    connect: Connect, fed: Federation, log: Path, tmp_path: Path
 ) -> None:
-    fed = federation(on_disk)
     with Pipeline("pattern") as pipeline, ForEach([0, 1, 2]):
         with TryFromCache(key="k") as found:
             found.store(fed.operations["pattern"](str(log)))
@@ -179,10 +178,9 @@ async def test_a_value_that_only_pickle_could_hold_is_not_written_but_computed_o
     assert lines(log) == ["pattern"] * 2
 
 
-async def test_the_log_says_once_which_block_keeps_nothing_in_files_and_why(
-    on_disk: CacheConfig, log: pathlib.Path, caplog: pytest.LogCaptureFixture
+async def test_block_that_keeps_nothing_in_files_is_logged_once(
+    fed: Federation, log: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fed = federation(on_disk)
     with Pipeline("pattern") as pipeline, ForEach([0, 1, 2]) as number:
         with TryFromCache(key=("k", number)) as found:
             found.store(fed.operations["pattern"](str(log)))
@@ -195,15 +193,13 @@ async def test_the_log_says_once_which_block_keeps_nothing_in_files_and_why(
 
 
 @pytest.fixture
-def unusable(tmp_path: pathlib.Path) -> pathlib.Path:
+def unusable(tmp_path: Path) -> Path:
     """A place that no directory can be made at, for root neither."""
     (tmp_path / "file").touch()
     return tmp_path / "file" / "cache"
 
 
-async def test_a_directory_that_cannot_be_made_stops_no_job(
-    connect: Connect, unusable: pathlib.Path, log: pathlib.Path
-) -> None:
+async def test_a_directory_that_cannot_be_made_stops_no_job(connect: Connect, unusable: Path, log: Path) -> None:
     fed = federation(CacheConfig(base_path=str(unusable)))
     with Pipeline("twice") as pipeline, ForEach(["a", "a"], concurrency=1) as key:
         with TryFromCache(key=key) as found:
@@ -214,8 +210,8 @@ async def test_a_directory_that_cannot_be_made_stops_no_job(
 
 
 @pytest.mark.parametrize("secret", ["hunter2"])
-async def test_trouble_with_files_is_told_once_and_without_the_options(
-    log: pathlib.Path, caplog: pytest.LogCaptureFixture, secret: str
+async def test_file_errors_are_logged_once_and_without_the_options(
+    log: Path, caplog: pytest.LogCaptureFixture, secret: str
 ) -> None:
     config = CacheConfig(protocol="sftp-of-nobody", base_path="x", storage_options={"password": secret})
     fed = federation(config)
@@ -229,8 +225,8 @@ async def test_trouble_with_files_is_told_once_and_without_the_options(
     assert secret not in record.getMessage()
 
 
-async def test_a_file_system_whose_package_is_not_installed_is_told_with_what_to_do(
-    log: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+async def test_missing_package_of_a_file_system_is_logged_with_what_to_do(
+    log: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)  # as where it is not installed
     fed = federation(CacheConfig(protocol="s3", base_path="bucket/x"))
@@ -242,17 +238,13 @@ async def test_a_file_system_whose_package_is_not_installed_is_told_with_what_to
 
 
 async def test_a_full_disk_stops_no_job_and_leaves_no_file(
-    log: pathlib.Path,
-    tmp_path: pathlib.Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    fed: Federation, log: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_fd: int, _data: object) -> int:
         raise OSError(28, "No space left on device")
 
-    fed = federation(CacheConfig(base_path=str(tmp_path / "cache")))
     async with Session(fed, target="inline") as session:
-        monkeypatch.setattr("dfm_async.site.cache_directory._write_all", full)
+        monkeypatch.setattr("dfm_async.site.cache_files._write_all", full)
         for key in "ab":
             job = await session.execute(cached(fed, log), {"key": key})
             assert len(await job.collect()) == 1
@@ -262,9 +254,8 @@ async def test_a_full_disk_stops_no_job_and_leaves_no_file(
 
 
 async def test_a_directory_that_somebody_removes_is_made_again(
-    log: pathlib.Path, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    fed: Federation, log: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fed = federation(CacheConfig(base_path=str(tmp_path / "cache")))
     async with Session(fed, target="inline") as session:
         for key in "ab":
             await (await session.execute(cached(fed, log), {"key": key}))
@@ -273,21 +264,20 @@ async def test_a_directory_that_somebody_removes_is_made_again(
     assert warned(caplog) == []
 
 
-async def test_a_job_that_is_cancelled_while_its_value_is_written_leaves_no_file(
-    log: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+async def test_job_cancelled_during_a_write_leaves_no_file(
+    fed: Federation, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dfm_async.site import cache_directory
+    from dfm_async.site import cache_files
 
     loop, writing, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
-    write = cache_directory._write_all
+    write = cache_files._write_all
 
     def slowly(fd: int, data: memoryview) -> None:
         loop.call_soon_threadsafe(writing.set)
         go_on.wait()
         write(fd, data)
 
-    monkeypatch.setattr(cache_directory, "_write_all", slowly)
-    fed = federation(CacheConfig(base_path=str(tmp_path / "cache")))
+    monkeypatch.setattr(cache_files, "_write_all", slowly)
     async with Session(fed, target="inline") as session:
         job = await session.execute(cached(fed, log), {"key": "a"})
         assert (await job.first()).value["key"] == "a"  # who reads it does not wait for the file
@@ -301,9 +291,7 @@ async def test_a_job_that_is_cancelled_while_its_value_is_written_leaves_no_file
     assert all_files(tmp_path / "cache") == []
 
 
-async def test_a_worker_that_is_killed_while_it_writes_leaves_nothing_that_could_be_read(
-    tmp_path: pathlib.Path,
-) -> None:
+async def test_worker_killed_during_a_write_leaves_no_readable_file(tmp_path: Path) -> None:
     fed = Federation("killed")
     lab = fed.site("lab", cache=CacheConfig(base_path=str(tmp_path / "cache")))
     bell, log = tmp_path / "bell", tmp_path / "log"
@@ -312,12 +300,12 @@ async def test_a_worker_that_is_killed_while_it_writes_leaves_nothing_that_could
     @lab.operation
     def compute(log: str, bell: str) -> bytes:
         """The first time, the worker that it runs in will stop in the middle of what it writes."""
-        from dfm_async.site import cache_directory
+        from dfm_async.site import cache_files
 
         first = not os.path.exists(log)
         with open(log, "a") as file:
             print("compute", file=file)
-        write = cache_directory._write_all
+        write = cache_files._write_all
 
         def stop(fd: int, data: memoryview) -> None:
             write(fd, data[:1000])
@@ -326,7 +314,7 @@ async def test_a_worker_that_is_killed_while_it_writes_leaves_nothing_that_could
             threading.Event().wait()
 
         if first:
-            cache_directory._write_all = stop
+            cache_files._write_all = stop
         return b"x" * 100_000
 
     with Pipeline("killed") as pipeline:
@@ -342,22 +330,21 @@ async def test_a_worker_that_is_killed_while_it_writes_leaves_nothing_that_could
     assert lines(log) == ["compute", "compute"]
     assert len(all_files(tmp_path / "cache")) == 1  # and none that was half written
     async with Session(fed) as session:
-        assert len((await (await session.execute(pipeline)).first()).value) == 100_000
+        assert len(await first_value(session, pipeline)) == 100_000
     assert lines(log) == ["compute", "compute"]
 
 
 async def test_a_job_has_finished_when_its_values_are_written(
-    connect: Connect, on_disk: CacheConfig, log: pathlib.Path, tmp_path: pathlib.Path
+    connect: Connect, fed: Federation, log: Path, tmp_path: Path
 ) -> None:
-    fed = federation(on_disk)
     async with connect(fed) as session:
         job = await session.execute(cached(fed, log), [{"key": number} for number in range(20)])
         await job.wait_until_finished()
         assert len(all_files(tmp_path / "cache")) == 20
 
 
-async def test_files_of_strangers_are_never_unpickled(
-    on_disk: CacheConfig, log: pathlib.Path, tmp_path: pathlib.Path, connect: Connect
+async def test_untrusted_files_are_never_unpickled(
+    on_disk: CacheConfig, fed: Federation, log: Path, tmp_path: Path, connect: Connect
 ) -> None:
     from dfm_async.site.cache_files import open_files
     from dfm_async.wire.codec import Codec
@@ -366,17 +353,14 @@ async def test_files_of_strangers_are_never_unpickled(
         def __reduce__(self) -> Any:
             return os.mkdir, (str(tmp_path / "bang"),)
 
-    key = Codec(trusted=False, canonical=True).encode(("compute", "a"))
-    open_files(on_disk, "cached", "lab").write(key, Codec(trusted=True).encode([Bomb()]), lambda: False)
-    fed = federation(on_disk)
+    key = Codec.for_untrusted().for_keys().encode(("compute", "a"))
+    open_files(on_disk, "cached", "lab").write(key, Codec.for_processes().encode([Bomb()]), lambda: False)
     assert (await values(connect, fed, cached(fed, log), {"key": "a"}))[0]["key"] == "a"
     assert lines(log) == ["a"]
     assert not (tmp_path / "bang").exists()
 
 
-async def test_operations_keep_files_of_their_own(connect: Connect, on_disk: CacheConfig) -> None:
-    fed = federation(on_disk)
-    with Pipeline("notes") as pipeline:
-        Yield(fed.operations["remember"]("note", PlaceParam("text")))
+async def test_operations_keep_files_of_their_own(connect: Connect, fed: Federation) -> None:
+    pipeline = yielding(lambda: fed.operations["remember"]("note", PlaceParam("text")))
     assert await values(connect, fed, pipeline, {"text": "first"}) == ["first"]
     assert await values(connect, fed, pipeline, {"text": "second"}) == ["first"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -17,9 +17,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfm_async import CacheConfig
-from dfm_async.site.cache_directory import BlobDirectory, GivenUp, LocalDirectory, RemoteDirectory
-from dfm_async.site.cache_files import CacheFiles, NoRoom, open_files
+from dfm_async.federation import CacheConfig
+from dfm_async.site.cache_files import (
+    BlobDirectory,
+    CacheFiles,
+    LocalDirectory,
+    NoRoom,
+    RemoteDirectory,
+    WriteAbandoned,
+    open_files,
+)
 from dfm_async.site.cache_storage import VALUES, cache_storage
 
 
@@ -49,12 +56,12 @@ def value_of(files: CacheFiles, key: bytes) -> bytes | None:
     return None if found is None else bytes(found[0])
 
 
-def all_files(root: pathlib.Path) -> list[pathlib.Path]:
+def all_files(root: Path) -> list[Path]:
     return [path for path in root.rglob("*") if path.is_file()]
 
 
 @pytest.fixture(params=["disk", "fsspec", "memory"])
-def directory(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[BlobDirectory]:
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BlobDirectory]:
     if request.param == "disk":
         yield LocalDirectory(tmp_path)
         return
@@ -86,7 +93,7 @@ def test_limits_of_age_and_size_hold_on_every_file_system(directory: BlobDirecto
     assert value_of(files, b"19") is None
 
 
-def test_a_value_that_was_used_stays_and_others_make_room(tmp_path: pathlib.Path) -> None:
+def test_a_value_that_was_used_stays_and_others_make_room(tmp_path: Path) -> None:
     files = files_of(LocalDirectory(tmp_path), max_bytes=1000)
     for key in (b"a", b"b", b"c"):
         files.write(key, bytes(250), wanted)
@@ -95,7 +102,7 @@ def test_a_value_that_was_used_stays_and_others_make_room(tmp_path: pathlib.Path
     assert [key for key in (b"a", b"b", b"c", b"d") if value_of(files, key) is not None] == [b"a", b"c", b"d"]
 
 
-def test_a_value_larger_than_all_that_may_be_kept_is_refused(tmp_path: pathlib.Path) -> None:
+def test_a_value_larger_than_all_that_may_be_kept_is_refused(tmp_path: Path) -> None:
     files = files_of(LocalDirectory(tmp_path), max_bytes=1000)
     files.write(b"small", bytes(500), wanted)
     with pytest.raises(NoRoom, match="1000"):
@@ -108,7 +115,7 @@ def test_a_value_larger_than_all_that_may_be_kept_is_refused(tmp_path: pathlib.P
         st.tuples(st.sampled_from(["write", "read", "look"]), st.integers(0, 12), st.integers(0, 400)), max_size=60
     )
 )
-def test_the_files_are_never_larger_than_their_limit_and_read_values_are_the_last_written(
+def test_files_keep_their_limit_and_return_the_last_value(
     steps: list[tuple[str, int, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = tmp_path_factory.mktemp("values")
@@ -148,7 +155,7 @@ def test_a_file_that_is_cut_or_changed_counts_as_missing_and_is_removed(
     assert all_files(root) == []
 
 
-def test_what_is_no_file_is_left_alone_and_not_waited_for(tmp_path: pathlib.Path) -> None:
+def test_what_is_no_file_is_left_alone_and_not_waited_for(tmp_path: Path) -> None:
     files = files_of(LocalDirectory(tmp_path))
     files.write(b"key", b"value", wanted)
     (path,) = all_files(tmp_path)
@@ -157,7 +164,7 @@ def test_what_is_no_file_is_left_alone_and_not_waited_for(tmp_path: pathlib.Path
     assert value_of(files, b"key") is None
 
 
-def test_a_writer_that_gives_up_leaves_nothing(directory: BlobDirectory) -> None:
+def test_abandoned_write_leaves_nothing(directory: BlobDirectory) -> None:
     files = files_of(directory, max_bytes=100_000_000)
     asked: list[None] = []
 
@@ -165,14 +172,14 @@ def test_a_writer_that_gives_up_leaves_nothing(directory: BlobDirectory) -> None
         asked.append(None)
         return len(asked) > 5
 
-    with pytest.raises(GivenUp):
+    with pytest.raises(WriteAbandoned):
         while True:
             files.write(b"key", bytes(20_000_000), after_a_while)
     if isinstance(directory, LocalDirectory):
         assert all_files(directory._new) == []
 
 
-def test_many_threads_and_two_caches_of_one_directory_never_read_a_torn_value(tmp_path: pathlib.Path) -> None:
+def test_many_threads_and_two_caches_of_one_directory_never_read_a_torn_value(tmp_path: Path) -> None:
     caches = [files_of(LocalDirectory(tmp_path), max_bytes=60_000) for _ in range(2)]
 
     def work(seed: int) -> None:
@@ -193,7 +200,7 @@ def test_many_threads_and_two_caches_of_one_directory_never_read_a_torn_value(tm
 
 WRITER = """
 import pathlib, sys
-from dfm_async.site.cache_directory import LocalDirectory
+from dfm_async.site.cache_files import LocalDirectory
 from dfm_async.site.cache_files import CacheFiles
 
 files = CacheFiles(LocalDirectory(pathlib.Path(sys.argv[1])), max_bytes=10**9, max_age=None)
@@ -211,7 +218,7 @@ files.write(b"key", bytes(50_000_000), hold)
 """
 
 
-def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: pathlib.Path) -> None:
+def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
@@ -228,7 +235,7 @@ def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_writes_is_no
     assert value_of(files, b"key") is None
 
 
-def test_sites_that_share_a_directory_do_not_share_values(tmp_path: pathlib.Path) -> None:
+def test_sites_that_share_a_directory_do_not_share_values(tmp_path: Path) -> None:
     config = CacheConfig(base_path=str(tmp_path))
     open_files(config, "fed", "a").write(b"k", b"of a", wanted)
     assert value_of(open_files(config, "fed", "b"), b"k") is None
@@ -239,24 +246,22 @@ def test_sites_that_share_a_directory_do_not_share_values(tmp_path: pathlib.Path
 # directories
 
 
-def test_storage_is_in_the_directory_of_the_user_by_default(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_storage_is_in_the_directory_of_the_user_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = cache_storage(CacheConfig(), "my fed/../x", "site", "models/small")
     assert path.is_dir()
-    assert pathlib.Path(path.path) == tmp_path / "dfm_async" / "my%20fed%2F..%2Fx" / "site" / "models" / "small"
-    assert pathlib.Path(cache_storage(CacheConfig(), "..", "site").path) == tmp_path / "dfm_async" / "%2E%2E" / "site"
+    assert Path(path.path) == tmp_path / "dfm_async" / "my%20fed%2F..%2Fx" / "site" / "models" / "small"
+    assert Path(cache_storage(CacheConfig(), "..", "site").path) == tmp_path / "dfm_async" / "%2E%2E" / "site"
 
 
 @pytest.mark.parametrize("subpath", ["..", "a/../..", "/etc", "a\\..\\b", "s3://bucket", "a\0b", f"{VALUES}/x"])
-def test_a_subpath_cannot_leave_the_directory(tmp_path: pathlib.Path, subpath: str) -> None:
+def test_a_subpath_cannot_leave_the_directory(tmp_path: Path, subpath: str) -> None:
     with pytest.raises(ValueError, match="cache directory"):
         cache_storage(CacheConfig(base_path=str(tmp_path)), "fed", "site", subpath)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_storage_can_be_on_any_file_system(tmp_path: pathlib.Path) -> None:
+def test_storage_can_be_on_any_file_system(tmp_path: Path) -> None:
     config = CacheConfig(protocol="memory", base_path=f"{tmp_path}/cache")
     path = cache_storage(config, "fed", "site", "sub")
     (path / "file").write_text("text")
@@ -275,12 +280,12 @@ def test_options_of_a_storage_are_named_but_not_shown() -> None:
     ("options", "message"),
     [({"protocol": "s3"}, "base_path"), ({"max_bytes": 0}, "max_bytes"), ({"max_age": 0}, "max_age")],
 )
-def test_what_is_wrong_with_a_configuration_is_said_at_once(options: dict[str, Any], message: str) -> None:
+def test_invalid_cache_configuration_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CacheConfig(**options)
 
 
-def test_readers_do_not_wait_for_a_writer(tmp_path: pathlib.Path) -> None:
+def test_readers_do_not_wait_for_a_writer(tmp_path: Path) -> None:
     files = files_of(LocalDirectory(tmp_path))
     files.write(b"k", b"old", wanted)
     asked, go_on = threading.Event(), threading.Event()

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from dfm_async import (
-    DecodingError,
-    DfmError,
-    Failure,
-    Federation,
-    JobFailed,
-    OperationFailed,
-    ParameterError,
-    Pipeline,
-    RetryPolicy,
-    Session,
-    Yield,
-)
+from dfm_async import DfmError, Failure, Federation, JobFailed, OperationFailed, ParameterError, RetryPolicy, Session
+from dfm_async.errors import DecodingError
 from tests.conftest import Connect
+from tests.support.pipelines import yielding
 
 fed = Federation("errors")
 lab = fed.site("lab")
@@ -103,9 +93,8 @@ def stubborn() -> Any:
     return Stubborn()
 
 
-async def errors_of(session: Session, operation: Any, *args: Any) -> tuple[DfmError, ...]:
-    with Pipeline("fails") as pipeline:
-        Yield(operation(*args))
+async def errors_of(session: Session, operation: Any, *args: Any) -> Sequence[DfmError]:
+    pipeline = yielding(lambda: operation(*args))
     job = await session.execute(pipeline)
     failures = [item.error async for item in job.results(errors="yield") if isinstance(item, Failure)]
     with pytest.raises(JobFailed) as caught:
@@ -127,7 +116,7 @@ async def test_tracebacks_begin_with_the_users_code(connect: Connect) -> None:
             assert not any("/dfm_async/" in line for line in lines), error.remote_traceback
 
 
-async def test_every_error_of_a_job_says_what_where_and_why(connect: Connect) -> None:
+async def test_every_error_of_a_job_has_node_type_and_message(connect: Connect) -> None:
     async with connect(fed) as session:
         (error,) = await errors_of(session, stubborn)
         assert isinstance(error, DecodingError)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from collections import Counter
@@ -10,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dfm_async import Federation, Pipeline, PlaceParam, Yield
+from dfm_async import Federation, LocalOptions
 from dfm_async.runtime.fair_queue import FairQueue, JobCalls
 from tests.conftest import Connect
+from tests.support.pipelines import pipeline_of
 
 
 def taken(queue: FairQueue[str], count: int) -> str:
@@ -107,8 +107,12 @@ def note(path: str, gate: str, text: str) -> None:
         file.write(text)
 
 
-with Pipeline("notes") as notes:
-    Yield(note(PlaceParam("path"), PlaceParam("gate"), PlaceParam("text")))
+notes = pipeline_of(note, "path", "gate", "text")
+
+
+@lab.operation
+async def answer() -> None:
+    """Need no thread: the site has received everything that was sent before."""
 
 
 @pytest.mark.parametrize("priority", [0, 5])
@@ -116,16 +120,26 @@ async def test_a_small_job_is_served_beside_a_batch(connect: Connect, tmp_path: 
     path, gate = tmp_path / "notes", tmp_path / "gate"
     os.mkfifo(gate)
     given = {"path": str(path), "gate": str(gate)}
-    async with connect(fed) as session, asyncio.timeout(30):
+    async with connect(fed, options=LocalOptions(lanes=1)) as session:
         batch = await session.execute(notes, [{**given, "text": "b"} for _ in range(50)])
         small = await session.execute(notes, [{**given, "text": "s"} for _ in range(3)], priority=priority)
-        # Only when both wait for the one thread does it go on.
-        small_runs = await session.execute(notes, {**given, "text": ""}, priority=priority)
-        opened = await asyncio.to_thread(os.open, gate, os.O_WRONLY)
+        await (await session.execute(pipeline_of(answer)))  # now the calls of both wait for the one thread
+        opened = os.open(gate, os.O_RDWR)  # unlike O_WRONLY, it does not block if no call reads
         await small
-        await small_runs
         await batch
         os.close(opened)
     text = path.read_text()
     assert text.count("b") == 50
     assert text.rindex("s") < 20
+
+
+def test_wanted_calls_are_taken_whatever_their_job() -> None:
+    queue: FairQueue[str] = FairQueue()
+    one, two = JobCalls[str](), JobCalls[str](priority=1)
+    for job, calls in ((one, "aXb"), (two, "XcX")):
+        for call in calls:
+            queue.put(job, call)
+    assert queue.take_all("X".__eq__) == ["X"] * 3
+    assert "".join(iter(queue.take, None)) == "cab"
+    queue.put(two, "d")
+    assert queue.take() == "d"

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfm_async.targets.frames import FrameLedger
+from dfm_async.engine.frames import FrameLedger
 
 
 def ledger(window: int, *, keep_rows: bool = True, locations: int = 1) -> FrameLedger:
@@ -57,7 +57,7 @@ def test_only_the_last_batch_is_called_the_last() -> None:
 def test_an_interrupted_job_that_loses_a_worker_before_it_begins_keeps_its_sets() -> None:
     frames = ledger(10)
     frames.resume(rows(1, 3), 4)
-    assert frames.again() == 1
+    assert frames.requeue() == 1
     assert opened(frames) == [1, 3]
 
 
@@ -74,9 +74,7 @@ def test_heavy_sets_of_an_interrupted_job_are_opened_one_after_the_other() -> No
     left=st.sets(st.integers(0, 9)),
     steps=st.lists(st.sampled_from(["add", "open", "done", "lost"]), max_size=60),
 )
-def test_every_set_is_opened_and_never_more_than_the_window_are_under_way(
-    window: int, left: set[int], steps: list[str]
-) -> None:
+def test_every_set_is_opened_and_the_window_is_kept(window: int, left: set[int], steps: list[str]) -> None:
     frames = ledger(window)
     frames.resume(rows(*left), 10)
     under_way: list[int] = []
@@ -93,7 +91,7 @@ def test_every_set_is_opened_and_never_more_than_the_window_are_under_way(
                 assert frames.done(finished[-1])
             case "lost":
                 under_way.clear()
-                frames.again()
+                frames.requeue()
     assert sorted(finished) == [*sorted(left), *range(10, frames.added)]
     frames.stopped = True
     assert frames.finished

@@ -6,15 +6,29 @@ import asyncio
 import contextvars
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dfm_async import Federation, JobAborted, JobFailed, JobStatus, LocalOptions, Pipeline, PlaceParam, Session, Yield
-from dfm_async.runtime.threads import Threads, ThreadSource
+from dfm_async import (
+    Federation,
+    JobAborted,
+    JobFailed,
+    JobStatus,
+    LocalOptions,
+    OperationContext,
+    Session,
+    current_context,
+)
+from dfm_async.base.signals import Outcome
+from dfm_async.runtime.dispatch import OperationCost
+from dfm_async.runtime.sources import ThreadSource
+from dfm_async.runtime.threads import RemoteCall, ThreadCall, Threads
 from tests.conftest import Connect
+from tests.support.pipelines import pipeline_of
+from tests.support.sessions import first_value
 
 fed = Federation("threads")
 lab = fed.site("lab", threads=1)
@@ -75,12 +89,6 @@ def opaque(kind: str) -> Any:
     return Opaque({"error": ValueError("no class"), "exit": SystemExit("no class")}[kind])
 
 
-def pipeline_of(operation: Any, *names: str) -> Pipeline:
-    with Pipeline(operation.name) as made:
-        Yield(operation(*[PlaceParam(name) for name in names]))
-    return made
-
-
 holds, closes = pipeline_of(hold, "started", "gate"), pipeline_of(Closed, "path", "gate")
 
 
@@ -114,9 +122,8 @@ async def begin(session: Session, gates: dict[str, str]) -> Any:
 
 async def let_go(job_id: str) -> None:
     """Returns when no task of a job is left."""
-    async with asyncio.timeout(20):
-        while any(job_id in task.get_name() for task in asyncio.all_tasks()):  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0.01)
+    while any(job_id in task.get_name() for task in asyncio.all_tasks()):  # noqa: ASYNC110 - there is no event for it
+        await asyncio.sleep(0.01)
 
 
 # objects that are closed in threads
@@ -220,8 +227,7 @@ async def test_calls_wait_for_the_threads_that_exist(no_threads: threading.Event
     no_threads.set()
     threads.run(contextvars.Context(), lambda: "second", done)
     gate.set()
-    async with asyncio.timeout(20):
-        await both.wait()
+    await both.wait()
     assert found == [True, "second"]
     threads.close()
 
@@ -247,6 +253,82 @@ async def test_an_iterator_without_a_thread_does_not_run(no_threads: threading.E
     with pytest.raises(RuntimeError, match="can't start new thread"):
         await source.get(1)
     assert not source.running
+
+
+# quick calls: one thread runs several of them before it wakes the loop
+
+
+class Stays:
+    """Takes no call: all run here."""
+
+    def take(self, _call: ThreadCall, _remote: RemoteCall) -> bool:
+        return False
+
+    def ended_here(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+class Quick:
+    operation, bound = "quick", ""
+
+    def __init__(self) -> None:
+        self.cost = OperationCost()
+        self.cost.measured(1e-6, 1e-6)
+
+
+@pytest.fixture
+async def quick_threads() -> AsyncIterator[Threads]:
+    threads: Any = Threads(2, "lab")
+    threads.spread, threads.batching = Stays(), True
+    yield threads
+    threads.close()
+
+
+def run_all(threads: Threads, remote: Any, *works: Callable[[], Any]) -> list[Outcome[Any]]:
+    """Run calls, and return their outcomes."""
+    outcomes: list[Outcome[Any]] = [Outcome() for _ in works]
+    for work, outcome in zip(works, outcomes, strict=True):
+
+        def done(value: Any, _error: BaseException | None, found: Outcome[Any] = outcome) -> None:
+            found.settle(value)
+
+        threads.run(contextvars.Context(), work, done, None, remote)
+    return outcomes
+
+
+async def test_one_thread_runs_the_quick_calls_that_wait(quick_threads: Threads) -> None:
+    for _ in range(3):
+        gate = threading.Event()  # so that the thread does not find the queue empty before all calls are in it
+        first, *others = run_all(quick_threads, Quick(), gate.wait, *[threading.get_ident] * 40)
+        gate.set()
+        assert await first
+        assert len({await outcome for outcome in others}) == 1
+
+
+async def test_calls_that_are_not_quick_run_beside_quick_ones(quick_threads: Threads) -> None:
+    slow, gate = Quick(), threading.Event()
+    slow.cost.measured(1.0, 0.0)
+    (blocked,) = run_all(quick_threads, slow, gate.wait)
+    assert await run_all(quick_threads, Quick(), lambda: "quick")[0] == "quick"
+    gate.set()
+    assert await blocked
+
+
+async def test_a_quick_call_that_takes_long_holds_up_no_others_for_long(quick_threads: Threads) -> None:
+    begun, gate = threading.Event(), threading.Event()
+
+    def takes_long() -> bool:
+        begun.set()
+        return gate.wait()
+
+    before, long, behind = run_all(quick_threads, Quick(), lambda: "before", takes_long, lambda: "behind")
+    await asyncio.to_thread(begun.wait)
+    quick_threads.catch_up()
+    assert await before == "before"
+    assert await behind == "behind"
+    assert not long.done()
+    gate.set()
+    assert await long
 
 
 # results that cannot be handled
@@ -275,9 +357,8 @@ def test_results_behind_an_interrupt_are_delivered() -> None:
         await asyncio.sleep(0)
 
     async def wait() -> None:
-        async with asyncio.timeout(20):
-            while not delivered:  # noqa: ASYNC110 - there is no event for it
-                await asyncio.sleep(0)
+        while not delivered:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0)
 
     loop = asyncio.new_event_loop()
     with pytest.raises(KeyboardInterrupt):
@@ -285,3 +366,51 @@ def test_results_behind_an_interrupt_are_delivered() -> None:
     loop.run_until_complete(wait())
     loop.close()
     assert delivered == [1]
+
+
+@lab.operation
+def waits_behind_others(context: OperationContext) -> str:
+    async def node() -> str:
+        return current_context().node
+
+    contextvars.Context().run(context.progress, 1)  # wakes the loop in another context, before the call waits
+    return context.wait(node())
+
+
+async def test_a_coroutine_that_a_thread_waits_for_runs_in_the_context_of_its_call(connect: Connect) -> None:
+    async with connect(fed) as session:
+        assert await first_value(session, pipeline_of(waits_behind_others)) == "waits_behind_others#0"
+
+
+async def test_a_thread_that_outlives_its_site_does_not_wait_for_the_loop() -> None:
+    begun, gate, ended = threading.Event(), threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+    lasting = Federation("lasting")
+
+    @lasting.site("lab").operation
+    def late(context: OperationContext) -> None:
+        begun.set()
+        gate.wait()
+        try:
+            context.wait(asyncio.sleep(0))
+        except RuntimeError as error:
+            errors.append(error)
+        ended.set()
+
+    async with Session(lasting, target="inline") as session:
+        job = await session.execute(pipeline_of(late))
+        await asyncio.to_thread(begun.wait)
+        await job.cancel(grace=0.0)
+    gate.set()
+    assert await asyncio.to_thread(ended.wait, 30)
+    assert [str(error) for error in errors] == ["the job was cancelled"]
+
+
+def test_what_threads_pass_to_the_loop_runs_before_the_site_has_ended() -> None:
+    async def end() -> tuple[list[int], bool]:
+        threads, found = Threads(1, "lab"), list[int]()
+        threads.post(lambda: found.append(1))
+        threads.close()
+        return found, threads.post(lambda: found.append(2))
+
+    assert asyncio.run(end()) == ([1], False)

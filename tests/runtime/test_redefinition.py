@@ -24,14 +24,24 @@ from dfm_async import (
     PlaceParam,
     RetryPolicy,
     Session,
-    ShippingError,
     Site,
-    VaultConfig,
-    Yield,
 )
 from dfm_async.discovery import AdvisedOneOf
+from dfm_async.errors import ShippingError
+from dfm_async.federation import VaultConfig
 from dfm_async.testing import Gate, override, returns
 from tests.conftest import Connect
+from tests.support.pipelines import pipeline_of, yielding
+
+
+@pytest.fixture
+def fed() -> Federation:
+    return Federation("redefined")
+
+
+@pytest.fixture
+def lab(fed: Federation) -> Site:
+    return fed.site("lab")
 
 
 def define(site: Site, added: int, **options: Any) -> Operation[..., Any]:
@@ -45,9 +55,7 @@ def define(site: Site, added: int, **options: Any) -> Operation[..., Any]:
 
 
 def one(operation: Any, *args: Any, **options: Any) -> Pipeline:
-    with Pipeline("one") as pipeline:
-        Yield(operation(*(args or (PlaceParam("x"),)), **options))
-    return pipeline
+    return yielding(lambda: operation(*(args or (PlaceParam("x"),)), **options))
 
 
 async def value(session: Session, pipeline: Any, params: Any = None) -> Any:
@@ -71,9 +79,7 @@ async def test_the_next_job_runs_the_code_of_a_redefined_operation(
         assert await value(session, one(define(site, 1, **options))) == 2, "and back again"
 
 
-async def test_operations_and_sites_that_are_added_can_be_used(connect: Connect) -> None:
-    fed = Federation("more")
-    lab = fed.site("lab")
+async def test_operations_and_sites_that_are_added_can_be_used(connect: Connect, fed: Federation, lab: Site) -> None:
     first = define(lab, 1)
     async with connect(fed) as session:
         assert await value(session, one(first)) == 2
@@ -88,23 +94,18 @@ async def test_operations_and_sites_that_are_added_can_be_used(connect: Connect)
         async def h(x: int) -> int:
             return x * 100
 
-        with Pipeline("new") as pipeline:
-            Yield(h(g(first(PlaceParam("x")))))
+        pipeline = yielding(lambda: h(g(first(PlaceParam("x")))))
         assert await value(session, pipeline) == 2000
 
 
-async def test_a_job_keeps_the_code_that_it_began_with(connect: Connect) -> None:
-    fed = Federation("running")
-    lab = fed.site("lab")
-
+async def test_a_job_keeps_the_code_that_it_began_with(connect: Connect, fed: Federation, lab: Site) -> None:
     @lab.operation
     async def wait(gate: Gate, x: int) -> int:
         await gate.arrive()
         return x
 
     define(lab, 1)
-    with Pipeline("waits") as pipeline:
-        Yield(fed.operations["f"](wait(PlaceParam("gate"), PlaceParam("x"))))
+    pipeline = yielding(lambda: fed.operations["f"](wait(PlaceParam("gate"), PlaceParam("x"))))
     with Gate() as gate:
         async with connect(fed) as session:
             running = await session.execute(pipeline, {"gate": gate, "x": 1})
@@ -117,9 +118,9 @@ async def test_a_job_keeps_the_code_that_it_began_with(connect: Connect) -> None
             assert await value(session, pipeline, {"gate": gate, "x": 1}) == 101
 
 
-async def test_a_plan_that_was_made_before_runs_the_new_code_or_is_refused(connect: Connect) -> None:
-    fed = Federation("plans")
-    lab = fed.site("lab")
+async def test_a_plan_that_was_made_before_runs_the_new_code_or_is_refused(
+    connect: Connect, fed: Federation, lab: Site
+) -> None:
     pipeline = one(define(lab, 1))
     async with connect(fed) as session:
         plan = await session.prepare(pipeline)
@@ -149,10 +150,7 @@ async def test_a_plan_that_was_made_before_runs_the_new_code_or_is_refused(conne
         assert await value(session, one(fed.operations["renamed"])) == 2
 
 
-async def test_declared_types_are_those_of_the_new_definition(connect: Connect) -> None:
-    fed = Federation("types")
-    lab = fed.site("lab")
-
+async def test_declared_types_are_those_of_the_new_definition(connect: Connect, fed: Federation, lab: Site) -> None:
     def act(hint: Any) -> None:
         def act(x):  # type: ignore[no-untyped-def]
             return repr(x)
@@ -192,10 +190,7 @@ async def test_all_sites_that_offer_the_code_of_an_operation_run_what_it_is_now(
     assert desk.adapters["f", None].retry == desk.adapters["f", "p"].retry == RetryPolicy(attempts=2)
 
 
-async def test_a_redefined_class_is_built_from_its_new_code(connect: Connect) -> None:
-    fed = Federation("classes")
-    lab = fed.site("lab")
-
+async def test_a_redefined_class_is_built_from_its_new_code(connect: Connect, fed: Federation, lab: Site) -> None:
     def make(added: int) -> Any:
         class Adder:
             def body(self, x: int) -> int:
@@ -207,9 +202,7 @@ async def test_a_redefined_class_is_built_from_its_new_code(connect: Connect) ->
         assert [await value(session, one(make(added))) for added in (1, 10)] == [2, 11]
 
 
-async def test_advisors_that_are_added_are_asked(connect: Connect) -> None:
-    fed = Federation("advised")
-    lab = fed.site("lab")
+async def test_advisors_that_are_added_are_asked(connect: Connect, fed: Federation, lab: Site) -> None:
     f = define(lab, 1)
     with Pipeline("ask", mode="discovery") as pipeline:
         f(Advise())
@@ -229,9 +222,7 @@ async def test_advisors_that_are_added_are_asked(connect: Connect) -> None:
         assert "77" in str(await session.discover(pipeline))
 
 
-async def test_fakes_stand_for_operations_that_are_defined_later(connect: Connect) -> None:
-    fed = Federation("faked")
-    lab = fed.site("lab")
+async def test_fakes_replace_operations_that_are_defined_later(connect: Connect, fed: Federation, lab: Site) -> None:
     f = define(lab, 1)
     async with connect(fed) as session:
         assert await value(session, one(f)) == 2
@@ -247,9 +238,7 @@ async def test_fakes_stand_for_operations_that_are_defined_later(connect: Connec
         assert await value(session, one(g)) == 6
 
 
-async def test_code_that_cannot_be_sent_is_refused_when_it_is_needed() -> None:
-    fed = Federation("unsendable")
-    lab = fed.site("lab")
+async def test_code_that_cannot_be_sent_is_refused_when_it_is_needed(fed: Federation, lab: Site) -> None:
     f = define(lab, 1)
     async with Session(fed) as session:
         assert await value(session, one(f)) == 2
@@ -291,7 +280,7 @@ async def test_workers_are_kept_unless_their_code_changes() -> None:
 
 
 async def test_a_module_that_is_loaded_again_is_loaded_by_the_workers_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fed: Federation, lab: Site
 ) -> None:
     file = tmp_path / "reloaded_cell.py"
     file.write_text("def f(x: int) -> int:\n    return x + 1\n")
@@ -299,8 +288,6 @@ async def test_a_module_that_is_loaded_again_is_loaded_by_the_workers_too(
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     module = importlib.import_module("reloaded_cell")
-    fed = Federation("modules")
-    lab = fed.site("lab")
     lab.operation(module.f)
     try:
         async with Session(fed) as session:
@@ -323,8 +310,7 @@ async def test_job_is_submitted_once_while_a_new_site_starts(tmp_path: Path, aga
         await gate.wait()
         return x
 
-    with Pipeline("count") as pipeline:
-        Yield(count(PlaceParam("x")))
+    pipeline = pipeline_of(count, "x")
     secrets = tmp_path / "secrets.json"
     secrets.write_text("{}")
     secrets.chmod(0o600)
@@ -354,9 +340,7 @@ async def test_job_submitted_before_a_redefinition_runs_the_code_that_was_there(
 
     def added(number: int) -> Pipeline:
         operation = define(lab, number)
-        with Pipeline("at once") as pipeline:
-            Yield(operation(PlaceParam("x")))
-        return pipeline
+        return pipeline_of(operation, "x")
 
     async with connect(federation) as session:
         first = await session.execute(added(1), {"x": 0})

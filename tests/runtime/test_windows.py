@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dfm_async import Federation, Pipeline, PlaceParam, Session, Yield
-from dfm_async.runtime.threads import Threads, ThreadSource
-from dfm_async.targets import frames
-from dfm_async.targets.frames import FrameLedger
+from dfm_async import Federation, Session
+from dfm_async.engine import frames
+from dfm_async.engine.frames import FrameLedger
+from dfm_async.runtime.sources import ThreadSource
+from dfm_async.runtime.threads import Threads
 from dfm_async.wire.codec import Codec
+from tests.support.pipelines import pipeline_of
 
 MIB = 1 << 20
 
@@ -48,7 +50,7 @@ async def test_a_thread_is_not_many_large_elements_ahead(packed: bool, monkeypat
     made = Made(np.zeros(MIB // 2), 200)  # 4 MiB each: four of them are the window
     source = ThreadSource(Threads(1, "test"), iter(made), contextvars.Context(), "made")
     if packed:
-        source.transform = Codec(trusted=True).pack
+        source.transform = Codec.for_processes().pack
     got = 0
     while found := await source.get(256):
         got += len(found)
@@ -73,7 +75,7 @@ async def test_a_thread_is_not_held_up_by_one_element_that_is_too_large() -> Non
     await source.wait_ended()
 
 
-async def test_parameter_sets_under_way_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_parameter_sets_in_flight_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     federation = Federation("f")
     site = federation.site("s")
 
@@ -81,8 +83,7 @@ async def test_parameter_sets_under_way_are_bounded_in_bytes(monkeypatch: pytest
     def size_of(values: Any) -> int:
         return len(values)
 
-    with Pipeline("p") as pipeline:
-        Yield(size_of(PlaceParam("values")))
+    pipeline = pipeline_of(size_of, "values")
 
     monkeypatch.setattr(frames, "_WINDOW_BYTES", 10_000)
     most = 0

@@ -29,7 +29,8 @@ from dfm_async import (
 from dfm_async.discovery import Discovery, ErrorFieldAdvice, SingleFieldAdvice
 from dfm_async.errors import EncodingError
 from dfm_async.federation.dfm_json import read_pipeline, write_pipeline
-from dfm_async.planner.plan import Plan, prepare
+from dfm_async.planning.plan import Plan
+from dfm_async.planning.prepare import prepare
 from dfm_async.wire.codec import Codec
 from tests.wire.shapes import values
 
@@ -157,7 +158,7 @@ def test_a_changed_discovery_is_refused_or_can_be_shown(data: Any) -> None:
 
 @given(values, st.data())
 def test_changed_bytes_are_refused_or_a_value(value: Any, data: st.DataObject) -> None:
-    codec = Codec(trusted=False)
+    codec = Codec.for_untrusted()
     try:
         encoded = bytearray(codec.encode(value))
     except EncodingError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,19 +9,18 @@ from typing import Any
 
 import pytest
 
-from dfm_async import ClassPath, Federation, JobFailed, Pipeline, Session, VaultConfig, Yield
+from dfm_async import Federation, JobFailed, Pipeline, Session, Yield
 from dfm_async.errors import DfmError
+from dfm_async.federation import ClassPath, VaultConfig
 from tests.conftest import Connect
 from tests.safety import borrowed
 from tests.safety.documents import MARK
-
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import ROOT, run_python
 
 
 def test_reading_hostile_documents_makes_python_do_nothing_else(tmp_path: Path) -> None:
-    command = [sys.executable, "-B", "-m", "tests.safety.watched", str(tmp_path)]  # -B: writing bytecode is no fault
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    # -B: writing bytecode is no fault
+    done = run_python("-B", "-m", "tests.safety.watched", tmp_path, cwd=ROOT, timeout=120)
     assert done.stdout.startswith("tried "), done.stdout
     assert int(done.stdout.split()[1]) > 100
     assert [path.name for path in tmp_path.iterdir()] == ["federation.dfm.yaml"]
@@ -37,7 +35,7 @@ PATHS = [
     "importlib.import_module",
     "antigravity.Joke",
     "__main__.Adapter",
-    "dfm_async.exchange.subprocess_launcher.SubprocessLauncher",
+    "dfm_async.exchange.launcher.SubprocessLauncher",
     "dfm_async.session.session.Session",
     "tests.safety.borrowed.Popen",
     "tests.safety.borrowed.run",
@@ -65,7 +63,7 @@ def hostile() -> Federation:
     return federation
 
 
-async def test_classes_that_are_no_adapters_are_not_built(connect: Connect) -> None:
+async def test_classes_that_are_not_adapters_are_not_built(connect: Connect) -> None:
     federation = hostile()
     pipelines = []
     for number, path in enumerate(PATHS):
@@ -84,7 +82,7 @@ async def test_classes_that_are_no_adapters_are_not_built(connect: Connect) -> N
 
 
 @pytest.mark.parametrize("path", ["subprocess.Popen", "tests.safety.borrowed.Popen", "tests.safety.borrowed.Bodiless"])
-async def test_classes_that_are_no_vaults_are_not_built(path: str) -> None:
+async def test_classes_that_are_not_vaults_are_not_built(path: str) -> None:
     federation = Federation("hostile")
     federation.site("here", vault=VaultConfig(path=path, args=ARGS)).operation(len)
     with pytest.raises(DfmError, match=r"vault|secret"):

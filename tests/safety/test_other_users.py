@@ -12,15 +12,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from dfm_async import Federation, JobAborted, Pipeline, Session, WorkerLost, Yield
-from dfm_async.exchange.bootstrap import Address, read_bootstrap
-from dfm_async.exchange.gate import SocketGate, connect
+from dfm_async import Federation, JobAborted, Session, WorkerLost
+from dfm_async.base.sockets import connect_local
+from dfm_async.exchange.bootstrap import Address, read_bootstrap, stamp_of
+from dfm_async.exchange.handshake import HandshakeTransport, connect
 from dfm_async.exchange.messages import VERSION, Chunk, Hello, Message, Welcome
 from dfm_async.exchange.options import ExecutorOptions
-from dfm_async.exchange.pipes.base import stamp_of
 from dfm_async.targets.flare import gateway as gateways
 from dfm_async.targets.flare.gateway import Frames, Gateway, prove, split_address
-from dfm_async.wire.local_sockets import connect_local
+from tests.support.pipelines import yielding
+from tests.support.processes import started
+from tests.support.sessions import first_value
 
 NOBODY = 65534
 
@@ -71,32 +73,24 @@ class Attacker:
 @contextlib.contextmanager
 def attacker(address: str, what: str) -> Iterator[Attacker]:
     command = [sys.executable, "-c", _ATTACKER, address.lstrip("\0@"), what]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield Attacker(process)
-        finally:
-            process.kill()
+    with started(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        yield Attacker(process)
 
 
-async def test_nothing_is_sent_to_an_address_that_another_user_has_taken() -> None:
+@pytest.mark.parametrize("who", ["worker", "program"])
+async def test_nothing_is_sent_to_an_address_that_another_user_has_taken(who: str) -> None:
     name = f"dfm-async-{secrets.token_hex(8)}"
     with attacker(name, "takes") as other:
         assert await other.says() == "has it"
         with pytest.raises(PermissionError, match="another user"):
-            await connect_local(asyncio.Protocol, f"\0{name}")
+            if who == "worker":
+                await connect_local(asyncio.Protocol, f"\0{name}")
+            else:
+                await connect(Address(kind="unix", name=f"@{name}"), 1)
         assert [await other.says(), await other.says()] == ["connected", "got 0 bytes"]
 
 
-async def test_programs_do_not_speak_to_a_gate_of_another_user() -> None:
-    name = f"dfm-async-{secrets.token_hex(8)}"
-    with attacker(name, "takes") as other:
-        assert await other.says() == "has it"
-        with pytest.raises(PermissionError):
-            await connect(Address(kind="unix", name=f"@{name}"), 1)
-        assert [await other.says(), await other.says()] == ["connected", "got 0 bytes"]
-
-
-async def test_a_worker_sends_no_token_to_another_user_who_has_the_address_of_a_dead_one() -> None:
+async def test_worker_sends_no_token_to_a_reused_address_of_another_user() -> None:
     fed = Federation("taken")
     lab, desk = fed.site("lab"), fed.site("desk")
 
@@ -108,10 +102,8 @@ async def test_a_worker_sends_no_token_to_another_user_who_has_the_address_of_a_
     def take(value: str) -> str:
         return value
 
-    with Pipeline("takes") as takes:
-        Yield(take("nothing"))
-    with Pipeline("sends") as sends:
-        Yield(take(secret()))
+    takes = yielding(lambda: take("nothing"))
+    sends = yielding(lambda: take(secret()))
     name = f"dfm-async-{secrets.token_hex(8)}"
     async with Session(fed) as session:
         await (await session.execute(takes))
@@ -128,11 +120,11 @@ async def test_a_worker_sends_no_token_to_another_user_who_has_the_address_of_a_
             assert isinstance(caught.value.__cause__, WorkerLost)
             assert any("a process of another user" in line for line in caught.value.__cause__.lines)
             worker.address = address
-        assert (await (await session.execute(sends)).first()).value == "confidential"
+        assert await first_value(session, sends) == "confidential"
 
 
-async def test_a_flood_of_another_user_keeps_no_program_from_the_gate() -> None:
-    gate = SocketGate("unix")
+async def test_flood_by_another_user_does_not_block_programs() -> None:
+    gate = HandshakeTransport("unix")
     await gate.open(ExecutorOptions(), "berlin", "j1")
     try:
         bootstrap = read_bootstrap(gate.invite(lambda _: None, launch_once=True))
@@ -144,7 +136,7 @@ async def test_a_flood_of_another_user_keeps_no_program_from_the_gate() -> None:
             pipe.send(Hello(VERSION, bootstrap.token, bootstrap.session, os.getpid()))
             async with asyncio.timeout(30):
                 assert isinstance(await receiver.first, Welcome)
-            assert not gate._strangers, "others are not counted"
+            assert not gate._pending, "others are not counted"
             pipe.close()
     finally:
         await gate.close()
@@ -166,7 +158,7 @@ class _Receiver:
             self.first.set_exception(ConnectionError(reason))
 
 
-async def test_a_flood_of_another_user_keeps_no_application_from_the_gateway() -> None:
+async def test_flood_by_another_user_does_not_block_the_gateway() -> None:
     sent: asyncio.Queue[list[bytes]] = asyncio.Queue()
     gateway = Gateway(lambda message: sent.put_nowait(list(getattr(message, "data", ()))))
     await gateway.open()
@@ -185,7 +177,7 @@ async def test_a_flood_of_another_user_keeps_no_application_from_the_gateway() -
                 connection.send(b"for the hub")
                 assert await sent.get() == [b"for the hub"]
             assert not lost.is_set()
-            assert len(gateway._strangers) <= gateways._STRANGERS
+            assert len(gateway._unauthenticated) <= gateways._MOST_UNAUTHENTICATED
     finally:
         connection.abort()
         await gateway.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 from typing import Any
@@ -10,10 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from dfm_async import Federation, JobFailed, JobStatus, Pipeline, PipelineError, Yield
+from dfm_async import Federation, JobFailed, JobStatus, Pipeline, PipelineError
 from dfm_async.net import spec
-from dfm_async.planner.plan import Plan, prepare
+from dfm_async.planning.plan import Plan
+from dfm_async.planning.prepare import prepare
 from tests.conftest import Connect
+from tests.support.pipelines import pipeline_of
+from tests.support.sessions import first_value
 
 fed = Federation("target")
 here = fed.site("here")
@@ -106,7 +108,7 @@ BAD_TEXT = [
 
 
 @pytest.mark.parametrize("text", BAD_TEXT, ids=range(len(BAD_TEXT)))
-def test_what_is_no_pipeline_is_refused(text: str) -> None:
+def test_invalid_pipeline_is_refused(text: str) -> None:
     with pytest.raises(PipelineError):
         used(text)
 
@@ -136,19 +138,17 @@ BAD_BODIES: dict[str, list[dict[str, Any]]] = {
 }
 
 
-async def test_what_reaches_too_far_is_refused_and_the_session_goes_on(connect: Connect) -> None:
-    with Pipeline() as good:
-        Yield(items())
+async def test_pipeline_beyond_the_limits_is_refused_and_the_session_goes_on(connect: Connect) -> None:
+    good = pipeline_of(items)
     async with connect(fed) as session:
         for name, body in BAD_BODIES.items():
             with pytest.raises(PipelineError):
                 await session.execute(Pipeline.model_validate({"name": name, "body": body}))
-            assert (await (await session.execute(good)).first()).value == [1, 2, 3]
+            assert await first_value(session, good) == [1, 2, 3]
 
 
-async def test_a_plan_that_cannot_be_given_to_the_sites_ends_its_own_job(connect: Connect) -> None:
-    with Pipeline() as good:
-        Yield(items())
+async def test_unsendable_plan_ends_only_its_own_job(connect: Connect) -> None:
+    good = pipeline_of(items)
     async with connect(fed) as session:
         plan = await session.prepare(good)
         first, *others = plan.nets[0].transitions
@@ -159,7 +159,6 @@ async def test_a_plan_that_cannot_be_given_to_the_sites_ends_its_own_job(connect
             Plan.from_json(bad.to_json())
         for _ in range(2):  # the second time, the workers must not believe that they know it
             with pytest.raises(JobFailed, match="cannot be given to the sites"):
-                async with asyncio.timeout(20):
-                    await (await session.execute(bad))
+                await (await session.execute(bad))
         job = await session.execute(good)
         assert await job is JobStatus.FINISHED

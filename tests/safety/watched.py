@@ -18,8 +18,8 @@ from dfm_async import Advise, Federation, Pipeline, Yield
 from dfm_async.discovery import Discovery
 from dfm_async.errors import DfmError
 from dfm_async.federation.dfm_json import parse_pipeline
-from dfm_async.planner.discovery import prepare_discovery
-from dfm_async.planner.plan import Plan, prepare
+from dfm_async.planning.plan import Plan
+from dfm_async.planning.prepare import prepare, prepare_discovery
 from dfm_async.wire.codec import Codec
 from tests.safety.documents import DFM_PIPELINES, FEDERATIONS, HEAD, LAZY, MARK, SERVICES, VALUES, call, dfm
 from tests.safety.test_pipelines import BAD_BODIES, BAD_TEXT
@@ -80,7 +80,7 @@ def attempts(file: Path) -> list[Callable[[], Any]]:
     ]
     for document in SERVICES.values():
         found.append(lambda document=document: serve(document))  # type: ignore[misc]
-    codec = Codec(trusted=False)
+    codec = Codec.for_untrusted()
     for text in (*FEDERATIONS.values(), *LAZY.values()):
         found.append(lambda text=text: read(text))  # type: ignore[misc]
     for text in DFM_PIPELINES.values():

@@ -14,6 +14,13 @@ from typing import Any
 from dfm_async.site import Provider, Site
 
 
+def note_end(folder: str, what: str) -> None:
+    """Write into a file what was closed, if there is a folder for it."""
+    if folder:
+        with (Path(folder) / "ends").open("a") as file:
+            file.write(f"{what}\n")
+
+
 class Lab(Site):
     """A site object with attributes of its own, and an end."""
 
@@ -24,9 +31,7 @@ class Lab(Site):
         self.nothing = 0
 
     def close(self) -> None:
-        if self.folder:
-            with (Path(self.folder) / "ends").open("a") as file:
-                file.write("site\n")
+        note_end(self.folder, "site")
 
 
 class Shelf(Provider):
@@ -37,10 +42,7 @@ class Shelf(Provider):
         self.label = label
 
     async def aclose(self) -> None:
-        folder = self.site.folder  # type: ignore[attr-defined]
-        if folder:
-            with (Path(folder) / "ends").open("a") as file:
-                file.write("provider\n")
+        note_end(self.site.folder, "provider")  # type: ignore[attr-defined]
 
 
 class Echo:
@@ -93,10 +95,7 @@ class Placed:
         }
 
     def close(self) -> None:
-        folder = getattr(self.site, "folder", "")
-        if folder:
-            with (Path(folder) / "ends").open("a") as file:
-                file.write("adapter\n")
+        note_end(getattr(self.site, "folder", ""), "adapter")
 
 
 class Logs:

@@ -10,27 +10,13 @@ from typing import Any
 
 import pytest
 
-from dfm_async import (
-    ClassPath,
-    Const,
-    ExposedParameter,
-    Federation,
-    ForEach,
-    FromParam,
-    FromProvider,
-    FromSite,
-    JobFailed,
-    LocalOptions,
-    Pipeline,
-    PlaceParam,
-    RetryPolicy,
-    Session,
-    Yield,
-)
+from dfm_async import Federation, ForEach, JobFailed, LocalOptions, Pipeline, PlaceParam, RetryPolicy, Session, Yield
+from dfm_async.federation import ClassPath, Const, ExposedParameter, FromParam, FromProvider, FromSite
 from dfm_async.federation.bindings import Binding
 from dfm_async.testing import override
 from tests.conftest import Connect
 from tests.site import adapters
+from tests.support.pipelines import pipeline_of
 
 HERE = "tests.site.adapters"
 
@@ -41,6 +27,27 @@ def path(name: str, **args: Any) -> ClassPath:
 
 def federation(**options: Any) -> Federation:
     return Federation("minifed", api_version="1.2.0", **options)
+
+
+def declared(a: int, b: str = "default", c: list[int] | None = None) -> dict[str, Any]: ...  # type: ignore[empty-body]
+
+
+def of_x(x: int) -> Any: ...
+
+
+def of_n(n: int) -> list[int]: ...  # type: ignore[empty-body]
+
+
+def offering(code: Any, declaration: Any = of_x, *, impl: ClassPath | None = None, **adapter: Any) -> Federation:
+    """Return a federation with the operation ``op``, which the site ``lab`` offers with an adapter."""
+    fed = federation()
+    fed.declare("op", declaration)
+    fed.site("lab", impl=impl).adapt("op", code, **adapter)
+    return fed
+
+
+def call_of(fed: Federation, *params: str, **args: Any) -> Pipeline:
+    return pipeline_of(fed.operations.op, *params, **args)
 
 
 async def run(session: Session, pipeline: Pipeline, params: Any = None) -> list[Any]:
@@ -59,38 +66,29 @@ async def failure(session: Session, pipeline: Pipeline) -> str:
     return str(caught.value.errors[0])
 
 
-def declared(a: int, b: str = "default", c: list[int] | None = None) -> dict[str, Any]: ...  # type: ignore[empty-body]
-
-
-def of_x(x: int) -> Any: ...
-
-
-def of_n(n: int) -> list[int]: ...  # type: ignore[empty-body]
+async def inline_failure(fed: Federation) -> str:
+    """Return the error of a call of ``op``."""
+    async with Session(fed, target="inline") as session:
+        return await failure(session, call_of(fed, x=1))
 
 
 # arguments
 
 
 async def test_an_adapter_gets_all_parameters_by_name_also_those_that_the_call_leaves_out(connect: Connect) -> None:
-    fed = federation()
-    fed.declare("echo", declared)
-    fed.site("lab").adapt("echo", path("Echo"))
+    fed = offering(path("Echo"), declared)
     with Pipeline() as pipeline:
-        Yield(fed.operations.echo(1), place="a")
-        Yield(fed.operations.echo(0, c=[], b=""), place="b")
+        Yield(fed.operations.op(1), place="a")
+        Yield(fed.operations.op(0, c=[], b=""), place="b")
     async with connect(fed) as session:
         assert await run(session, pipeline) == [{"a": 1, "b": "default", "c": None}, {"a": 0, "b": "", "c": []}]
 
 
 @pytest.mark.parametrize("value", [True, False, None, 0, "", [], {"deep": [0]}])
 async def test_constants_arrive_as_they_are_also_falsy_ones(value: Any) -> None:
-    fed = federation()
-    fed.declare("echo", of_x)
-    fed.site("lab").adapt("echo", path("Echo"), bind={"given": Const(value), "also": FromParam("x")})
-    with Pipeline() as pipeline:
-        Yield(fed.operations.echo(0))
+    fed = offering(path("Echo"), bind={"given": Const(value), "also": FromParam("x")})
     async with Session(fed, target="inline") as session:
-        assert await run(session, pipeline) == [{"given": value, "also": 0}]
+        assert await run(session, call_of(fed, x=0)) == [{"given": value, "also": 0}]
 
 
 def exposing(x: int, y: Any = 3) -> Any: ...
@@ -100,16 +98,14 @@ def exposing(x: int, y: Any = 3) -> Any: ...
 async def test_an_exposed_parameter_takes_the_place_of_what_is_bound_unless_it_is_none(
     connect: Connect, param: str
 ) -> None:
-    fed = federation()
-    fed.declare("echo", exposing)
     bound = Const("bound", ExposedParameter(param=param))
-    fed.site("lab").adapt("echo", path("Echo"), bind={"a": FromParam("x"), "b": bound})
+    fed = offering(path("Echo"), exposing, bind={"a": FromParam("x"), "b": bound})
     with Pipeline() as pipeline:
-        Yield(fed.operations.echo(1), place="left out")
-        Yield(fed.operations.echo(1, **{param: None}), place="none")
-        Yield(fed.operations.echo(1, **{param: PlaceParam("value")}), place="none by a parameter")
+        Yield(fed.operations.op(1), place="left out")
+        Yield(fed.operations.op(1, **{param: None}), place="none")
+        Yield(fed.operations.op(1, **{param: PlaceParam("value")}), place="none by a parameter")
         for value in (0, False, "", "given"):
-            Yield(fed.operations.echo(1, **{param: value}), place="given", multiuse=True)
+            Yield(fed.operations.op(1, **{param: value}), place="given", multiuse=True)
     async with connect(fed) as session:
         job = await session.execute(pipeline, {"value": None})
         results = await job.collect()
@@ -122,53 +118,39 @@ async def test_an_exposed_parameter_takes_the_place_of_what_is_bound_unless_it_i
 async def test_an_adapter_that_changes_a_constant_changes_only_its_own() -> None:
     def greedy(x: int, default: dict[str, int] = {}) -> list[int]: ...  # type: ignore[empty-body] # noqa: B006 - the test
 
-    fed = federation()
-    fed.declare("greedy", greedy)
     bind: dict[str, Binding] = {"x": FromParam("x"), "const": Const([]), "default": FromParam("default")}
-    fed.site("lab").adapt("greedy", path("Greedy", seen=[]), bind=bind)
-    with Pipeline() as pipeline:
-        Yield(fed.operations.greedy(PlaceParam("x")))
+    fed = offering(path("Greedy", seen=[]), greedy, bind=bind)
+    pipeline = call_of(fed, "x")
     async with Session(fed, target="inline") as session:
         assert sorted(await run(session, pipeline, [{"x": 1}, {"x": 2}])) == [[1, 1, 1], [2, 1, 1]]
         assert await run(session, pipeline, [{"x": 1}]) == [[1, 1, 1]]
 
 
 async def test_an_argument_can_come_from_the_site_object_and_from_a_provider(connect: Connect) -> None:
-    fed = federation()
-    fed.declare("echo", of_x)
-    lab = fed.site("lab", impl=path("Lab", scale=3))
-    lab.provider("shelf", path("Shelf", label="top"))
     bind: dict[str, Binding] = {
         "scale": FromSite("scale"),
         "zero": FromSite("nothing"),
         "label": FromProvider("shelf", "label"),
     }
-    lab.adapt("echo", path("Echo"), bind=bind)
-    with Pipeline() as pipeline:
-        Yield(fed.operations.echo(1))
+    fed = federation()
+    fed.declare("op", of_x)
+    lab = fed.site("lab", impl=path("Lab", scale=3))
+    lab.provider("shelf", path("Shelf", label="top"))
+    lab.adapt("op", path("Echo"), bind=bind)
     async with connect(fed) as session:
-        assert await run(session, pipeline) == [{"scale": 3, "zero": 0, "label": "top"}]
+        assert await run(session, call_of(fed, x=1)) == [{"scale": 3, "zero": 0, "label": "top"}]
 
 
-async def test_an_attribute_that_is_not_there_is_named() -> None:
-    fed = federation()
-    fed.declare("echo", of_x)
-    fed.site("lab").adapt("echo", path("Echo"), bind={"scale": FromSite("scale")})
-    with Pipeline() as pipeline:
-        Yield(fed.operations.echo(1))
-    async with Session(fed, target="inline") as session:
-        found = await failure(session, pipeline)
-    assert "argument 'scale' of tests.site.adapters.Echo is bound to attribute 'scale', which Site does not" in found
-
-
-async def test_bindings_do_not_reach_into_pythons_own_attributes() -> None:
-    fed = federation()
-    fed.declare("echo", of_x)
-    fed.site("lab").adapt("echo", path("Echo"), bind={"kind": FromSite("__class__.__init__.__globals__")})
-    with Pipeline() as pipeline:
-        Yield(fed.operations.echo(1))
-    async with Session(fed, target="inline") as session:
-        assert "none that bindings may read" in await failure(session, pipeline)
+@pytest.mark.parametrize(
+    ("attribute", "expected"),
+    [
+        ("scale", "argument 'scale' of tests.site.adapters.Echo is bound to attribute 'scale', which Site does not"),
+        ("__class__.__init__.__globals__", "which bindings may not read"),
+    ],
+    ids=["missing", "of Python itself"],
+)
+async def test_a_binding_reads_only_attributes_that_the_site_object_has(attribute: str, expected: str) -> None:
+    assert expected in await inline_failure(offering(path("Echo"), bind={"scale": FromSite(attribute)}))
 
 
 async def test_a_parameter_that_is_declared_as_a_list_gets_one_where_a_stream_comes(connect: Connect) -> None:
@@ -193,82 +175,56 @@ async def test_a_parameter_that_is_declared_as_a_list_gets_one_where_a_stream_co
 
 
 async def test_an_adapter_that_is_not_async_runs_in_a_thread(connect: Connect) -> None:
-    fed = federation()
-    fed.declare("echo", of_x)
-    lab = fed.site("lab", impl=path("Lab", scale=2))
-    lab.adapt("echo", path("EchoInThread"), is_async=False, bind={"x": FromParam("x"), "s": FromSite("scale")})
-    with Pipeline() as pipeline:
-        Yield(fed.operations.echo(PlaceParam("x")))
+    bind: dict[str, Binding] = {"x": FromParam("x"), "s": FromSite("scale")}
+    fed = offering(path("EchoInThread"), impl=path("Lab", scale=2), is_async=False, bind=bind)
     async with connect(fed) as session:
-        found = await run(session, pipeline, [{"x": 1}, {"x": 2}])
+        found = await run(session, call_of(fed, "x"), [{"x": 1}, {"x": 2}])
     assert found == [{"x": 1, "s": 2, "on_loop": False}, {"x": 2, "s": 2, "on_loop": False}]
 
 
 @pytest.mark.parametrize(
-    ("name", "is_async"),
+    ("code", "options"),
     [
-        ("Numbers", True),
-        ("NumbersInThread", False),
-        ("Generator", False),
-        ("AsyncGenerator", True),
-        ("Generator", True),
+        (path("Numbers"), {"is_async": True}),
+        (path("NumbersInThread"), {"is_async": False}),
+        (path("Generator"), {"is_async": False}),
+        (path("AsyncGenerator"), {"is_async": True}),
+        (path("Generator"), {"is_async": True}),
+        # classes are called as their code shows, also with bindings
+        (adapters.Generator, {"bind": {"n": FromParam("n")}}),
+        (adapters.AsyncGenerator, {"bind": {"n": FromParam("n")}}),
+        (adapters.Numbers, {"bind": {"n": FromParam("n")}}),
     ],
 )
-async def test_a_result_can_be_an_iterator_of_either_kind(name: str, is_async: bool) -> None:
-    fed = federation()
-    fed.declare("numbers", of_n)
-    fed.site("lab").adapt("numbers", path(name), is_async=is_async)
-    with Pipeline() as pipeline, ForEach(fed.operations.numbers(3)) as number:
-        Yield(number)
-    async with Session(fed, target="inline") as session:
-        assert await run(session, pipeline) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("kind", [adapters.Generator, adapters.AsyncGenerator, adapters.Numbers])
-async def test_a_class_with_bindings_is_called_as_its_code_shows(kind: type[Any]) -> None:
-    fed = federation()
-    fed.declare("numbers", of_x)
-    fed.site("lab").adapt("numbers", kind, bind={"n": FromParam("x")})
-    with Pipeline() as pipeline, ForEach(fed.operations.numbers(3)) as number:
+async def test_a_result_can_be_an_iterator_of_either_kind(code: Any, options: dict[str, Any]) -> None:
+    fed = offering(code, of_n, **options)
+    with Pipeline() as pipeline, ForEach(fed.operations.op(3)) as number:
         Yield(number)
     async with Session(fed, target="inline") as session:
         assert await run(session, pipeline) == [0, 1, 2]
 
 
 async def test_a_body_that_cannot_be_awaited_says_what_to_write() -> None:
-    fed = federation()
-    fed.declare("echo", of_x)
-    fed.site("lab").adapt("echo", path("EchoInThread"))
-    with Pipeline() as pipeline:
-        Yield(fed.operations.echo(1))
-    async with Session(fed, target="inline") as session:
-        assert "is-async: false" in await failure(session, pipeline)
+    assert "is-async: false" in await inline_failure(offering(path("EchoInThread")))
 
 
 async def test_a_class_by_its_path_gets_the_context_if_it_names_it() -> None:
-    fed = federation()
-    fed.declare("math.ask", of_x)
-    fed.site("lab").adapt("math.ask", path("Contextual"))
-    with Pipeline() as pipeline:
-        Yield(fed.operations.math.ask(3))
+    fed = offering(path("Contextual"))
     async with Session(fed, target="inline") as session:
-        assert await run(session, pipeline) == ["math.ask of 3"]
+        assert await run(session, call_of(fed, x=3)) == ["op of 3"]
 
 
 # what adapters are built with
 
 
 async def test_adapters_know_their_site_their_provider_and_their_job(connect: Connect, tmp_path: Path) -> None:
-    fed = federation()
-    fed.declare("place", of_x)
-    lab = fed.site("lab", impl=path("Lab", folder=str(tmp_path)))
-    lab.provider("shelf", path("Shelf", label="top"))
-    lab.adapt("place", path("Placed", power=2), provider="shelf")
-    lab.adapt("place", path("Placed"))
+    fed = offering(path("Placed"), impl=path("Lab", folder=str(tmp_path)))
+    fed.sites["lab"].provider("shelf", path("Shelf", label="top"))
+    fed.sites["lab"].adapt("op", path("Placed", power=2), provider="shelf")
     with Pipeline() as pipeline:
-        first = fed.operations.place(3, provider="shelf")
-        Yield(fed.operations.place(4, provider="shelf", after=first), place="a")
-        Yield(fed.operations.place(5, after=first, site="lab"), place="b")
+        first = fed.operations.op(3, provider="shelf")
+        Yield(fed.operations.op(4, provider="shelf", after=first), place="a")
+        Yield(fed.operations.op(5, after=first, site="lab"), place="b")
     async with connect(fed, homesite="desk") as session:
         job = await session.execute(pipeline)
         found = in_order(await job.collect())
@@ -281,15 +237,12 @@ async def test_adapters_know_their_site_their_provider_and_their_job(connect: Co
     assert (tmp_path / "ends").read_text().split() == ["adapter", "adapter", "provider", "site"]
 
 
-async def test_adapters_have_a_logger_that_tells_the_job_and_the_site(
+async def test_adapters_have_a_logger_with_the_job_and_the_site(
     connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    fed = federation()
-    fed.declare("log", of_x)
-    fed.site("lab").adapt("log", path("Logs"))
-    with Pipeline() as pipeline:
-        Yield(fed.operations.log(1))
+    fed = offering(path("Logs"))
+    pipeline = call_of(fed, x=1)
     async with connect(fed) as session:
         jobs = [await session.execute(pipeline), await session.execute(pipeline)]
         assert [(await job.first()).value for job in jobs] == [True, True]
@@ -302,24 +255,18 @@ async def test_adapters_have_a_logger_that_tells_the_job_and_the_site(
 
 
 async def test_each_job_has_objects_of_its_own() -> None:
-    fed = federation()
-    fed.declare("place", of_x)
-    fed.site("lab").adapt("place", path("Placed"))
+    fed = offering(path("Placed"))
     with Pipeline() as pipeline:
-        Yield(fed.operations.place(PlaceParam("x"))["calls"])
+        Yield(fed.operations.op(PlaceParam("x"))["calls"])
     async with Session(fed, target="inline") as session:
         assert sorted(await run(session, pipeline, [{"x": 1}, {"x": 1}])) == [1, 2]
         assert await run(session, pipeline, [{"x": 1}]) == [1]
 
 
 async def test_calls_at_the_same_time_share_what_is_built_and_what_fails(tmp_path: Path) -> None:
-    fed = federation()
-    fed.declare("place", of_x)
-    lab = fed.site("lab", impl=path("Lab", folder=str(tmp_path)))
-    lab.provider("shelf", path("Shelf", label="none"))
-    lab.adapt("place", path("Placed"))
-    with Pipeline() as pipeline:
-        Yield(fed.operations.place(PlaceParam("x")))
+    fed = offering(path("Placed"), impl=path("Lab", folder=str(tmp_path)))
+    fed.sites["lab"].provider("shelf", path("Shelf", label="none"))
+    pipeline = call_of(fed, "x")
     async with Session(fed, target="inline") as session:
         job = await session.execute(pipeline, [{"x": x} for x in range(100)])
         with pytest.raises(JobFailed) as caught:
@@ -327,7 +274,7 @@ async def test_calls_at_the_same_time_share_what_is_built_and_what_fails(tmp_pat
         assert caught.value.count == 100
         assert all("a shelf needs a label" in str(error) for error in caught.value.errors)
         assert (tmp_path / "ends").read_text().split() == ["site"]
-    lab.providers.clear()
+    fed.sites["lab"].providers.clear()
     async with Session(fed, target="inline") as session:
         job = await session.execute(pipeline, [{"x": x} for x in range(100)])
         assert len(await job.collect()) == 100
@@ -345,15 +292,15 @@ async def test_a_class_that_python_defines_gets_the_site_too() -> None:
         async def body(self, x: int, /) -> int:
             return x * self.site.scale
 
-    scaled = lab.operation(Scaled, name="scaled")
+    lab.operation(Scaled, name="op")
     with Pipeline() as pipeline:
-        Yield(scaled(4))
+        Yield(fed.operations.op(4))
     async with Session(fed, target="inline") as session:
         assert await run(session, pipeline) == [4]
 
 
 async def test_cached_files_are_in_the_directory_of_the_site(connect: Connect, tmp_path: Path) -> None:
-    from dfm_async import CacheConfig
+    from dfm_async.federation import CacheConfig
 
     def keep(name: str, text: str) -> str: ...  # type: ignore[empty-body]
 
@@ -393,7 +340,7 @@ async def test_an_adapter_can_send_to_another_job() -> None:
     [
         ("tests.site.adapters.Nothing", "is not there: module 'tests.site.adapters' has no 'Nothing'"),
         ("tests.site.nowhere.Echo", "cannot be imported: package 'tests.site' has no module 'nowhere'"),
-        ("tests.site.adapters.NoBody", "is no adapter: it has no body(...)"),
+        ("tests.site.adapters.NoBody", "is not an adapter: it has no body(...)"),
         ("subprocess.Popen", "is of the standard library"),
         ("os.path.Thing", "is of the standard library"),
         ("tests.site.adapters.Path", "Path, of the standard library"),
@@ -402,13 +349,7 @@ async def test_an_adapter_can_send_to_another_job() -> None:
     ],
 )
 async def test_a_path_that_leads_to_no_adapter_fails_the_job_and_says_why(code: str, expected: str) -> None:
-    fed = federation()
-    fed.declare("op", of_x)
-    fed.site("lab").adapt("op", ClassPath(code))
-    with Pipeline() as pipeline:
-        Yield(fed.operations.op(1))
-    async with Session(fed, target="inline") as session:
-        found = await failure(session, pipeline)
+    found = await inline_failure(offering(ClassPath(code)))
     assert f"operation 'op' of site 'lab': class {code!r} {expected}"[:60] in found
     assert expected in found
 
@@ -426,13 +367,9 @@ async def test_a_module_that_cannot_be_imported_says_why(
 ) -> None:
     (tmp_path / "broken_adapters.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    fed = federation()
-    fed.declare("op", of_x)
-    fed.site("lab").adapt("op", ClassPath("broken_adapters.Adapter"))
-    with Pipeline() as pipeline:
-        Yield(fed.operations.op(1))
+    fed = offering(ClassPath("broken_adapters.Adapter"))
     async with connect(fed) as session:
-        found = await failure(session, pipeline)
+        found = await failure(session, call_of(fed, x=1))
     assert expected in found
     assert 'broken_adapters.py", line 1, in <module>' in found
     assert "importlib" not in found  # only where the module has failed counts, not how it is loaded
@@ -446,48 +383,30 @@ async def test_a_module_that_cannot_be_imported_says_why(
         ({"x": FromParam("x"), "z": Const(1)}, r"that are bound \(x, z\): got an unexpected keyword argument 'z'"),
     ],
 )
-async def test_arguments_that_the_body_does_not_have_are_told_with_where_they_are_bound(
+async def test_arguments_that_the_body_lacks_are_reported_with_their_bindings(
     bind: dict[str, Any], expected: str
 ) -> None:
-    fed = federation()
-    fed.declare("op", of_x)
-
     class Same:
         async def body(self, x: int) -> int:
             return x
 
-    fed.site("lab").adapt("op", Same, bind=bind)
-    with Pipeline() as pipeline:
-        Yield(fed.operations.op(1))
-    async with Session(fed, target="inline") as session:
-        assert re.search(expected, await failure(session, pipeline))
+    assert re.search(expected, await inline_failure(offering(Same, bind=bind)))
 
 
 async def test_a_provider_does_not_take_the_name_of_something_that_sites_have() -> None:
-    fed = federation()
-    fed.declare("op", of_x)
-    lab = fed.site("lab")
-    lab.provider("cache_storage")
-    lab.adapt("op", path("Placed"))
-    with Pipeline() as pipeline:
-        Yield(fed.operations.op(1))
-    async with Session(fed, target="inline") as session:
-        assert "has an attribute 'cache_storage' already: rename the provider" in await failure(session, pipeline)
+    fed = offering(path("Placed"))
+    fed.sites["lab"].provider("cache_storage")
+    assert "has an attribute 'cache_storage' already: rename the provider" in await inline_failure(fed)
 
 
 async def test_only_packages_that_the_federation_allows_are_imported() -> None:
-    fed = federation(packages=("minifed", "tests.sit"))
-    fed.declare("op", of_x)
-    fed.site("lab").adapt("op", path("Echo"))
-    with Pipeline() as pipeline:
-        Yield(fed.operations.op(1))
-    async with Session(fed, target="inline") as session:
-        assert "of no package that the federation allows (it allows: minifed, tests.sit)" in (
-            await failure(session, pipeline)
-        )
+    fed = offering(path("Echo"))
+    fed.packages = ("minifed", "tests.sit")
+    found = await inline_failure(fed)
+    assert "of no package that the federation allows (it allows: minifed, tests.sit)" in found
     fed.packages = ("tests.site",)
     async with Session(fed, target="inline") as session:
-        assert await run(session, pipeline) == [{"x": 1}]
+        assert await run(session, call_of(fed, x=1)) == [{"x": 1}]
 
 
 @pytest.mark.parametrize(
@@ -500,45 +419,29 @@ async def test_only_packages_that_the_federation_allows_are_imported() -> None:
 async def test_a_constructor_that_fails_is_named_with_its_operation_site_and_argument(
     connect: Connect, code: ClassPath, expected: str
 ) -> None:
-    fed = federation()
-    fed.declare("op", of_x)
-    fed.site("lab").adapt("op", code)
-    with Pipeline() as pipeline:
-        Yield(fed.operations.op(1))
+    fed = offering(code)
     async with connect(fed) as session:
-        assert f"operation 'op' of site 'lab': class {code.path!r} {expected}" in await failure(session, pipeline)
+        found = await failure(session, call_of(fed, x=1))
+    assert f"operation 'op' of site 'lab': class {code.path!r} {expected}" in found
 
 
 @pytest.mark.parametrize(
     ("impl", "expected"),
     [
-        (path("Echo"), "the site object of site 'lab': class 'tests.site.adapters.Echo' is no subclass of"),
+        (path("Echo"), "the site object of site 'lab': class 'tests.site.adapters.Echo' is not a subclass of"),
         (path("Lab", height=2), "got an unexpected keyword argument 'height'"),
-        (path("Shelf"), "is no subclass of dfm_async.site.Site"),
+        (path("Shelf"), "is not a subclass of dfm_async.site.Site"),
     ],
 )
 async def test_a_site_object_that_cannot_be_built_fails_the_job_that_needs_it(impl: ClassPath, expected: str) -> None:
-    fed = federation()
-    fed.declare("op", of_x)
-    lab = fed.site("lab", impl=impl)
-    lab.adapt("op", path("Placed"))
-    with Pipeline() as pipeline:
-        Yield(fed.operations.op(1))
-    async with Session(fed, target="inline") as session:
-        assert expected in await failure(session, pipeline)
+    assert expected in await inline_failure(offering(path("Placed"), impl=impl))
 
 
 async def test_what_was_built_before_a_constructor_failed_is_closed_all_the_same(tmp_path: Path) -> None:
-    fed = federation()
-    fed.declare("op", of_x)
-    lab = fed.site("lab", impl=path("Lab", folder=str(tmp_path)))
-    lab.provider("good", path("Shelf"))
-    lab.provider("bad", path("Shelf", label="none"))
-    lab.adapt("op", path("Placed"))
-    with Pipeline() as pipeline:
-        Yield(fed.operations.op(1))
-    async with Session(fed, target="inline") as session:
-        found = await failure(session, pipeline)
+    fed = offering(path("Placed"), impl=path("Lab", folder=str(tmp_path)))
+    fed.sites["lab"].provider("good", path("Shelf"))
+    fed.sites["lab"].provider("bad", path("Shelf", label="none"))
+    found = await inline_failure(fed)
     assert "provider 'bad' of site 'lab': class 'tests.site.adapters.Shelf' cannot be built: ValueError: a sh" in found
     assert (tmp_path / "ends").read_text().split() == ["provider", "site"]
 
@@ -546,37 +449,23 @@ async def test_what_was_built_before_a_constructor_failed_is_closed_all_the_same
 async def test_nothing_is_imported_before_a_call_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "late_adapters.py").write_text("class Late:\n    async def body(self, x): return -x\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    fed = federation()
-    fed.declare("late", of_x)
-    fed.site("lab").adapt("late", ClassPath("late_adapters.Late"))
-    with Pipeline() as pipeline:
-        Yield(fed.operations.late(1))
+    fed = offering(ClassPath("late_adapters.Late"))
     async with Session(fed, target="inline") as session:
-        await session.prepare(pipeline)
+        await session.prepare(call_of(fed, x=1))
         assert "late_adapters" not in sys.modules
-        assert await run(session, pipeline) == [-1]
+        assert await run(session, call_of(fed, x=1)) == [-1]
     monkeypatch.delitem(sys.modules, "late_adapters")
 
 
 async def test_retries_and_deadlines_count_for_adapters_too(connect: Connect) -> None:
-    fed = federation()
-    fed.declare("place", of_x)
-    policy = RetryPolicy(attempts=3, backoff=0)
-    fed.site("lab").adapt("place", path("Placed"), retry=policy, deadline=10.0)
-    with Pipeline() as pipeline:
-        Yield(fed.operations.place(3)["value"])
+    fed = offering(path("Contextual"), retry=RetryPolicy(attempts=3, backoff=0), deadline=10.0)
     async with connect(fed) as session:
-        assert await run(session, pipeline) == [3]
+        assert await run(session, call_of(fed, x=3)) == ["op of 3"]
 
 
 async def test_a_fake_needs_neither_the_class_nor_the_site(connect: Connect) -> None:
-    fed = federation()
-    fed.declare("place", declared)
-    lab = fed.site("lab", impl=ClassPath("nowhere.Lab"))
-    lab.adapt("place", ClassPath("nowhere.Adapter"), bind={"x": FromSite("y")})
-    with Pipeline() as pipeline:
-        Yield(fed.operations.place(2))
-    with override(fed, "place", lambda a, b, c: (a, b, c)) as fake:
+    fed = offering(ClassPath("nowhere.Adapter"), declared, impl=ClassPath("nowhere.Lab"), bind={"x": FromSite("y")})
+    with override(fed, "op", lambda a, b, c: (a, b, c)) as fake:
         async with connect(fed, options=LocalOptions()) as session:
-            assert [tuple(found) for found in await run(session, pipeline)] == [(2, "default", None)]
+            assert [tuple(found) for found in await run(session, call_of(fed, a=2))] == [(2, "default", None)]
     assert len(fake.calls) == 1

@@ -21,32 +21,30 @@ from keyring.backend import KeyringBackend
 from keyring.backends.fail import Keyring as NoKeyring
 
 from dfm_async import (
-    ClassPath,
     DfmError,
-    ExposedParameter,
     Federation,
-    FromParam,
-    FromSecrets,
     JobAborted,
     JobFailed,
     OperationContext,
     OperationFailed,
     Pipeline,
-    PlaceParam,
-    SecretError,
     Session,
     SessionClosed,
-    VaultConfig,
     Yield,
     current_context,
 )
+from dfm_async.engine.engine import Engine
+from dfm_async.errors import SecretError
+from dfm_async.federation import ClassPath, ExposedParameter, FromParam, FromSecrets, VaultConfig
 from dfm_async.federation.bindings import Binding
 from dfm_async.runtime.site import SiteRuntime
 from dfm_async.site import EnvironmentVault, FileVault, KeyringVault
-from dfm_async.targets.hub import Hub
 from dfm_async.web import AllowAnyone, Service
 from tests.conftest import Connect, TargetName
 from tests.site.adapters import StuckVault
+from tests.support.pipelines import pipeline_of
+from tests.support.sessions import first_value
+from tests.support.waiting import PROMPT
 
 HERE = "tests.site.adapters"
 
@@ -60,22 +58,27 @@ def secret() -> str:
 def of_how(how: str) -> int: ...  # type: ignore[empty-body]
 
 
-def told(vault: Any, key: str = "api_key") -> Federation:
+def told(vault: Any, key: str | FromSecrets = "api_key") -> Federation:
+    """Return a federation whose operation ``tell`` gets a secret of its site, and returns its length."""
     fed = Federation("vaulted")
     fed.declare("tell", of_how)
-    bind: dict[str, Binding] = {"key": FromSecrets(key), "how": FromParam("how")}
+    secret = FromSecrets(key) if isinstance(key, str) else key
+    bind: dict[str, Binding] = {"key": secret, "how": FromParam("how")}
     fed.site("lab", vault=vault).adapt("tell", ClassPath(f"{HERE}.Teller"), bind=bind)
     return fed
 
 
 def telling(fed: Federation) -> Pipeline:
-    with Pipeline("telling") as pipeline:
-        Yield(fed.operations.tell(PlaceParam("how")))
-    return pipeline
+    return pipeline_of(fed.operations.tell, "how", name="telling")
 
 
-async def length(session: Session, pipeline: Pipeline, how: str = "") -> Any:
-    return (await (await session.execute(pipeline, {"how": how})).first()).value
+async def length(session: Session, fed: Federation, how: str = "") -> Any:
+    return await first_value(session, telling(fed), {"how": how})
+
+
+async def inline_length(fed: Federation) -> Any:
+    async with Session(fed, target="inline") as session:
+        return await length(session, fed)
 
 
 # where they come from
@@ -87,7 +90,7 @@ async def test_a_secret_is_in_the_environment_of_the_site_by_default(
     monkeypatch.setenv("DFM_SECRET_API_KEY", secret)
     fed = told(None)
     async with connect(fed) as session:
-        assert await length(session, telling(fed)) == len(secret)
+        assert await length(session, fed) == len(secret)
 
 
 async def test_a_secret_is_asked_for_anew_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +98,7 @@ async def test_a_secret_is_asked_for_anew_at_each_call(monkeypatch: pytest.Monke
     async with Session(fed, target="inline") as session:
         for size in (9, 14):
             monkeypatch.setenv("TEAM_API_KEY", secrets.token_hex(size))
-            assert await length(session, telling(fed)) == 2 * size
+            assert await length(session, fed) == 2 * size
 
 
 @pytest.mark.parametrize("suffix", ["json", "yaml", "directory"])
@@ -108,9 +111,7 @@ async def test_a_secret_can_be_in_a_file(tmp_path: Path, secret: str, suffix: st
     else:
         path.write_text(json.dumps({"api_key": secret}))
         path.chmod(0o640)
-    fed = told(VaultConfig(path="file", args={"path": str(path)}))
-    async with Session(fed, target="inline") as session:
-        assert await length(session, telling(fed)) == len(secret)
+    assert await inline_length(told(VaultConfig(path="file", args={"path": str(path)}))) == len(secret)
 
 
 class _Ring(KeyringBackend):
@@ -140,17 +141,15 @@ def ring() -> Iterator[_Ring]:
     keyring.set_keyring(before)
 
 
-async def test_a_machine_without_a_keyring_is_told(ring: _Ring) -> None:
+async def test_a_machine_without_a_keyring_is_reported(ring: _Ring) -> None:
     keyring.set_keyring(NoKeyring())  # type: ignore[no-untyped-call] # what keyring takes if there is none
-    with pytest.raises(SecretError, match="there is no keyring where the site runs: install a backend"):
+    with pytest.raises(SecretError, match="the site has no keyring: install a backend"):
         KeyringVault("weather").secret_for_key("key")
 
 
 async def test_a_secret_can_be_in_the_keyring(ring: _Ring, secret: str) -> None:
     ring.set_password("weather", "api_key", secret)
-    fed = told(VaultConfig(path="keyring", args={"service": "weather"}))
-    async with Session(fed, target="inline") as session:
-        assert await length(session, telling(fed)) == len(secret)
+    assert await inline_length(told(VaultConfig(path="keyring", args={"service": "weather"}))) == len(secret)
     with pytest.raises(SecretError, match="keyring set SERVICE other"):
         KeyringVault("weather").secret_for_key("other")
 
@@ -162,23 +161,19 @@ async def test_a_vault_can_be_a_class_of_your_own_that_blocks_or_is_asynchronous
     args: dict[str, Any] = {"secrets": {"api_key": secret}} if name == "ColdVault" else {"value": secret}
     fed = told(VaultConfig(path=f"{HERE}.{name}", args=args))
     async with connect(fed) as session:
-        assert await length(session, telling(fed)) == len(secret)
+        assert await length(session, fed) == len(secret)
 
 
 async def test_a_vault_that_the_site_has_built_is_closed_with_it(tmp_path: Path) -> None:
     fed = told(VaultConfig(path=f"{HERE}.ClosingVault", args={"folder": str(tmp_path)}))
     async with Session(fed, target="inline") as session:
-        assert await length(session, telling(fed)) == len("from a vault with an end")
+        assert await length(session, fed) == len("from a vault with an end")
         assert not (tmp_path / "closed").exists()
     assert (tmp_path / "closed").exists()
 
 
 async def test_a_value_for_an_exposed_parameter_spares_the_vault(connect: Connect) -> None:
-    fed = Federation("vaulted")
-    fed.declare("tell", of_how)
-    token = FromSecrets("missing", ExposedParameter(param="token", type="string"))
-    bind: dict[str, Binding] = {"key": token, "how": FromParam("how")}
-    fed.site("lab").adapt("tell", ClassPath(f"{HERE}.Teller"), bind=bind)
+    fed = told(None, FromSecrets("missing", ExposedParameter(param="token", type="string")))
     with Pipeline() as pipeline:
         Yield(fed.operations.tell("", token=""), place="none")
         Yield(fed.operations.tell("", token="own"), place="own")
@@ -211,35 +206,29 @@ async def test_operations_ask_by_their_context(connect: Connect, secret: str) ->
 def of_key(key: str) -> int: ...  # type: ignore[empty-body]
 
 
-async def _asked_by_adapter(fed: Federation, key: str) -> Any:
-    with Pipeline() as pipeline:
-        Yield(fed.operations.ask(key))
-    async with Session(fed, target="inline") as session:
-        return (await (await session.execute(pipeline)).first()).value
-
-
-async def test_an_adapter_can_ask_its_site_object(monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
-    monkeypatch.setenv("DFM_SECRET_MINE", secret)
-    for name, is_async in (("AsksItself", False), ("AsksOnLoop", True)):
-        fed = Federation("asking")
-        fed.declare("ask", of_key)
-        fed.site("lab").adapt("ask", ClassPath(f"{HERE}.{name}"), is_async=is_async)
-        assert await _asked_by_adapter(fed, "mine") == len(secret)
-        with pytest.raises(JobFailed, match="DFM_SECRET_OTHER is not set") as caught:
-            await _asked_by_adapter(fed, "other")
-        assert isinstance(caught.value.errors[0].__cause__, ValueError)  # as adapters for DFM expect it
-
-
-async def test_a_thread_can_ask_an_asynchronous_vault_and_the_loop_is_told_what_to_do(secret: str) -> None:
+async def _asked_by_adapter(name: str, key: str, vault: VaultConfig | None = None) -> Any:
+    """Return what an adapter gets that asks its site object, in a thread or on the loop."""
     fed = Federation("asking")
     fed.declare("ask", of_key)
+    fed.site("lab", vault=vault).adapt("ask", ClassPath(f"{HERE}.{name}"), is_async=name == "AsksOnLoop")
+    async with Session(fed, target="inline") as session:
+        return await first_value(session, pipeline_of(fed.operations.ask, key=key))
+
+
+@pytest.mark.parametrize("name", ["AsksItself", "AsksOnLoop"])
+async def test_an_adapter_can_ask_its_site_object(monkeypatch: pytest.MonkeyPatch, secret: str, name: str) -> None:
+    monkeypatch.setenv("DFM_SECRET_MINE", secret)
+    assert await _asked_by_adapter(name, "mine") == len(secret)
+    with pytest.raises(JobFailed, match="DFM_SECRET_OTHER is not set") as caught:
+        await _asked_by_adapter(name, "other")
+    assert isinstance(caught.value.errors[0].__cause__, ValueError)  # as adapters for DFM expect it
+
+
+async def test_only_a_thread_can_ask_an_asynchronous_vault(secret: str) -> None:
     vault = VaultConfig(path=f"{HERE}.RemoteVault", args={"value": secret})
-    lab = fed.site("lab", vault=vault)
-    lab.adapt("ask", ClassPath(f"{HERE}.AsksItself"), is_async=False)
-    assert await _asked_by_adapter(fed, "any") == len(secret)
-    lab.adapt("ask", ClassPath(f"{HERE}.AsksOnLoop"))
+    assert await _asked_by_adapter("AsksItself", "any", vault) == len(secret)
     with pytest.raises(JobFailed, match="its vault is asynchronous: bind it with from-secrets"):
-        await _asked_by_adapter(fed, "any")
+        await _asked_by_adapter("AsksOnLoop", "any", vault)
 
 
 # what goes wrong
@@ -248,9 +237,8 @@ async def test_a_thread_can_ask_an_asynchronous_vault_and_the_loop_is_told_what_
 async def test_a_secret_that_is_not_there_fails_the_call_with_its_name(connect: Connect) -> None:
     fed = told(None, "missing")
     async with connect(fed) as session:
-        job = await session.execute(telling(fed), {"how": ""})
         with pytest.raises(JobFailed, match="secret 'missing' of site 'lab': the environment variable DFM_SECRET_MISS"):
-            await job
+            await length(session, fed)
 
 
 async def test_a_vault_that_cannot_be_built_stops_the_site_and_shows_no_configuration(
@@ -261,25 +249,25 @@ async def test_a_vault_that_cannot_be_built_stops_the_site_and_shows_no_configur
     fed = told(VaultConfig(path=f"{HERE}.ColdVault", args=args))
     with pytest.raises(DfmError) as caught:
         async with connect(fed) as session:
-            await (await session.execute(telling(fed), {"how": ""}))
+            await length(session, fed)
     error = caught.value.__cause__ if isinstance(caught.value, JobAborted) else caught.value
     assert isinstance(error, SecretError if target == "inline" else DfmError)
     assert "the vault of site 'lab': tests.site.adapters.ColdVault cannot be built: ValueError was raised" in str(error)
     assert "adapters.py:" in str(error)
-    assert "ended with" not in caplog.text  # it is told once
+    assert "ended with" not in caplog.text  # it is reported once
     assert_absent(secret, *_texts_of(caught.value), caplog.text)
 
 
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (VaultConfig(path="safe"), "class 'safe' is none of environment, file, keyring, nor the path of a class"),
+        (VaultConfig(path="safe"), "class 'safe' is not one of environment, file, keyring, nor the path of a class"),
         (VaultConfig(path="subprocess.Popen"), "is of the standard library"),
-        (VaultConfig(path=f"{HERE}.Echo"), "is no vault: it has no secret_for_key"),
+        (VaultConfig(path=f"{HERE}.Echo"), "is not a vault: it has no secret_for_key"),
         (VaultConfig(args={"prefx": "A_"}), "environment cannot be built with its args: got an unexpected keyword"),
         (
             VaultConfig(path="file", args={"path": "/nowhere/vault.json"}),
-            "'vault.json' cannot be read: No such file or directory (it is looked for in /nowhere)",
+            "'vault.json' cannot be read: No such file or directory (expected in /nowhere)",
         ),
         (object(), "an object of object has no secret_for_key"),
     ],
@@ -298,12 +286,10 @@ async def test_a_homesite_whose_vault_does_not_work_opens_no_session(connect: Co
             pass
 
 
-async def test_what_a_vault_raises_is_told_without_its_text(secret: str) -> None:
+async def test_what_a_vault_raises_is_reported_without_its_text(secret: str) -> None:
     fed = told(VaultConfig(path=f"{HERE}.RemoteVault", args={"value": secret}), "none")
-    async with Session(fed, target="inline") as session:
-        job = await session.execute(telling(fed), {"how": ""})
-        with pytest.raises(JobFailed, match=r"the vault \(RemoteVault\): KeyError was raised") as caught:
-            await job
+    with pytest.raises(JobFailed, match=r"the vault \(RemoteVault\): KeyError was raised") as caught:
+        await inline_length(fed)
     assert_absent(secret, *_texts_of(caught.value))
 
 
@@ -324,10 +310,8 @@ async def test_a_secret_that_is_missing_shows_the_code_that_asks_and_none_of_our
     texts = []
     async with Session(fed, target="inline") as session:
         for operation in ("asks", "bound"):
-            with Pipeline() as pipeline:
-                Yield(fed.operations[operation]())
             with pytest.raises(JobFailed, match="DFM_SECRET_NOBODY_HAS_IT is not set") as caught:
-                await (await session.execute(pipeline))
+                await first_value(session, pipeline_of(fed.operations[operation]))
             (error,) = caught.value.errors
             assert isinstance(error, OperationFailed)
             texts.append(error.remote_traceback)
@@ -335,7 +319,7 @@ async def test_a_secret_that_is_missing_shows_the_code_that_asks_and_none_of_our
     assert "File " not in texts[1]
 
 
-async def test_a_vault_that_cannot_travel_is_told_when_the_session_opens(secret: str) -> None:
+async def test_a_vault_that_cannot_be_pickled_is_reported_when_the_session_opens(secret: str) -> None:
     class Stuck:
         def __init__(self) -> None:
             self.lock = threading.Lock()
@@ -361,9 +345,9 @@ async def test_a_session_that_waits_for_a_vault_ends_at_once(target: TargetName,
         if how == "cancelled":
             connecting.cancel()
         else:
-            await asyncio.wait_for(asyncio.gather(session.close(), session.close()), 5)
+            await asyncio.wait_for(asyncio.gather(session.close(), session.close()), PROMPT)
         with pytest.raises(asyncio.CancelledError if how == "cancelled" else SessionClosed):
-            await asyncio.wait_for(connecting, 5)
+            await asyncio.wait_for(connecting, PROMPT)
     finally:
         may_be.set()
 
@@ -381,7 +365,7 @@ async def test_a_job_that_waits_for_a_vault_is_cancelled_at_once() -> None:
     async with Session(fed, target="inline") as session:
         job = await session.execute(telling(fed), {"how": ""})
         await asyncio.to_thread(asked.wait)
-        await asyncio.wait_for(job.cancel(), 5)
+        await asyncio.wait_for(job.cancel(), PROMPT)
         with pytest.raises(JobAborted):
             await job
         answer.set()
@@ -459,16 +443,12 @@ WAYS = ["log", "print", "span", "raise", "trace", "url"]
 
 
 async def test_a_secret_is_in_no_text_that_leaves_the_site(
-    connect: Connect,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    tmp_path: Path,
-    secret: str,
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, secret: str
 ) -> None:
     monkeypatch.setenv("DFM_SECRET_API_KEY", secret)
     caplog.set_level(logging.DEBUG)
     seen: list[str] = []
-    for kind in (SiteRuntime, Hub):  # what the processes tell each other, as far as it comes here
+    for kind in (SiteRuntime, Engine):  # what the processes tell each other, as far as it comes here
         monkeypatch.setattr(kind, "receive", _overheard(kind.receive, seen))
     fed = told(None)
     lab = fed.sites["lab"]
@@ -483,8 +463,7 @@ async def test_a_secret_is_in_no_text_that_leaves_the_site(
             pass
         return 1
 
-    with Pipeline("speaking") as speaking:
-        Yield(speak())
+    speaking = pipeline_of(speak, name="speaking")
     pipeline, store = telling(fed), tmp_path / "jobs.db"
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
@@ -541,7 +520,7 @@ async def test_output_of_a_worker_is_logged_without_the_secret(
     caplog.set_level(logging.INFO)
     fed = told(None)
     async with Session(fed, target="local") as session:
-        assert await length(session, telling(fed), "print") == len(key)
+        assert await length(session, fed, "print") == len(key)
     printed = [record.getMessage() for record in caplog.records if getattr(record, "origin", "") == "stdout"]
     assert printed[0] == "printed ***"
     assert set(printed[1:]) == {"***"}

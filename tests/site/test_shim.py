@@ -9,22 +9,13 @@ from typing import Any
 
 import pytest
 
-from dfm_async import (
-    ClassPath,
-    Federation,
-    FromParam,
-    FromProvider,
-    FromSite,
-    JobFailed,
-    Pipeline,
-    PlaceParam,
-    Session,
-    VaultConfig,
-    Yield,
-)
+from dfm_async import Federation, JobFailed, Pipeline, PlaceParam, Session, Yield
+from dfm_async.federation import ClassPath, FromParam, FromProvider, FromSite, VaultConfig
 from dfm_async.federation.bindings import Binding
 from dfm_async.site import shim
 from tests.conftest import Connect
+from tests.support.pipelines import pipeline_of
+from tests.support.sessions import first_value
 
 WRITTEN_FOR_DFM = """
 from typing import TYPE_CHECKING, Any
@@ -119,16 +110,25 @@ def written_for_dfm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def measuring(fed: Federation) -> Pipeline:
-    with Pipeline() as pipeline:
-        Yield(fed.operations.measure(21))
-    return pipeline
+    return pipeline_of(fed.operations.measure, x=21)
+
+
+async def failure(code: str, tmp_path: Path) -> str:
+    """Return the error of a job whose adapters are in this module."""
+    (tmp_path / "stations_lib.py").write_text(code)
+    fed = stations()
+    fed.sites["lab"].vault = VaultConfig()
+    async with Session(fed, target="inline") as session:
+        with pytest.raises(JobFailed) as caught:
+            await first_value(session, measuring(fed))
+    return str(caught.value.errors[0])
 
 
 async def test_an_adapter_for_dfm_runs_unmodified(connect: Connect) -> None:
     fed = stations()
     async with connect(fed) as session:
-        found = await (await session.execute(measuring(fed))).first()
-    assert found.value == {
+        found = await first_value(session, measuring(fed))
+    assert found == {
         "x": 42,
         "unit": "K",
         "height": 12,
@@ -174,24 +174,15 @@ async def test_an_adapter_that_sends_gives_a_frame_as_dfm_wants_it(tmp_path: Pat
 async def test_nothing_stands_in_for_dfm_unless_the_federation_asks() -> None:
     fed = stations(compat=False)
     async with Session(fed, target="inline") as session:
-        job = await session.execute(measuring(fed))
-        with pytest.raises(
-            JobFailed, match=r"Set compat=True for the federation \(--compat; .* or install nv-dfm-core"
-        ):
-            await job
+        with pytest.raises(JobFailed, match=r"Set compat=True for the federation \(--compat; .* install nv-dfm-core"):
+            await first_value(session, measuring(fed))
     assert "nv_dfm_core" not in sys.modules
 
 
 async def test_a_name_that_is_missing_says_so(tmp_path: Path) -> None:
-    (tmp_path / "stations_lib.py").write_text("from nv_dfm_core.exec import NetRunner\n")
-    fed = stations()
-    fed.sites["lab"].vault = VaultConfig()
-    async with Session(fed, target="inline") as session:
-        job = await session.execute(measuring(fed))
-        with pytest.raises(JobFailed) as caught:
-            await job
-    assert "cannot import name 'NetRunner' from 'nv_dfm_core.exec'" in str(caught.value.errors[0])
-    assert "lacks this name: install nv-dfm-core" in str(caught.value.errors[0])
+    found = await failure("from nv_dfm_core.exec import NetRunner\n", tmp_path)
+    assert "cannot import name 'NetRunner' from 'nv_dfm_core.exec'" in found
+    assert "lacks this name: install nv-dfm-core" in found
     with pytest.raises(
         AttributeError, match=r"has no nv_dfm_core.exec.NetRunner \(it has: DfmContext, .*Install nv-dfm"
     ):
@@ -199,26 +190,16 @@ async def test_a_name_that_is_missing_says_so(tmp_path: Path) -> None:
 
 
 async def test_a_module_that_is_missing_says_so(tmp_path: Path) -> None:
-    (tmp_path / "stations_lib.py").write_text("import nv_dfm_core.targets.local\n")
-    fed = stations()
-    fed.sites["lab"].vault = VaultConfig()
-    async with Session(fed, target="inline") as session:
-        with pytest.raises(JobFailed) as caught:
-            await (await session.execute(measuring(fed)))
-    said = str(caught.value.errors[0])
-    assert "stands in for nv_dfm_core (compat=True), but not for nv_dfm_core.targets: install nv-dfm-core" in said
-    assert "set compat=True" not in said
+    found = await failure("import nv_dfm_core.targets.local\n", tmp_path)
+    assert "stands in for nv_dfm_core (compat=True), but not for nv_dfm_core.targets: install nv-dfm-core" in found
+    assert "set compat=True" not in found
 
 
 async def test_a_module_that_an_installed_dfm_lacks_needs_another_version(tmp_path: Path) -> None:
     (tmp_path / "nv_dfm_core").mkdir()
     (tmp_path / "nv_dfm_core" / "__init__.py").touch()
-    (tmp_path / "stations_lib.py").write_text("import nv_dfm_core.targets\n")
-    fed = stations()
-    fed.sites["lab"].vault = VaultConfig()
-    async with Session(fed, target="inline") as session:
-        with pytest.raises(JobFailed, match=r"does not have nv_dfm_core\.targets: install another version"):
-            await (await session.execute(measuring(fed)))
+    found = await failure("import nv_dfm_core.targets\n", tmp_path)
+    assert "does not have nv_dfm_core.targets: install another version" in found
 
 
 CACHES = """

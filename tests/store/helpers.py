@@ -5,23 +5,31 @@ from __future__ import annotations
 import asyncio
 import signal
 import sqlite3
+import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from dfm_async.store.base import Entry, NewJob, StoredJob
+from dfm_async.store.database import Database
 from dfm_async.store.sqlite import SqliteStore
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.processes import ROOT, run_python
 
 
 def new_job(job_id: str, plan: bytes = b"plan") -> NewJob:
-    return NewJob(job_id, plan, "fingerprint", b"options", 12.5)
+    return NewJob(job_id=job_id, plan=plan, fingerprint="fingerprint", options=b"options", created=12.5)
 
 
 def entry(first: int, count: int = 1) -> Entry:
     """An entry that shows by its content where it belongs."""
     return Entry(first, count, first % 7, b"head %d" % first, b"payload %d" % first)
+
+
+def database(store: SqliteStore) -> Database:
+    """The connection that writes."""
+    assert store._database is not None
+    return store._database
 
 
 def row(number: int) -> bytes:
@@ -44,11 +52,23 @@ async def everything(store: SqliteStore, job_id: str = "j") -> list[Entry]:
 
 def sql(path: Path, statement: str, *arguments: Any) -> list[Any]:
     """Does something to the file behind the store's back."""
-    connection = sqlite3.connect(path, isolation_level=None)
-    try:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         return connection.execute(statement, arguments).fetchall()
-    finally:
-        connection.close()
+
+
+def run_unclosed(path: Path, last: str) -> subprocess.CompletedProcess[str]:
+    code = f"""
+import asyncio
+from dfm_async.store.sqlite import SqliteStore
+from tests.store.helpers import entry, new_job, sql
+store = SqliteStore({str(path)!r})
+async def main():
+    await store.open()
+    await store.create(new_job("j"))
+    {last}
+asyncio.run(main())
+"""
+    return run_python("-c", code, cwd=ROOT)
 
 
 class Child:
@@ -59,16 +79,9 @@ class Child:
 
     @classmethod
     async def start(cls, path: Path, *words: str) -> Child:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tests.store.child",
-            str(path),
-            *words,
-            cwd=ROOT,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
+        command = [sys.executable, "-m", "tests.store.child", str(path), *words]
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe)
         child = cls(process)
         assert await child.line() == "ready"
         return child

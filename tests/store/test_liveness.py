@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from dfm_async.model.status import JobStatus
-from dfm_async.store import liveness
-from dfm_async.store.liveness import Locks, OfdLocks, ProcessLocks, open_locks
+from dfm_async.store.processes import Locks, OfdLocks, ProcessLocks, open_locks
 from dfm_async.store.sqlite import SqliteStore
-from tests.store.helpers import ROOT, found, new_job
+from tests.store.helpers import found, new_job
+from tests.support.processes import ROOT, run_python
 
 KINDS = [OfdLocks, ProcessLocks]
 Kind = type[OfdLocks] | type[ProcessLocks]
@@ -33,11 +32,11 @@ def path(tmp_path: Path) -> str:
 def other_process(kind: Kind, path: str, byte: int) -> tuple[bool, bool]:
     """Whether another process sees the lock as held, and can acquire it."""
     code = f"""
-from dfm_async.store.liveness import {kind.__name__} as Locks
+from dfm_async.store.processes import {kind.__name__} as Locks
 locks = Locks({path!r})
 print(locks.held({byte}), locks.acquire({byte}))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = run_python("-c", code, cwd=ROOT)
     held, acquired = done.stdout.split()
     return held == "True", acquired == "True"
 
@@ -64,7 +63,7 @@ def test_a_lock_is_held_by_one_until_it_is_closed(kind: Kind, path: str) -> None
         second.close()
 
 
-def test_closing_twice_is_harmless_and_a_closed_one_says_so(kind: Kind, path: str) -> None:
+def test_locks_can_be_closed_twice_and_raise_afterwards(kind: Kind, path: str) -> None:
     locks = kind(path)
     locks.acquire(1)
     locks.close()
@@ -86,7 +85,7 @@ def test_the_descriptor_is_not_inherited(kind: Kind, path: str) -> None:
 async def test_waiting_for_a_lock_ends_with_its_holder(kind: Kind, path: str) -> None:
     code = f"""
 import sys
-from dfm_async.store.liveness import {kind.__name__} as Locks
+from dfm_async.store.processes import {kind.__name__} as Locks
 locks = Locks({path!r})
 print(locks.acquire(3), flush=True)
 sys.stdin.read()
@@ -101,7 +100,7 @@ sys.stdin.read()
         waiting = asyncio.create_task(asyncio.to_thread(locks.wait, 3))
         await asyncio.sleep(0)
         holder.kill()
-        await asyncio.wait_for(waiting, 10)
+        await waiting
         assert not locks.held(3)
     finally:
         locks.close()
@@ -118,7 +117,7 @@ def test_locks_of_open_files_are_used_on_linux_only(path: str, monkeypatch: pyte
 
 
 async def test_stores_work_with_locks_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dfm_async.store.sqlite.open_locks", liveness.ProcessLocks)
+    monkeypatch.setattr("dfm_async.store.sqlite.open_locks", ProcessLocks)
     first, second = SqliteStore(tmp_path / "jobs.db"), SqliteStore(tmp_path / "jobs.db")
     await first.open()
     await second.open()

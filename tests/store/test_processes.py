@@ -13,7 +13,7 @@ import pytest
 
 from dfm_async.errors import JobOwned, StoreError
 from dfm_async.model.status import JobStatus
-from dfm_async.store import followers
+from dfm_async.store import processes
 from dfm_async.store.sqlite import SqliteStore
 from tests.store.conftest import Opener, Starter
 from tests.store.helpers import entry, everything, found, new_job, row, sql
@@ -148,14 +148,14 @@ async def test_a_writer_without_a_pause_lets_others_write(start: Starter, opened
 # following
 
 
-async def test_a_follower_hears_of_every_commit_and_of_the_end(start: Starter, store: SqliteStore) -> None:
+async def test_follower_is_notified_of_every_commit_and_of_the_end(start: Starter, store: SqliteStore) -> None:
     child = await start()
     await child.tell("create j")
     async with store.follow((await found(store)).owner.fence) as follower:
         assert await follower.changed()
         for number in range(1, 6):
             await child.tell("append j 1")
-            assert await asyncio.wait_for(follower.changed(), 10)
+            assert await follower.changed()
             assert (await found(store)).end == number
         waiting = asyncio.create_task(follower.changed())
         await child.tell("status j finished")
@@ -187,7 +187,7 @@ async def test_reading_behind_each_change_misses_nothing(start: Starter, store: 
     assert ends == list(range(140))
 
 
-async def test_commits_that_nobody_waited_for_are_told_once(start: Starter, store: SqliteStore) -> None:
+async def test_commits_without_a_waiter_are_reported_once(start: Starter, store: SqliteStore) -> None:
     child = await start()
     await child.tell("create j")
     async with store.follow((await found(store)).owner.fence) as follower:
@@ -208,7 +208,7 @@ async def test_a_follower_that_does_not_read_is_not_waited_for(store: SqliteStor
         assert await follower.changed()
         assert store._followers is not None
         for _ in range(2000):  # more than the socket takes
-            store._followers.tell()
+            store._followers.notify()
         assert await follower.changed()
         await store.close()
         while await follower.changed():
@@ -227,7 +227,7 @@ async def test_a_follower_may_stop_waiting_and_leave(store: SqliteStore, opened:
     assert not store._followers._connections
 
 
-async def test_an_owner_that_has_ended_already_is_told_at_once(start: Starter, store: SqliteStore) -> None:
+async def test_ended_owner_is_reported_at_once(start: Starter, store: SqliteStore) -> None:
     child = await start()
     await child.tell("create j")
     child.kill()
@@ -238,7 +238,7 @@ async def test_an_owner_that_has_ended_already_is_told_at_once(start: Starter, s
         assert not await follower.changed()
 
 
-async def test_a_store_that_is_closed_while_it_follows_says_so(store: SqliteStore, opened: Opener) -> None:
+async def test_store_that_is_closed_while_it_follows_raises(store: SqliteStore, opened: Opener) -> None:
     other = await opened()
     async with other.follow(store.fence) as follower:
         assert await follower.changed()
@@ -248,7 +248,7 @@ async def test_a_store_that_is_closed_while_it_follows_says_so(store: SqliteStor
             await follower.changed()
 
 
-async def test_an_owner_that_cannot_be_reached_is_told(path: Path, store: SqliteStore, opened: Opener) -> None:
+async def test_unreachable_owner_is_reported(path: Path, store: SqliteStore, opened: Opener) -> None:
     other = await opened()
     sql(path, "UPDATE owners SET address = ? WHERE fence = ?", b"\0nobody", store.fence)
     with pytest.raises(StoreError, match="alive but cannot be reached"):
@@ -266,7 +266,7 @@ async def test_owners_of_other_users_are_not_followed(
             pass
 
 
-async def test_followers_of_other_users_are_told_nothing(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_followers_of_other_users_receive_nothing(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     assert store._followers is not None
     assert store._followers.address is not None
     monkeypatch.setattr(os, "geteuid", lambda: -1)
@@ -279,7 +279,7 @@ async def test_followers_of_other_users_are_told_nothing(store: SqliteStore, mon
 async def test_without_abstract_addresses_following_is_refused(
     store: SqliteStore, opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followers, "_ABSTRACT", False)
+    monkeypatch.setattr(processes, "_ABSTRACT", False)
     other = await opened()
     with pytest.raises(StoreError, match="on this platform"):
         async with store.follow(other.fence):

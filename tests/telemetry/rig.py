@@ -11,8 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 
 from dfm_async import Federation, ForEach, Pipeline, PlaceParam, RetryPolicy, Yield, current_context
 from dfm_async.telemetry import Span
-
-__all__ = ["Gathered", "Tree"]
+from tests.support.pipelines import pipeline_of
 
 TOLERANCE = 2_000_000
 """By how many nanoseconds clocks of processes on one machine may seem to differ."""
@@ -142,23 +141,12 @@ with Pipeline("impatient") as impatient:
     Yield(first(counted(PlaceParam("count", multiuse=True))), place="loop")
     Yield(first(counted_in_thread(PlaceParam("count", multiuse=True))), place="thread")
 
-with Pipeline("hands") as hands:
-    Yield(by_hand())
-
-with Pipeline("tries") as tries:
-    Yield(flaky(PlaceParam("path")))
-
-with Pipeline("breaking") as breaking:
-    Yield(broken(PlaceParam("value")))
-
-with Pipeline("endless") as endless:
-    Yield(forever())
-
-with Pipeline("mortal") as mortal:
-    Yield(dies_once(PlaceParam("path")))
-
-with Pipeline("patient") as patient:
-    Yield(waits_first(PlaceParam("path")))
+hands = pipeline_of(by_hand)
+tries = pipeline_of(flaky, "path")
+breaking = pipeline_of(broken, "value")
+endless = pipeline_of(forever)
+mortal = pipeline_of(dies_once, "path")
+patient = pipeline_of(waits_first, "path")
 
 
 class Gathered:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from dfm_async import Federation, Session
 from dfm_async.telemetry import FileSink, Span, read_trace
 from dfm_async.telemetry.spans import encode_spans, new_span_id
+from tests.support.processes import ROOT, run_python
 from tests.telemetry.rig import Tree, doubles, fed
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
@@ -36,7 +36,6 @@ spans = st.builds(
     message=texts,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 ONE = Span(name="a", trace_id="1" * 32, span_id="2" * 16, parent_id=None, start=1, end=2, process="p")
 
 
@@ -97,12 +96,12 @@ def test_keys_that_are_not_known_are_skipped(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         ('{"name": 3}\n', "line 1: Expected `str`, got `int`"),
-        ("# Read me\n", "line 1: no JSON"),
+        ("# Read me\n", "line 1"),
         ("\n[]\n", "line 2: Expected `object`, got `array`"),
         ('{"name": "a"}\n', "line 1: Object missing required field"),
     ],
 )
-def test_what_is_no_file_of_spans_is_refused_with_its_line(tmp_path: Path, text: str, problem: str) -> None:
+def test_file_that_has_no_spans_is_refused_with_the_line(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "wrong"
     path.write_text(text)
     with pytest.raises(ValueError, match=problem) as caught:
@@ -125,7 +124,7 @@ async def test_sessions_append_to_a_file_that_only_its_owner_may_read(tmp_path: 
     assert len({span.trace_id for span in found}) == 2
 
 
-async def test_a_session_writes_on_behind_a_line_that_was_torn(tmp_path: Path) -> None:
+async def test_session_appends_behind_an_incomplete_line(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_bytes(encode_spans([ONE]) + b'{"name":"to')
     async with Session(fed, target="inline", trace=path) as session:
@@ -145,7 +144,7 @@ async def test_a_file_that_cannot_be_opened_keeps_the_session_from_connecting(tm
 async def test_a_sink_serves_one_session_at_a_time(tmp_path: Path) -> None:
     sink = FileSink(tmp_path / "trace.jsonl")
     async with Session(fed, target="inline", trace=sink) as session:
-        with pytest.raises(RuntimeError, match="open already"):
+        with pytest.raises(RuntimeError, match=re.escape(str(sink.path))):
             async with Session(fed, target="inline", trace=sink):
                 pass
         await (await session.execute(doubles, {"count": 1}))
@@ -170,17 +169,15 @@ asyncio.run(main())
 """
 
 
-def test_a_full_disk_costs_the_trace_and_not_the_job(tmp_path: Path) -> None:
+def test_full_disk_loses_the_trace_but_not_the_job(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    command = [sys.executable, "-c", FULL, str(path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = run_python("-c", FULL, path, cwd=ROOT)
     assert done.stdout.split() == ["JobStatus.FINISHED"] * 2
-    told = [line.split(" any more")[0] for line in done.stderr.splitlines() if "spans" in line]
-    assert told == [f"spans cannot be written to {path}"]
+    assert len([line for line in done.stderr.splitlines() if str(path) in line]) == 1
 
 
-def test_what_is_neither_path_nor_sink_is_refused() -> None:
-    with pytest.raises(TypeError, match="trace must be the path of a file, or a sink, not 3"):
+def test_invalid_trace_option_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"trace must be .* not 3"):
         Session(Federation("x"), trace=3)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Metrics: what sessions count, and what the OpenTelemetry SDK is told of it."""
+"""Metrics of sessions, and how they are reported to the OpenTelemetry SDK."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from dfm_async import LocalOptions, Session
-from dfm_async.telemetry.metrics import ObservedSession
-from dfm_async.wire.output import Pulse
-from dfm_async.workers.site_worker import SiteWorker
+from dfm_async.telemetry.metrics import METRICS
+from dfm_async.telemetry.otel_metrics import ObservedSession
 from tests.conftest import Connect
+from tests.support.processes import ROOT
+from tests.support.waiting import until
 from tests.telemetry.rig import doubles, fed, streams
 
 Values = dict[tuple[str, frozenset[tuple[str, Any]]], float]
 
 
 class Meter:
-    """An SDK that is asked by hand."""
+    """An SDK that the test reads."""
 
     def __init__(self) -> None:
         self._reader = InMemoryMetricReader()
@@ -54,31 +55,15 @@ def of(values: Values, name: str, **attributes: str) -> float:
     return values[name, frozenset(wanted)]
 
 
-@pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Is set by each sign of life of a worker."""
-    event, take = asyncio.Event(), SiteWorker._pulse
-
-    def pulse(worker: SiteWorker, found: Pulse) -> None:
-        take(worker, found)
-        event.set()
-
-    monkeypatch.setattr(SiteWorker, "_pulse", pulse)
-    return event
-
-
-async def test_results_and_tokens_are_counted_from_the_beginning(connect: Connect, heard: asyncio.Event) -> None:
-    options = LocalOptions(unresponsive_after=0.4)  # a sign of life every 0.1 s
+async def test_results_and_tokens_are_counted(connect: Connect) -> None:
+    options = LocalOptions(unresponsive_after=0.4)  # a heartbeat every 0.1 s
     async with connect(fed, options=options) as session:
         await (await session.execute(doubles, [{"count": 3}] * 2))
         await (await session.execute(streams, {"count": 50}))
         stats = session.stats()
         assert stats.yielded.count == 56
         assert stats.yielded.bytes >= 56
-        async with asyncio.timeout(30):
-            while session.stats().tokens.count < 56:
-                await heard.wait()
-                heard.clear()
+        await until(lambda: session.stats().tokens.count >= 56)
         stats = session.stats()
         assert stats.tokens.bytes >= 56
         if stats.sites:  # there are workers
@@ -90,12 +75,10 @@ async def test_results_and_tokens_are_counted_from_the_beginning(connect: Connec
             assert stats.lag is None
 
 
-async def test_what_a_lost_worker_has_sent_still_counts(heard: asyncio.Event) -> None:
+async def test_tokens_of_a_lost_worker_still_count() -> None:
     async with asyncio.timeout(30), Session(fed, options=LocalOptions(unresponsive_after=0.4)) as session:
         await (await session.execute(doubles, {"count": 5}))
-        while not session.stats().tokens.count:
-            await heard.wait()
-            heard.clear()
+        await until(lambda: session.stats().tokens.count)
         before = session.stats().tokens
         (worker,) = session.target.workers("lab")  # type: ignore[attr-defined] # it is the local target
         worker.kill()
@@ -104,10 +87,20 @@ async def test_what_a_lost_worker_has_sent_still_counts(heard: asyncio.Event) ->
         assert session.stats().sites["lab"].restarts == 1
 
 
+def test_documentation_lists_every_metric() -> None:
+    table = [
+        f"| {f'`{metric.name}`' if metric.name else ''} | {f'`{metric.prometheus}`' if metric.prometheus else ''} "
+        f"| {metric.kind} | {metric.unit} | {metric.about} |".replace("|  |", "| |")
+        for metric in METRICS
+    ]
+    page = (ROOT / "docs" / "observability.md").read_text()
+    assert "\n".join(table) in page, "the table of metrics must be:\n" + "\n".join(table)
+
+
 # OpenTelemetry
 
 
-async def test_counters_do_not_fall_when_a_session_ends(connect: Connect, meter: Meter) -> None:
+async def test_otel_counters_keep_the_counts_of_closed_sessions(connect: Connect, meter: Meter) -> None:
     async with connect(fed) as session:
         await (await session.execute(doubles, {"count": 3}))
     assert of(meter.values(), "dfm.results") == 3
@@ -120,7 +113,7 @@ async def test_counters_do_not_fall_when_a_session_ends(connect: Connect, meter:
     assert not any(name == "dfm.jobs.running" for name, _ in meter.values())
 
 
-async def test_the_sdk_is_told_how_sessions_are(meter: Meter) -> None:
+async def test_otel_reads_the_metrics_of_a_session(meter: Meter) -> None:
     async with Session(fed, target="inline") as session:
         await (await session.execute(doubles, {"count": 3}))
         values = await asyncio.to_thread(meter.values)
@@ -134,7 +127,7 @@ async def test_the_sdk_is_told_how_sessions_are(meter: Meter) -> None:
     assert {name for name, _ in meter.values()} == counters  # it is closed
 
 
-async def test_the_sdk_is_told_of_sites_with_workers(meter: Meter) -> None:
+async def test_otel_reads_the_metrics_of_sites_with_workers(meter: Meter) -> None:
     async with Session(fed) as session:
         await (await session.execute(doubles, {"count": 3}))
         values = await asyncio.to_thread(meter.values)
@@ -143,44 +136,44 @@ async def test_the_sdk_is_told_of_sites_with_workers(meter: Meter) -> None:
         assert of(values, "dfm.site.restarts", site=site) == 0
 
 
-async def test_sessions_of_one_federation_are_told_together(meter: Meter) -> None:
+async def test_otel_adds_up_sessions_of_one_federation(meter: Meter) -> None:
     async with Session(fed, target="inline") as one, Session(fed, target="inline") as two:
         for session in (one, two):
             await (await session.execute(doubles, {"count": 2}))
         assert of(await asyncio.to_thread(meter.values), "dfm.results") == 4
 
 
-async def test_whoever_asks_on_the_loop_itself_is_answered(meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dfm_async.telemetry.metrics._FRESH", 0.0)
+async def test_otel_reads_on_the_event_loop_itself(meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dfm_async.telemetry.otel_metrics._MAX_AGE", 0.0)
     async with Session(fed, target="inline") as session:
         await (await session.execute(doubles, {"count": 2}))
         assert of(meter.values(), "dfm.results") == 2
 
 
-async def test_a_busy_loop_does_not_hold_up_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dfm_async.telemetry.metrics._FRESH", 0.0)
-    monkeypatch.setattr("dfm_async.telemetry.metrics._PATIENCE", 0.01)
+async def test_busy_event_loop_does_not_block_the_reader_of_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dfm_async.telemetry.otel_metrics._MAX_AGE", 0.0)
+    monkeypatch.setattr("dfm_async.telemetry.otel_metrics._TIMEOUT", 0.01)
     async with Session(fed, target="inline") as session:
         found = ObservedSession("x", session.stats)
         await (await session.execute(doubles, {"count": 2}))
-        told: list[int] = []
-        thread = threading.Thread(target=lambda: told.append(found.stats().yielded.count))
+        seen: list[int] = []
+        thread = threading.Thread(target=lambda: seen.append(found.stats().yielded.count))
         thread.start()
         thread.join()  # the loop does nothing else meanwhile
-        assert told == [0]  # what was known before
+        assert seen == [0]  # what was known before
         assert (await asyncio.to_thread(found.stats)).yielded.count == 2
 
 
-def test_a_loop_that_is_closed_has_told_its_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dfm_async.telemetry.metrics._FRESH", 0.0)
+def test_closed_event_loop_keeps_the_last_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dfm_async.telemetry.otel_metrics._MAX_AGE", 0.0)
 
     async def run() -> ObservedSession:
         async with Session(fed, target="inline") as session:
             return ObservedSession("x", session.stats)
 
     found = asyncio.run(run())
-    told: list[int] = []
-    thread = threading.Thread(target=lambda: told.append(found.stats().running))
+    seen: list[int] = []
+    thread = threading.Thread(target=lambda: seen.append(found.stats().running))
     thread.start()
     thread.join()
-    assert told == [0]
+    assert seen == [0]

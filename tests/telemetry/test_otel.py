@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,9 @@ from opentelemetry.trace.status import StatusCode
 from dfm_async import Federation, JobFailed, Pipeline, Session, Yield, current_context
 from dfm_async.telemetry import Span, read_trace
 from tests.conftest import Connect
+from tests.support.pipelines import pipeline_of
+from tests.support.processes import run_python
+from tests.support.sessions import first_value
 from tests.telemetry.rig import Gathered, Tree, breaking, doubles, fed, generators
 
 seen = Federation("seen")
@@ -66,8 +67,7 @@ with Pipeline("looking") as looking:
     Yield(looks_in_thread(), place="thread")
     Yield(generates(), place="generator")
 
-with Pipeline("asking") as asking:
-    Yield(traced())
+asking = pipeline_of(traced)
 
 
 def plain(span: ReadableSpan) -> Span:
@@ -168,11 +168,11 @@ async def test_a_file_and_the_sdk_get_the_same_trace(connect: Connect, sdk: Sdk,
     assert ours == theirs
 
 
-async def test_what_the_sampler_does_not_want_is_not_recorded_and_not_sent(connect: Connect, sdk: Sdk) -> None:
+async def test_unsampled_job_is_neither_recorded_nor_sent(connect: Connect, sdk: Sdk) -> None:
     sdk.set_up(ALWAYS_OFF)
     sink = Gathered()
     async with connect(seen, trace=sink) as session:
-        assert (await (await session.execute(asking)).first()).value is False
+        assert await first_value(session, asking) is False
     assert sdk.spans == sink.spans == []
 
 
@@ -207,7 +207,7 @@ async def test_errors_are_events_of_their_spans(connect: Connect, sdk: Sdk) -> N
     assert not any(str(name).startswith("exception.") for name in call.attributes or {})
 
 
-async def test_an_execution_that_raises_is_an_error_there_too(
+async def test_failed_execution_is_an_error_in_the_sdk(
     connect: Connect, sdk: Sdk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*_: object) -> None:
@@ -222,12 +222,12 @@ async def test_an_execution_that_raises_is_an_error_there_too(
     assert (root.name, root.status, root.message) == ("dfm.execute", "error", "ConnectionError: no")
 
 
-async def test_a_foreign_provider_is_named_once_and_jobs_run(sdk: Sdk, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unknown_provider_is_logged_once_and_jobs_run(sdk: Sdk, caplog: pytest.LogCaptureFixture) -> None:
     sdk.use(Foreign())
     with caplog.at_level(logging.WARNING, "dfm_async.telemetry"):
         async with Session(seen, target="inline") as session:
             for _ in range(2):
-                assert (await (await session.execute(asking)).first()).value is False
+                assert await first_value(session, asking) is False
     (record,) = caplog.records
     assert "tests.telemetry.test_otel.Foreign is not that of opentelemetry-sdk" in record.getMessage()
 
@@ -237,7 +237,7 @@ class Foreign(trace.TracerProvider):
         return trace.NoOpTracer()
 
 
-async def test_an_sdk_that_was_shut_down_does_no_harm(sdk: Sdk) -> None:
+async def test_sdk_that_was_shut_down_does_not_affect_jobs(sdk: Sdk) -> None:
     sdk.set_up()
     async with Session(fed, target="inline") as session:
         sdk.provider.shutdown()
@@ -254,7 +254,7 @@ async def test_another_sdk_gets_the_jobs_that_come_after_it_was_set_up(sdk: Sdk)
     assert len({span.context.trace_id for span in sdk.spans if span.context is not None}) == 2
 
 
-def test_nobody_loads_opentelemetry_who_does_not_use_it() -> None:
+def test_opentelemetry_is_not_loaded_without_use() -> None:
     code = """
 import asyncio, sys
 from dfm_async import Session
@@ -265,5 +265,4 @@ async def main():
 asyncio.run(main())
 print(*[name for name in sys.modules if name.startswith("opentelemetry")])
 """
-    done = subprocess.run([sys.executable, "-c", code, "/dev/null"], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+    assert run_python("-c", code, "/dev/null").stdout.split() == []

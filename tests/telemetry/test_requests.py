@@ -16,19 +16,18 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dfm_async.telemetry.current import Position
-from dfm_async.telemetry.traceparent import read_traceparent
-from dfm_async.web import AllowAnyone, Service
+from dfm_async.telemetry.current import Position, read_traceparent
+from dfm_async.web import Service
 from tests.telemetry.rig import Gathered, Tree
 from tests.telemetry.test_otel import plain
-from tests.web.rig import PIPELINES, inline, serving
+from tests.web.rig import new_service, serving
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 HEADER = f"00-{TRACE}-{PARENT}-01"
 
 
 def service(sink: Gathered | Path | None) -> Service:
-    return Service(session=lambda: inline(trace=sink), pipelines=PIPELINES, authorizer=AllowAnyone())
+    return new_service(trace=sink)
 
 
 async def test_a_request_is_the_beginning_of_the_trace_of_its_job() -> None:
@@ -47,7 +46,7 @@ async def test_a_request_is_the_beginning_of_the_trace_of_its_job() -> None:
     assert len(tree.of("dfm.operation")) == 1
 
 
-async def test_a_request_belongs_to_the_trace_that_its_caller_tells() -> None:
+async def test_request_belongs_to_the_trace_of_its_caller() -> None:
     sink = Gathered()
     async with serving(service(sink)) as server:
         await server.client.post("/pipelines/squares/jobs", json={"params": {"x": 3}}, headers={"traceparent": HEADER})
@@ -56,7 +55,7 @@ async def test_a_request_belongs_to_the_trace_that_its_caller_tells() -> None:
     assert request.parent_id == PARENT
 
 
-async def test_a_request_that_is_refused_says_so() -> None:
+async def test_refused_request_is_recorded_as_refused() -> None:
     sink = Gathered()
     async with serving(service(sink)) as server:
         response = await server.client.post("/pipelines/nothing/jobs", json={})
@@ -87,7 +86,7 @@ async def test_the_sdk_gets_the_request_as_a_span_of_a_server(exporter: InMemory
     assert request.parent.span_id == int(PARENT, 16)
 
 
-async def test_a_caller_that_does_not_want_a_trace_gets_none_from_the_sdk(exporter: InMemorySpanExporter) -> None:
+async def test_unsampled_caller_gets_no_trace_from_the_sdk(exporter: InMemorySpanExporter) -> None:
     async with serving(service(None)) as server:
         header = HEADER.removesuffix("1") + "0"
         await server.client.post("/pipelines/squares/jobs", json={"params": {"x": 3}}, headers={"traceparent": header})
@@ -123,7 +122,7 @@ class Instrumented:
 
 
 @pytest.mark.parametrize("text", [HEADER, f" {HEADER} ", f"00-{TRACE}-{PARENT}-00", f"cc-{TRACE}-{PARENT}-01-more"])
-def test_a_right_header_tells_a_trace(text: str) -> None:
+def test_valid_traceparent_names_a_trace(text: str) -> None:
     assert read_traceparent(text) == Position(TRACE, int(PARENT, 16))
 
 
@@ -144,10 +143,10 @@ def test_a_right_header_tells_a_trace(text: str) -> None:
         "00-" + "\u0661" * 32 + f"-{PARENT}-01",
     ],
 )
-def test_a_wrong_header_tells_nothing(text: str | None) -> None:
+def test_invalid_traceparent_is_ignored(text: str | None) -> None:
     assert read_traceparent(text) is None
 
 
 @given(st.text())
-def test_whatever_comes_as_a_header_does_no_harm(text: str) -> None:
+def test_random_traceparent_never_raises(text: str) -> None:
     assert read_traceparent(text) is None

@@ -6,14 +6,17 @@ import asyncio
 import logging
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dfm_async import JobAborted, JobFailed, Pipeline, PlaceParam, Session, Yield
+from dfm_async import JobAborted, JobFailed, Pipeline, Session
 from dfm_async.telemetry import Span, read_trace
 from dfm_async.telemetry.spans import APPLICATION
 from dfm_async.testing import no_leaks
 from tests.conftest import Connect
+from tests.support.pipelines import pipeline_of
+from tests.support.sessions import all_values, first_value
 from tests.telemetry.rig import (
     Gathered,
     Tree,
@@ -29,6 +32,15 @@ from tests.telemetry.rig import (
     streams,
     tries,
 )
+
+
+async def trace_of(connect: Connect, pipeline: Pipeline, params: Any) -> Tree:
+    """Execute a pipeline in a session of its own, and return its trace."""
+    sink = Gathered()
+    async with connect(fed, trace=sink) as session:
+        await (await session.execute(pipeline, params))
+    return sink.tree
+
 
 PARENTS = {"dfm.job": "dfm.execute", "dfm.site": "dfm.job", "dfm.operation": "dfm.site"}
 
@@ -54,10 +66,7 @@ async def test_a_job_is_one_trace_from_its_execution_to_every_call(connect: Conn
 
 
 async def test_values_hop_from_the_span_of_their_sender(connect: Connect) -> None:
-    sink = Gathered()
-    async with connect(fed, trace=sink) as session:
-        await (await session.execute(doubles, [{"count": 3}] * 2))
-    tree = sink.tree
+    tree = await trace_of(connect, doubles, [{"count": 3}] * 2)
     tokens: Counter[tuple[object, object]] = Counter()
     for hop in tree.of("dfm.hop"):
         sender, source = tree.parent(hop), hop.attributes["dfm.from"]
@@ -74,10 +83,8 @@ async def test_values_hop_from_the_span_of_their_sender(connect: Connect) -> Non
 
 
 async def test_the_elements_of_a_stream_hop_too(connect: Connect) -> None:
-    sink = Gathered()
-    async with connect(fed, trace=sink) as session:
-        await (await session.execute(streams, {"count": 20}))
-    hops = [span for span in sink.tree.of("dfm.hop") if span.attributes["dfm.from"] == "lab"]
+    tree = await trace_of(connect, streams, {"count": 20})
+    hops = [span for span in tree.of("dfm.hop") if span.attributes["dfm.from"] == "lab"]
     assert sum(int(hop.attributes["dfm.tokens"]) for hop in hops) >= 20
 
 
@@ -99,10 +106,7 @@ async def test_spans_of_operations_are_nested(connect: Connect) -> None:
 
 
 async def test_the_call_of_a_generator_lasts_until_its_end(connect: Connect) -> None:
-    sink = Gathered()
-    async with connect(fed, trace=sink) as session:
-        await (await session.execute(generators, {"count": 4}))
-    tree = sink.tree
+    tree = await trace_of(connect, generators, {"count": 4})
     assert tree.parents("all") == {"dfm.operation": 2}
     assert tree.parents("one") == {"all": 8}
     for part in (*tree.of("all"), *tree.of("one")):
@@ -110,16 +114,13 @@ async def test_the_call_of_a_generator_lasts_until_its_end(connect: Connect) -> 
 
 
 async def test_generators_that_are_not_read_to_their_ends_are_whole(connect: Connect) -> None:
-    sink = Gathered()
-    async with connect(fed, trace=sink) as session:
-        await (await session.execute(impatient, {"count": 1000}))
-    tree = sink.tree
+    tree = await trace_of(connect, impatient, {"count": 1000})
     assert tree.parents("all") == {"dfm.operation": 2}
     assert set(tree.parents("one")) == {"all"}
     assert {span.status for span in tree.spans} == {"ok"}
 
 
-async def test_what_failed_says_why(connect: Connect) -> None:
+async def test_failed_spans_have_the_error(connect: Connect) -> None:
     sink = Gathered()
     async with connect(fed, trace=sink) as session:
         with pytest.raises(JobFailed):
@@ -136,11 +137,8 @@ async def test_what_failed_says_why(connect: Connect) -> None:
     assert tree.one("dfm.site").status == "ok"
 
 
-async def test_each_try_has_a_span(connect: Connect, tmp_path: Path) -> None:
-    sink = Gathered()
-    async with connect(fed, trace=sink) as session:
-        await (await session.execute(tries, {"path": str(tmp_path / "tries")}))
-    tree = sink.tree
+async def test_each_attempt_has_a_span(connect: Connect, tmp_path: Path) -> None:
+    tree = await trace_of(connect, tries, {"path": str(tmp_path / "tries")})
     calls = tree.of("dfm.operation")
     assert [(call.attributes["dfm.attempt"], call.status) for call in calls] == [(1, "error"), (2, "error"), (3, "ok")]
     assert [tree.parent(look) for look in tree.of("look")] == calls
@@ -167,7 +165,7 @@ async def test_a_cancelled_job_has_a_whole_trace(connect: Connect) -> None:
     assert tree.one("dfm.job").message == "enough"
 
 
-async def test_a_killed_worker_leaves_a_span_that_says_so(tmp_path: Path) -> None:
+async def test_killed_worker_leaves_a_span_with_the_error(tmp_path: Path) -> None:
     sink = Gathered()
     async with Session(fed, trace=sink) as session:
         job = await session.execute(mortal, {"path": str(tmp_path / "once")})
@@ -196,7 +194,7 @@ async def test_a_job_that_is_resumed_has_a_trace_of_its_own(connect: Connect, tm
     assert tree.one("dfm.job").attributes["dfm.status"] == "finished"
 
 
-async def test_of_many_calls_all_are_told_or_counted(connect: Connect) -> None:
+async def test_all_calls_are_recorded_or_counted(connect: Connect) -> None:
     sink = Gathered()
     async with connect(fed, trace=sink) as session:
         await (await session.execute(doubles, {"count": 3000}))
@@ -256,20 +254,18 @@ async def test_a_job_that_runs_inside_an_operation_belongs_to_its_trace() -> Non
 
     home = type(fed)("outer")
     call = home.site("home").operation(outer)
-    with Pipeline("outer") as pipeline:
-        Yield(call(PlaceParam("count")))
+    pipeline = pipeline_of(call, "count")
     async with Session(home, target="inline", trace=sink) as session:
-        assert (await (await session.execute(pipeline, {"count": 2})).first()).value == 2
+        assert await first_value(session, pipeline, {"count": 2}) == 2
     tree = sink.tree
     outer_execution, inner_execution = tree.of("dfm.execute")
     assert tree.root is outer_execution
     assert tree.parent(inner_execution).attributes["dfm.operation"] == "outer"
 
 
-async def test_a_job_that_is_not_traced_gives_spans_that_do_nothing(connect: Connect) -> None:
+async def test_untraced_job_has_spans_that_do_nothing(connect: Connect) -> None:
     async with connect(fed) as session:
-        job = await session.execute(doubles, {"count": 3})
-        assert [result.value for result in await job.collect()] == [0, 2, 4]
+        assert await all_values(session, doubles, {"count": 3}) == [0, 2, 4]
 
 
 class Broken(Gathered):
@@ -283,9 +279,7 @@ class Broken(Gathered):
         raise RuntimeError("no more")
 
 
-async def test_a_sink_that_raises_does_no_harm_and_is_named_once(
-    connect: Connect, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_sink_that_raises_is_logged_once_and_jobs_run(connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
     sink = Broken()
     with caplog.at_level(logging.ERROR, "dfm_async.telemetry"):
         async with connect(fed, trace=sink) as session:

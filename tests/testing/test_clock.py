@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
 import uvloop
 
-from dfm_async import Federation, JobAborted, JobFailed, Pipeline, PlaceParam, RetryPolicy, Session, Yield
+from dfm_async import Federation, JobAborted, JobFailed, JobStatus, OperationContext, RetryPolicy, Session
 from dfm_async.testing import Faults, virtual_time
+from tests.support.pipelines import pipeline_of
 
 fed = Federation("slow")
 lab = fed.site("lab")
@@ -27,19 +29,34 @@ async def late(seconds: float) -> float:
     return seconds
 
 
-@lab.operation(retry=RetryPolicy(attempts=4, backoff=60, max_backoff=3600))
+@lab.operation(retry=RetryPolicy(attempts=4, backoff=60, max_backoff=3600, jitter=0))
 async def flaky() -> str:
     return "done"
 
 
-with Pipeline("waits") as waits:
-    Yield(wait(PlaceParam("seconds")))
+released = threading.Event()
 
-with Pipeline("lates") as lates:
-    Yield(late(PlaceParam("seconds")))
 
-with Pipeline("flaky") as flakies:
-    Yield(flaky())
+@lab.operation(deadline=5)
+def blocking(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+@lab.operation(deadline=5)
+def hanging() -> None:
+    released.wait()
+
+
+@lab.operation(deadline=5)
+def waiting(seconds: float, context: OperationContext) -> float:
+    context.wait(asyncio.sleep(seconds))
+    return seconds
+
+
+waits = pipeline_of(wait, "seconds")
+lates = pipeline_of(late, "seconds")
+flakies = pipeline_of(flaky)
 
 
 async def test_timers_fire_in_order_each_at_its_own_time() -> None:
@@ -71,7 +88,7 @@ async def test_nothing_happens_before_its_time() -> None:
         assert task.done()
 
 
-async def test_advancing_by_nothing_lets_happen_what_can() -> None:
+async def test_advancing_by_zero_runs_what_is_ready() -> None:
     async with virtual_time() as clock:
         steps = []
 
@@ -124,13 +141,13 @@ async def test_waiting_has_a_limit() -> None:
     async with virtual_time() as clock:
         event = asyncio.Event()
         waiting = asyncio.ensure_future(event.wait())
-        with pytest.raises(TimeoutError, match="100 s have passed"):
+        with pytest.raises(TimeoutError, match="100 s"):
             await clock.until(waiting, limit=100)
         assert (waiting.cancelled(), clock.now) == (True, pytest.approx(100))
         assert await clock.until(asyncio.sleep(1, "x"), limit=1) == "x"
 
 
-async def test_a_thread_can_wake_the_loop_while_time_stands_still() -> None:
+async def test_thread_wakes_the_loop_while_the_clock_is_stopped() -> None:
     async with virtual_time() as clock:
         assert await asyncio.to_thread(lambda: 7) == 7
         assert clock.now == 0
@@ -152,16 +169,16 @@ async def test_the_loop_has_its_clock_back_and_timers_keep_their_distance() -> N
         assert clock.now == pytest.approx(50)
 
 
-async def test_what_cannot_be_is_refused() -> None:
+async def test_invalid_times_are_refused() -> None:
     async with virtual_time() as clock:
-        with pytest.raises(RuntimeError, match="virtual already"):
+        with pytest.raises(RuntimeError, match="already virtual"):
             async with virtual_time():
                 pass
         with pytest.raises(ValueError, match="not -1"):
             await clock.advance(-1)
         moving = asyncio.ensure_future(clock.until(asyncio.Event().wait()))
         await asyncio.sleep(0)
-        with pytest.raises(RuntimeError, match="somebody else"):
+        with pytest.raises(RuntimeError, match="another task"):
             await clock.advance(1)
         moving.cancel()
         await asyncio.wait([moving])
@@ -176,3 +193,30 @@ def test_a_loop_whose_clock_cannot_be_stopped_is_refused() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
+
+
+async def test_the_clock_waits_for_synchronous_operations() -> None:
+    pipeline = pipeline_of(blocking, "seconds")
+    async with virtual_time() as clock, Session(fed, target="inline") as session:
+        job = await session.execute(pipeline, [{"seconds": 0.02}] * 20)
+        assert await clock.until(job) is JobStatus.FINISHED
+        assert clock.now < 5
+
+
+async def test_a_synchronous_operation_that_hangs_exceeds_its_deadline() -> None:
+    pipeline = pipeline_of(hanging)
+    released.clear()
+    try:
+        async with virtual_time() as clock, Session(fed, target="inline") as session:
+            with pytest.raises(JobFailed, match="deadline of 5 s"):
+                await clock.until(await session.execute(pipeline))
+            released.set()
+    finally:
+        released.set()
+
+
+async def test_a_synchronous_operation_can_wait_for_virtual_time() -> None:
+    pipeline = pipeline_of(waiting, seconds=4.0)
+    async with virtual_time() as clock, Session(fed, target="inline") as session:
+        assert await clock.until(await session.execute(pipeline)) is JobStatus.FINISHED
+        assert clock.now == pytest.approx(4.0)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
+from collections.abc import AsyncIterator
 
 import pytest
 
-from dfm_async import Federation, JobAborted, JobFailed, Pipeline, PlaceParam, Session, Yield
+from dfm_async import Federation, JobAborted, JobFailed, Pipeline, Session
 from dfm_async.testing import Gate
-from tests.conftest import Connect
+from tests.support.pipelines import pipeline_of
 
 fed = Federation("gated")
 lab = fed.site("lab")
@@ -39,80 +40,73 @@ async def wait_at_module_level() -> None:
     await at_module_level.arrive()
 
 
-with Pipeline("waiting") as waiting:
-    Yield(wait_there(PlaceParam("gate"), PlaceParam("x")))
-
-with Pipeline("blocking") as blocking:
-    Yield(block_there(PlaceParam("gate"), PlaceParam("x")))
-
-with Pipeline("blocks the loop") as blocks_the_loop:
-    Yield(block_the_loop(PlaceParam("gate")))
-
-with Pipeline("stranded") as stranded:
-    Yield(wait_at_module_level())
+waiting = pipeline_of(wait_there, "gate", "x")
+blocking = pipeline_of(block_there, "gate", "x")
+blocks_the_loop = pipeline_of(block_the_loop, "gate")
+stranded = pipeline_of(wait_at_module_level)
 
 of_each_kind = pytest.mark.parametrize("pipeline", [waiting, blocking], ids=["async", "sync"])
 
 
-@of_each_kind
-async def test_an_operation_waits_at_a_gate_until_the_test_opens_it(connect: Connect, pipeline: Pipeline) -> None:
-    with Gate() as gate:
-        async with connect(fed) as session:
-            job = await session.execute(pipeline, {"gate": gate, "x": 3})
-            await gate.arrived()
-            assert (gate.waiting, gate.arrivals) == (1, 1)
-            assert not await job.wait_until_finished(timeout=0)
-            gate.open()
-            assert (await job.first()).value == 3
-            later = await session.execute(pipeline, {"gate": gate, "x": 4})
-            assert (await later.first()).value == 4
-            assert (gate.waiting, gate.arrivals) == (0, 2)
+@pytest.fixture
+async def gate(session: Session) -> AsyncIterator[Gate]:
+    """A gate that is open at the end of the test, before its session closes."""
+    with Gate() as found:
+        yield found
 
 
 @of_each_kind
-async def test_some_are_let_through(connect: Connect, pipeline: Pipeline) -> None:
+async def test_an_operation_waits_at_a_gate_until_the_test_opens_it(
+    session: Session, gate: Gate, pipeline: Pipeline
+) -> None:
+    job = await session.execute(pipeline, {"gate": gate, "x": 3})
+    await gate.arrived()
+    assert (gate.waiting, gate.arrivals) == (1, 1)
+    assert not await job.wait_until_finished(timeout=0)
+    gate.open()
+    assert (await job.first()).value == 3
+    later = await session.execute(pipeline, {"gate": gate, "x": 4})
+    assert (await later.first()).value == 4
+    assert (gate.waiting, gate.arrivals) == (0, 2)
+
+
+@of_each_kind
+async def test_gate_lets_a_number_of_callers_pass(session: Session, gate: Gate, pipeline: Pipeline) -> None:
+    gate.let_through()  # the first that comes
+    job = await session.execute(pipeline, [{"gate": gate, "x": x} for x in range(3)])
+    await gate.arrived(3)
+    await job.first()
+    assert gate.waiting == 2
+    gate.let_through(2)
+    assert sorted(result.value for result in await job.collect()) == [0, 1, 2]
+
+
+async def test_cancelled_caller_leaves_the_gate(session: Session, gate: Gate) -> None:
+    job = await session.execute(waiting, {"gate": gate, "x": 3})
+    await gate.arrived()
+    await job.cancel()
+    with pytest.raises(JobAborted):
+        await job
+    await gate.cleared()
+    again = await session.execute(waiting, {"gate": gate, "x": 4})
+    await gate.arrived(2)
+    gate.let_through()  # not for the one that has left
+    assert (await again.first()).value == 4
+
+
+async def test_leaving_the_block_opens_the_gate(session: Session) -> None:
     with Gate() as gate:
-        async with connect(fed) as session:
-            gate.let_through()  # the first that comes
-            job = await session.execute(pipeline, [{"gate": gate, "x": x} for x in range(3)])
-            await gate.arrived(3)
-            await job.first()
-            assert gate.waiting == 2
-            gate.let_through(2)
-            assert sorted(result.value for result in await job.collect()) == [0, 1, 2]
+        job = await session.execute(blocking, {"gate": gate, "x": 3})
+        await gate.arrived()
+    assert (await job.first()).value == 3
 
 
-async def test_who_is_cancelled_does_not_wait_any_more(connect: Connect) -> None:
-    with Gate() as gate:
-        async with connect(fed) as session:
-            job = await session.execute(waiting, {"gate": gate, "x": 3})
-            await gate.arrived()
-            await job.cancel()
-            with pytest.raises(JobAborted):
-                await job
-            await gate.cleared()
-            again = await session.execute(waiting, {"gate": gate, "x": 4})
-            await gate.arrived(2)
-            gate.let_through()  # not for the one that has left
-            assert (await again.first()).value == 4
+async def test_blocking_on_the_loop_is_refused(session: Session, gate: Gate) -> None:
+    with pytest.raises(JobFailed, match=r"await gate.arrive\(\) instead"):
+        await (await session.execute(blocks_the_loop, {"gate": gate}))
 
 
-async def test_leaving_the_block_opens_the_gate(connect: Connect) -> None:
-    async with connect(fed) as session:
-        with Gate() as gate:
-            job = await session.execute(blocking, {"gate": gate, "x": 3})
-            await gate.arrived()
-        assert (await job.first()).value == 3
-
-
-async def test_blocking_on_the_loop_is_refused(connect: Connect) -> None:
-    with Gate() as gate:
-        async with connect(fed) as session:
-            with pytest.raises(JobFailed, match=r"await gate.arrive\(\) instead"):
-                await (await session.execute(blocks_the_loop, {"gate": gate}))
-
-
-async def test_a_gate_that_a_worker_has_made_itself_says_so() -> None:
+async def test_gate_made_in_a_worker_raises() -> None:
     async with Session(fed) as session:
         with pytest.raises(JobFailed, match="pass it to the operation as a parameter"):
             await (await session.execute(stranded))
@@ -133,7 +127,7 @@ async def _come(gate: Gate) -> None:
     await gate.arrive()
 
 
-async def test_a_gate_tells_when_nobody_waits_any_more() -> None:
+async def test_gate_notifies_when_it_has_no_waiters() -> None:
     gate = Gate()
     await gate.cleared()
     coming = [asyncio.ensure_future(gate.arrive()) for _ in range(2)]

@@ -25,6 +25,7 @@ from dfm_async import (
 )
 from dfm_async.testing import Call, Fake, Gate, override, raises, returns
 from tests.conftest import Connect
+from tests.support.pipelines import pipeline_of
 
 fed = Federation("shop")
 store, desk = fed.site("store"), fed.site("desk")
@@ -130,23 +131,22 @@ async def test_a_fake_runs_in_the_place_of_an_operation_and_is_undone(connect: C
     assert all(adapter.callee is None for site in fed.sites.values() for adapter in site.adapters.values())
 
 
-async def test_calls_are_recorded_with_names_site_and_frame(connect: Connect) -> None:
-    async with connect(fed) as session:
-        with Pipeline("prices") as pipeline:
-            Yield(price(PlaceParam("item"), site="store"))
-        with override(fed, "price", returns(3.0)) as fake:
-            assert await values(session, pipeline, [{"item": "tea"}, {"item": "milk"}]) == [3.0, 3.0]
-        found = sorted(fake.calls, key=lambda call: call.frame)
-        assert [(call.arguments, call.site, call.frame) for call in found] == [
-            ({"item": "tea"}, "store", (0,)),
-            ({"item": "milk"}, "store", (1,)),
-        ]
-        assert isinstance(found[0], Call)
-        assert (found[0].operation, found[0].attempt, found[0].node) == ("price", 1, "price#0")
-        assert repr(fake) == "<Fake fake: 2 calls>"
+async def test_calls_are_recorded_with_names_site_and_frame(session: Session) -> None:
+    with Pipeline("prices") as pipeline:
+        Yield(price(PlaceParam("item"), site="store"))
+    with override(fed, "price", returns(3.0)) as fake:
+        assert await values(session, pipeline, [{"item": "tea"}, {"item": "milk"}]) == [3.0, 3.0]
+    found = sorted(fake.calls, key=lambda call: call.frame)
+    assert [(call.arguments, call.site, call.frame) for call in found] == [
+        ({"item": "tea"}, "store", (0,)),
+        ({"item": "milk"}, "store", (1,)),
+    ]
+    assert isinstance(found[0], Call)
+    assert (found[0].operation, found[0].attempt, found[0].node) == ("price", 1, "price#0")
+    assert repr(fake) == "<Fake fake: 2 calls>"
 
 
-async def test_a_fake_can_use_what_the_test_has(connect: Connect) -> None:
+async def test_fake_can_use_variables_of_the_test(connect: Connect) -> None:
     seen: list[str] = []
     asked = asyncio.Event()
 
@@ -174,146 +174,131 @@ async def _yield_later(n: int) -> AsyncIterator[int]:
 
 @pytest.mark.parametrize("operation", [items, later_items], ids=["generator", "async generator"])
 @pytest.mark.parametrize("fake", [_yield_some, _yield_later, returns([4, 5])], ids=["sync", "async", "value"])
-async def test_a_generator_can_be_faked(connect: Connect, operation: Any, fake: Any) -> None:
-    async with connect(fed) as session:
-        with override(fed, operation, fake):
-            assert await values(session, one(operation, n=4)) == [4, 5]
-        assert await values(session, one(operation, n=2)) == [0, 1]
+async def test_a_generator_can_be_faked(session: Session, operation: Any, fake: Any) -> None:
+    with override(fed, operation, fake):
+        assert await values(session, one(operation, n=4)) == [4, 5]
+    assert await values(session, one(operation, n=2)) == [0, 1]
 
 
 @pytest.mark.parametrize("fake", [_yield_some, _yield_later], ids=["sync", "async"])
 @pytest.mark.parametrize("at", ["store", "desk"])
-async def test_a_function_can_be_faked_by_a_generator(connect: Connect, fake: Any, at: str) -> None:
+async def test_a_function_can_be_faked_by_a_generator(session: Session, fake: Any, at: str) -> None:
     operation = flaky if at == "store" else tax
     adapted: Any = (lambda x: fake(x)) if at == "store" else (lambda amount: fake(amount))
-    async with connect(fed) as session:
-        with override(fed, operation, adapted):
-            argument = {"x": 1} if at == "store" else {"amount": 1}
-            assert await values(session, one(operation, **argument)) == [1, 2]
+    with override(fed, operation, adapted):
+        argument = {"x": 1} if at == "store" else {"amount": 1}
+        assert await values(session, one(operation, **argument)) == [1, 2]
 
 
-async def test_a_generator_that_is_faked_by_no_list_says_so(connect: Connect) -> None:
-    async with connect(fed) as session:
-        with override(fed, items, returns(5)), pytest.raises(JobFailed, match="must yield, or return a list, not 5"):
-            await values(session, one(items, n=1))
+async def test_generator_faked_by_a_plain_value_raises(session: Session) -> None:
+    with override(fed, items, returns(5)), pytest.raises(JobFailed, match="must yield, or return a list, not 5"):
+        await values(session, one(items, n=1))
 
 
-async def test_a_synchronous_operation_can_be_faked_by_any_function(connect: Connect) -> None:
+async def test_a_synchronous_operation_can_be_faked_by_any_function(session: Session) -> None:
     async def later(amount: float) -> float:
         await asyncio.sleep(0)
         return amount + 1
 
-    async with connect(fed) as session:
-        for fake in (later, lambda amount: amount + 1, mock.Mock(return_value=4.0), mock.AsyncMock(return_value=4.0)):
-            with override(fed, tax, fake):
-                assert await values(session, one(tax, amount=3.0)) == [4.0]
-        assert await values(session, one(tax, amount=3.0)) == [0.3]
+    for fake in (later, lambda amount: amount + 1, mock.Mock(return_value=4.0), mock.AsyncMock(return_value=4.0)):
+        with override(fed, tax, fake):
+            assert await values(session, one(tax, amount=3.0)) == [4.0]
+    assert await values(session, one(tax, amount=3.0)) == [0.3]
 
 
-async def test_what_a_fake_raises_is_the_operations_error(connect: Connect) -> None:
-    async with connect(fed) as session:
-        with override(fed, "tax", raises(KeyError("nowhere"))) as fake:
-            with pytest.raises(JobFailed) as caught:
-                await values(session, one(tax, amount=1.0))
-        assert isinstance(caught.value.errors[0], OperationFailed)
-        assert caught.value.errors[0].type_name == "KeyError"
-        assert len(fake.calls) == 1
+async def test_error_of_a_fake_is_the_error_of_the_operation(session: Session) -> None:
+    with override(fed, "tax", raises(KeyError("nowhere"))) as fake:
+        with pytest.raises(JobFailed) as caught:
+            await values(session, one(tax, amount=1.0))
+    assert isinstance(caught.value.errors[0], OperationFailed)
+    assert caught.value.errors[0].type_name == "KeyError"
+    assert len(fake.calls) == 1
 
 
-async def test_returns_gives_one_value_per_call_and_then_the_last(connect: Connect) -> None:
-    async with connect(fed) as session:
-        with override(fed, "price", returns(1, 2)):
-            assert [(await values(session, PRICE))[0] for _ in range(3)] == [1, 2, 2]
-        with override(fed, "price", returns()):
-            assert await values(session, PRICE) == [None]
+async def test_returns_gives_one_value_per_call_and_then_the_last(session: Session) -> None:
+    with override(fed, "price", returns(1, 2)):
+        assert [(await values(session, PRICE))[0] for _ in range(3)] == [1, 2, 2]
+    with override(fed, "price", returns()):
+        assert await values(session, PRICE) == [None]
 
 
-async def test_a_retried_call_is_recorded_as_often_as_it_is_tried(connect: Connect) -> None:
+async def test_a_retried_call_is_recorded_as_often_as_it_is_tried(session: Session) -> None:
     def fake(x: int, context: OperationContext) -> int:
         assert (context.operation, context.cancelled) == ("flaky", False)
         if context.attempt < 3:
             raise OSError("try again")
         return x
 
-    async with connect(fed) as session:
-        with override(fed, flaky, fake) as made:
-            assert await values(session, one(flaky, x=9)) == [9]
-        assert [call.attempt for call in made.calls] == [1, 2, 3]
+    with override(fed, flaky, fake) as made:
+        assert await values(session, one(flaky, x=9)) == [9]
+    assert [call.attempt for call in made.calls] == [1, 2, 3]
 
 
-async def test_only_the_chosen_site_is_faked(connect: Connect) -> None:
-    async with connect(fed) as session:
-        with override(fed, price, returns(9.0), site=desk):
-            assert await values(session, PRICE) == [1.0]
-            assert await values(session, one(price, item="tea", site="desk")) == [9.0]
+async def test_only_the_chosen_site_is_faked(session: Session) -> None:
+    with override(fed, price, returns(9.0), site=desk):
+        assert await values(session, PRICE) == [1.0]
+        assert await values(session, one(price, item="tea", site="desk")) == [9.0]
 
 
-async def test_the_innermost_override_counts(connect: Connect) -> None:
-    async with connect(fed) as session:
-        with override(fed, price, returns(1)), override(fed, price, returns(2)) as inner:
-            assert await values(session, PRICE) == [2]
-        assert len(inner.calls) == 1
+async def test_the_innermost_override_counts(session: Session) -> None:
+    with override(fed, price, returns(1)), override(fed, price, returns(2)) as inner:
+        assert await values(session, PRICE) == [2]
+    assert len(inner.calls) == 1
 
 
-async def test_positional_arguments_arrive(connect: Connect) -> None:
+async def test_positional_arguments_arrive(session: Session) -> None:
     with Pipeline("sum") as pipeline:
         Yield(total(1.0, 2.0, start=3.0))
-    async with connect(fed) as session:
-        with override(fed, total, lambda *amounts, start: [amounts, start]) as fake:
-            assert await values(session, pipeline) == [[(1.0, 2.0), 3.0]]
-        assert fake.calls[0].arguments == {"amounts": (1.0, 2.0), "start": 3.0}
-        assert await values(session, pipeline) == [6.0]
+    with override(fed, total, lambda *amounts, start: [amounts, start]) as fake:
+        assert await values(session, pipeline) == [[(1.0, 2.0), 3.0]]
+    assert fake.calls[0].arguments == {"amounts": (1.0, 2.0), "start": 3.0}
+    assert await values(session, pipeline) == [6.0]
 
 
-async def test_a_fake_gets_the_defaults_of_the_code_that_it_replaces(connect: Connect) -> None:
+async def test_a_fake_gets_the_defaults_of_the_code_that_it_replaces(session: Session) -> None:
     def fake(item: str, count: int) -> float:
         return float(count)
 
     def fake_total(*amounts: float, start: float) -> float:
         return sum(amounts) + start + 100
 
-    async with connect(fed) as session:
-        with override(fed, price, fake) as found:
-            assert await values(session, PRICE) == [1.0]
-            assert await values(session, one(price, item="tea", site="desk")) == [5.0]
-            assert await values(session, one(price, item="tea", count=3, site="desk")) == [3.0]
-        assert dict(found.calls[0].arguments) == {"item": "tea"}, "what the pipeline passes"
-        with override(fed, total, fake_total):
-            with Pipeline("sum") as pipeline:
-                Yield(total(1.0, 2.0))
-            assert await values(session, pipeline) == [103.0]
+    with override(fed, price, fake) as found:
+        assert await values(session, PRICE) == [1.0]
+        assert await values(session, one(price, item="tea", site="desk")) == [5.0]
+        assert await values(session, one(price, item="tea", count=3, site="desk")) == [3.0]
+    assert dict(found.calls[0].arguments) == {"item": "tea"}, "what the pipeline passes"
+    with override(fed, total, fake_total):
+        with Pipeline("sum") as pipeline:
+            Yield(total(1.0, 2.0))
+        assert await values(session, pipeline) == [103.0]
 
 
-async def test_streams_come_to_a_fake_as_lists_and_to_the_operation_as_streams(connect: Connect) -> None:
+async def test_streams_come_to_a_fake_as_lists_and_to_the_operation_as_streams(session: Session) -> None:
     with Pipeline("streams") as pipeline:
         Yield(joined(later_items(3)))
-    async with connect(fed) as session:
-        with override(fed, joined, lambda numbers: numbers):
-            assert await values(session, pipeline) == [[0, 1, 2]]
-        with override(fed, price, returns(1.0)):
-            assert await values(session, pipeline) == ["0,1,2"]
+    with override(fed, joined, lambda numbers: numbers):
+        assert await values(session, pipeline) == [[0, 1, 2]]
+    with override(fed, price, returns(1.0)):
+        assert await values(session, pipeline) == ["0,1,2"]
 
 
-async def test_the_object_of_a_class_is_not_built_for_a_fake(connect: Connect) -> None:
-    async with connect(fed) as session:
-        with override(fed, stored, returns(3)):
-            assert await values(session, one(stored, x=1)) == [3]
-        with override(fed, price, returns(0)), pytest.raises(JobFailed, match="no database here"):
-            await values(session, one(stored, x=1))
+async def test_the_object_of_a_class_is_not_built_for_a_fake(session: Session) -> None:
+    with override(fed, stored, returns(3)):
+        assert await values(session, one(stored, x=1)) == [3]
+    with override(fed, price, returns(0)), pytest.raises(JobFailed, match="no database here"):
+        await values(session, one(stored, x=1))
 
 
-async def test_a_program_that_is_faked_is_not_started(connect: Connect) -> None:
+async def test_a_program_that_is_faked_is_not_started(session: Session) -> None:
     with Pipeline("train") as pipeline:
         Yield(trained([1.0]))
-    async with connect(fed) as session:
-        with override(fed, trained, lambda weights, rate=0.0: [rate, *weights]) as fake:
-            assert await values(session, pipeline) == [[0.1, 1.0]]
-        assert fake.calls[0].arguments == {"weights": [1.0], "rate": 0.1}
+    with override(fed, trained, lambda weights, rate=0.0: [rate, *weights]) as fake:
+        assert await values(session, pipeline) == [[0.1, 1.0]]
+    assert fake.calls[0].arguments == {"weights": [1.0], "rate": 0.1}
 
 
-async def test_a_job_that_runs_in_a_worker_already_goes_on_there(caplog: pytest.LogCaptureFixture) -> None:
-    with Pipeline("waits") as pipeline:
-        Yield(wait_there(PlaceParam("gate")))
+async def test_job_already_in_a_worker_continues_there(caplog: pytest.LogCaptureFixture) -> None:
+    pipeline = pipeline_of(wait_there, "gate")
     async with Session(fed) as session:
         with Gate() as gate:
             job = await session.execute(pipeline, {"gate": gate})
@@ -329,16 +314,16 @@ async def test_a_job_that_runs_in_a_worker_already_goes_on_there(caplog: pytest.
     assert "ended with" not in caplog.text
 
 
-async def test_what_a_fake_cannot_send_is_the_operations_error() -> None:
+async def test_unsendable_value_of_a_fake_is_the_error_of_the_operation() -> None:
     async with Session(fed) as session:
         with override(fed, price, returns(threading.Lock())):
-            with pytest.raises(JobFailed, match=r"what the test answers cannot be sent .*cannot pickle"):
+            with pytest.raises(JobFailed, match=r"cannot be sent .*cannot pickle"):
                 await values(session, PRICE)
         with override(fed, price, returns(2.0)):
             assert await values(session, PRICE) == [2.0]
 
 
-async def test_a_job_that_is_cancelled_does_not_wait_for_its_fake(connect: Connect) -> None:
+async def test_a_job_that_is_cancelled_does_not_wait_for_its_fake(session: Session) -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def fake(item: str, count: int = 1) -> float:
@@ -349,15 +334,14 @@ async def test_a_job_that_is_cancelled_does_not_wait_for_its_fake(connect: Conne
             ended.set()
         return 0.0
 
-    async with connect(fed) as session:
-        with override(fed, price, fake):
-            job = await session.execute(PRICE)
-            await begun.wait()
-            await job.cancel()
-            await ended.wait()
+    with override(fed, price, fake):
+        job = await session.execute(PRICE)
+        await begun.wait()
+        await job.cancel()
+        await ended.wait()
 
 
-async def test_a_generator_that_nobody_reads_any_more_is_closed(connect: Connect) -> None:
+async def test_abandoned_generator_is_closed(session: Session) -> None:
     ended = asyncio.Event()
 
     async def fake(n: int) -> AsyncIterator[int]:
@@ -367,12 +351,11 @@ async def test_a_generator_that_nobody_reads_any_more_is_closed(connect: Connect
         finally:
             ended.set()
 
-    async with connect(fed) as session:
-        with override(fed, later_items, fake):
-            job = await session.execute(one(later_items, n=1))
-            await job.first()
-            await job.cancel()
-            await ended.wait()
+    with override(fed, later_items, fake):
+        job = await session.execute(one(later_items, n=1))
+        await job.first()
+        await job.cancel()
+        await ended.wait()
 
 
 def wrong(item: str) -> float:
@@ -398,7 +381,7 @@ def test_a_fake_whose_parameters_do_not_fit_is_refused(fake: Any, message: str) 
     assert message.replace("'", "") in str(caught.value).replace("'", "")
 
 
-def test_a_value_is_no_fake() -> None:
+def test_value_as_a_fake_is_refused() -> None:
     with pytest.raises(TypeError, match=r"write returns\(3\)"):
         Fake(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="takes an exception"):
@@ -413,6 +396,6 @@ def test_a_value_is_no_fake() -> None:
         ("tax", {"provider": "fast"}, "is not offered of provider 'fast'"),
     ],
 )
-def test_what_the_federation_does_not_offer_cannot_be_faked(operation: str, where: Any, message: str) -> None:
+def test_unknown_operation_cannot_be_faked(operation: str, where: Any, message: str) -> None:
     with pytest.raises(LookupError, match=message), override(fed, operation, returns(1), **where):
         pass

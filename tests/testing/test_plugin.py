@@ -32,7 +32,7 @@ def dfm_federation():
     return fed
 
 async def run(session, x=3):
-    assert session.loop is asyncio.get_running_loop()
+    assert session._running_loop is asyncio.get_running_loop()
     return (await (await session.execute(squares, {"x": x})).first()).value
 """
 
@@ -71,34 +71,29 @@ class TestInAClass:
 """
 
 
-@pytest.mark.parametrize("mode", [STRICT, AUTO], ids=["strict", "auto"])
-def test_a_session_lives_on_the_loop_of_its_test_whatever_its_scope(pytester: pytest.Pytester, mode: str) -> None:
-    scopes = ["function", "module", "package", "session"]  # a class has a loop for its own tests only
-    pytester.makeini(mode)
-    pytester.makepyfile(**{f"test_{scope}": FEDERATION + EACH_SCOPE.replace("SCOPE", scope) for scope in scopes})
-    done = pytester.runpytest_subprocess("--strict-markers", timeout=60)
-    done.assert_outcomes(passed=4 * len(scopes))
-
-
-def test_a_session_lives_on_the_loop_of_its_class(pytester: pytest.Pytester) -> None:
-    done = runs(
-        pytester,
-        STRICT,
-        """
+ONE_CLASS = """
 @pytest.mark.asyncio(loop_scope="class")
 class TestTogether:
     loops = set()
 
     async def test_one(self, dfm_session):
-        self.loops.add(dfm_session.loop)
+        self.loops.add(dfm_session._running_loop)
         assert await run(dfm_session) == 9
 
     async def test_two(self, dfm_session):
-        assert self.loops == {dfm_session.loop}
+        assert self.loops == {dfm_session._running_loop}
         assert await run(dfm_session) == 9
-""",
-    )
-    done.assert_outcomes(passed=2)
+"""
+
+
+@pytest.mark.parametrize("mode", [STRICT, AUTO], ids=["strict", "auto"])
+def test_session_runs_on_the_loop_of_its_test(pytester: pytest.Pytester, mode: str) -> None:
+    scopes = ["function", "module", "package", "session"]  # a class has a loop for its own tests only
+    files = {f"test_{scope}": FEDERATION + EACH_SCOPE.replace("SCOPE", scope) for scope in scopes}
+    pytester.makeini(mode)
+    pytester.makepyfile(test_class=FEDERATION + ONE_CLASS, **files)
+    done = pytester.runpytest_subprocess("--strict-markers", timeout=60)
+    done.assert_outcomes(passed=4 * len(scopes) + 2)
 
 
 def test_in_auto_mode_nothing_needs_a_mark(pytester: pytest.Pytester) -> None:
@@ -188,7 +183,7 @@ def test_session(dfm_session):
     done.stdout.fnmatch_lines(["*dfm_session needs a plugin that runs async tests: install pytest-asyncio 0.24*"])
 
 
-def test_a_pytest_asyncio_that_is_too_old_does_no_harm_until_it_is_needed(pytester: pytest.Pytester) -> None:
+def test_old_pytest_asyncio_fails_only_when_it_is_needed(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         older="""
 import pytest, pytest_asyncio
@@ -245,18 +240,30 @@ def test_markers_and_fixtures_choose_the_target(pytester: pytest.Pytester) -> No
     done.assert_outcomes(passed=6)
 
 
-def test_the_ini_option_chooses_the_target_where_nothing_else_does(pytester: pytest.Pytester) -> None:
+def test_the_ini_option_chooses_the_target_and_fakes_end_with_their_test(pytester: pytest.Pytester) -> None:
     test = """
-async def test_it(dfm_session):
+async def test_faked(dfm_session, dfm_override):
     assert type(dfm_session.target).__name__ == "FederationRunner"
+    fake = dfm_override("square", returns(7))
+    assert await run(dfm_session) == 7
+    assert fake.calls[0].arguments == {"x": 3}
+
+async def test_not_faked(dfm_session):
+    assert await run(dfm_session) == 9
 """
-    runs(pytester, f"{AUTO}dfm_target = local\n", test).assert_outcomes(passed=1)
+    runs(pytester, f"{AUTO}dfm_target = local\n", test).assert_outcomes(passed=2)
 
 
-def test_a_marker_without_names_is_refused(pytester: pytest.Pytester) -> None:
+def test_wrong_markers_and_missing_fixtures_are_reported_with_advice(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_without="async def test_it(dfm_session): pass")
     done = runs(pytester, AUTO, "\n@pytest.mark.dfm('local')\nasync def test_it(dfm_session): pass\n")
-    done.assert_outcomes(errors=1)
-    done.stdout.fnmatch_lines(["*pytest.mark.dfm takes its arguments by name*"])
+    done.assert_outcomes(errors=2)
+    done.stdout.fnmatch_lines_random(
+        [
+            "*pytest.mark.dfm takes its arguments by name*",
+            "*write a fixture dfm_federation that returns your Federation*",
+        ]
+    )
 
 
 def test_the_session_of_a_module_is_shared_and_needs_one_loop(pytester: pytest.Pytester) -> None:
@@ -278,31 +285,6 @@ async def test_two(dfm_module_session):
     done = pytester.runpytest_subprocess(timeout=60)
     done.assert_outcomes(passed=4, errors=2)
     done.stdout.fnmatch_lines(["*dfm_module_session lives as long as the module*loop_scope='module'*"])
-
-
-def test_fakes_of_one_test_are_gone_in_the_next(pytester: pytest.Pytester) -> None:
-    done = runs(
-        pytester,
-        AUTO,
-        """
-async def test_faked(dfm_session, dfm_override):
-    fake = dfm_override("square", returns(7))
-    assert await run(dfm_session) == 7
-    assert fake.calls[0].arguments == {"x": 3}
-
-async def test_not_faked(dfm_session):
-    assert await run(dfm_session) == 9
-""",
-    )
-    done.assert_outcomes(passed=2)
-
-
-def test_without_a_federation_the_user_is_told_what_to_write(pytester: pytest.Pytester) -> None:
-    pytester.makeini(AUTO)
-    pytester.makepyfile("async def test_it(dfm_session): pass")
-    done = pytester.runpytest_subprocess(timeout=60)
-    done.assert_outcomes(errors=1)
-    done.stdout.fnmatch_lines(["*write a fixture dfm_federation that returns your Federation*"])
 
 
 LEAKS = """
@@ -342,20 +324,20 @@ def wide():
         yield file
 
 @pytest.mark.usefixtures("dfm_no_leaks")
-def test_what_lives_longer_is_no_leak(wide):
+def test_resources_of_wider_scopes_are_not_leaks(wide):
     pass
 """
 
 
 @pytest.mark.parametrize("scope", ["function", "module"])
-def test_what_a_test_leaves_behind_is_an_error_that_names_it(pytester: pytest.Pytester, scope: str) -> None:
+def test_leak_of_a_test_is_reported_by_name(pytester: pytest.Pytester, scope: str) -> None:
     ini = f"{AUTO}asyncio_default_test_loop_scope = {scope}\n".replace("filterwarnings = error\n", "")
     done = runs(pytester, ini, LEAKS)
     done.assert_outcomes(passed=6, errors=4)
     done.stdout.fnmatch_lines(
         [
             "*ERROR at teardown of test_task*",
-            "test_*::test_task has left something behind:",
+            "test_*::test_task left these open; close or cancel them:",
             "  task 'forgotten' of Event.wait*",
             "  thread 'forgotten'",
             "  socket, descriptor *: AF_INET ('127.0.0.1', *)",
@@ -381,7 +363,7 @@ def test_a_run_that_needs_nothing_loads_nothing(pytester: pytest.Pytester) -> No
 
         def test_it():
             ours = {name for name in sys.modules if name.startswith("dfm_async")}
-            assert len(ours) <= 5, ours  # the two packages, what makes their names lazy, and the plugin
+            assert len(ours) <= 6, ours  # the packages, what makes their names lazy, and the plugin
         """
     )
     pytester.runpytest_subprocess("-p", "no:asyncio", timeout=60).assert_outcomes(passed=1)
@@ -395,5 +377,5 @@ import dfm_async.testing.plugin
 print(*sorted(set(sys.modules) - before))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    tiny = ["dfm_async.lazy", "dfm_async.rendering"]
+    tiny = ["dfm_async.base", "dfm_async.base.lazy", "dfm_async.base.rendering"]
     assert done.stdout.split() == ["dfm_async", *tiny, "dfm_async.testing", "dfm_async.testing.plugin"]

@@ -6,18 +6,23 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import HTTPConnection
 from starlette.routing import Mount
+from starlette.types import Receive, Scope, Send
 
-from dfm_async import Federation, OperationContext, Pipeline, PlaceParam, Session, Yield
-from dfm_async.web import Service
+from dfm_async import Federation, Job, JobInfo, OperationContext, Session
+from dfm_async.web import Action, AllowAnyone, Authorizer, Principal, Service, WebLimits
+from tests.support.pipelines import pipeline_of
+from tests.support.processes import free_socket
+from tests.support.waiting import PROMPT
 
 fed = Federation("numbers")
 lab = fed.site("lab")
@@ -69,25 +74,27 @@ async def tells(x: int, context: OperationContext) -> int:
     return x
 
 
-def _pipeline(name: str, operation: Any, *params: str, place: str = "yield") -> Pipeline:
-    with Pipeline(name) as made:
-        Yield(operation(**{param: PlaceParam(param) for param in params}), place=place)
-    return made
-
-
 PIPELINES = {
-    "squares": _pipeline("squares", square, "x"),
-    "counting": _pipeline("counting", count, "n"),
-    "texts": _pipeline("texts", text, "n", "size"),
-    "gated": _pipeline("gated", gated, "n", "gate"),
-    "endless": _pipeline("endless", forever),
-    "failing": _pipeline("failing", fails, "x"),
-    "telling": _pipeline("telling", tells, "x"),
+    "squares": pipeline_of(square, "x", name="squares"),
+    "counting": pipeline_of(count, "n", name="counting"),
+    "texts": pipeline_of(text, "n", "size", name="texts"),
+    "gated": pipeline_of(gated, "n", "gate", name="gated"),
+    "endless": pipeline_of(forever, name="endless"),
+    "failing": pipeline_of(fails, "x", name="failing"),
+    "telling": pipeline_of(tells, "x", name="telling"),
 }
 
 
 def inline(**options: Any) -> Session:
     return Session(fed, target="inline", **options)
+
+
+def new_service(**given: Any) -> Service:
+    """Return a service that serves anyone; takes options of sessions, limits and services by their names."""
+    limits = {name: given.pop(name) for name in WebLimits.__struct_fields__ if name in given}
+    session = {name: given.pop(name) for name in ("store", "options", "trace") if name in given}
+    defaults = {"pipelines": PIPELINES, "limits": WebLimits(**limits), "authorizer": AllowAnyone()}
+    return Service(**{"session": lambda: inline(**session), **defaults, **given})
 
 
 @dataclass
@@ -99,8 +106,13 @@ class Sent:
     data: dict[str, Any] = field(default_factory=dict)
 
 
-async def events(response: httpx.Response) -> AsyncIterator[Sent]:
-    """Reads server-sent events; comments are events with the name ``:``."""
+Events: TypeAlias = AsyncIterator[Sent]
+STREAM = {"accept": "text/event-stream"}
+"""The headers of a submission that is answered by the stream of its job."""
+
+
+async def events(response: httpx.Response) -> Events:
+    """Read server-sent events; comments are events with the name ``:``."""
     found = Sent()
     filled = False
     async for line in response.aiter_lines():
@@ -127,6 +139,12 @@ async def all_events(client: httpx.AsyncClient, path: str, **options: Any) -> li
         return [event async for event in events(response) if event.name != ":"]
 
 
+async def refusal(request: Awaitable[httpx.Response]) -> tuple[int, str]:
+    """Send a request that is refused; return the status and the error."""
+    response = await request
+    return response.status_code, response.json()["error"]
+
+
 @dataclass
 class Server:
     """A server that runs, and a client for it."""
@@ -147,9 +165,27 @@ class Server:
         assert response.status_code == 201, response.text
         return str(response.json()["job_id"])
 
+    async def finished(self, job_id: str) -> Job:
+        """Return a job when it has ended."""
+        job = await self.session.reattach(job_id)
+        await job.wait_until_finished()
+        return job
+
+    async def results(self, job_id: str) -> list[Any]:
+        """Return the values that a job yields, when it has ended."""
+        found = await all_events(self.client, f"/jobs/{job_id}/stream")
+        return [event.data["value"] for event in found if event.name == "result"]
+
+    @asynccontextmanager
+    async def follow(self, path: str = "/stream", method: str = "GET", **options: Any) -> AsyncIterator[Events]:
+        """Open a stream; give its events."""
+        async with self.client.stream(method, path, **options) as response:
+            assert response.is_success, await response.aread()
+            yield events(response)
+
     async def streams(self, number: int) -> None:
-        """Returns when so many streams are open."""
-        async with asyncio.timeout(10):
+        """Return when this number of streams is open."""
+        async with asyncio.timeout(PROMPT):
             await self.service._state.streams.until(number)
 
 
@@ -181,7 +217,7 @@ class Wire:
         await self.send("\r\n".join([*lines, "", ""]).encode() + body)
 
     async def answer(self) -> Answer:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PROMPT):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:-2])}
             body = await self.reader.readexactly(int(headers.get("content-length", 0)))
@@ -190,11 +226,38 @@ class Wire:
 
     async def ended(self) -> bool:
         """Waits for the end of the connection; what comes until then is of no interest."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PROMPT):
             with contextlib.suppress(ConnectionError):
                 while await self.reader.read(1 << 16):
                     pass
         return True
+
+
+class Tokens(Authorizer):
+    """A client that sends a name is that principal. Eve may only read her jobs, root may do everything."""
+
+    async def __call__(self, request: HTTPConnection, /) -> Principal | None:
+        name = request.headers.get("authorization")
+        return None if name is None else Principal(name)
+
+    def allows(self, principal: Principal, action: Action, job: JobInfo | None) -> bool:
+        if principal.id == "root":
+            return True
+        if principal.id == "eve" and action not in ("read", "list"):
+            return False
+        return super().allows(principal, action, job)
+
+
+def client_of(service: Service, host: str | None = "127.0.0.1", http: str = "1.1", **headers: str) -> httpx.AsyncClient:
+    """Return a client without a server, which seems to come from some address."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["client"] = None if host is None else (host, 1234)
+        scope["http_version"] = http
+        await service.app(scope, receive, send)
+
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost:8000", headers=named)
 
 
 @asynccontextmanager
@@ -208,11 +271,26 @@ async def wire(server: Server) -> AsyncIterator[Wire]:
             await writer.wait_closed()
 
 
-def free_socket() -> socket.socket:
-    found = socket.socket()
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    found.bind(("127.0.0.1", 0))
-    return found
+@asynccontextmanager
+async def unread(server: Server, path: str, *headers: str, window: int = 4096) -> AsyncIterator[socket.socket]:
+    """Send a request on a connection from which nothing is read; the kernel buffers little for it."""
+    with socket.socket() as found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
+        found.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(found, ("127.0.0.1", server.port))
+        lines = [f"GET /dfm{path} HTTP/1.1", "host: localhost", *headers, "", ""]
+        await loop.sock_sendall(found, "\r\n".join(lines).encode())
+        yield found
+
+
+async def rest_of(connection: socket.socket) -> bytes:
+    """Read from a connection until its end."""
+    data = b""
+    async with asyncio.timeout(PROMPT):
+        while part := await asyncio.get_running_loop().sock_recv(connection, 1 << 20):
+            data += part
+    return data
 
 
 @asynccontextmanager

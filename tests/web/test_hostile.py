@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -15,15 +12,14 @@ import httpx
 import psutil
 import pytest
 
+from tests.support.processes import started_server
 from tests.web.rig import Wire, all_events
 
 SERVER = """
 import uvicorn
-from dfm_async.web import AllowAnyone, Service, WebLimits
-from tests.web.rig import PIPELINES, inline
+from tests.web.rig import new_service
 
-limits = WebLimits(stall=1.0, body_seconds=1.0)
-service = Service(session=inline, pipelines=PIPELINES, limits=limits, authorizer=AllowAnyone())
+service = new_service(stall=1.0, body_seconds=1.0)
 uvicorn.run(service.app, port=0, access_log=False, timeout_graceful_shutdown=1)
 """
 MIB = 1024 * 1024
@@ -47,25 +43,15 @@ class Target:
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
-    process = subprocess.Popen([sys.executable, "-u", "-c", SERVER], stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        port = None
-        while port is None:
-            line = process.stderr.readline()
-            assert line, "it has ended"
-            port = re.search(r"http://127\.0\.0\.1:(\d+)", line)
-        with httpx.Client(base_url=port[0], timeout=30) as client:
+    with started_server("-c", SERVER) as (process, url):
+        with httpx.Client(base_url=url, timeout=30) as client:
             body = {"params": {"n": 8000, "size": 2000}}
             job = client.post("/pipelines/texts/jobs", json=body).json()["job_id"]
             assert client.get(f"/jobs/{job}/stream").status_code == 200  # to its end
-        yield Target(int(port[1]), psutil.Process(process.pid), job)
-    finally:
+        yield Target(int(url.rpartition(":")[2]), psutil.Process(process.pid), job)
         process.terminate()
-        said = process.stderr.read()
-        process.wait(30)
-        process.stderr.close()
-    assert "Traceback" not in said, said
+        _, log = process.communicate(timeout=30)
+    assert "Traceback" not in log, log
 
 
 @asynccontextmanager
@@ -81,7 +67,7 @@ async def connections(target: Target, number: int) -> AsyncIterator[list[Wire]]:
 
 async def each(wires: list[Wire], act: Callable[[Wire], Awaitable[object]]) -> None:
     for outcome in await asyncio.gather(*(act(wire) for wire in wires), return_exceptions=True):
-        # Whoever is thrown out has what it deserves.
+        # A client that is disconnected gets what it deserves.
         if isinstance(outcome, BaseException) and not isinstance(
             outcome, (ConnectionError, asyncio.IncompleteReadError)
         ):
@@ -170,7 +156,7 @@ DEEDS: dict[Deed, int] = {
 
 
 @pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.__name__)
-async def test_others_get_their_answers_and_memory_is_bounded(target: Target, deed: Deed) -> None:
+async def test_hostile_clients_leave_service_and_memory_bounded(target: Target, deed: Deed) -> None:
     async with httpx.AsyncClient(base_url=target.url, timeout=10) as client:
 
         async def work() -> None:

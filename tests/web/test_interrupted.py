@@ -13,8 +13,8 @@ import pytest
 from websockets.asyncio.client import connect
 
 from dfm_async import JobStatus
-from dfm_async.web import AllowAnyone, Service, WebLimits
-from tests.web.rig import PIPELINES, Server, all_events, events, gates, inline, serving
+from dfm_async.web import WebLimits
+from tests.web.rig import Server, events, gates, inline, new_service, serving
 
 COUNT = 6
 
@@ -29,13 +29,13 @@ def store(tmp_path: Path) -> str:
 async def restarted(store: str) -> AsyncIterator[tuple[Server, int, list[int]]]:
     """A service whose job was interrupted by a restart; gives what a reader had before it."""
     limits = WebLimits(heartbeat=0.1)
-    service = Service(session=lambda: inline(store=store), pipelines=PIPELINES, limits=limits, authorizer=AllowAnyone())
+    service = new_service(store=store, limits=limits)
     seen: list[int] = []
     last = -1
     async with serving(service) as server:
         await server.submit("gated", {"n": COUNT, "gate": "restart"}, job_id="kept")
-        async with server.client.stream("GET", "/jobs/kept/stream") as response:
-            async for event in events(response):
+        async with server.follow("/jobs/kept/stream") as found:
+            async for event in found:
                 seen += [event.data["value"]] if event.name == "result" else []
                 last = event.id if event.id is not None else last
                 if len(seen) == COUNT // 2:
@@ -78,15 +78,6 @@ async def test_a_stream_goes_on_when_an_interrupted_job_is_resumed(store: str, r
     assert names.count("interrupted") == 1
     assert ids == [*range(last + 1, ids[-1] + 1), ids[-1]]
     assert sorted(seen) == [*range(COUNT)]
-
-
-async def test_a_finished_job_still_ends_the_stream_of_a_browser(store: str) -> None:
-    async with restarted(store) as (server, _, _):
-        await resume_here(server, store)
-        found = await all_events(server.client, "/jobs/kept/stream")
-        assert found[-1].name == "end"
-        again = await server.client.get("/jobs/kept/stream", headers={"last-event-id": str(found[-1].id)})
-        assert again.status_code == 204
 
 
 async def test_activity_of_a_resumed_job_comes_on_the_stream_that_is_open(store: str) -> None:
@@ -132,8 +123,8 @@ async def test_a_page_of_events_of_an_interrupted_job_is_not_the_last_one(store:
 
 async def test_a_stream_ends_when_its_interrupted_job_is_forgotten(store: str) -> None:
     async with restarted(store) as (server, _, _):
-        async with server.client.stream("GET", "/jobs/kept/stream") as response:
-            async for event in events(response):
+        async with server.follow("/jobs/kept/stream") as found:
+            async for event in found:
                 if event.name == "interrupted":
                     assert (await server.client.delete("/jobs/kept")).status_code == 204
         assert event.name == "drain"

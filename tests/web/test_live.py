@@ -5,33 +5,18 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 from xml.etree import ElementTree
 
-import httpx
 import pytest
 
 from dfm_async import Pipeline, PlaceParam, Yield
-from dfm_async.web import AllowAnyone, Service, WebLimits
-from tests.web.rig import PIPELINES, Sent, Server, all_events, events, gates, inline, serving, square
-from tests.web.test_access import Tokens
+from dfm_async.web import WebLimits
+from tests.web.rig import Events, Sent, Server, Tokens, all_events, client_of, gates, new_service, serving, square
 
 
-def make(**options: Any) -> Service:
-    return Service(session=inline, pipelines=PIPELINES, **{"authorizer": AllowAnyone(), **options})
-
-
-@asynccontextmanager
-async def following(server: Server, path: str = "/stream", **options: Any) -> AsyncIterator[AsyncIterator[Sent]]:
-    async with server.client.stream("GET", path, **options) as response:
-        assert response.status_code == 200, await response.aread()
-        yield events(response)
-
-
-async def until(found: AsyncIterator[Sent], **wanted: Any) -> list[Sent]:
-    """Reads up to an event whose data has these members."""
+async def until(found: Events, **wanted: Any) -> list[Sent]:
+    """Read up to an event whose data has these members."""
     read = []
     async for event in found:
         read.append(event)
@@ -40,51 +25,49 @@ async def until(found: AsyncIterator[Sent], **wanted: Any) -> list[Sent]:
     raise AssertionError(f"the stream has ended: {read}")
 
 
-async def test_the_stream_of_a_service_tells_of_all_jobs_and_then_of_every_change() -> None:
+async def test_service_stream_sends_all_jobs_and_then_changes(server: Server) -> None:
     gates["live"] = asyncio.Event()
-    async with serving(make()) as server:
-        first = await server.submit("squares", {"x": 2})
-        async with following(server) as found:
-            read = await until(found, job_id=first, status="finished")
-            assert {event.name for event in read} <= {"job", "sites"}
-            second = await server.submit("gated", {"n": 2, "gate": "live"})
-            await until(found, job_id=second, status="running")
-            gates["live"].set()
-            read = await until(found, job_id=second, status="finished")
-        assert all(event.id is None for event in read)  # a state, not a history
-        assert read[-1].data == (await server.client.get(f"/jobs/{second}")).json()
-        await server.streams(0)
+    first = await server.submit("squares", {"x": 2})
+    async with server.follow() as found:
+        read = await until(found, job_id=first, status="finished")
+        assert {event.name for event in read} <= {"job", "sites"}
+        second = await server.submit("gated", {"n": 2, "gate": "live"})
+        await until(found, job_id=second, status="running")
+        gates["live"].set()
+        read = await until(found, job_id=second, status="finished")
+    assert all(event.id is None for event in read)  # a state, not a history
+    assert read[-1].data == (await server.client.get(f"/jobs/{second}")).json()
+    await server.streams(0)
 
 
 async def test_the_stream_of_a_service_is_a_stream_like_others() -> None:
-    async with serving(make(limits=WebLimits(streams=1, heartbeat=0.05))) as server:
-        async with following(server) as found:
+    async with serving(new_service(limits=WebLimits(streams=1, heartbeat=0.05))) as server:
+        async with server.follow() as found:
             assert (await server.client.get("/stream")).status_code == 429
-            assert (await anext(event async for event in found if event.name == ":")).data == {"comment": "still here"}
+            assert (await anext(event async for event in found if event.name == ":")).data == {"comment": "heartbeat"}
             await server.service.drain()
             assert [event.name async for event in found if event.name != ":"][-1] == "drain"
         assert (await server.client.get("/stream")).status_code == 503
 
 
-async def test_the_stream_of_a_service_ends_with_its_session() -> None:
-    async with serving(Service(session=inline, pipelines=PIPELINES, authorizer=AllowAnyone())) as server:
-        async with following(server) as found:
-            await until(found, event="sites")
-            await server.session.close()
-            assert [event.name async for event in found] == ["drain"]
+async def test_the_stream_of_a_service_ends_with_its_session(server: Server) -> None:
+    async with server.follow() as found:
+        await until(found, event="sites")
+        await server.session.close()
+        assert [event.name async for event in found] == ["drain"]
 
 
-async def test_everybody_sees_their_own_jobs_and_only_some_see_the_workers() -> None:
+async def test_service_stream_shows_only_what_a_principal_may_see() -> None:
     class NoMetrics(Tokens):
         def allows(self, principal: Any, action: Any, job: Any) -> bool:
             return action != "metrics" and super().allows(principal, action, job)
 
-    async with serving(make(authorizer=NoMetrics())) as server:
+    async with serving(new_service(authorizer=NoMetrics())) as server:
         for name in ("ada", "bob"):
             headers = {"authorization": name}
             answer = await server.client.post("/pipelines/squares/jobs", json={"params": {"x": 1}}, headers=headers)
             assert answer.status_code == 201
-        async with following(server, headers={"authorization": "bob"}) as found:
+        async with server.follow(headers={"authorization": "bob"}) as found:
             read = await until(found, principal="bob", status="finished")
             await server.service.drain()
             read += [event async for event in found]
@@ -93,57 +76,42 @@ async def test_everybody_sees_their_own_jobs_and_only_some_see_the_workers() -> 
         assert (await server.client.get("/stream")).status_code == 401
 
 
-async def test_a_stream_tells_what_operations_do_if_that_is_wanted() -> None:
+async def test_stream_reports_activity_on_request(server: Server) -> None:
     gates["seen"] = asyncio.Event()
-    async with serving(make()) as server:
-        job_id = await server.submit("gated", {"n": 4, "gate": "seen"})
-        async with following(server, f"/jobs/{job_id}/stream?activity=true") as found:
-            read = await until(found, event="activity")
-            node = read[-1].data["nodes"][0]
-            assert read[-1].id is None
-            assert (node["node"], node["site"], node["started"], node["done"]) == ("gated#0", "lab", 1, 0)
-            gates["seen"].set()
-            read = [event async for event in found]
-        last = next(event for event in reversed(read) if event.name == "activity")
-        assert last.data["nodes"] == [{"node": "gated#0", "site": "lab", "started": 1, "done": 1, "failed": 0}]
-        (call,) = last.data["calls"]
-        assert call["frame"] == [0]
-        assert call["start"] <= call["end"]
-        assert not call["failed"]
-        assert read[-1].name == "end"  # with the totals before it
-        again = await all_events(server.client, f"/jobs/{job_id}/stream?activity=1")
-        assert [event.data["nodes"] for event in again if event.name == "activity"] == [last.data["nodes"]]
-        for path in (f"/jobs/{job_id}/stream", f"/jobs/{job_id}/stream?activity=false"):
-            assert "activity" not in {event.name for event in await all_events(server.client, path)}
-        assert (await server.client.get(f"/jobs/{job_id}/stream?activity=perhaps")).status_code == 422
+    job_id = await server.submit("gated", {"n": 4, "gate": "seen"})
+    async with server.follow(f"/jobs/{job_id}/stream?activity=true") as found:
+        read = await until(found, event="activity")
+        node = read[-1].data["nodes"][0]
+        assert read[-1].id is None
+        assert (node["node"], node["site"], node["started"], node["done"]) == ("gated#0", "lab", 1, 0)
+        gates["seen"].set()
+        read = [event async for event in found]
+    last = next(event for event in reversed(read) if event.name == "activity")
+    assert last.data["nodes"] == [{"node": "gated#0", "site": "lab", "started": 1, "done": 1, "failed": 0}]
+    (call,) = last.data["calls"]
+    assert call["frame"] == [0]
+    assert call["start"] <= call["end"]
+    assert not call["failed"]
+    assert read[-1].name == "end"  # with the totals before it
+    again = await all_events(server.client, f"/jobs/{job_id}/stream?activity=1")
+    assert [event.data["nodes"] for event in again if event.name == "activity"] == [last.data["nodes"]]
+    for path in (f"/jobs/{job_id}/stream", f"/jobs/{job_id}/stream?activity=false"):
+        assert "activity" not in {event.name for event in await all_events(server.client, path)}
+    assert (await server.client.get(f"/jobs/{job_id}/stream?activity=perhaps")).status_code == 422
 
 
 async def test_jobs_are_not_watched_if_there_is_no_page() -> None:
-    async with serving(make(page=False)) as server:
+    async with serving(new_service(page=False)) as server:
         job_id = await server.submit("squares", {"x": 1})
-        assert "activity" not in {
-            event.name for event in await all_events(server.client, f"/jobs/{job_id}/stream?activity=true")
-        }
+        found = await all_events(server.client, f"/jobs/{job_id}/stream?activity=true")
+        assert "activity" not in {event.name for event in found}
         assert not (await server.session.reattach(job_id)).watched
         assert (await server.client.get("/")).status_code == 404
         assert (await server.client.get("/page/main.js")).status_code == 404
 
 
-async def test_a_stream_with_activity_ends_where_to_go_on_when_the_service_drains() -> None:
-    gates["drained"] = asyncio.Event()
-    async with serving(make()) as server:
-        job_id = await server.submit("gated", {"n": 4, "gate": "drained"})
-        async with following(server, f"/jobs/{job_id}/stream?activity=true") as found:
-            await until(found, event="activity")
-            await server.service.drain()
-            last = [event async for event in found][-1]
-        assert last.name == "drain"
-        assert last.id == last.data["offset"]
-        gates["drained"].set()
-
-
 async def test_the_pipeline_of_a_job_can_be_drawn() -> None:
-    async with serving(make(authorizer=Tokens())) as server:
+    async with serving(new_service(authorizer=Tokens())) as server:
         ada, bob = {"authorization": "ada"}, {"authorization": "bob"}
         body = {"params": {"x": 1}}
         job_id = (await server.client.post("/pipelines/squares/jobs", json=body, headers=ada)).json()["job_id"]
@@ -151,15 +119,13 @@ async def test_the_pipeline_of_a_job_can_be_drawn() -> None:
         assert answer.headers["content-type"] == "image/svg+xml"
         drawing = ElementTree.fromstring(answer.text)
         assert drawing.find(".//*[@data-node='square#0']") is not None
-        same = await server.client.get(
-            f"/jobs/{job_id}/graph", headers={**ada, "if-none-match": answer.headers["etag"]}
-        )
+        tagged = {**ada, "if-none-match": answer.headers["etag"]}
+        same = await server.client.get(f"/jobs/{job_id}/graph", headers=tagged)
         assert (same.status_code, same.content) == (304, b"")
         assert (await server.client.get(f"/jobs/{job_id}/graph", headers=bob)).status_code == 404
-        assert (await server.client.get("/jobs/nothing/graph", headers=ada)).status_code == 404
 
 
-async def test_a_drawing_that_many_want_is_made_once() -> None:
+async def test_drawing_for_many_clients_is_made_once() -> None:
     drawing: list[str] = []
 
     def began(*_: object) -> None:
@@ -171,7 +137,7 @@ async def test_a_drawing_that_many_want_is_made_once() -> None:
         for _ in range(300):
             values.append(square(values[-1]))
         Yield(values[-1])
-    async with serving(Service(session=inline, pipelines={"long": long}, authorizer=AllowAnyone())) as server:
+    async with serving(new_service(pipelines={"long": long})) as server:
         job_id = await server.submit("long", {"x": 1})
         await asyncio.gather(*(server.client.get("/health") for _ in range(8)))  # so that they are connected
         threading.setprofile(began)  # is called in each thread that begins
@@ -183,17 +149,17 @@ async def test_a_drawing_that_many_want_is_made_once() -> None:
         assert drawing.count("dfm-drawing") == 1
 
 
-async def test_tracebacks_are_for_those_who_may_debug() -> None:
-    async with serving(make(authorizer=Tokens())) as server:
+async def test_tracebacks_need_the_permission_to_debug() -> None:
+    async with serving(new_service(authorizer=Tokens())) as server:
         headers = {"authorization": "ada"}
         body = {"params": {"x": 1}, "job_id": "broken"}
         assert (await server.client.post("/pipelines/failing/jobs", json=body, headers=headers)).status_code == 201
-        for name, told in (("ada", False), ("root", True)):
+        for name, reported in (("ada", False), ("root", True)):
             found = await all_events(server.client, "/jobs/broken/stream", headers={"authorization": name})
             failure = next(event.data for event in found if event.name == "failure")
-            assert ("raise ValueError" in str(failure)) is told
+            assert ("raise ValueError" in str(failure)) is reported
             page = await server.client.get("/jobs/broken/events", headers={"authorization": name})
-            assert ("raise ValueError" in page.text) is told
+            assert ("raise ValueError" in page.text) is reported
 
 
 @pytest.mark.parametrize(
@@ -205,10 +171,9 @@ async def test_tracebacks_are_for_those_who_may_debug() -> None:
         ("/page/icon.svg", "image/svg+xml"),
     ],
 )
-async def test_files_of_the_page_are_strict_small_and_fetched_once(path: str, media: str) -> None:
-    service = make()
-    transport = httpx.ASGITransport(service.app)
-    async with service.lifespan(), httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+async def test_page_files_have_strict_headers_and_are_cached(path: str, media: str) -> None:
+    service = new_service()
+    async with service.lifespan(), client_of(service) as client:
         answer = await client.get(path)
         assert answer.headers["content-type"] == media
         assert answer.headers["content-encoding"] == "gzip"
@@ -223,22 +188,19 @@ async def test_files_of_the_page_are_strict_small_and_fetched_once(path: str, me
         assert plain.text == answer.text
 
 
-async def test_the_page_is_found_without_a_slash_at_the_end() -> None:
-    async with serving(make()) as server:
-        found = await server.client.get(f"http://127.0.0.1:{server.port}/dfm", follow_redirects=True)
-        assert str(found.url).endswith("/dfm/")
-        assert found.headers["content-type"].startswith("text/html")
+async def test_the_page_is_found_without_a_slash_at_the_end(server: Server) -> None:
+    found = await server.client.get(f"http://127.0.0.1:{server.port}/dfm", follow_redirects=True)
+    assert str(found.url).endswith("/dfm/")
+    assert found.headers["content-type"].startswith("text/html")
 
 
-async def test_only_files_of_the_page_are_given() -> None:
-    service = make()
-    transport = httpx.ASGITransport(service.app)
-    async with service.lifespan(), httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+async def test_only_files_of_the_page_are_served() -> None:
+    service = new_service()
+    async with service.lifespan(), client_of(service) as client:
         for name in ("nothing.js", "..%2Fservice.py", "%2e%2e/service.py", "__init__.py"):
             assert (await client.get(f"/page/{name}")).status_code == 404
-    service = make(authorizer=None)
+    service = new_service(authorizer=None)
     for address, status in (("192.168.1.7", 403), ("127.0.0.1", 401)):
-        transport = httpx.ASGITransport(service.app, client=(address, 1234))
-        async with service.lifespan(), httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with service.lifespan(), client_of(service, address) as client:
             for path in ("/", "/page/main.js"):
                 assert (await client.get(path)).status_code == status

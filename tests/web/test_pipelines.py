@@ -11,44 +11,30 @@ from openapi_spec_validator import validate
 from pydantic import BaseModel
 
 from dfm_async import Federation, ForEach, Pipeline, PlaceParam, Session, Yield, collect
-from dfm_async.web import AllowAnyone, Service
-from tests.web.rig import PIPELINES, all_events, inline, serving, square
+from tests.web.rig import PIPELINES, Server, all_events, new_service, refusal, serving, square
 
 
-def body(pipeline: Pipeline, **more: Any) -> dict[str, Any]:
-    return {"pipeline": pipeline.model_dump(), **more}
-
-
-async def test_a_pipeline_can_come_with_the_request_if_that_is_allowed() -> None:
-    async with serving(Service(session=inline, allow_pipelines=True, authorizer=AllowAnyone())) as server:
-        found = await server.client.post("/jobs", json=body(PIPELINES["squares"], params={"x": 6}))
-        assert found.status_code == 201, found.text
-        events = await all_events(server.client, f"/jobs/{found.json()['job_id']}/stream")
-        assert [event.data["value"] for event in events if event.name == "result"] == [36]
-    async with serving(Service(session=inline, authorizer=AllowAnyone())) as server:
-        found = await server.client.post("/jobs", json=body(PIPELINES["squares"], params={"x": 6}))
-        assert (found.status_code, found.json()["error"]) == (403, "pipelines")
-
-
-async def test_a_pipeline_that_comes_with_the_request_may_be_dfms_json() -> None:
-    async with serving(Service(session=inline, allow_pipelines=True, authorizer=AllowAnyone())) as server:
-        data = inline().federation.pipeline_to_dfm(PIPELINES["squares"])
-        found = await server.client.post("/jobs", json={"pipeline": data, "params": {"x": 6}})
-        assert found.status_code == 201, found.text
-        events = await all_events(server.client, f"/jobs/{found.json()['job_id']}/stream")
-        assert [event.data["value"] for event in events if event.name == "result"] == [36]
+async def test_a_pipeline_can_come_with_the_request_if_that_is_allowed(server: Server) -> None:
+    given = {"pipeline": PIPELINES["squares"].model_dump(), "params": {"x": 6}}
+    assert await refusal(server.client.post("/jobs", json=given)) == (403, "pipelines")
+    data = server.session.federation.pipeline_to_dfm(PIPELINES["squares"])
+    async with serving(new_service(allow_pipelines=True)) as allowing:
+        for pipeline in (given["pipeline"], data):  # also DFM's JSON
+            found = await allowing.client.post("/jobs", json={**given, "pipeline": pipeline})
+            assert found.status_code == 201, found.text
+            assert await allowing.results(found.json()["job_id"]) == [36]
         data["dfm_body"][0]["dfm_class_name"] = "os.system"
-        found = await server.client.post("/jobs", json={"pipeline": data, "params": {"x": 6}})
+        found = await allowing.client.post("/jobs", json={**given, "pipeline": data})
         assert (found.status_code, found.json()["error"]) == (422, "pipeline")
         assert "'os.system' is neither" in found.text
 
 
-async def test_everything_that_is_wrong_with_a_pipeline_is_told() -> None:
+async def test_all_problems_of_a_pipeline_are_reported() -> None:
     statements: list[dict[str, Any]] = [
         {"kind": "call", "id": 0, "operation": "nothing"},
         {"kind": "call", "id": 1, "operation": "square", "args": {}},
     ]
-    async with serving(Service(session=inline, allow_pipelines=True, authorizer=AllowAnyone())) as server:
+    async with serving(new_service(allow_pipelines=True)) as server:
         found = await server.client.post("/jobs", json={"pipeline": {"body": statements}})
         assert (found.status_code, found.json()["error"]) == (422, "pipeline")
         assert len(found.json()["problems"]) == 2
@@ -60,7 +46,7 @@ async def test_a_pipeline_cannot_reach_beyond_the_operations() -> None:
         Yield(found.real)
     data = json.loads(json.dumps(inside.model_dump()).replace('"real"', '"__class__"'))
     data["body"].append({"kind": "yield", "id": 7, "value": {"kind": "constant", "encoded": "AAAA"}, "place": "p"})
-    async with serving(Service(session=inline, allow_pipelines=True, authorizer=AllowAnyone())) as server:
+    async with serving(new_service(allow_pipelines=True)) as server:
         answer = await server.client.post("/jobs", json={"pipeline": data, "params": {"x": 1}})
         assert (answer.status_code, answer.json()["error"]) == (422, "pipeline")
         problems = " ".join(answer.json()["problems"])
@@ -111,7 +97,8 @@ def length(text: str) -> int:
 
 
 with Pipeline("typed") as typed_pipeline:
-    Yield(weigh(PlaceParam("sample"), PlaceParam("factor")), place="report")
+    sample = PlaceParam("sample", default={"name": "a"})
+    Yield(weigh(sample, PlaceParam("factor", default=2)), place="report")
     Yield(parts(PlaceParam("count")), place="part")
     Yield(untyped(PlaceParam("anything")), place="same")
     with ForEach(PlaceParam("texts")) as text:
@@ -120,19 +107,18 @@ with Pipeline("typed") as typed_pipeline:
 
 
 async def test_schemas_come_from_the_types_that_operations_declare() -> None:
-    service = Service(
-        session=lambda: Session(typed, target="inline"), pipelines={"typed": typed_pipeline}, authorizer=AllowAnyone()
-    )
+    service = new_service(session=lambda: Session(typed, target="inline"), pipelines={"typed": typed_pipeline})
     async with serving(service) as server:
         document = (await server.client.get("/openapi.json")).json()
         (found,) = (await server.client.get("/pipelines")).json()["pipelines"]
-        params = {"sample": {"name": "a"}, "factor": 2, "count": 1, "anything": [1], "texts": ["one", "three"]}
+        params = {"count": 1, "anything": [1], "texts": ["one", "three"]}
         events = await all_events(server.client, f"/jobs/{await server.submit('typed', params)}/stream")
     validate(document)
-    assert found["params"]["required"] == ["sample", "factor", "count", "anything", "texts"]
-    assert found["params"]["properties"]["factor"] == {"type": "number"}
+    assert found["params"]["required"] == ["count", "anything", "texts"]
+    assert found["params"]["properties"]["factor"] == {"type": "number", "default": 2}
     assert found["params"]["properties"]["anything"] == {}
     assert found["params"]["properties"]["sample"]["$ref"].startswith("#/$defs/Sample")
+    assert found["params"]["properties"]["sample"]["default"] == {"name": "a"}
     assert found["results"]["same"] == {}
     assert found["results"]["sizes"] == {"type": "array", "items": {"type": "integer"}}
     assert found["results"]["part"]["$ref"].startswith("#/$defs/Sample")

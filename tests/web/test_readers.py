@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from dfm_async.web import AllowAnyone, Service
-from tests.web.rig import PIPELINES, Server, inline, serving
+from tests.web.rig import Server
 
 READERS = 500
 CLIENTS = """
@@ -57,15 +56,14 @@ async def seen(process: asyncio.subprocess.Process) -> Counter[str]:
     return Counter(json.loads(out))
 
 
-async def test_five_hundred_readers_of_a_job_all_get_every_event_once_and_in_order() -> None:
-    async with serving(Service(session=inline, pipelines=PIPELINES, authorizer=AllowAnyone())) as server:
-        job_id = await server.submit("counting", None)
-        async with readers(server, job_id, READERS) as process:
-            async with asyncio.timeout(60):
-                await server.service._state.streams.until(READERS)
-            body = {"params": {"n": 100}, "last": True}
-            assert (await server.client.post(f"/jobs/{job_id}/inputs", json=body)).status_code == 202
-            found = await seen(process)
-        info = (await server.client.get(f"/jobs/{job_id}")).json()
+async def test_five_hundred_readers_get_every_event_once_and_in_order(server: Server) -> None:
+    job_id = await server.submit("counting", None)
+    async with readers(server, job_id, READERS) as process:
+        async with asyncio.timeout(60):
+            await server.service._state.streams.until(READERS)
+        body = {"params": {"n": 100}, "last": True}
+        assert (await server.client.post(f"/jobs/{job_id}/inputs", json=body)).status_code == 202
+        found = await seen(process)
+    info = (await server.client.get(f"/jobs/{job_id}")).json()
     last = info["events"] - 1
     assert found == {json.dumps([[*range(last + 1), last], [*range(100)], "end"]): READERS}

@@ -1,4 +1,4 @@
-"""The life of a service, and how it is embedded."""
+"""The lifecycle of a service, and how it is embedded."""
 
 from __future__ import annotations
 
@@ -21,22 +21,32 @@ from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 
-from dfm_async import Job, JobStatus, Pipeline, PipelineError, Session, SessionClosed, StoreError, Yield
-from dfm_async.web import AllowAnyone, Service, WebLimits
-from tests.web.rig import PIPELINES, all_events, events, fed, inline, serving, square
-
-
-def make(**options: object) -> Service:
-    return Service(session=inline, pipelines=PIPELINES, **options, authorizer=AllowAnyone())  # type: ignore[arg-type]
-
+from dfm_async import Job, JobStatus, Pipeline, PipelineError, Session, SessionClosed, Yield
+from dfm_async.errors import StoreError
+from dfm_async.web import Service
+from tests.support.processes import ROOT, read_until, started, started_server
+from tests.support.waiting import PROMPT
+from tests.web.rig import (
+    PIPELINES,
+    STREAM,
+    Server,
+    all_events,
+    client_of,
+    fed,
+    inline,
+    new_service,
+    refusal,
+    serving,
+    square,
+)
 
 # embedding
 
 
 async def test_fastapi_gives_the_session_to_handlers_of_its_own() -> None:
-    service = make()
+    service = new_service()
     app = FastAPI(lifespan=service.lifespan)
     app.mount("/dfm", service.app)
 
@@ -51,12 +61,10 @@ async def test_fastapi_gives_the_session_to_handlers_of_its_own() -> None:
         assert (await all_events(server.client, f"/jobs/{job_id}/stream"))[-1].name == "end"
 
 
-async def test_what_is_not_there_is_refused_as_everything_else() -> None:
-    async with serving(make()) as server:
-        missing, wrong = await server.client.get("/nothing"), await server.client.put("/pipelines")
-        assert (missing.status_code, missing.json()["error"]) == (404, "route")
-        assert (wrong.status_code, wrong.json()["error"]) == (405, "method")
-        assert wrong.headers["allow"] == "GET"
+async def test_unknown_routes_and_methods_are_refused_as_json(server: Server) -> None:
+    assert await refusal(server.client.get("/nothing")) == (404, "route")
+    wrong = await server.client.put("/pipelines")
+    assert (wrong.status_code, wrong.json()["error"], wrong.headers["allow"]) == (405, "method", "GET")
 
 
 class Event(BaseModel):
@@ -66,7 +74,7 @@ class Event(BaseModel):
 
 
 async def test_the_docs_of_fastapi_can_show_the_routes_beside_its_own() -> None:
-    service = make()
+    service = new_service()
     app = FastAPI(lifespan=service.lifespan)
     app.mount("/dfm", service.app)
     service.add_to_docs(app, "/dfm")
@@ -85,8 +93,8 @@ async def test_the_docs_of_fastapi_can_show_the_routes_beside_its_own() -> None:
     assert "status" in document["components"]["schemas"][shown["$ref"].rpartition("/")[2]]["properties"]
 
 
-async def test_routes_can_be_included_and_a_lifespan_can_have_that_of_the_service_in_it() -> None:
-    service = make()
+async def test_routes_and_lifespan_can_be_included_in_an_application() -> None:
+    service = new_service()
     lived: list[str] = []
 
     @asynccontextmanager
@@ -110,41 +118,34 @@ async def test_routes_can_be_included_and_a_lifespan_can_have_that_of_the_servic
     assert service.current is None
 
 
-async def test_a_service_can_be_served_by_itself() -> None:
-    service = make()
-    async with serving(service, service.app, prefix="") as server:
-        assert await server.submit("squares", {"x": 3})
-
-
 async def test_a_session_that_is_connected_already_is_not_closed() -> None:
     async with inline() as session:
-        async with serving(Service(session=session, pipelines=PIPELINES, authorizer=AllowAnyone())) as server:
+        async with serving(new_service(session=session)) as server:
             job_id = await server.submit("squares", {"x": 3})
         assert session.connected
         assert await (await session.reattach(job_id)) is JobStatus.FINISHED
 
 
 async def test_a_service_of_a_federation_runs_in_processes() -> None:
-    async with serving(Service(fed, pipelines={"squares": PIPELINES["squares"]}, authorizer=AllowAnyone())) as server:
-        found = await all_events(server.client, f"/jobs/{await server.submit('squares', {'x': 9})}/stream")
-        assert [event.data["value"] for event in found if event.name == "result"] == [81]
+    async with serving(new_service(session=None, federation=fed)) as server:
+        assert await server.results(await server.submit("squares", {"x": 9})) == [81]
 
 
-async def test_a_pipeline_that_cannot_run_is_told_when_the_service_opens() -> None:
+async def test_invalid_pipeline_is_reported_when_the_service_opens() -> None:
     with Pipeline("wrong") as wrong:
         Yield(square("no number"))  # type: ignore[call-overload]
-    service = Service(session=inline, pipelines={"wrong": wrong}, authorizer=AllowAnyone())
+    service = new_service(pipelines={"wrong": wrong})
     with pytest.raises(PipelineError):
         async with service.lifespan():
             pass
     assert service.current is None
 
 
-async def test_what_cannot_be_a_service_is_refused() -> None:
+async def test_invalid_services_are_refused() -> None:
     with pytest.raises(TypeError, match="either"):
         Service(pipelines=PIPELINES)
     with pytest.raises(TypeError, match="either"):
-        Service(fed, session=inline, authorizer=AllowAnyone())
+        Service(fed, session=inline)
     wrong: list[dict[str, Any]] = [
         {"federation": "numbers"},
         {"session": fed},
@@ -154,11 +155,11 @@ async def test_what_cannot_be_a_service_is_refused() -> None:
     for given in wrong:
         with pytest.raises(TypeError, match=f"{list(given)[-1]} must be"):
             Service(**given)
-    with pytest.raises(TypeError, match="no Pipeline"):
-        Service(fed, pipelines={"x": square}, authorizer=AllowAnyone())  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match="must be a Pipeline"):
+        Service(fed, pipelines={"x": square})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="URL"):
-        Service(fed, pipelines={"a/b": PIPELINES["squares"]}, authorizer=AllowAnyone())
-    service = make()
+        Service(fed, pipelines={"a/b": PIPELINES["squares"]})
+    service = new_service()
     with pytest.raises(SessionClosed):
         service.session(Request({"type": "http"}))
     async with service.lifespan():
@@ -170,57 +171,42 @@ async def test_what_cannot_be_a_service_is_refused() -> None:
 # draining
 
 
-async def test_open_streams_tell_where_to_go_on_when_the_service_drains() -> None:
-    async with serving(make()) as server:
-        job_id = await server.submit("endless")
-        async with server.client.stream("GET", f"/jobs/{job_id}/stream") as response:
-            found = events(response)
-            first = await anext(found)
-            await asyncio.wait_for(server.service.drain(), 5)
-            rest = [event async for event in found]
-        assert [(event.name, event.id) for event in rest] == [("drain", first.id)]
-        assert rest[0].data == {"event": "drain", "offset": first.id, "status": "running"}
-        assert (await server.client.get("/ready")).status_code == 503
-        assert (await server.client.get("/health")).status_code == 200
-        for refused in (
-            await server.client.get(f"/jobs/{job_id}/stream"),
-            await server.client.post("/pipelines/squares/jobs", json={"params": {"x": 1}}),
-        ):
-            assert (refused.status_code, refused.json()["error"]) == (503, "draining")
-        assert (await server.client.get(f"/jobs/{job_id}")).json()["status"] == "running"
-        assert (await server.client.post(f"/jobs/{job_id}/cancel")).status_code == 200
+@pytest.mark.parametrize("query", ["", "?on_disconnect=cancel", "?activity=true"])
+async def test_open_streams_report_their_offset_when_the_service_drains(server: Server, query: str) -> None:
+    job_id = await server.submit("endless")
+    async with server.follow(f"/jobs/{job_id}/stream{query}") as found:
+        first = await anext(found)
+        if "activity" in query:
+            assert (await anext(found)).name == "activity"
+        await asyncio.wait_for(server.service.drain(), PROMPT)
+        rest = [event async for event in found]
+    assert [(event.name, event.id) for event in rest] == [("drain", first.id)]
+    assert rest[0].data == {"event": "drain", "offset": first.id, "status": "running"}
+    assert (await server.client.get("/ready")).status_code == 503
+    assert (await server.client.get("/health")).status_code == 200
+    submission = server.client.post("/pipelines/squares/jobs", json={"params": {"x": 1}})
+    for refused in (server.client.get(f"/jobs/{job_id}/stream"), submission):
+        assert await refusal(refused) == (503, "draining")
+    assert (await server.client.get(f"/jobs/{job_id}")).json()["status"] == "running"
+    assert (await server.client.post(f"/jobs/{job_id}/cancel")).status_code == 200
 
 
-async def test_a_page_that_waits_for_an_event_is_answered_when_the_service_drains() -> None:
-    async with serving(make()) as server:
-        job_id = await server.submit("endless")
-        known = (await server.client.get(f"/jobs/{job_id}/events?wait=10")).json()["next"]
-        waiting = asyncio.create_task(server.client.get(f"/jobs/{job_id}/events?wait=60&after={known}"))
-        await server.streams(1)
-        await asyncio.wait_for(server.service.drain(), 5)
-        page = (await waiting).json()
-        assert (page["events"], page["next"], page["ended"]) == ([], known, False)
+async def test_a_page_that_waits_for_an_event_is_answered_when_the_service_drains(server: Server) -> None:
+    job_id = await server.submit("endless")
+    known = (await server.client.get(f"/jobs/{job_id}/events?wait=10")).json()["next"]
+    waiting = asyncio.create_task(server.client.get(f"/jobs/{job_id}/events?wait=60&after={known}"))
+    await server.streams(1)
+    await asyncio.wait_for(server.service.drain(), PROMPT)
+    page = (await waiting).json()
+    assert (page["events"], page["next"], page["ended"]) == ([], known, False)
 
 
-async def test_a_reader_is_not_gone_because_the_service_drains() -> None:
-    async with serving(make()) as server:
-        job_id = await server.submit("endless")
-        async with server.client.stream("GET", f"/jobs/{job_id}/stream?on_disconnect=cancel") as response:
-            found = events(response)
-            await anext(found)
-            await server.service.drain()
-            assert [event.name async for event in found] == ["drain"]
-        assert (await server.client.get(f"/jobs/{job_id}")).json()["status"] == "running"
-
-
-async def test_a_reader_goes_on_at_the_next_service_where_the_last_one_drained(tmp_path: Path) -> None:
-    store = f"sqlite:///{tmp_path}/jobs.db"
-    service = Service(session=lambda: inline(store=store), pipelines=PIPELINES, authorizer=AllowAnyone())
+async def test_reader_continues_at_the_next_service_after_a_drain(store_url: str) -> None:
+    service = new_service(store=store_url)
     seen: list[int] = []
     async with serving(service) as server:
         job_id = await server.submit("squares", {"x": 2}, open=True, job_id="kept")
-        async with server.client.stream("GET", f"/jobs/{job_id}/stream") as response:
-            found = events(response)
+        async with server.follow(f"/jobs/{job_id}/stream") as found:
             async for event in found:
                 seen += [event.data["value"]] if event.name == "result" else []
                 if event.name == "frame":
@@ -240,43 +226,23 @@ async def test_a_reader_goes_on_at_the_next_service_where_the_last_one_drained(t
     assert seen == [4, 9]
 
 
-SERVED = """
-import uvicorn
-from tests.web.rig import PIPELINES, inline
-from dfm_async.web import AllowAnyone, Service
-
-service = Service(session=inline, pipelines=PIPELINES, authorizer=AllowAnyone())
-if __name__ == "__main__":
-    uvicorn.run(service.app, port=0)
-"""
+SERVED = "import uvicorn; from tests.web.rig import new_service; uvicorn.run(new_service().app, port=0)"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_server_that_is_asked_to_end_is_not_held_up_by_open_streams(number: int) -> None:
-    process = subprocess.Popen([sys.executable, "-u", "-c", SERVED], stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        address = None
-        while address is None:
-            line = process.stderr.readline()
-            assert line, "it has ended"
-            address = re.search(r"http://127\.0\.0\.1:\d+", line)
-        with httpx.Client(base_url=address[0], timeout=20) as client:
-            job_id = client.post("/pipelines/endless/jobs", json={}).json()["job_id"]
-            with client.stream("GET", f"/jobs/{job_id}/stream") as response:
-                lines = response.iter_lines()
-                next(line for line in lines if line.startswith("event: status"))
-                process.send_signal(number)
-                assert [line for line in lines if line.startswith("event: ")] == ["event: drain"]
-        process.stderr.read()
-        assert process.wait(20) in (0, -number)  # the server passes the signal on when it has ended
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()  # type: ignore[union-attr]
+def test_open_streams_do_not_delay_the_shutdown_of_a_server(number: int) -> None:
+    with started_server("-c", SERVED) as (process, address), httpx.Client(base_url=address, timeout=20) as client:
+        job_id = client.post("/pipelines/endless/jobs", json={}).json()["job_id"]
+        with client.stream("GET", f"/jobs/{job_id}/stream") as response:
+            lines = response.iter_lines()
+            next(line for line in lines if line.startswith("event: status"))
+            process.send_signal(number)
+            assert [line for line in lines if line.startswith("event: ")] == ["event: drain"]
+        process.communicate(timeout=20)
+        assert process.returncode in (0, -number)  # the server passes the signal on when it has ended
 
 
-async def test_a_submission_that_waits_for_its_turn_does_not_hold_up_the_end() -> None:
+async def test_waiting_submission_does_not_delay_the_drain() -> None:
     entered, turn = asyncio.Event(), asyncio.Event()
 
     class Busy(Session):
@@ -285,12 +251,11 @@ async def test_a_submission_that_waits_for_its_turn_does_not_hold_up_the_end() -
             await turn.wait()
             return await super().execute(*args, **options)
 
-    service = Service(session=lambda: Busy(fed, target="inline"), pipelines=PIPELINES, authorizer=AllowAnyone())
+    service = new_service(session=lambda: Busy(fed, target="inline"))
     async with serving(service) as server:
-        headers = {"accept": "text/event-stream"}
-        late = asyncio.create_task(server.client.post("/pipelines/endless/jobs", json={}, headers=headers))
+        late = asyncio.create_task(server.client.post("/pipelines/endless/jobs", json={}, headers=STREAM))
         await entered.wait()
-        await asyncio.wait_for(service.drain(), 5)
+        await asyncio.wait_for(service.drain(), PROMPT)
         turn.set()
         assert "event: drain" in (await late).text
 
@@ -299,18 +264,19 @@ async def test_a_submission_that_waits_for_its_turn_does_not_hold_up_the_end() -
 
 
 async def test_a_service_is_not_ready_before_it_is_open() -> None:
-    service = make()
-    transport = httpx.ASGITransport(service.app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    service = new_service()
+    async with client_of(service) as client:
         assert (await client.get("/health")).status_code == 200
         assert (await client.get("/ready")).status_code == 503
+        assert await refusal(client.get("/jobs/nothing")) == (503, "closed")
         async with service.lifespan():
             assert (await client.get("/ready")).status_code == 200
+            assert await refusal(client.get("/jobs/nothing")) == (404, "job")
         assert (await client.get("/ready")).status_code == 503
 
 
 async def test_metrics_are_in_the_format_of_prometheus() -> None:
-    service = Service(fed, pipelines=PIPELINES, authorizer=AllowAnyone())
+    service = new_service(session=None, federation=fed)
     async with serving(service) as server:
         await all_events(server.client, f"/jobs/{await server.submit('squares', {'x': 9})}/stream")
         await server.submit("endless")
@@ -332,7 +298,7 @@ async def test_metrics_are_in_the_format_of_prometheus() -> None:
 
 
 async def test_the_service_describes_itself() -> None:
-    async with serving(make(allow_pipelines=True)) as server:
+    async with serving(new_service(allow_pipelines=True)) as server:
         document = (await server.client.get("/openapi.json")).json()
         listed = (await server.client.get("/pipelines")).json()["pipelines"]
     validate(document)
@@ -348,10 +314,10 @@ async def test_the_service_describes_itself() -> None:
 
 
 async def test_every_route_is_described() -> None:
-    service = make(allow_pipelines=True)
+    service = new_service(allow_pipelines=True)
     async with serving(service) as server:
         document = (await server.client.get("/openapi.json")).json()
-    told = {
+    reported = {
         (method.upper(), re.sub(r"^/pipelines/\w+/jobs", "/pipelines/{name}/jobs", path))
         for path, methods in document["paths"].items()
         for method in methods
@@ -362,47 +328,28 @@ async def test_every_route_is_described() -> None:
         if isinstance(route, Route)
         for method in route.methods or set()
     }
-    assert told == routes
+    assert reported == routes
 
 
-def test_the_whole_application_has_a_mount_of_its_own() -> None:
-    service = make(limits=WebLimits(streams=3))
-    assert service.limits.streams == 3
-    assert Mount("/dfm", service.app).routes
-
-
-async def test_a_store_is_served_by_one_process(tmp_path: Path) -> None:
-    store = f"sqlite:///{tmp_path}/jobs.db"
-    first, second = (
-        Service(session=lambda: inline(store=store), pipelines=PIPELINES, authorizer=AllowAnyone()) for _ in range(2)
-    )
+async def test_a_store_is_served_by_one_process(store_url: str) -> None:
+    first, second = (new_service(store=store_url) for _ in range(2))
     async with first.lifespan():
         with pytest.raises(StoreError, match=r"another process serves it already.*uvicorn --workers 1"):
             async with second.lifespan():
                 pass
-        async with inline(store=store) as reader:  # others may read it
+        async with inline(store=store_url) as reader:  # others may read it
             assert reader.jobs() == []
     async with second.lifespan():
         assert second.ready
 
 
-def test_two_workers_of_a_server_on_one_store_are_refused_with_the_reason(tmp_path: Path) -> None:
+def test_second_worker_of_a_server_on_one_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "served.py").write_text(
-        "from tests.web.rig import PIPELINES, inline\n"
-        "from dfm_async.web import AllowAnyone, Service\n"
-        f"service = Service(session=lambda: inline(store='sqlite:///{tmp_path}/jobs.db'), pipelines=PIPELINES,\n"
-        "                  authorizer=AllowAnyone())\n"
+        f"from tests.web.rig import new_service\nservice = new_service(store='sqlite:///{tmp_path}/jobs.db')\n"
     )
     command = [sys.executable, "-m", "uvicorn", "served:service.app", "--workers", "2", "--port", "0"]
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path)
-    try:
-        assert process.stderr is not None
-        said = ""
-        while "another process serves it already" not in said:
-            line = process.stderr.readline()
-            assert line, said
-            said += line
-    finally:
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    with started(*command, stderr=subprocess.PIPE, env=environment, cwd=tmp_path) as process:
+        read_until(process.stderr, "another process serves it already")
         process.terminate()
         process.communicate(timeout=60)

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from dfm_async import ForEach, JobInfo, LocalOptions, Pipeline, PlaceParam, Session, Yield
-from dfm_async.web import Action, AllowAnyone, Principal, Service, WebLimits, openapi
-from tests.web.rig import PIPELINES, count, fed, inline, serving, square
-from tests.web.test_access import Tokens, client
+from dfm_async.web import Action, Principal, WebLimits, openapi
+from tests.web.rig import PIPELINES, Tokens, client_of, count, fed, inline, new_service, refusal, serving, square
 
 
 class Counted(Tokens):
@@ -26,11 +25,11 @@ class Counted(Tokens):
         return super().allows(principal, action, job)
 
 
-async def test_a_list_of_jobs_looks_only_at_those_that_it_gives() -> None:
+async def test_list_of_jobs_checks_only_the_listed_jobs() -> None:
     authorizer = Counted()
     options = LocalOptions(keep_finished=50)
-    service = Service(session=lambda: inline(options=options), pipelines=PIPELINES, authorizer=authorizer)
-    async with service.lifespan(), client(service, authorization="ada") as ada:
+    service = new_service(options=options, authorizer=authorizer)
+    async with service.lifespan(), client_of(service, authorization="ada") as ada:
         assert service.current is not None
         for number in range(200):
             job = await service.current.execute(PIPELINES["squares"], {"x": number}, label="ada", job_id=f"{number:03}")
@@ -56,8 +55,8 @@ async def test_a_list_has_jobs_of_a_store_in_order(tmp_path: Any) -> None:
     async with inline(store=store) as session:
         for name in names[:4]:
             await (await session.execute(PIPELINES["squares"], {"x": 1}, job_id=name))
-    service = Service(session=lambda: inline(store=store), pipelines=PIPELINES, authorizer=AllowAnyone())
-    async with service.lifespan(), client(service) as anyone:
+    service = new_service(store=store)
+    async with service.lifespan(), client_of(service) as anyone:
         assert service.current is not None
         for name in names[4:]:
             await (await service.current.execute(PIPELINES["squares"], {"x": 1}, job_id=name))
@@ -67,17 +66,16 @@ async def test_a_list_has_jobs_of_a_store_in_order(tmp_path: Any) -> None:
         assert [job["job_id"] for job in [*first["jobs"], *rest["jobs"]]] == names[::-1]
 
 
-async def test_open_jobs_without_work_are_bounded_and_those_with_work_are_not() -> None:
+async def test_idle_open_jobs_are_limited() -> None:
     limits = WebLimits(idle_jobs_per_principal=2)
-    service = Service(session=inline, pipelines=PIPELINES, limits=limits, authorizer=Tokens())
-    async with service.lifespan(), client(service, authorization="ada") as ada:
+    service = new_service(limits=limits, authorizer=Tokens())
+    async with service.lifespan(), client_of(service, authorization="ada") as ada:
         idle = {"params": None}
         jobs = [(await ada.post("/pipelines/squares/jobs", json=idle)).json()["job_id"] for _ in range(2)]
-        refused = await ada.post("/pipelines/squares/jobs", json=idle)
-        assert (refused.status_code, refused.json()["error"]) == (429, "idle")
+        assert await refusal(ada.post("/pipelines/squares/jobs", json=idle)) == (429, "idle")
         assert (await ada.post("/pipelines/squares/jobs", json={"params": {"x": 1}})).status_code == 201
         assert (await ada.post("/pipelines/endless/jobs", json={})).status_code == 201
-        async with client(service, authorization="bob") as bob:
+        async with client_of(service, authorization="bob") as bob:
             assert (await bob.post("/pipelines/squares/jobs", json=idle)).status_code == 201
         assert (await ada.post(f"/jobs/{jobs[0]}/finish")).status_code == 202
         assert service.current is not None
@@ -85,23 +83,23 @@ async def test_open_jobs_without_work_are_bounded_and_those_with_work_are_not() 
         assert (await ada.post("/pipelines/squares/jobs", json=idle)).status_code == 201
 
 
-async def test_open_jobs_without_work_are_bounded_also_when_they_are_submitted_at_once(tmp_path: Any) -> None:
+async def test_simultaneous_idle_open_jobs_are_limited(tmp_path: Any) -> None:
     limits = WebLimits(idle_jobs_per_principal=2)
     store = f"sqlite:///{tmp_path}/jobs.db"
-    service = Service(session=lambda: inline(store=store), pipelines=PIPELINES, limits=limits, authorizer=Tokens())
-    async with service.lifespan(), client(service, authorization="ada") as ada:
+    service = new_service(store=store, limits=limits, authorizer=Tokens())
+    async with service.lifespan(), client_of(service, authorization="ada") as ada:
         idle = [ada.post("/pipelines/squares/jobs", json={"params": None}) for _ in range(8)]
         codes = [answer.status_code for answer in await asyncio.gather(*idle)]
         assert (codes.count(201), codes.count(429)) == (2, 6)
 
 
-async def test_open_jobs_without_work_leave_slots_for_others() -> None:
+async def test_idle_open_jobs_leave_slots_for_others() -> None:
     options = LocalOptions(max_concurrent_jobs=4)
-    service = Service(session=lambda: inline(options=options), pipelines=PIPELINES, authorizer=Tokens())
-    async with service.lifespan(), client(service, authorization="mallory") as mallory:
+    service = new_service(options=options, authorizer=Tokens())
+    async with service.lifespan(), client_of(service, authorization="mallory") as mallory:
         answers = [await mallory.post("/pipelines/squares/jobs", json={"params": None}) for _ in range(10)]
         assert [answer.status_code for answer in answers].count(201) == 2
-        async with client(service, authorization="ada") as ada:
+        async with client_of(service, authorization="ada") as ada:
             job = (await ada.post("/pipelines/squares/jobs", json={"params": {"x": 3}})).json()
             assert service.current is not None
             await (await service.current.reattach(job["job_id"]))
@@ -133,7 +131,7 @@ async def test_many_parameter_sets_let_others_run() -> None:
         await job.cancel()
 
 
-async def test_a_pipeline_with_much_in_one_block_is_prepared_beside_the_loop() -> None:
+async def test_large_pipeline_is_prepared_off_the_event_loop() -> None:
     with Pipeline("wide") as wide:
         with ForEach(count(PlaceParam("n"))) as number:
             for at in range(600):
@@ -153,7 +151,7 @@ async def test_the_openapi_document_is_made_once(monkeypatch: pytest.MonkeyPatch
         return document(*given)
 
     monkeypatch.setattr(openapi, "_document", counted)
-    service = Service(session=inline, pipelines=PIPELINES, authorizer=AllowAnyone())
+    service = new_service()
     async with serving(service) as server:
         found = [(await server.client.get("/openapi.json")).json() for _ in range(3)]
         assert len(made) == 1
@@ -161,28 +159,9 @@ async def test_the_openapi_document_is_made_once(monkeypatch: pytest.MonkeyPatch
         assert found[0]["servers"] == [{"url": "/dfm"}]
 
 
-async def test_an_unknown_pipeline_is_answered_with_those_that_there_are() -> None:
-    service = Service(session=inline, pipelines=PIPELINES, authorizer=AllowAnyone())
-    async with service.lifespan(), client(service) as anyone:
-        found = await anyone.post("/pipelines/sqares/jobs", json={})
-        assert found.status_code == 404
-        assert (
-            found.json()["message"] == f"there is no pipeline 'sqares' here; there are: {', '.join(sorted(PIPELINES))}"
-        )
-
-
-async def test_an_offset_that_the_log_does_not_have_is_refused_in_words() -> None:
-    service = Service(session=inline, pipelines=PIPELINES, limits=WebLimits(), authorizer=AllowAnyone())
-    async with service.lifespan(), client(service) as anyone:
-        job = (await anyone.post("/pipelines/squares/jobs", json={"params": None})).json()
-        found = await anyone.get(f"/jobs/{job['job_id']}/stream", headers={"last-event-id": "20"})
-        assert found.status_code == 422
-        assert found.json()["message"].startswith("Last-Event-ID is 20, but its last event is ")
-
-
-async def test_a_number_that_python_cannot_write_is_no_server_error() -> None:
+async def test_huge_number_is_not_a_server_error() -> None:
     """The square of a number that a client sends may have twice as many digits."""
-    service = Service(session=inline, pipelines=PIPELINES, authorizer=AllowAnyone())
+    service = new_service()
     async with serving(service) as server:
         body = f'{{"params": [{{"x": {"9" * 4000}}}, {{"x": 3}}]}}'
         headers = {"content-type": "application/json"}
@@ -200,14 +179,13 @@ async def test_a_number_that_python_cannot_write_is_no_server_error() -> None:
 async def test_ended_jobs_take_no_more_memory_together_than_allowed() -> None:
     options = LocalOptions(keep_finished_bytes=200_000)
     session = Session(fed, target="inline", options=options)
-    service = Service(session=session, pipelines=PIPELINES, authorizer=AllowAnyone())
-    async with service.lifespan(), client(service) as anyone:
+    service = new_service(session=session)
+    async with service.lifespan(), client_of(service) as anyone:
         body = {"params": {"n": 10, "size": 5000}}
         for number in range(10):
             await anyone.post("/pipelines/texts/jobs", json={**body, "job_id": f"job-{number}"})
             await (await session.reattach(f"job-{number}")).wait_until_finished()
         assert session.stats().result_bytes <= 200_000
-        gone = await anyone.get("/jobs/job-0/events")
-        assert (gone.status_code, gone.json()["error"]) == (410, "expired")
+        assert await refusal(anyone.get("/jobs/job-0/events")) == (410, "expired")
         assert len((await anyone.get("/jobs/job-9/events")).json()["events"]) == 13
         assert (await anyone.get("/jobs/job-0")).json()["status"] == "finished"

@@ -109,7 +109,7 @@ def test_each_value_has_a_form_in_json(value: Any, expected: Any) -> None:
     assert written({"inside": [value, {(1,): 2}]})["inside"][0] == expected  # also where the quick way fails
 
 
-def test_a_value_that_is_too_large_is_told_in_short() -> None:
+def test_large_value_is_summarised() -> None:
     assert written(["x" * 20_000]) == {"type": "list", "json_bytes": 20_004, "omitted": True}
 
 
@@ -127,7 +127,7 @@ ANYTHING = st.recursive(
 
 
 @given(ANYTHING)
-def test_there_is_no_value_that_cannot_be_written(value: Any) -> None:
+def test_every_value_can_be_written(value: Any) -> None:
     written(value)
 
 
@@ -141,7 +141,7 @@ def test_a_record_keeps_its_name_whatever_its_value_is() -> None:
     assert json.loads(records.json(odd))["error"]["message"] == "?"
 
 
-def test_records_that_are_kept_are_bounded_and_go_with_their_log() -> None:
+def test_cached_records_are_bounded_and_end_with_their_log() -> None:
     records = Records(WebLimits())
     log = ResultLog("job", ResultLimits())
     of_log = records.of(log)

@@ -7,9 +7,9 @@ import os
 import signal
 from pathlib import Path
 
-from dfm_async import Federation, LocalOptions, Pipeline, PlaceParam, RetryPolicy, Session, Yield
-from dfm_async.web import AllowAnyone, Service
-from tests.web.rig import events, serving
+from dfm_async import Federation, LocalOptions, RetryPolicy, Session
+from tests.support.pipelines import pipeline_of
+from tests.web.rig import STREAM, new_service, serving
 
 fragile = Federation("fragile")
 there = fragile.site("there")
@@ -26,21 +26,15 @@ async def dies_once(mark: str) -> int:
     return os.getpid()
 
 
-with Pipeline("dies") as dies:
-    Yield(dies_once(PlaceParam("mark"), retry=RetryPolicy(on_worker_lost=1)))
+dies = pipeline_of(dies_once, "mark", retry=RetryPolicy(on_worker_lost=1))
 
 
 async def test_a_stream_goes_on_while_a_worker_is_lost(tmp_path: Path) -> None:
-    options = LocalOptions(lanes=1)
-    service = Service(session=Session(fragile, options=options), pipelines={"dies": dies}, authorizer=AllowAnyone())
-    async with serving(service) as server:
-        async with server.client.stream(
-            "POST",
-            "/pipelines/dies/jobs",
-            json={"params": {"mark": str(tmp_path / "mark")}},
-            headers={"accept": "text/event-stream"},
-        ) as response:
-            found = [event async for event in events(response)]
+    session = Session(fragile, options=LocalOptions(lanes=1))
+    async with serving(new_service(session=session, pipelines={"dies": dies})) as server:
+        body = {"params": {"mark": str(tmp_path / "mark")}}
+        async with server.follow("/pipelines/dies/jobs", "POST", json=body, headers=STREAM) as stream:
+            found = [event async for event in stream]
         names = [event.name for event in found]
         assert names.count("result") == 1
         assert [event.data["kind"] for event in found if event.name == "worker"] == ["lost"]

@@ -20,8 +20,18 @@ import numpy as np
 from hypothesis import strategies as st
 from pydantic import BaseModel, PrivateAttr
 
+from dfm_async.wire.codec import Codec
+
 T = TypeVar("T")
 ZURICH = ZoneInfo("Europe/Zurich")
+
+trusted = Codec.for_processes()
+untrusted = Codec.for_untrusted()
+
+
+def through(value: Any, codec: Codec = trusted) -> Any:
+    """Encode and decode a value."""
+    return codec.loads(codec.encode(value))
 
 
 class Colour(enum.Enum):
@@ -247,12 +257,14 @@ SAMPLES: list[Any] = [
     dt.date(1, 1, 1),
     dt.time(23, 59, 59, 999999),
     dt.time(1, tzinfo=dt.UTC),
+    dt.time(2, 30, fold=1),
     dt.timedelta(days=-1, microseconds=1),
     Colour.RED,
     Colour.BLUE,
     Level.HIGH,
     Word.YES,
     Rights.READ | Rights.WRITE,
+    {Rights.READ | Rights.WRITE: [Rights.READ | Rights.WRITE]},
     Rights(0),
     Bits.A | 8,
     Outer(inner=Inner(value=(1, {2})), many=[Inner()], pair=(1, "x")),
@@ -264,6 +276,7 @@ SAMPLES: list[Any] = [
     2**64 - 1,
     2**64,
     -(2**63) - 1,
+    10**5000 + 7,
     [2**64] * 9,
     [2**64 - 1] * 9,
     {1: "a", -1: "b", 2**70: "c"},

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import struct
-import sys
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfm_async.wire import messages as msg
-from dfm_async.wire.channel import Channel
 from dfm_async.wire.messages import Credit, FramesDone, Hello, Message, Refused, SendNet, encoder
+from tests.wire.ends import End, connected
 
 
 class Kept(asyncio.WriteTransport):
@@ -33,46 +29,6 @@ class Kept(asyncio.WriteTransport):
 
     def close(self) -> None:
         self.closed = True
-
-
-class End:
-    """One end of a connection, with what it got."""
-
-    def __init__(self) -> None:
-        self.got: list[Message] = []
-        self.lost: list[Exception | None] = []
-        self.changed = asyncio.Event()
-        self.channel = Channel(self._message, self._lost)
-
-    def _message(self, message: Message) -> None:
-        self.got.append(message)
-        self.changed.set()
-
-    def _lost(self, error: Exception | None) -> None:
-        self.lost.append(error)
-        self.changed.set()
-
-    async def until(self, holds: Callable[[], object]) -> None:
-        async with asyncio.timeout(10):
-            while not holds():
-                self.changed.clear()
-                await self.changed.wait()
-
-
-@contextlib.asynccontextmanager
-async def connected() -> AsyncIterator[tuple[End, End]]:
-    ends = End(), End()
-    loop = asyncio.get_running_loop()
-    for end, sock in zip(ends, socket.socketpair(), strict=True):
-        sock.setblocking(False)
-        await loop.create_connection(lambda end=end: end.channel, sock=sock)  # type: ignore[misc]
-    try:
-        yield ends
-    finally:
-        for end in ends:
-            end.channel.close()
-        for end in ends:
-            await end.until(lambda end=end: end.lost)  # type: ignore[misc]
 
 
 def framed(*messages: Message) -> bytes:
@@ -152,15 +108,6 @@ async def test_what_is_sent_before_the_connection_is_there_is_sent_when_it_is() 
     assert b"".join(transport.written) == framed(Hello(1, "early"), Hello(2, "later")), "and only once"
 
 
-async def test_closing_writes_what_is_queued_before() -> None:
-    end, transport = End(), Kept()
-    end.channel.connection_made(transport)
-    end.channel.send(Hello(1, "last words"))
-    end.channel.close()
-    assert transport.written == [framed(Hello(1, "last words"))]
-    assert transport.closed
-
-
 async def test_what_is_sent_to_a_lost_connection_is_ignored() -> None:
     end, transport = End(), Kept()
     end.channel.connection_made(transport)
@@ -175,7 +122,7 @@ async def test_what_is_sent_to_a_lost_connection_is_ignored() -> None:
 async def test_a_header_that_announces_too_much_is_refused(size: int) -> None:
     end = End()
     end.channel.data_received(framed(Hello(1, "good")))
-    with pytest.raises(ValueError, match="too large"):
+    with pytest.raises(ValueError, match="exceeds the limit"):
         end.channel.data_received(struct.pack("<Q", size) + b"x" * 100)
     assert end.got == [Hello(1, "good")]
 
@@ -184,7 +131,7 @@ async def test_a_header_that_announces_too_much_is_refused(size: int) -> None:
 
 
 async def test_messages_cross_a_socket_in_both_directions_in_order() -> None:
-    async with connected() as (a, b):
+    async with connected(End) as (a, b):
         sent: list[Message] = [Credit(i, 0, i, i) for i in range(500)]
         for i, message in enumerate(sent):
             a.channel.send(message)
@@ -197,7 +144,7 @@ async def test_messages_cross_a_socket_in_both_directions_in_order() -> None:
 
 async def test_a_message_of_many_megabytes_arrives_between_small_ones() -> None:
     payload = bytes(range(256)) * (1 << 16)  # 16 MiB, far more than a socket's buffer
-    async with connected() as (a, b):
+    async with connected(End) as (a, b):
         sent: list[Message] = [Hello(1, "before"), SendNet("p", 0, payload), Hello(2, "after")]
         for message in sent:
             a.channel.send(message)
@@ -206,7 +153,7 @@ async def test_a_message_of_many_megabytes_arrives_between_small_ones() -> None:
 
 
 async def test_what_was_sent_right_before_closing_arrives() -> None:
-    async with connected() as (a, b):
+    async with connected(End) as (a, b):
         sent: list[Message] = [Refused(f"{i}", "j" * 1000) for i in range(1000)]
         for message in sent:
             a.channel.send(message)
@@ -215,8 +162,8 @@ async def test_what_was_sent_right_before_closing_arrives() -> None:
         assert b.got == sent
 
 
-async def test_each_end_is_told_once_that_the_connection_has_ended() -> None:
-    async with connected() as (a, b):
+async def test_each_end_is_notified_once_of_a_lost_connection() -> None:
+    async with connected(End) as (a, b):
         a.channel.close()
         a.channel.close()
         await a.until(lambda: a.lost)
@@ -232,8 +179,8 @@ async def test_each_end_is_told_once_that_the_connection_has_ended() -> None:
 @pytest.mark.parametrize("junk", [b"\xff" * 64, struct.pack("<Q", 3) + b"\xc1\xc1\xc1"], ids=["header", "body"])
 async def test_a_connection_that_brings_junk_is_ended(junk: bytes) -> None:
     loop = asyncio.get_running_loop()
-    told: list[dict[str, Any]] = []
-    loop.set_exception_handler(lambda _loop, context: told.append(context))
+    reported: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _loop, context: reported.append(context))
     end = End()
     ours, theirs = socket.socketpair()
     with theirs:
@@ -245,25 +192,4 @@ async def test_a_connection_that_brings_junk_is_ended(junk: bytes) -> None:
     assert end.got == [Hello(1, "good")]
     assert len(end.lost) == 1
     assert isinstance(end.lost[0], ValueError)
-    assert told
-
-
-async def test_what_a_dead_peer_said_last_is_lost_as_a_whole() -> None:
-    """Its memory is gone: a later message of it must not be taken for all that it had to say."""
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
-    await process.wait()
-    here, there = socket.socketpair()
-    loop = asyncio.get_running_loop()
-    found: list[Message] = []
-    lost = asyncio.Event()
-    channel = Channel(found.append, lambda _error: lost.set())
-    other = Channel(lambda _message: None, lambda _error: None)
-    await loop.create_unix_connection(lambda: channel, sock=here)
-    await loop.create_unix_connection(lambda: other, sock=there)
-    other.send(msg.FramesDone(1, 0, [0]))
-    other.send(msg.Memory(process.pid, 5, 4096, 1, 2))
-    other.send(msg.FramesDone(1, 0, [1]))
-    async with asyncio.timeout(10):
-        await lost.wait()
-    assert found == [msg.FramesDone(1, 0, [0])]
-    other.close()
+    assert reported

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime as dt
-import os
 import pickle
-import subprocess
-import sys
 import threading
-import time
 import zoneinfo
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
+from random import Random
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
-from msgspec.msgpack import Ext
 
 from dfm_async.errors import EncodingError
-from dfm_async.wire.classes import KnownClasses
 from dfm_async.wire.codec import Broken, Codec
-from tests.wire import shapes
+from tests.support.processes import printed_with_hash_seeds
 from tests.wire.shapes import (
     SAMPLES,
     Box,
@@ -40,36 +32,23 @@ from tests.wire.shapes import (
     Pair,
     Plain,
     Point,
-    Rights,
     Slotted,
     atoms,
     same,
+    through,
+    trusted,
+    untrusted,
     values,
 )
-
-trusted = Codec(trusted=True)
-untrusted = Codec(trusted=False)
-
-
-def through(value: Any, codec: Codec = trusted) -> Any:
-    return codec.loads(codec.encode(value))
-
 
 # what arrives
 
 
 @pytest.mark.parametrize("codec", [trusted, untrusted], ids=["trusted", "untrusted"])
 def test_every_kind_of_value_arrives_as_what_it_was(codec: Codec) -> None:
-    wrong = {}
     for value in SAMPLES:
-        try:
-            arrived = through(value, codec)
-        except Exception as error:
-            wrong[repr(value)] = error
-        else:
-            if not same(arrived, value):
-                wrong[repr(value)] = arrived
-    assert not wrong
+        arrived = through(value, codec)
+        assert same(arrived, value), f"{value!r} arrived as {arrived!r}"
 
 
 @given(values)
@@ -84,30 +63,12 @@ def test_a_batch_gives_each_of_its_values_back(batch: list[Any]) -> None:
     assert same(trusted.loads_batch(data), batch)
 
 
-@given(values)
-def test_a_value_can_be_read_from_a_memoryview(value: Any) -> None:
-    assert same(trusted.loads(memoryview(trusted.encode(value))), value)
-
-
-def test_an_integer_of_many_thousand_digits_arrives() -> None:
-    assert through(10**5000 + 7) == 10**5000 + 7
-
-
-def test_the_second_of_two_equal_clock_readings_stays_the_second() -> None:
-    assert through(dt.time(2, 30, fold=1)).fold == 1
-
-
 def test_a_datetime_keeps_the_rules_of_its_time_zone() -> None:
     summer = dt.datetime(2024, 7, 1, 12, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin"))
     arrived = through(summer)
     assert arrived == summer
     assert arrived.tzinfo == summer.tzinfo
     assert (arrived + dt.timedelta(days=180)).utcoffset() == dt.timedelta(hours=1)
-
-
-def test_a_time_of_day_does_not_lose_its_time_zone() -> None:
-    value = dt.time(12, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin"))
-    assert through(value).tzinfo == value.tzinfo
 
 
 def test_a_pydantic_model_keeps_which_fields_were_set_and_its_private_attributes() -> None:
@@ -212,16 +173,9 @@ SCALARS: list[Any] = [
 
 
 def test_a_numpy_scalar_stays_a_numpy_scalar() -> None:
-    wrong = {}
     for value in SCALARS:
-        try:
-            arrived = through(value, untrusted)
-        except EncodingError as error:
-            wrong[repr(value)] = str(error)
-        else:
-            if not same(arrived, value):
-                wrong[repr(value)] = repr(arrived)
-    assert wrong == {}
+        arrived = through(value, untrusted)
+        assert same(arrived, value), f"{value!r} arrived as {arrived!r}"
 
 
 # what is refused
@@ -256,19 +210,16 @@ NESTINGS: list[tuple[Callable[[Any], Any], str]] = [
 
 @pytest.mark.parametrize(("make", "type_name"), UNSENDABLE, ids=[u[1] for u in UNSENDABLE])
 def test_what_cannot_travel_is_named_with_its_type_and_the_path_to_it(make: Callable[[], Any], type_name: str) -> None:
-    told = {}
     for nest, path in NESTINGS:
         for codec in (trusted, untrusted):
             with pytest.raises(EncodingError) as caught:
                 codec.pack(nest(make()))
-            if (caught.value.path, caught.value.type_name) != (path, type_name):
-                told[path] = (caught.value.path, caught.value.type_name)
-            assert caught.value.path in str(caught.value)
-            assert caught.value.type_name in str(caught.value)
-    assert told == {}
+            assert (caught.value.path, caught.value.type_name) == (path, type_name)
+            assert path in str(caught.value)
+            assert type_name in str(caught.value)
 
 
-def test_a_class_that_others_cannot_find_is_told_to_be_put_in_a_module() -> None:
+def test_the_error_of_a_local_class_advises_a_module() -> None:
     @dataclasses.dataclass
     class Local:
         x: int
@@ -279,49 +230,34 @@ def test_a_class_that_others_cannot_find_is_told_to_be_put_in_a_module() -> None
         untrusted.pack(object())
 
 
-def test_a_member_of_a_set_that_cannot_travel_is_named() -> None:
-    part = lambda: None  # noqa: E731
+@pytest.mark.parametrize(
+    ("nest", "path"),
+    [(lambda part: {"s": {part}}, "value['s'].item("), (lambda part: {part: 1}, "value.key(")],
+    ids=["member of a set", "key"],
+)
+def test_a_member_or_key_that_cannot_travel_is_named(nest: Callable[[Any], Any], path: str) -> None:
     with pytest.raises(EncodingError) as caught:
-        trusted.pack({"s": {part}})
+        trusted.pack(nest(lambda: None))
     assert caught.value.type_name == "function"
-    assert caught.value.path.startswith("value['s'].item(")
+    assert caught.value.path.startswith(path)
 
 
-def test_a_key_that_cannot_travel_is_named() -> None:
-    part = lambda: None  # noqa: E731
-    with pytest.raises(EncodingError) as caught:
-        trusted.pack({part: 1})
-    assert caught.value.type_name == "function"
-    assert caught.value.path.startswith("value.key(")
+def _in_itself(kind: str) -> Any:
+    inner: list[Any] = [1]
+    value = {"list": inner, "dict": {"me": inner}, "dataclass": Point(1, (inner,))}[kind]
+    inner.append(value)
+    return value
 
 
-def _self_containing() -> list[Any]:
-    found: list[Any] = [1]
-    found.append(found)
-    return found
-
-
-def _dict_in_itself() -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    found["me"] = [found]
-    return found
-
-
-def _point_in_itself() -> Point:
-    found = Point(1)
-    found.y = (found,)
-    return found
-
-
-def test_a_value_that_contains_itself_is_refused() -> None:
-    for value in (_self_containing(), _dict_in_itself(), _point_in_itself()):
-        with pytest.raises(EncodingError, match="contains itself"):
-            trusted.pack(value)
+@pytest.mark.parametrize("kind", ["list", "dict", "dataclass"])
+def test_a_value_that_contains_itself_is_refused(kind: str) -> None:
+    with pytest.raises(EncodingError, match="contains itself"):
+        trusted.pack(_in_itself(kind))
 
 
 def test_a_codec_works_on_after_a_refusal() -> None:
-    codec = Codec(trusted=True)
-    for bad in (_self_containing(), lambda: None, [threading.Lock()]):
+    codec = Codec.for_processes()
+    for bad in (_in_itself("list"), lambda: None, [threading.Lock()]):
         with pytest.raises(EncodingError):
             codec.pack(bad)
     assert through([(1, 2)], codec) == [(1, 2)]
@@ -410,245 +346,6 @@ def test_what_arrives_shares_nothing_with_the_message(value: Any) -> None:
     assert same(arrived, value)
 
 
-# trust
-
-
-@pytest.mark.parametrize("value", [Plain(1), KeyError("k"), np.array([None])], ids=["object", "error", "array"])
-def test_an_untrusted_codec_does_not_pack_what_it_would_have_to_pickle(value: Any) -> None:
-    with pytest.raises(EncodingError, match="pickle is not allowed") as caught:
-        untrusted.pack({"a": [value]})
-    assert caught.value.path == "value['a'][0]"
-
-
-class Strings(OrderedDict[str, str]):
-    """Not exactly one of the known types."""
-
-
-class FixedZone(dt.tzinfo):
-    def utcoffset(self, _: dt.datetime | None) -> dt.timedelta:
-        return dt.timedelta(hours=1)
-
-    def dst(self, _: dt.datetime | None) -> None:
-        return None
-
-    def tzname(self, _: dt.datetime | None) -> str:
-        return "fixed"
-
-
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        (Strings(), "no codec knows this type"),
-        (defaultdict(lambda: 1), "its default_factory <function"),
-        (defaultdict(threading.Lock), "is none of Counter, OrderedDict, bool"),
-        (dt.datetime(2024, 1, 1, tzinfo=FixedZone()), "its time zone .* is neither a fixed offset"),
-        (dt.time(1, tzinfo=FixedZone()), "its time zone .* is neither a fixed offset"),
-        (Fraction(1, 2**200_000), "more than 131,072 bits"),
-    ],
-)
-def test_what_cannot_be_stored_is_refused_by_the_rule_of_the_store(value: Any, reason: str) -> None:
-    stored = Codec(trusted=False, stored=True)
-    with pytest.raises(
-        EncodingError, match=rf"value\[0\] of type .* cannot be written to a store: .*{reason}"
-    ) as caught:
-        stored.pack([value])
-    copy = pickle.loads(pickle.dumps(caught.value))
-    assert (str(copy), copy.stored) == (str(caught.value), True)
-    with pytest.raises(EncodingError, match="cannot be sent to another site"):
-        untrusted.pack([value])
-
-
-@pytest.mark.parametrize(
-    ("name", "state"),
-    [
-        ("Popen", ["true"]),
-        ("deque", [[1, 2], 1]),
-        ("deque", [[1], -1]),
-        ("deque", ["ab", None]),
-        ("deque", [[], 2**70]),
-        ("defaultdict", ["eval", []]),
-        ("defaultdict", ["__import__", []]),
-        ("defaultdict", ["list", [["a", 1]]]),
-        ("Counter", "aab"),
-        ("OrderedDict", [[1, 2, 3]]),
-        ("Fraction", [1, 0]),
-        ("Fraction", ["1/3"]),
-        ("Fraction", [2**200_000, 3]),
-        ("IPv4Address", 5),
-        ("IPv4Network", ["10.0.0.1", "/8"]),
-        ("datetime", ["2024-01-01", 0, "../../etc/passwd"]),
-        ("datetime", ["2024-01-01", 0, "/etc/localtime"]),
-        ("datetime", ["2024-01-01", 2, "UTC"]),
-        ("time", ["25:00", 0, "UTC"]),
-        ("ZoneInfo", "Nowhere/Land"),
-        ("ZoneInfo", "a/" * 2000 + "b"),
-        ("ZoneInfo", None),
-        ("timezone", [dt.timedelta(days=3)]),
-        ("timezone", []),
-        (["deque"], [[], None]),
-    ],
-)
-def test_states_that_no_standard_value_has_are_refused(name: Any, state: Any) -> None:
-    data = msgspec.msgpack.encode(Ext(29, untrusted.dumps([name, untrusted.pack(state)])))
-    began = time.process_time()
-    with pytest.raises(EncodingError):
-        untrusted.loads(data)
-    assert time.process_time() - began < 5
-
-
-def test_zones_are_looked_up_below_the_folders_of_their_data_only() -> None:
-    names = [
-        "Europe/Zurich",
-        "../../../etc/passwd",
-        "/etc/passwd",
-        "Europe/../../x",
-        "tzdata.zi",
-        "a\0b",
-        "..",
-        "Aa/Bb",
-    ]
-    script = f"""
-import sys
-from dfm_async.wire.standard import rebuild
-opened = []
-sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
-for name in {names!r}:
-    try:
-        rebuild("ZoneInfo", name)
-    except (LookupError, ValueError, OSError):
-        pass
-opened = [path for path in opened if not path.endswith((".py", ".pyc"))]
-print([path for path in opened if "zoneinfo" not in path and "tzdata" not in path])
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "[]\n"
-
-
-@pytest.mark.parametrize("module", ["pathlib", "pathlib._local"])
-@pytest.mark.parametrize("codec", [trusted, untrusted, Codec(trusted=False, known=KnownClasses())])
-def test_paths_of_every_version_of_python_are_read(module: str, codec: Codec) -> None:
-    data = msgspec.msgpack.encode(Ext(18, codec.dumps([f"{module}:PosixPath", "a/b"])))
-    assert codec.loads(data) == Path("a/b")
-    assert b"pathlib:PosixPath" in codec.encode(Path("a/b"))
-
-
-class Bomb:
-    went_off: int = 0
-
-    def __reduce__(self) -> Any:
-        return (_explode, ())
-
-
-def _explode() -> str:
-    Bomb.went_off += 1
-    return "boom"
-
-
-@pytest.mark.parametrize("nest", [lambda b: b, lambda b: [b], lambda b: {"a": (b,)}, lambda b: Point(b)])
-def test_an_untrusted_codec_never_unpickles(nest: Callable[[Any], Any]) -> None:
-    data = trusted.encode(nest(Bomb()))
-    with pytest.raises(EncodingError, match="not accepted"):
-        untrusted.loads(data)
-    assert Bomb.went_off == 0
-    trusted.loads(data)
-    assert Bomb.went_off == 1, "the same bytes do unpickle where that is allowed"
-    Bomb.went_off = 0
-
-
-@pytest.mark.parametrize("code", [12, 13, 14, 15, 16, 18])
-def test_an_untrusted_codec_imports_no_module(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = f"dfm_never_imported_{code}"
-    (tmp_path / f"{name}.py").write_text("class Thing: pass\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    data = untrusted.dumps(Ext(code, untrusted.dumps([f"{name}:Thing", {}])))
-    with pytest.raises(EncodingError, match="not loaded"):
-        untrusted.loads(data)
-    assert name not in sys.modules
-    with pytest.raises(EncodingError):  # it is no enum, no dataclass, ...
-        trusted.loads(data)
-    assert sys.modules.pop(name).Thing, "the module could have been imported"
-
-
-@pytest.mark.parametrize(
-    ("code", "ref"),
-    [
-        (13, "subprocess:Popen"),
-        (14, "subprocess:Popen"),
-        (15, "subprocess:Popen"),
-        (16, "builtins:list"),
-        (18, "builtins:str"),
-        (12, "os:system"),
-        (13, "os:environ"),
-        (13, "os:nothing"),
-        (13, "nonsense"),
-        (13, ""),
-    ],
-)
-def test_only_classes_of_the_right_kind_are_rebuilt(code: int, ref: str) -> None:
-    data = untrusted.dumps(Ext(code, untrusted.dumps([ref, {"args": "true"}])))
-    with pytest.raises(EncodingError, match="cannot be rebuilt"):
-        untrusted.loads(data)
-
-
-# garbage
-
-
-def _readable(value: Any) -> None:
-    """What came out of garbage is an ordinary value: it can be looked at."""
-    repr(value)
-
-
-@given(st.binary(max_size=200))
-@example(b"")
-@example(b"\xc1")
-@example(b"\x91" * 5000)
-@example(b"\xc7\x00\x01")
-@example(b"\x81\x90\x01")
-@example(b"\xdf\xff\xff\xff\xff")
-@example(b"\xdd\xff\xff\xff\xff")
-def test_garbage_gives_a_value_or_an_encoding_error(data: bytes) -> None:
-    codec = Codec(trusted=False)
-    for load in (codec.loads, codec.loads_batch):
-        with contextlib.suppress(EncodingError):
-            _readable(load(data))
-
-
-@given(st.integers(-128, 127), st.binary(max_size=60) | values.map(untrusted.encode))
-def test_garbage_inside_an_extension_gives_a_value_or_an_encoding_error(code: int, data: bytes) -> None:
-    with contextlib.suppress(EncodingError):
-        _readable(Codec(trusted=False).loads(msgspec.msgpack.encode([Ext(code, data)])))
-
-
-@given(values, st.data())
-def test_a_cut_or_spoilt_message_gives_a_value_or_an_encoding_error(value: Any, data: st.DataObject) -> None:
-    encoded = bytearray(untrusted.encode([value]))
-    where = data.draw(st.integers(0, len(encoded) - 1))
-    with pytest.raises(EncodingError):
-        Codec(trusted=False).loads(bytes(encoded[:where]))
-    encoded[where] ^= data.draw(st.integers(1, 255))
-    with contextlib.suppress(EncodingError):
-        _readable(Codec(trusted=False).loads(bytes(encoded)))
-
-
-def _pickled(value: Any) -> bytes:
-    return trusted.encode(Plain(value))
-
-
-def test_a_failed_load_does_not_spoil_the_next_one() -> None:
-    codec = Codec(trusted=False)
-    cut_off = b"\x92" + _pickled(1)  # a list of two, of which the first is refused and the second missing
-    with pytest.raises(EncodingError):
-        codec.loads(cut_off)
-    assert codec.loads(codec.encode([1, (2,)])) == [1, (2,)]
-
-
-def test_a_refused_batch_does_not_spoil_the_next_load() -> None:
-    codec = Codec(trusted=False)
-    with pytest.raises(EncodingError, match="batch"):
-        codec.loads_batch(_pickled(1))
-    assert codec.loads(codec.encode((2,))) == (2,)
-
-
 # batches
 
 
@@ -672,16 +369,12 @@ BREAKABLE: dict[str, Callable[[Any], Any]] = {
 
 
 def test_one_value_that_cannot_be_rebuilt_leaves_the_others_of_its_batch_alone() -> None:
-    missed = []
     for name, nest in BREAKABLE.items():
         batch = [1, nest(Plain(2)), (3,), [Point(4)]]
         found = untrusted.loads_batch(trusted.dumps([trusted.pack(value) for value in batch]))
         assert [found[0], *found[2:]] == [1, (3,), [Point(4)]]
-        if not isinstance(found[1], Broken):
-            missed.append(name)
-        else:
-            assert "pickled" in str(found[1].error)
-    assert missed == [], "these arrived with a hole in them"
+        assert isinstance(found[1], Broken), f"a value of kind {name} arrived with a hole in it"
+        assert "pickled" in str(found[1].error)
 
 
 @given(st.lists(st.booleans(), max_size=8))
@@ -700,45 +393,36 @@ def test_what_is_not_a_list_is_no_batch(value: Any) -> None:
 
 # canonical bytes
 
-canonical = Codec(trusted=False, canonical=True)
+canonical = Codec.for_untrusted().for_keys()
 _plain_keys = st.text(max_size=3) | st.integers(-5, 300) | st.binary(max_size=2) | st.none()
+_other_keys = st.tuples(st.integers(), st.text(max_size=3)) | st.uuids()
+_texts = st.text(max_size=4)
 
 
-@given(st.dictionaries(st.text(max_size=4), st.integers() | st.dictionaries(st.text(), atoms)), st.randoms())
-def test_equal_dicts_give_equal_canonical_bytes_in_whatever_order(value: dict[str, Any], random: Any) -> None:
-    entries = list(value.items())
-    random.shuffle(entries)
-    assert canonical.encode([dict(entries), (dict(entries),)]) == canonical.encode([value, (value,)])
+def shuffled(value: Any, random: Any) -> list[Any]:
+    found = list(value)
+    random.shuffle(found)
+    return found
 
 
-@given(st.dictionaries(_plain_keys, st.integers()), st.randoms())
-def test_dicts_with_keys_of_several_types_have_canonical_bytes(value: dict[Any, Any], random: Any) -> None:
-    entries = list(value.items())
-    random.shuffle(entries)
-    assert canonical.encode(dict(entries)) == canonical.encode(value)
-    assert canonical.loads(canonical.encode(value)) == value
-
-
-@given(st.dictionaries(st.tuples(st.integers(), st.text(max_size=3)) | st.uuids(), st.integers()), st.randoms())
-@example({(1, "a"): 1, (0, "b"): 2}, None)
-def test_dicts_with_keys_that_are_tuples_have_canonical_bytes(value: dict[Any, Any], random: Any) -> None:
-    entries = list(value.items())
-    if random is None:
-        entries.reverse()
-    else:
-        random.shuffle(entries)
-    assert canonical.encode(dict(entries)) == canonical.encode(value)
+@given(
+    st.dictionaries(_texts, st.integers() | st.dictionaries(st.text(), atoms))
+    | st.dictionaries(_plain_keys, st.integers())
+    | st.dictionaries(_other_keys, st.integers()),
+    st.randoms(),
+)
+@example({(1, "a"): 1, (0, "b"): 2}, Random(1))
+def test_equal_dicts_give_equal_canonical_bytes_in_whatever_order(value: dict[Any, Any], random: Any) -> None:
+    again = dict(shuffled(value.items(), random))
+    assert canonical.encode([again, (again,)]) == canonical.encode([value, (value,)])
+    assert canonical.loads(canonical.encode(value)).keys() == value.keys()
 
 
 @given(st.sets(atoms.filter(lambda v: v == v), max_size=8), st.randoms())
 def test_equal_sets_give_equal_canonical_bytes_in_whatever_order(value: set[Any], random: Any) -> None:
-    members = list(value)
-    random.shuffle(members)
-    other: set[Any] = set()
-    for member in members:
-        other.add(member)
+    members = shuffled(value, random)
     frozen = frozenset(members)
-    assert canonical.encode(other) == canonical.encode(value)
+    assert canonical.encode(set(members)) == canonical.encode(value)
     assert canonical.encode([frozen, Point(frozen)]) == canonical.encode([frozenset(value), Point(frozenset(value))])
 
 
@@ -746,109 +430,12 @@ def test_canonical_bytes_do_not_depend_on_the_hash_seed() -> None:
     code = (
         "from dfm_async.wire.codec import Codec\n"
         "value = [{'b', 'a', 'c', ('d', 1)}, frozenset('xyz'), {'k': {'m', 'n', 'o'}}]\n"
-        "print(Codec(trusted=False, canonical=True).encode(value).hex())"
+        "print(Codec.for_untrusted().for_keys().encode(value).hex())"
     )
-    printed = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2", "3")
-    }
-    assert len(printed) == 1
+    assert len(printed_with_hash_seeds(code)) == 1
 
 
 @given(values, values)
 def test_different_values_have_different_bytes(a: Any, b: Any) -> None:
     if not same(a, b):
         assert untrusted.encode(a) != untrusted.encode(b)
-
-
-def test_flags_without_a_name_of_their_own_arrive() -> None:
-    both = Rights.READ | Rights.WRITE
-    assert through({both: [both]}) == {both: [both]}
-    assert shapes.Rights.READ in through(both)
-
-
-COLLIDING = [number * (2**61 - 1) + 7 for number in range(3000)]
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        set(COLLIDING[:1500]),
-        frozenset(COLLIDING[:1500]),
-        dict.fromkeys(COLLIDING[:1500]),
-        {(number, "x") for number in COLLIDING[:1500]},
-        Counter(COLLIDING[:1500]),
-        OrderedDict.fromkeys(COLLIDING[:1500]),
-    ],
-    ids=["set", "frozenset", "dict", "tuples", "Counter", "OrderedDict"],
-)
-def test_untrusted_keys_with_one_hash_are_refused(value: Any) -> None:
-    data = trusted.dumps(trusted.pack(value))
-    assert trusted.loads(data) == value
-    with pytest.raises(EncodingError, match="have the same hash"):
-        untrusted.loads(data)
-
-
-def test_untrusted_keys_with_different_hashes_arrive() -> None:
-    value = {*range(50_000), *COLLIDING[:30], *map(str, range(1000))}
-    assert untrusted.loads(untrusted.dumps(untrusted.pack(value))) == value
-
-
-def map_of(*keys: bytes) -> bytes:
-    """A MessagePack map as our encoder never writes one."""
-    return b"\xdf" + len(keys).to_bytes(4, "big") + b"".join(key + b"\xc0" for key in keys)
-
-
-SCALAR_KEYS = list(
-    map(msgspec.msgpack.encode, [*range(300), "x" * 40, "y" * 300, b"z" * 300, 1.5, None, True, -(2**40)])
-)
-OTHER_KEYS = {
-    "array": msgspec.msgpack.encode([1, 2]),
-    "long array": msgspec.msgpack.encode(list(range(20))),
-    "big int": msgspec.msgpack.encode(msgspec.msgpack.Ext(4, bytes(9))),
-    "fixed extension": msgspec.msgpack.encode(msgspec.msgpack.Ext(4, bytes(8))),
-    "long extension": msgspec.msgpack.encode(msgspec.msgpack.Ext(4, bytes(300))),
-}
-AROUND: dict[str, Callable[[bytes], bytes]] = {
-    "alone": lambda data: data,
-    "in lists": lambda data: b"\x93\x01\x91" + data + b"\xa1x",
-    "in a long list": lambda data: b"\xdc\x01\x00" + b"\xcb@\xdf\0\0\0\0\0\0" * 255 + data,
-    "in a map": lambda data: b"\x82\xa1a\xc4\x28" + b"\xdf" * 40 + b"\xa1b" + data,
-    "in a large map": lambda data: map_of(*SCALAR_KEYS)[:-1] + data,
-    "in a tuple": lambda data: msgspec.msgpack.encode([msgspec.msgpack.Ext(1, b"\x91" + data)]),
-    "behind a broken extension": lambda data: (
-        b"\x92" + msgspec.msgpack.encode(msgspec.msgpack.Ext(1, b"\xdb\xff")) + data
-    ),
-}
-
-
-@pytest.mark.parametrize("around", AROUND)
-@pytest.mark.parametrize("key", OTHER_KEYS)
-def test_untrusted_large_maps_have_only_scalar_keys(around: str, key: str) -> None:
-    place = SCALAR_KEYS.index(msgspec.msgpack.encode(None))
-    data = AROUND[around](map_of(*SCALAR_KEYS[:place], OTHER_KEYS[key], *SCALAR_KEYS[place:]))
-    with pytest.raises(EncodingError, match="a key of a large map"):
-        untrusted.loads(data)
-    found = untrusted.loads_batch(b"\x91" + data) if around == "in a tuple" else None
-    assert found is None or type(found[0]) is Broken
-
-
-@pytest.mark.parametrize("around", [name for name in AROUND if "broken" not in name])
-def test_untrusted_large_maps_with_scalar_keys_arrive(around: str) -> None:
-    data = AROUND[around](map_of(*SCALAR_KEYS))
-    assert untrusted.loads(data) == trusted.loads(data)
-
-
-@given(
-    st.recursive(st.integers() | st.text(max_size=300) | st.binary(max_size=300) | st.floats(allow_nan=False), st.lists)
-)
-@settings(deadline=None, max_examples=100)
-def test_values_beside_a_large_map_arrive(value: Any) -> None:
-    whole = [value, dict.fromkeys(range(300), value), value]
-    assert untrusted.loads(untrusted.encode(whole)) == whole

@@ -15,14 +15,15 @@ import pydantic
 import pytest
 from msgspec.msgpack import Ext
 
-from dfm_async import EncodingError
+from dfm_async import FailureInfo, Reply
+from dfm_async.errors import EncodingError
+from dfm_async.events import Replies
 from dfm_async.federation.operation import Adapter
 from dfm_async.model.flare import SiteSettings
 from dfm_async.model.resources import ClassPath, SiteConfig
 from dfm_async.site.loading import Loader
-from dfm_async.wire.classes import KnownClasses
-from dfm_async.wire.codec import Codec
-from dfm_async.workers.known import known_classes
+from dfm_async.wire.codec import Codec, KnownClasses
+from dfm_async.workers.worker import known_classes
 
 T = TypeVar("T")
 
@@ -97,8 +98,8 @@ class Round(Protocol):
 
 
 def through(value: Any, *hints: Any) -> Any:
-    codec = Codec(trusted=False, known=KnownClasses(hints))
-    return codec.loads(Codec(trusted=False).encode(value))
+    codec = Codec.for_untrusted(KnownClasses(hints))
+    return codec.loads(Codec.for_untrusted().encode(value))
 
 
 NAMED: list[tuple[Any, Any]] = [
@@ -151,7 +152,7 @@ def forged(code: int, kind: type, state: Any) -> bytes:
 
 
 def test_only_declared_fields_of_dataclasses_are_taken() -> None:
-    codec = Codec(trusted=False, known=KnownClasses([Point]))
+    codec = Codec.for_untrusted(KnownClasses([Point]))
     value = codec.loads(forged(13, Point, {"x": 1.0, "colour": None, "double": 77.0, "evil": 1}))
     assert vars(value) == {"x": 1.0, "colour": None}
     assert value.double == 2.0
@@ -165,8 +166,8 @@ def test_only_declared_fields_of_models_are_taken() -> None:
         "__pydantic_extra__": None,
         "__pydantic_private__": {"_hidden": 4, "_evil": 5},
     }
-    known = Codec(trusted=False, known=KnownClasses([Model, Loose]))
-    free = Codec(trusted=False)
+    known = Codec.for_untrusted(KnownClasses([Model, Loose]))
+    free = Codec.for_untrusted()
     fields_set = free.pack({"struct", "evil"})
     value = known.loads(forged(14, Model, {**state, "__pydantic_fields_set__": fields_set}))
     assert vars(value) == {"struct": 1}
@@ -176,7 +177,7 @@ def test_only_declared_fields_of_models_are_taken() -> None:
 
 
 def test_what_was_encoded_here_is_rebuilt_whatever_it_is() -> None:
-    codec = Codec(trusted=False, known=KnownClasses())
+    codec = Codec.for_untrusted(KnownClasses())
     assert codec.own.loads(codec.encode(Unnamed("x"))) == Unnamed("x")
     assert codec.own.loads(codec.own.encode(Unnamed("x"))) == Unnamed("x")
 
@@ -203,5 +204,15 @@ def test_signatures_of_classes_that_a_file_names_count() -> None:
 
 def test_a_protocol_names_no_class_and_hides_none() -> None:
     assert through(Special(1.0), Round, Point) == Special(1.0)
-    with pytest.raises(EncodingError, match="is not taken from others"):
+    with pytest.raises(EncodingError, match="is not accepted from others"):
         through(Circle(2.0), Round)
+
+
+def test_replies_and_failures_of_pipelines_need_no_signature() -> None:
+    failure = FailureInfo("lab", "train", "train#1", (0, 1), "ValueError", "no")
+    sent = Replies([Reply("lab", (1, {2}))], [failure])
+    data = Codec.for_untrusted().encode([sent, failure])
+    replies, found = Codec.for_untrusted(KnownClasses()).loads(data)
+    assert (type(replies), replies, replies.failures, found) == (Replies, sent, [failure], failure)
+    with pytest.raises(EncodingError):
+        Codec.for_untrusted(KnownClasses()).loads(Codec.for_untrusted().encode(Replies([Reply("lab", Point(1))])))

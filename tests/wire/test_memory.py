@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import itertools
 import os
 import pickle
-import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,10 +21,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dfm_async.errors import EncodingError
 from dfm_async.wire import memory
-from dfm_async.wire.channel import Channel
 from dfm_async.wire.codec import Broken, Codec, Packed, weight
 from dfm_async.wire.memory import LARGE, Arena, Block, Loans, Payload, size_of
 from dfm_async.wire.messages import Memory, Message, Results, Tokens
+from tests.wire.ends import End, connected
 from tests.wire.shapes import Plain, Point, same, values
 
 PAGE = 4096
@@ -42,11 +40,16 @@ class Allocator(RuleBasedStateMachine):
         self.arena = Arena(64 * PAGE)
         self.blocks: list[Block] = []
 
+    def free_ranges(self) -> list[tuple[int, int]]:
+        """Return the offsets and lengths of the free ranges, with those of blocks that were dropped."""
+        assert self.arena.used <= self.arena.limit  # takes back the dropped blocks
+        return [(start, self.arena._lengths[start]) for start in self.arena._starts]
+
     @rule(size=st.integers(1, 20 * PAGE))
     def allocate(self, size: int) -> None:
         block = self.arena.allocate(size)
         if block is None:
-            longest = max((length for _, length in self.arena.free_ranges), default=0)
+            longest = max((length for _, length in self.free_ranges()), default=0)
             assert longest < size, "there was room"
         else:
             block.buffer[:] = bytes([len(self.blocks) % 251]) * size
@@ -61,7 +64,7 @@ class Allocator(RuleBasedStateMachine):
     @invariant()
     def every_byte_belongs_to_one(self) -> None:
         taken = [(block.offset, -(-block.size // PAGE) * PAGE) for block in self.blocks]
-        ranges = sorted(taken + self.arena.free_ranges)
+        ranges = sorted(taken + self.free_ranges())
         position = 0
         for start, length in ranges:
             assert start == position
@@ -71,45 +74,49 @@ class Allocator(RuleBasedStateMachine):
 
     @invariant()
     def free_ranges_are_joined(self) -> None:
-        free = self.arena.free_ranges
+        free = self.free_ranges()
         assert all(a + length < b for (a, length), (b, _) in itertools.pairwise(free))
 
     def teardown(self) -> None:
         self.blocks.clear()
-        assert self.arena.free_ranges == [(0, self.arena.limit)]
+        assert self.free_ranges() == [(0, self.arena.limit)]
 
 
 TestAllocator = Allocator.TestCase
 
 
+def allocated(arena: Arena, size: int = PAGE) -> Block:
+    block = arena.allocate(size)
+    assert block is not None
+    return block
+
+
+def in_threads(work: Callable[[int], None]) -> None:
+    """Run work in four threads at the same time."""
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def test_the_lowest_room_is_used_first() -> None:
     arena = Arena(10 * PAGE)
-    first, second, third = (arena.allocate(PAGE) for _ in range(3))
-    assert first is not None
-    assert second is not None
-    assert third is not None
-    del first, second
-    again = arena.allocate(2 * PAGE)
-    assert again is not None
-    assert again.offset == 0
+    blocks = [allocated(arena) for _ in range(3)]
+    del blocks[:2]
+    assert allocated(arena, 2 * PAGE).offset == 0
 
 
 def test_threads_get_different_blocks() -> None:
     arena = Arena(256 * PAGE)
     found: list[Block] = []
 
-    def take() -> None:
+    def take(_number: int) -> None:
         for _ in range(60):
-            block = arena.allocate(PAGE)
-            assert block is not None
-            found.append(block)
+            found.append(allocated(arena))
             arena.allocate(PAGE)  # and gone at once
 
-    threads = [threading.Thread(target=take) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(take)
     assert len({block.offset for block in found}) == len(found) == 240
     found.clear()
     assert arena.used == 0
@@ -117,8 +124,7 @@ def test_threads_get_different_blocks() -> None:
 
 def test_the_pages_of_an_empty_arena_are_given_back() -> None:
     arena = Arena(64 * PAGE)
-    block = arena.allocate(32 * PAGE)
-    assert block is not None
+    block = allocated(arena, 32 * PAGE)
     block.buffer[:] = b"x" * block.size
     file = arena.identity()[1]
     arena.trim()
@@ -147,7 +153,7 @@ async def test_an_arena_that_rests_gives_its_pages_back(monkeypatch: pytest.Monk
 
 def test_without_shared_memory_everything_travels_in_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
-    codec = Codec(trusted=True, arena=Arena())
+    codec = Codec.for_processes(Arena())
     array = np.arange(LARGE)
     payload = codec.payload([codec.pack(array)])
     assert isinstance(payload, bytes)
@@ -165,8 +171,7 @@ def test_an_arena_closes_its_file() -> None:
 
 def test_a_block_is_lent_once_per_message() -> None:
     arena, loans = Arena(64 * PAGE), Loans()
-    block = arena.allocate(PAGE)
-    assert block is not None
+    block = allocated(arena)
     offset = block.offset
     loans.lend([block])
     loans.lend([block])
@@ -185,14 +190,7 @@ BIG = LARGE // 8
 
 def pooled() -> tuple[Codec, Arena]:
     arena = Arena(64 * 1024 * 1024)
-    return Codec(trusted=True, arena=arena), arena
-
-
-class Holder:
-    """No rule knows it: it is pickled."""
-
-    def __init__(self, *arrays: Any) -> None:
-        self.arrays = arrays
+    return Codec.for_processes(arena), arena
 
 
 LARGE_VALUES: list[Any] = [
@@ -232,17 +230,18 @@ def test_a_strided_view_goes_into_a_block_as_the_array_that_it_shows() -> None:
 
 def test_large_buffers_of_pickled_objects_go_into_blocks() -> None:
     codec, arena = pooled()
-    value = Holder(np.arange(BIG), np.arange(5), np.ones((3, BIG), order="F"))
+    arrays = [np.arange(BIG), np.arange(5), np.ones((3, BIG), order="F")]
+    value = Plain(arrays)
     payload = codec.payload(codec.pack(value))
     assert isinstance(payload, Payload)
     assert len(payload.data) < 10_000
     assert len(payload.blocks) == 2
     arrived = codec.loads(payload)
-    assert all(map(same, arrived.arrays, value.arrays))
-    assert not any(array.flags.writeable for array in arrived.arrays)
+    assert all(map(same, arrived.value, arrays))
+    assert not any(array.flags.writeable for array in arrived.value)
     del payload
     assert arena.used > 0
-    kept = arrived.arrays[2][1:2]
+    kept = arrived.value[2][1:2]
     del arrived
     assert arena.used == 3 * LARGE, "a view of it is still there"
     del kept
@@ -253,7 +252,7 @@ def test_large_buffers_of_pickled_objects_go_into_blocks() -> None:
 @pytest.mark.parametrize("make", [np.arange, lambda n: np.array([{1}] * n, dtype=object)], ids=["numbers", "objects"])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "in the message"])
 def test_arrays_arrive_read_only(shared: bool, make: Callable[[int], Any], count: int) -> None:
-    codec = pooled()[0] if shared else Codec(trusted=True)
+    codec = pooled()[0] if shared else Codec.for_processes()
     array = codec.loads(codec.payload(codec.pack(make(count))))
     assert not array.flags.writeable
     with pytest.raises(ValueError, match="read-only"):
@@ -265,17 +264,12 @@ def test_arrays_arrive_read_only(shared: bool, make: Callable[[int], Any], count
     copied[0] = copied[1]
 
 
-def test_a_producer_can_change_its_array_after_packing() -> None:
-    codec, _ = pooled()
-    array = np.zeros(BIG)
-    packed = codec.pack(array)
-    array[:] = 1
-    assert codec.loads(codec.payload(packed)).sum() == 0
-
-
-def test_a_snapshot_that_is_never_sent_frees_its_blocks() -> None:
+def test_a_snapshot_is_a_copy_and_frees_its_blocks() -> None:
     codec, arena = pooled()
-    packed = codec.pack([np.arange(BIG), b"x" * LARGE])
+    array = np.zeros(BIG)
+    packed = codec.pack([array, b"x" * LARGE])
+    array[:] = 1
+    assert codec.loads(codec.payload(packed))[0].sum() == 0
     assert arena.used == 2 * LARGE
     del packed
     assert arena.used == 0
@@ -291,7 +285,7 @@ def test_what_cannot_be_packed_frees_its_blocks() -> None:
 
 
 def test_when_there_is_no_room_values_travel_in_the_message() -> None:
-    codec = Codec(trusted=True, arena=Arena(2 * LARGE))
+    codec = Codec.for_processes(Arena(2 * LARGE))
     batch = [np.arange(BIG) + i for i in range(4)]
     packed = [codec.pack(array) for array in batch]
     payload = codec.payload(packed)
@@ -329,18 +323,14 @@ def test_threads_that_pack_at_the_same_time_do_not_mix_their_blocks() -> None:
             if len(packed.blocks) != 1 or not (codec.plain is not codec and packed.size == array.nbytes):
                 wrong.append(packed)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work)
     assert not wrong
     assert arena.used == 0
 
 
 @given(values)
 def test_a_codec_with_an_arena_carries_everything_that_others_do(value: Any) -> None:
-    codec = Codec(trusted=False, arena=Arena(PAGE))
+    codec = Codec.for_programs(Arena(PAGE))
     assert same(codec.loads(codec.payload(codec.pack(value))), value)
 
 
@@ -360,7 +350,7 @@ def test_a_codec_with_an_arena_carries_everything_that_others_do(value: Any) -> 
     ids=lambda value: type(value).__name__,
 )
 def test_heavy_values_are_weighed_about_right(value: Any) -> None:
-    for codec in (Codec(trusted=True), pooled()[0]):
+    for codec in (Codec.for_processes(), pooled()[0]):
         packed = codec.pack(value)
         assert isinstance(packed, Packed)
         assert weight(packed) == pytest.approx(size_of(codec.payload(packed)), rel=8)
@@ -375,29 +365,18 @@ def test_small_values_weigh_nothing(value: Any) -> None:
 # between two ends
 
 
-class End:
-    """One end of a connection, with its own arena, and with what it got."""
+class SharingEnd(End):
+    """An end with its own arena."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.arena = Arena(64 * 1024 * 1024)
-        self.codec = Codec(trusted=True, arena=self.arena)
-        self.got: list[Any] = []
-        self.lost = False
-        self.changed = asyncio.Event()
-        self.channel = Channel(self._message, self._lost)
+        self.codec = Codec.for_processes(self.arena)
         self._about_memory = self.channel._about_memory
-        self.channel._about_memory = self._told  # type: ignore[method-assign]
+        self.channel._about_memory = self._about  # type: ignore[method-assign]
 
-    def _told(self, message: Any) -> None:
+    def _about(self, message: Any) -> None:
         self._about_memory(message)
-        self.changed.set()
-
-    def _message(self, message: Message) -> None:
-        self.got.append(message)
-        self.changed.set()
-
-    def _lost(self, _error: Exception | None) -> None:
-        self.lost = True
         self.changed.set()
 
     def send(self, *values: Any) -> None:
@@ -411,35 +390,13 @@ class End:
     async def values(self) -> list[Any]:
         return self.codec.loads_batch((await self.next()).payload)
 
-    async def until(self, holds: Callable[[], object]) -> None:
-        async with asyncio.timeout(10):
-            while not holds():
-                self.changed.clear()
-                await self.changed.wait()
-
     async def emptied(self) -> None:
         """Waits until nobody holds anything of the arena."""
         await self.until(lambda: not self.arena.used)
 
 
-@contextlib.asynccontextmanager
-async def connected() -> AsyncIterator[tuple[End, End]]:
-    ends = End(), End()
-    loop = asyncio.get_running_loop()
-    for end, sock in zip(ends, socket.socketpair(), strict=True):
-        sock.setblocking(False)
-        await loop.create_connection(lambda end=end: end.channel, sock=sock)  # type: ignore[misc]
-    try:
-        yield ends
-    finally:
-        for end in ends:
-            end.channel.close()
-        for end in ends:
-            await end.until(lambda end=end: end.lost)  # type: ignore[misc]
-
-
 async def test_large_values_cross_without_their_bytes_and_come_back_when_they_are_gone() -> None:
-    async with connected() as (a, b):
+    async with connected(SharingEnd) as (a, b):
         a.send(np.arange(BIG), 1, np.ones(BIG))
         found = await b.values()
         assert same(found, [np.arange(BIG), 1, np.ones(BIG)])
@@ -453,23 +410,19 @@ async def test_large_values_cross_without_their_bytes_and_come_back_when_they_ar
         assert len(a.channel._loans) == 0
 
 
-async def test_bytes_are_copied_and_their_block_is_given_back_at_once() -> None:
-    async with connected() as (a, b):
+async def test_blocks_of_bytes_and_of_dropped_messages_are_given_back_at_once() -> None:
+    async with connected(SharingEnd) as (a, b):
+        a.send(np.arange(BIG))
+        await b.next()  # and dropped
+        await a.emptied()
         a.send(b"x" * LARGE, bytearray(b"y" * LARGE))
         found = await b.values()
         await a.emptied()
         assert found == [b"x" * LARGE, bytearray(b"y" * LARGE)]
 
 
-async def test_a_message_that_is_dropped_gives_its_blocks_back() -> None:
-    async with connected() as (a, b):
-        a.send(np.arange(BIG))
-        await b.next()
-        await a.emptied()
-
-
 async def test_both_ends_can_lend() -> None:
-    async with connected() as (a, b):
+    async with connected(SharingEnd) as (a, b):
         for _ in range(50):
             a.send(np.arange(BIG))
             b.send(np.ones(BIG))
@@ -480,7 +433,7 @@ async def test_both_ends_can_lend() -> None:
 
 
 async def test_one_snapshot_can_be_sent_twice() -> None:
-    async with connected() as (a, b):
+    async with connected(SharingEnd) as (a, b):
         packed = a.codec.pack(np.arange(BIG))
         for at in range(2):
             a.channel.send(Tokens(1, at, [], a.codec.payload([packed, packed])))
@@ -496,7 +449,7 @@ async def test_one_snapshot_can_be_sent_twice() -> None:
 
 
 async def test_what_arrived_stays_valid_when_its_sender_is_gone() -> None:
-    async with connected() as (a, b):
+    async with connected(SharingEnd) as (a, b):
         a.send(np.arange(BIG))
         found = await b.values()
         a.channel.close()
@@ -510,7 +463,7 @@ async def test_what_arrived_stays_valid_when_its_sender_is_gone() -> None:
 
 
 async def test_what_a_peer_held_is_free_when_it_is_lost() -> None:
-    async with connected() as (a, b):
+    async with connected(SharingEnd) as (a, b):
         a.send(np.arange(BIG))
         found = await b.values()
         assert a.arena.used == LARGE
@@ -523,7 +476,7 @@ async def test_what_a_peer_held_is_free_when_it_is_lost() -> None:
 
 
 async def test_leases_end_in_other_threads_too() -> None:
-    async with connected() as (a, b):
+    async with connected(SharingEnd) as (a, b):
         a.send(*(np.arange(BIG) for _ in range(20)))
         found = await b.values()
         thread = threading.Thread(target=found.clear)
@@ -535,7 +488,7 @@ async def test_leases_end_in_other_threads_too() -> None:
 async def test_leases_can_end_after_their_loop() -> None:
     def run() -> list[Any]:
         async def read() -> list[Any]:
-            async with connected() as (a, b):
+            async with connected(SharingEnd) as (a, b):
                 a.send(np.arange(BIG))
                 found = await b.values()
                 b.channel._peer.close = lambda: None  # type: ignore[union-attr, method-assign]
@@ -545,13 +498,13 @@ async def test_leases_can_end_after_their_loop() -> None:
 
     found = await asyncio.to_thread(run)
     assert found[0][1] == 1
-    found.clear()  # the loop is closed: nothing is raised, nobody is told
+    found.clear()  # the loop is closed: nothing is raised, nobody is notified
 
 
 async def test_memory_that_cannot_be_opened_breaks_only_the_values_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     identity = Arena.identity
     monkeypatch.setattr(Arena, "identity", lambda self: (*identity(self)[:4], 1))  # another file has this number now
-    async with connected() as (a, b):
+    async with connected(SharingEnd) as (a, b):
         a.send(np.arange(BIG), "small")
         found = await b.values()
         assert isinstance(found[0], Broken)
@@ -573,30 +526,32 @@ def dead(request: pytest.FixtureRequest) -> Iterator[int]:
         yield process.pid
 
 
-async def test_what_is_in_the_memory_of_the_dead_dies_with_them(monkeypatch: pytest.MonkeyPatch, dead: int) -> None:
+async def test_messages_of_a_dead_peer_end_with_its_memory(monkeypatch: pytest.MonkeyPatch, dead: int) -> None:
     identity = Arena.identity
     monkeypatch.setattr(Arena, "identity", lambda self: (dead, *identity(self)[1:]))
-    async with connected() as (a, b):
+    async with connected(SharingEnd) as (a, b):
+        a.send("before")
         a.send(np.arange(BIG), "small")  # as if it had died since
         a.send("no memory needed")  # it must not be taken for all that the dead one had to say
         await b.until(lambda: b.lost)
+        assert await b.values() == ["before"]
         assert not b.got
 
 
 async def test_a_message_about_memory_that_was_not_announced_ends_the_connection() -> None:
-    told: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
-    async with connected() as (a, b):
+    reported: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context))
+    async with connected(SharingEnd) as (a, b):
         a.channel._arena = a.arena  # as if it had been
         a.send(np.arange(BIG))
         await b.until(lambda: b.lost)
         assert not b.got
     asyncio.get_running_loop().set_exception_handler(None)
-    assert told
+    assert reported
 
 
 async def test_the_arena_is_announced_once_and_those_who_use_the_channel_do_not_see_it() -> None:
-    async with connected() as (a, b):
+    async with connected(SharingEnd) as (a, b):
         sent: list[type] = []
         queue = a.channel._queue
 

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfm_async.wire.output import LONGEST, LogRecord, Output, OutputSplitter, Pulse, cut, encode_output
+from dfm_async.wire.output import LONGEST, Heartbeat, LogRecord, Output, OutputSplitter, cut, encode_output
 
 lines = st.text(st.characters(exclude_characters="\n\r\x1e", exclude_categories=["Cs"]), max_size=20)
 records = st.builds(
@@ -19,7 +19,7 @@ records = st.builds(
     frame=st.none() | st.lists(st.integers(0, 1000), max_size=3).map(tuple),
     job=st.none() | st.just("job"),
 )
-pulses = st.builds(Pulse, st.floats(0, 1e5), st.floats(0, 1e9), st.booleans())
+pulses = st.builds(Heartbeat, st.floats(0, 1e5), st.floats(0, 1e9), st.booleans())
 
 
 def _bytes(item: Output) -> bytes:
@@ -45,22 +45,22 @@ def test_any_bytes_at_all_can_be_read(data: bytes, cuts: list[int]) -> None:
     assert _split(data, cuts) == _split(data, [])
 
 
-@given(st.lists(st.sampled_from([b"\x1e", b"\n", b"text", encode_output(Pulse(1.0, 2.0))]), max_size=20))
+@given(st.lists(st.sampled_from([b"\x1e", b"\n", b"text", encode_output(Heartbeat(1.0, 2.0))]), max_size=20))
 def test_a_record_between_other_output_is_found(parts: list[bytes]) -> None:
     """Only text directly behind a record's beginning spoils it."""
     found = _split(b"".join(parts), [])
-    assert found.count(Pulse(1.0, 2.0)) == parts.count(encode_output(Pulse(1.0, 2.0)))
+    assert found.count(Heartbeat(1.0, 2.0)) == parts.count(encode_output(Heartbeat(1.0, 2.0)))
 
 
 def test_an_unfinished_line_before_a_record_is_a_line_of_its_own() -> None:
-    data = b"half a line" + encode_output(Pulse(1.0, 2.0)) + b"the end"
-    assert _split(data, []) == ["half a line", Pulse(1.0, 2.0), "the end"]
+    data = b"half a line" + encode_output(Heartbeat(1.0, 2.0)) + b"the end"
+    assert _split(data, []) == ["half a line", Heartbeat(1.0, 2.0), "the end"]
 
 
 def test_a_record_that_was_torn_apart_is_text() -> None:
-    whole = encode_output(LogRecord(20, "message", "origin", 1.0))
+    whole = encode_output(LogRecord(level=20, message="message", origin="origin", created=1.0))
     torn = whole[:10] + b"NOISE\n" + whole[10:]
-    assert _split(torn + encode_output(Pulse(1.0, 2.0)), [])[-1] == Pulse(1.0, 2.0)
+    assert _split(torn + encode_output(Heartbeat(1.0, 2.0)), [])[-1] == Heartbeat(1.0, 2.0)
     assert all(isinstance(item, str) for item in _split(torn, []))
 
 
@@ -70,7 +70,7 @@ def test_any_text_can_be_sent(text: str) -> None:
         __slots__ = ()
 
     for message in (text, Text(text)):
-        (found,) = _split(encode_output(LogRecord(20, message, message, 1.0)), [])
+        (found,) = _split(encode_output(LogRecord(level=20, message=message, origin=message, created=1.0)), [])
         assert isinstance(found, LogRecord)
         assert found.message == text.encode("utf-8", "backslashreplace").decode()
 

@@ -1,1 +1,1 @@
-"""``dfm-async flare``: federations on NVIDIA FLARE, on this machine and past it."""
+"""``dfm-async flare``: federations on NVIDIA FLARE, on this machine and distributed."""

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dfm_async.cli.options import CompatOption, FederationArgument, JsonOption
-
-__all__ = ["flare"]
+from dfm_async.cli.options import (
+    FLARE_FOLDER,
+    CompatOption,
+    FederationArgument,
+    FolderOption,
+    HomesiteOption,
+    JsonOption,
+    UpOptions,
+    Work,
+    command,
+    option,
+)
 
 flare = typer.Typer(
     help="Federations on NVIDIA FLARE.",
@@ -19,11 +29,9 @@ flare = typer.Typer(
     rich_markup_mode=None,
 )
 
-_FOLDER = Path(".dfm-flare")
-
 
 class Scheme(StrEnum):
-    """How participants talk."""
+    """How participants communicate."""
 
     GRPC = "grpc"
     TCP = "tcp"
@@ -36,203 +44,143 @@ class DeploymentKind(StrEnum):
     KUBERNETES = "kubernetes"
 
 
-FolderOption = Annotated[Path, typer.Option(metavar="DIR", help="Where the federation runs, and keeps its kits.")]
-HomesiteOption = Annotated[str, typer.Option(metavar="NAME", help="The site of the applications.")]
 KitArgument = Annotated[Path, typer.Argument(metavar="KIT", help="The folder of a startup kit.", show_default=False)]
 
 
-@flare.command(short_help="Make the startup kits of a federation.")
+@command(flare, "Make the startup kits of a federation.")
 def provision(
     federation: FederationArgument,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Where the kits go; by default a folder with the federation's name."),
+        Path | None, typer.Option(metavar="DIR", help="The folder for the kits; by default the name of the federation.")
     ] = None,
     server: Annotated[
         str, typer.Option(metavar="HOST", help="The host name by which sites and users reach the server.")
     ] = "localhost",
-    port: Annotated[int, typer.Option(metavar="PORT", help="Where the server listens for sites.")] = 8002,
-    admin_port: Annotated[int, typer.Option(metavar="PORT", help="Where it listens for users.")] = 8003,
+    port: Annotated[int, typer.Option(metavar="PORT", help="The port for sites.")] = 8002,
+    admin_port: Annotated[int, typer.Option(metavar="PORT", help="The port for users.")] = 8003,
     user: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="EMAIL[=ROLE]",
-            help="Who may use it: lead (the default), member, org_admin or project_admin. Repeatable.",
-            show_default=False,
+        option(
+            "A user, with a role: lead (the default), member, org_admin or project_admin. Repeatable.", "EMAIL[=ROLE]"
         ),
     ] = None,
     homesite: HomesiteOption = "home",
-    org: Annotated[str, typer.Option(metavar="NAME", help="The organisation of all others.")] = "dfm",
+    org: Annotated[str, typer.Option(metavar="NAME", help="The organisation of all other participants.")] = "dfm",
     org_of: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=ORG", help="The organisation of a site, a user, or 'server'. Repeatable.", show_default=False
-        ),
+        list[str] | None, option("The organisation of a site, a user, or 'server'. Repeatable.", "NAME=ORG")
     ] = None,
-    scheme: Annotated[Scheme, typer.Option(help="How participants talk.")] = Scheme.GRPC,
+    scheme: Annotated[Scheme, typer.Option(help="How participants communicate.")] = Scheme.GRPC,
     allow_code: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SITE", help="Users may bring code to this site; '*' means all. Repeatable.", show_default=False
-        ),
+        list[str] | None, option("Users may send code to this site; '*' means all. Repeatable.", "SITE")
     ] = None,
     compat: CompatOption = False,
     as_json: JsonOption = False,
-) -> None:
+) -> Work:
     """Make the startup kits of a federation: one for the server, for each site and for each user.
 
-    In a folder with earlier kits, certificates stay as they are, and new sites and users get theirs.
+    In a folder with earlier kits, existing certificates are kept, and only new sites and users get new ones.
     """
-    from dfm_async.cli.program import plain_errors, run_async
+    from dfm_async.cli.flare.provision import parse_organisations, parse_user, provision_kits
+    from dfm_async.cli.references import find_federation
+    from dfm_async.deploy.federation_kits import project_of
 
-    with plain_errors():
-        from dfm_async.cli.flare.provisioning import Wanted, provision_kits
-
-        wanted = Wanted(
-            federation=federation,
-            out=out,
-            server=server,
-            port=port,
-            admin_port=admin_port,
-            users=tuple(user or ()),
-            homesite=homesite,
-            org=org,
-            orgs=tuple(org_of or ()),
-            scheme=scheme.value,
-            allow_code=tuple(allow_code or ()),
-            compat=compat,
-        )
-    run_async(lambda: provision_kits(wanted, as_json=as_json))
+    found, _ = find_federation(federation, compat=compat)
+    project = replace(
+        project_of(found, server=server, users=map(parse_user, user or ()), homesite=homesite),
+        port=port,
+        admin_port=admin_port,
+        org=org,
+        orgs=parse_organisations(org_of or ()),
+        scheme=scheme.value,
+    )
+    return provision_kits(found, project, out, homesite=homesite, allow_code=allow_code or (), as_json=as_json)
 
 
-@flare.command(short_help="Run the server or the client of a kit here.")
-def start(kit: KitArgument) -> None:
-    """Run the server or the client of a startup kit, until it is ended: in a shell, a service or a container."""
-    from dfm_async.cli.program import plain_errors, run_async
+@command(flare, "Run the server or the client of a kit here.")
+def start(kit: KitArgument) -> Work:
+    """Run the server or the client of a startup kit until it is stopped: in a shell, a service or a container."""
+    from dfm_async.cli.flare.kits import start_site
 
-    with plain_errors():
-        from dfm_async.cli.flare.sites import start_site
-    run_async(lambda: start_site(kit))
+    return start_site(kit)
 
 
-@flare.command(short_help="Tell whether what 'start' runs is connected.")
-def probe(kit: KitArgument) -> None:
-    """Tell whether the server or the client of a kit works, on this machine: for the probes of containers.
+@command(flare, "Check whether a started site is connected.")
+def probe(kit: KitArgument) -> Work:
+    """Check whether the server or the client of a kit works, on this machine: for the probes of containers.
 
-    A server has to answer with its certificate; a client has to have a connection to its server.
+    A server must answer with its certificate; a client must have a connection to its server.
     """
-    from dfm_async.cli.program import plain_errors, run_async
+    from dfm_async.cli.flare.kits import probe_site
 
-    with plain_errors():
-        from dfm_async.cli.flare.probing import probe_site
-    run_async(lambda: probe_site(kit))
+    return probe_site(kit)
 
 
-@flare.command(short_help="Check a startup kit, and what its site needs.")
+@command(flare, "Check a startup kit and its site.")
 def doctor(
     kit: KitArgument,
-    offline: Annotated[bool, typer.Option("--offline", help="Leave the server alone.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Do not contact the server.")] = False,
     as_json: JsonOption = False,
-) -> None:
-    """Check a startup kit and what its site needs, where the site runs, and say what to do."""
-    from dfm_async.cli.program import plain_errors, run_async
+) -> Work:
+    """Check a startup kit and what its site needs, on the machine of the site, and suggest what to do."""
+    from dfm_async.cli.flare.kits import examine_kit
 
-    with plain_errors():
-        from dfm_async.cli.flare.sites import examine_kit
-    run_async(lambda: examine_kit(kit, offline=offline, as_json=as_json))
+    return examine_kit(kit, offline=offline, as_json=as_json)
 
 
-@flare.command(short_help="Start a federation on this machine.")
+@command(flare, "Start a federation on this machine.")
 def up(
-    federation: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="FEDERATION",
-            help="A federation file (.yaml), package.module:name, or file.py[:name]; by default an example.",
-            show_default=False,
-        ),
-    ] = None,
-    folder: FolderOption = _FOLDER,
-    homesite: HomesiteOption = "home",
-    allow_code: Annotated[bool, typer.Option("--allow-code", help="Applications may bring code, to all sites.")] = (
-        False
-    ),
-    foreground: Annotated[bool, typer.Option("--foreground", help="Stay, and end it with Ctrl-C.")] = False,
-    kits: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where startup kits are kept, if not in DIR.", show_default=False)
-    ] = None,
-    compat: CompatOption = False,
-    as_json: JsonOption = False,
-) -> None:
+    options: UpOptions,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C ends the federation.")
+    ] = False,
+) -> Work:
     """Start a real federation on this machine, on loopback only: a FLARE server, and a client for each site."""
-    from dfm_async.cli.program import plain_errors, run_async
+    from dfm_async.cli.flare.local import start_federation
 
-    with plain_errors():
-        from dfm_async.cli.flare.local import Start, start_federation
-
-        wanted = Start(
-            federation=federation,
-            folder=folder,
-            homesite=homesite,
-            allow_code=allow_code,
-            kits=kits,
-            compat=compat,
-            as_json=as_json,
-        )
-    run_async(lambda: start_federation(wanted, foreground=foreground))
+    return start_federation(options, foreground=foreground)
 
 
-@flare.command(short_help="Show the federation on this machine.")
-def status(folder: FolderOption = _FOLDER, as_json: JsonOption = False) -> None:
-    """Show the server and the clients of the federation on this machine, and what they carry."""
-    from dfm_async.cli.program import plain_errors, run_async
+@command(flare, "Show the federation on this machine.")
+def status(folder: FolderOption = FLARE_FOLDER, as_json: JsonOption = False) -> Work:
+    """Show the server and the clients of the federation on this machine, and their host jobs."""
+    from dfm_async.cli.flare.local import show_status
 
-    with plain_errors():
-        from dfm_async.cli.flare.local import show_status
-    run_async(lambda: show_status(folder, as_json=as_json))
+    return show_status(folder, as_json=as_json)
 
 
-@flare.command(short_help="End the federation on this machine.")
-def down(folder: FolderOption = _FOLDER, as_json: JsonOption = False) -> None:
+@command(flare, "End the federation on this machine.")
+def down(folder: FolderOption = FLARE_FOLDER, as_json: JsonOption = False) -> Work:
     """End the federation on this machine, and wait until nothing of it is left."""
-    from dfm_async.cli.program import plain_errors, run_async
+    from dfm_async.cli.flare.local import end_federation
 
-    with plain_errors():
-        from dfm_async.cli.flare.local import end_federation
-    run_async(lambda: end_federation(folder, as_json=as_json))
+    return end_federation(folder, as_json=as_json)
 
 
-@flare.command(short_help="Write container files for startup kits.")
+@command(flare, "Write container files for startup kits.")
 def deploy(
-    kits: Annotated[
-        Path, typer.Argument(metavar="KITS", help="The folder that 'provision' has written.", show_default=False)
-    ],
+    kits: Annotated[Path, typer.Argument(metavar="KITS", help="The folder with the kits.", show_default=False)],
     image: Annotated[str, typer.Option(metavar="NAME", help="The image of all participants.")] = "dfm-async-site",
     kind: Annotated[DeploymentKind, typer.Option(help="What runs the containers.")] = DeploymentKind.COMPOSE,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the files go.")] = Path("deploy"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder for the files.")] = Path("deploy"),
     package: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="REQUIREMENT",
-            help="What pip installs in the image, besides dfm-async: the package of your adapters. Repeatable.",
-            show_default=False,
+        option(
+            "What pip installs in the image, besides dfm-async: the package of your adapters. Repeatable.",
+            "REQUIREMENT",
         ),
     ] = None,
     namespace: Annotated[str, typer.Option(metavar="NAME", help="The namespace in Kubernetes.")] = "default",
     as_json: JsonOption = False,
 ) -> None:
     """Write a Dockerfile, and a compose file or manifests for Kubernetes. Keys stay out of the image."""
-    from dfm_async.cli.program import plain_errors
+    from dfm_async.cli.flare.provision import write_files
 
-    with plain_errors():
-        from dfm_async.cli.flare.containers import write_files
-
-        write_files(
-            kits,
-            out,
-            image=image,
-            kind=kind.value,
-            packages=tuple(package or ()),
-            namespace=namespace,
-            as_json=as_json,
-        )
+    write_files(
+        kits,
+        out,
+        image=image,
+        kind=kind.value,
+        packages=tuple(package or ()),
+        namespace=namespace,
+        as_json=as_json,
+    )

@@ -9,39 +9,35 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any, cast
 
-from dfm_async.base.installation import install_hint
+from dfm_async.base.tasks import in_thread
+from dfm_async.base.text import install_hint
 from dfm_async.errors import HandshakeRefused
 from dfm_async.exchange import messages as msg
+from dfm_async.exchange.nvflare import ModelCodec, NvflarePipe
 from dfm_async.exchange.options import AgentOptions
-from dfm_async.exchange.pipes.base import Receiver
 from dfm_async.exchange.task import OK, Model
-from dfm_async.exchange.tasks import OwnedTasks
-from dfm_async.runtime.once import in_thread
 
 try:
     import nvflare.client as flare
     from nvflare.apis.analytix import AnalyticsDataType
+    from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
     from nvflare.client.cell.bootstrap import BOOTSTRAP_FILE_ENV_VAR, BootstrapKey, read_bootstrap_config
-
-    from dfm_async.exchange.cell.models import CellCodec, from_fl_model, to_fl_model
 except ImportError as error:
     raise ImportError(f"a job of NVFLARE 2.9 needs it here too: {install_hint('flare')}") from error
 
 if TYPE_CHECKING:
     from dfm_async.exchange.agent import FlareAgent
 
-__all__ = ["ClientApiPipe", "agent_of_cell_api"]
-
 _log = logging.getLogger(__name__)
 
 
-def agent_of_cell_api(kind: type[FlareAgent], options: AgentOptions | None, **rest: Any) -> FlareAgent:
-    """Makes an agent that talks through ``nvflare.client``, which finds its site by itself.
+def agent_from_environment(kind: type[FlareAgent], options: AgentOptions | None, **rest: Any) -> FlareAgent:
+    """Make an agent that talks through ``nvflare.client``, which finds its site by itself.
 
     Raises:
         HandshakeRefused: the bootstrap file cannot be read.
     """
-    # NVFLARE has signs of life of its own, and tells how they end.
+    # NVFLARE has heartbeats of its own, and reports how they end.
     options = options or AgentOptions(heartbeat_timeout=0)
 
     def connect() -> ClientApiPipe:
@@ -49,7 +45,7 @@ def agent_of_cell_api(kind: type[FlareAgent], options: AgentOptions | None, **re
         pipe.start()
         return pipe
 
-    agent = kind(None, options, **{"codec": CellCodec(), **rest}, pipe=connect)
+    agent = kind(None, options, **{"codec": ModelCodec(), **rest}, pipe=connect)
     path = os.environ[BOOTSTRAP_FILE_ENV_VAR]
     try:
         config = read_bootstrap_config(path)
@@ -60,31 +56,21 @@ def agent_of_cell_api(kind: type[FlareAgent], options: AgentOptions | None, **re
     return agent
 
 
-class ClientApiPipe:
+class ClientApiPipe(NvflarePipe):
     """The program's end of a connection through ``nvflare.client``, of which there is one per process."""
 
-    can_resend = False
-    shows_progress = False
-    silence = 0.0
-    has_metrics = True
-
     def __init__(self) -> None:
+        super().__init__()
         self._loop = asyncio.get_running_loop()
-        self._receiver: Receiver | None = None
-        self._early: list[msg.Message] = []
-        self._tasks = OwnedTasks()
         self._measuring = asyncio.Lock()
         self._answered = threading.Semaphore(0)
-        self._closing: asyncio.Task[None] | None = None
-        self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._lost: str | None = None
 
     def start(self) -> None:
-        """Begins to take tasks, in a thread."""
+        """Begin to take tasks, in a thread."""
         threading.Thread(target=self._receive, name="dfm-nvflare-client", daemon=True).start()
 
     def _receive(self) -> None:
-        """Takes one task after the other. Receiving and sending must not happen at the same time."""
+        """Take one task after the other. Receiving and sending must not happen at the same time."""
         try:
             flare.init()
             for number in itertools.count(1):
@@ -95,7 +81,7 @@ class ClientApiPipe:
                 offer = msg.TaskOffer(
                     f"task-{number}",
                     str(flare.get_task_name()),
-                    cast("bytes", from_fl_model(model)),
+                    cast("bytes", _from_fl_model(model)),
                     [],
                     model.current_round,
                     model.total_rounds,
@@ -108,32 +94,17 @@ class ClientApiPipe:
 
     def _post(self, message: msg.Message) -> None:
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._deliver, message)
-
-    def _deliver(self, message: msg.Message) -> None:
-        if self._receiver is None:
-            self._early.append(message)
-        elif self._lost is None:
-            self._receiver.received(message, 0)
-
-    # Pipe
-
-    def open(self, receiver: Receiver) -> None:
-        """Names who takes what comes."""
-        self._receiver = receiver
-        early, self._early = self._early, []
-        for message in early:
-            receiver.received(message, 0)
+            self._loop.call_soon_threadsafe(self.deliver, message)
 
     def send(self, message: msg.Message, data: memoryview | None = None) -> None:
-        """Says the same in NVFLARE's words, as far as it has some."""
+        """Say the same in NVFLARE's words, as far as it has some."""
         del data
-        if self._closing is not None:
+        if self.closing is not None:
             return
         if isinstance(message, msg.ResultOffer):
-            self._tasks.start(self._submit(message), f"sending the result of {message.task}")
+            self.tasks.spawn(self._submit(message), f"sending the result of {message.task}")
         elif isinstance(message, msg.Metrics):
-            self._tasks.start(self._measure(message), "sending metrics")
+            self.tasks.spawn(self._measure(message), "sending metrics")
 
     async def _submit(self, offer: msg.ResultOffer) -> None:
         data: Any = offer.data
@@ -142,14 +113,14 @@ class ClientApiPipe:
                 # NVFLARE 2.9 has no word for a task that failed: only a program that ends.
                 reason = offer.reason or f"the task ended with {offer.rc}"
                 await in_thread(flare.shutdown, "nvflare-shutdown")
-                self._deliver(msg.ResultAnswer(offer.task, offer.result, True))
-                self._deliver(msg.Abort(f"NVFLARE 2.9 knows no failed tasks, so the exchange was ended: {reason}"))
+                self.deliver(msg.ResultAnswer(offer.task, offer.result, True))
+                self.deliver(msg.Abort(f"NVFLARE 2.9 knows no failed tasks, so the exchange was ended: {reason}"))
                 return
-            await in_thread(lambda: flare.send(to_fl_model(data)), "nvflare-send")
+            await in_thread(lambda: flare.send(_to_fl_model(data)), "nvflare-send")
         except Exception as error:  # noqa: BLE001 - whatever NVFLARE raises, it was not delivered
-            self._deliver(msg.ResultAnswer(offer.task, offer.result, False, f"{type(error).__name__}: {error}"))
+            self.deliver(msg.ResultAnswer(offer.task, offer.result, False, f"{type(error).__name__}: {error}"))
         else:
-            self._deliver(msg.ResultAnswer(offer.task, offer.result, True))
+            self.deliver(msg.ResultAnswer(offer.task, offer.result, True))
         finally:
             self._answered.release()
 
@@ -165,35 +136,38 @@ class ClientApiPipe:
             async with self._measuring:  # one after the other: they would overtake each other
                 await in_thread(log, "nvflare-log")
         except Exception:  # noqa: BLE001 - whatever NVFLARE raises; the rest of the metrics must not wait for these
-            _log.exception("metrics were not taken by NVFLARE")
+            _log.exception("metrics were not accepted by NVFLARE")
         finally:
-            self._deliver(msg.MetricTaken(metrics.number))
+            self.deliver(msg.MetricTaken(metrics.number))
 
-    async def drain(self) -> None:
-        """There is nothing to wait for: NVFLARE keeps what is sent."""
-
-    def close(self) -> None:
-        """Says what was to be said, and ends the connection."""
-        if self._closing is None:
-            self._closing = self._loop.create_task(self._close(), name="closing nvflare.client")
-
-    def abort(self) -> None:
-        """Ends the connection."""
-        self.close()
-
-    async def _close(self) -> None:
+    async def finish(self, flush: bool) -> None:
+        """Send what is queued, in any case, and end NVFLARE's threads."""
         try:
-            await self._tasks.wait()
+            await self.tasks.wait()
             # Without it, the interpreter would wait for NVFLARE's threads at its end.
             await in_thread(flare.shutdown, "nvflare-shutdown")
         finally:
-            self._lost = "the connection was closed"
             self._answered.release()
-            if not self._ended.done():
-                self._ended.set_result(None)
-            if self._receiver is not None:
-                self._receiver.lost(self._lost)
 
-    async def wait_closed(self) -> None:
-        """Waits until the connection has ended."""
-        await asyncio.shield(self._ended)
+
+def _from_fl_model(found: Any) -> Model:
+    """Read what ``nvflare.client`` has received."""
+    diff = found.params_type is not None and str(found.params_type.value) == "DIFF"
+    start = {} if found.start_round is None else {"start_round": found.start_round}
+    return Model(
+        params=found.params,
+        metrics=found.metrics,
+        params_type="DIFF" if diff else "FULL",
+        meta={**(found.meta or {}), **start},
+    )
+
+
+def _to_fl_model(model: Model) -> Any:
+    """Turn a model into what ``nvflare.client`` sends."""
+    kind = None if model.params is None else ParamsType.DIFF if model.params_type == "DIFF" else ParamsType.FULL
+    return FLModel(
+        params=None if model.params is None else dict(model.params),
+        params_type=kind,
+        metrics=None if model.metrics is None else dict(model.metrics),
+        meta=dict(model.meta),
+    )

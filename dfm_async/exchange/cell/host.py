@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import os
 import secrets
 import uuid
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
@@ -33,11 +35,10 @@ from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.streaming.download_service import DownloadService
 from nvflare.fuel.utils.fobs import FOBSContextKey
 
+from dfm_async.base.tasks import in_thread
 from dfm_async.errors import TaskRejected
-from dfm_async.exchange.nvflare import named_metrics, unreadable
-from dfm_async.runtime.once import in_thread
-
-__all__ = ["BOOTSTRAP_VARIABLE", "CellHost", "CellLaunch"]
+from dfm_async.exchange import messages as msg
+from dfm_async.exchange.nvflare import NvflarePipe, named_metrics, unreadable
 
 BOOTSTRAP_VARIABLE: Final = BOOTSTRAP_FILE_ENV_VAR
 """The environment variable by which a program finds its site."""
@@ -52,41 +53,36 @@ def _reply(topic: str, **fields: Any) -> Any:
     return make_reply(CellReturnCode.OK, body={MsgKey.REPLY_TOPIC: topic, **fields})
 
 
-class CellLaunch:
-    """One launch of a program: what it may say, and who listens. Attributes are set on the event loop.
+class CellLaunch(NvflarePipe):
+    """One launch of a program: its identity, and the site's end of the connection to it. Lives on the event loop.
 
     Args:
         name: the name of its cell.
-        on_up: the program is there.
-        on_alive: it gave a sign of life.
-        on_result: it has answered a task, by id and shareable.
-        on_unreadable: its answer to the current task cannot be decoded, and why.
-        on_settled: it has handed over everything that belongs to its answer.
-        on_metric: it measured something: values by name, and the step.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        on_up: Callable[[], None],
-        on_alive: Callable[[], None],
-        on_result: Callable[[str, Any], None],
-        on_unreadable: Callable[[str], None],
-        on_settled: Callable[[], None],
-        on_metric: Callable[[dict[str, Any], int | None], None],
-    ) -> None:
+    def __init__(self, name: str) -> None:
+        super().__init__()
         self.name = name
         self.token = secrets.token_urlsafe(32)
         self.session: str | None = None
         self.task: str | None = None
         self.signal = Signal()
-        self.on_up = on_up
-        self.on_alive = on_alive
-        self.on_result = on_result
-        self.on_unreadable = on_unreadable
-        self.on_settled = on_settled
-        self.on_metric = on_metric
+        self.settled = asyncio.Event()
+        """Set while the program has handed over everything that belongs to its answers."""
+        self.settled.set()
+        self.metrics = itertools.count(1)
+
+    @abstractmethod
+    def came(self) -> None:
+        """Take note that the program is there."""
+
+    @abstractmethod
+    def answered(self, task: str, result: Any) -> None:
+        """Take the answer to a task, by its id: a shareable."""
+
+    @abstractmethod
+    def unreadable(self, reason: str) -> None:
+        """Take note that the answer to the current task cannot be decoded, and why."""
 
 
 class CellHost:
@@ -95,7 +91,7 @@ class CellHost:
     Args:
         site: the name of the site.
         job: the job.
-        heartbeat_interval: how often the program shall give a sign of life, in seconds.
+        heartbeat_interval: how often the program shall send a heartbeat, in seconds.
         heartbeat_timeout: how long it waits for our answers to them, in seconds; 0 means for ever.
     """
 
@@ -112,7 +108,7 @@ class CellHost:
         self._url = ""
 
     async def open(self) -> None:
-        """Starts the cell, and listens on this machine. If it is cancelled, it must be closed all the same."""
+        """Start the cell, and listen on this machine. If it is cancelled, it must be closed all the same."""
         self._opening = self._loop.create_task(in_thread(self._open, "cell-open"), name="start of a cell")
         await asyncio.shield(self._opening)
 
@@ -144,7 +140,7 @@ class CellHost:
         self._url = cell.get_internal_listener_url()
 
     async def close(self) -> None:
-        """Stops the cell, and closes what NVFLARE leaves open."""
+        """Stop the cell, and close what NVFLARE leaves open."""
         self.expect(None)
         if self._opening is not None and not self._opening.done():  # a cell that has half begun cannot be stopped
             await asyncio.wait({self._opening})
@@ -162,17 +158,17 @@ class CellHost:
         cell.core_cell.ALL_CELLS.pop(self._name, None)
 
     def expect(self, launch: CellLaunch | None) -> None:
-        """From now on, only this launch is listened to."""
+        """Accept messages of this launch only, from now on."""
         old, self._launch = self._launch, launch
         if old is not None and old is not launch:
             old.signal.trigger("another program was launched, or none")
 
     def new_name(self) -> str:
-        """A name for the cell of a program."""
+        """Return a name for the cell of a program."""
         return f"{self._name}.program_{uuid.uuid4().hex[:8]}"
 
     def write_bootstrap(self, launch: CellLaunch, path: str, task_exchange: dict[str, Any]) -> None:
-        """Writes the file that tells a program where we are."""
+        """Write the file by which a program finds its site."""
         write_bootstrap_config(
             path,
             {
@@ -192,7 +188,7 @@ class CellHost:
             },
         )
 
-    # what programs say: in NVFLARE's threads
+    # messages of programs: in NVFLARE's threads
 
     def _hello(self, request: Any) -> Any:
         said, launch = request.payload, self._launch
@@ -221,7 +217,7 @@ class CellHost:
         )
 
     def _known(self, request: Any) -> tuple[CellLaunch, dict[str, Any]] | None:
-        """Who says it, and what; None if it is not the program that is expected."""
+        """Return the sender and the content of a message; None if it is not the expected program."""
         launch, said = self._launch, request.payload
         if (
             launch is None
@@ -231,7 +227,7 @@ class CellHost:
             or said.get(MsgKey.SESSION_ID) != launch.session
         ):
             return None
-        self._post(launch.on_alive)
+        self._post(launch.deliver, msg.Beat())
         return launch, said
 
     def _post(self, call: Callable[..., None], *args: Any) -> None:
@@ -241,16 +237,16 @@ class CellHost:
     def _ready(self, request: Any) -> Any:
         known = self._known(request)
         if known is None:
-            return _stranger()
-        self._post(known[0].on_up)
+            return _unknown_session()
+        self._post(known[0].came)
         return _reply(Topic.SESSION_READY, **{MsgKey.SESSION_ID: known[0].session})
 
     def _heartbeat(self, request: Any) -> Any:
         known = self._known(request)
-        return _stranger() if known is None else _reply(Topic.HEARTBEAT, **{MsgKey.SESSION_ID: known[0].session})
+        return _unknown_session() if known is None else _reply(Topic.HEARTBEAT, **{MsgKey.SESSION_ID: known[0].session})
 
     def _read_result(self, adapter: Any, future: Any, *args: Any, **kwargs: Any) -> None:
-        """Takes a result that NVFLARE may not be able to decode: the program would learn it, and nobody here."""
+        """Take a result that NVFLARE may not be able to decode: the program would be notified, and the executor not."""
         try:
             adapter.call(future, *args, **kwargs)
         except Exception as error:
@@ -260,26 +256,26 @@ class CellHost:
                 and launch.session is not None
                 and future.headers.get(MessageHeaderKey.ORIGIN) == launch.name
             ):
-                self._post(launch.on_unreadable, unreadable(error))
+                self._post(launch.unreadable, unreadable(error))
             raise
 
     def _result(self, request: Any) -> Any:
         known = self._known(request)
         if known is None:
-            return _stranger()
+            return _unknown_session()
         launch, said = known
         task, result = said.get(MsgKey.TASK_ID), said.get(MsgKey.RESULT)
         if task is None or task != launch.task or not isinstance(result, Shareable):
             return _reply(Topic.RESULT_REJECTED, **{MsgKey.REASON: "nobody waits for this task's result"})
         launch.task = None
-        self._post(launch.on_result, task, result)
+        self._post(launch.answered, task, result)
         return _reply(Topic.RESULT_ACCEPTED)
 
     def _settled(self, request: Any) -> Any:
         known = self._known(request)
         if known is None:
-            return _stranger()
-        self._post(known[0].on_settled)
+            return _unknown_session()
+        self._post(known[0].settled.set)
         return _reply(Topic.RESULT_SOURCE_SETTLED, **{MsgKey.TASK_ID: known[1].get(MsgKey.TASK_ID)})
 
     def _log(self, request: Any) -> None:
@@ -288,9 +284,10 @@ class CellHost:
             launch, said = known
             step, kind = said.get("global_step"), said.get("data_type")
             values = named_metrics(str(said.get("key")), said.get("value"), str(getattr(kind, "value", kind)))
-            self._post(launch.on_metric, values, step if isinstance(step, int) else None)
+            number = step if isinstance(step, int) else None
+            self._post(launch.deliver, msg.Metrics(next(launch.metrics), cast("bytes", values), number))
 
-    # what we say
+    # messages to programs
 
     def _ask(self, launch: CellLaunch, topic: str, said: dict[str, Any], limit: float | None, **more: Any) -> Any:
         return self._cell.send_request(
@@ -303,7 +300,7 @@ class CellHost:
         )
 
     async def give_task(self, launch: CellLaunch, task: str, name: str, shareable: Any) -> None:
-        """Gives a task; returns when the program has all of it.
+        """Give the program a task; return when the program has all of it.
 
         Raises:
             ConnectionError: it could not be sent: the program is gone, or about to be.
@@ -327,17 +324,17 @@ class CellHost:
             raise TaskRejected(name, str(body.get(MsgKey.REASON) or f"it did not answer ({code})"))
 
     async def fetch(self, launch: CellLaunch, result: Any) -> Any:
-        """Fetches the arrays of a result."""
+        """Fetch the arrays of a result."""
         cell = self._cell
         return await in_thread(lambda: materialize_lazy_download_refs(result, cell, launch.signal), "cell-result")
 
     async def shut_down(self, launch: CellLaunch, reason: str) -> None:
-        """Asks the program to end."""
+        """Ask the program to end."""
         said = {MsgKey.REASON: reason}
         await in_thread(lambda: self._ask(launch, Topic.SHUTDOWN, said, _SHUTDOWN, optional=True), "cell-end")
 
     async def abort(self, launch: CellLaunch, reason: str) -> None:
-        """Tells the program to stop now."""
+        """Tell the program to stop now."""
         message = new_cell_message({}, {MsgKey.SESSION_ID: launch.session, MsgKey.REASON: reason})
 
         def tell() -> None:
@@ -348,10 +345,10 @@ class CellHost:
         await in_thread(tell, "cell-abort")
 
 
-def _stranger() -> Any:
+def _unknown_session() -> Any:
     return _reply(Topic.ERROR, **{MsgKey.REASON: "the site does not know this session"})
 
 
 def _plain(name: str) -> str:
-    """A name without the dots that separate the parts of a cell's name."""
+    """Return a name without the dots that separate the parts of a cell's name."""
     return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)

@@ -18,16 +18,17 @@ import msgpack
 import numpy as np
 
 from dfm_async.errors import FobsError
-from dfm_async.exchange.filepipe.npy import array_buffers, load_array
-from dfm_async.exchange.filepipe.sections import (
+from dfm_async.exchange.filepipe.fobs_format import (
     Buffer,
     Datum,
     Dialect,
+    array_buffers,
     join_old_section,
     join_sections,
+    load_array,
     split_sections,
 )
-from dfm_async.exchange.filepipe.values import (
+from dfm_async.exchange.filepipe.models import (
     HEADERS,
     AnalyticsDataType,
     DataKind,
@@ -37,8 +38,6 @@ from dfm_async.exchange.filepipe.values import (
     ParamsType,
     Shareable,
 )
-
-__all__ = ["THRESHOLD", "dialect_of", "dump_buffers", "dumps", "loads"]
 
 T = TypeVar("T")
 
@@ -94,7 +93,7 @@ _NAMES: Final[dict[type, tuple[str, str]]] = {
 
 
 def dumps(value: Any, *, threshold: int = THRESHOLD, dialect: Dialect = Dialect.V2_7) -> bytes:
-    """Makes a message of a value.
+    """Make a message of a value.
 
     Raises:
         FobsError: it contains something that has no place in a message.
@@ -103,7 +102,7 @@ def dumps(value: Any, *, threshold: int = THRESHOLD, dialect: Dialect = Dialect.
 
 
 def dump_buffers(value: Any, *, threshold: int = THRESHOLD, dialect: Dialect = Dialect.V2_7) -> list[Buffer]:
-    """Makes a message of a value, in pieces. Large arrays and bytes are not copied: do not change them meanwhile.
+    """Make a message of a value, in pieces. Large arrays and bytes are not copied: do not change them meanwhile.
 
     Args:
         value: what to send.
@@ -117,7 +116,7 @@ def dump_buffers(value: Any, *, threshold: int = THRESHOLD, dialect: Dialect = D
         raise ValueError(f"threshold must be at least {_SMALLEST_THRESHOLD}, not {threshold}")
     encoder = _Encoder(threshold, dialect)
     try:
-        body = msgpack.packb(encoder.lift(value), default=encoder.take_apart, strict_types=True)
+        body = msgpack.packb(encoder.lift(value), default=encoder.to_map, strict_types=True)
     except RecursionError:
         raise FobsError("it is nested too deeply, or contains itself") from None
     except (ValueError, TypeError) as error:  # no UTF-8, nested too deeply, or longer than MessagePack can say
@@ -135,7 +134,7 @@ class _Encoder:
         self._is_old = dialect is not Dialect.V2_7
 
     def lift(self, value: Any) -> Any:
-        """Copies lists and dicts, with references in place of the large texts and bytes in them."""
+        """Copy lists and dicts, with references in place of the large texts and bytes in them."""
         kind = type(value)
         if kind is str or kind is bytes or kind is bytearray:
             return self._lift_large(value, kind is str)
@@ -162,8 +161,8 @@ class _Encoder:
         self.datums.append(datum)
         return _Ref(datum.id)
 
-    def take_apart(self, value: Any) -> Any:
-        """Makes a map of an object; called for everything that MessagePack does not know."""
+    def to_map(self, value: Any) -> Any:
+        """Return an object as a map; called for everything that MessagePack does not know."""
         kind = type(value)
         if kind is int:
             raise FobsError("it has more than 64 bits", "int")
@@ -173,7 +172,7 @@ class _Encoder:
         if kind is LogWriterName and self._dialect is Dialect.V2_5:
             names = (_OLD_LOG_WRITER_NAME, _GENERIC + "EnumTypeDecomposer")
         if names is None:
-            raise FobsError("it is none of the types that can be sent", f"{kind.__module__}.{kind.__qualname__}")
+            raise FobsError("its type cannot be sent", f"{kind.__module__}.{kind.__qualname__}")
         return {_TYPE: names[0], _DATA: self._content(value), _DECOMPOSER: names[1]}
 
     def _content(self, value: Any) -> Any:
@@ -214,7 +213,7 @@ def _plain(value: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def dialect_of(message: Buffer) -> Dialect:
-    """Tells which version of NVFLARE has written a message, and thus how to answer. 2.5 is taken for 2.6.
+    """Return which version of NVFLARE has written a message, and thus how to answer. 2.5 is taken for 2.6.
 
     Raises:
         FobsError: it is no message.
@@ -223,7 +222,7 @@ def dialect_of(message: Buffer) -> Dialect:
 
 
 def loads(message: Buffer) -> Any:
-    """Reads the value in a message of any version.
+    """Read the value in a message of any version.
 
     Raises:
         FobsError: it is damaged, or contains a type that is not known here. Nothing else is raised, and no more
@@ -234,7 +233,7 @@ def loads(message: Buffer) -> Any:
     try:
         _walk(body)
         return msgpack.unpackb(
-            body, strict_map_key=False, object_hook=decoder.put_together, ext_hook=_refuse_extension, timestamp=3
+            body, strict_map_key=False, object_hook=decoder.from_map, ext_hook=_refuse_extension, timestamp=3
         )
     except (msgpack.UnpackException, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise FobsError(f"its body is damaged ({type(error).__name__}: {error})") from error
@@ -252,7 +251,7 @@ class _Reader:
 
 
 def _walk(body: memoryview) -> None:
-    """Raises if not all is there that lists and maps claim to have: memory would be reserved for it."""
+    """Raise if not all is there that lists and maps claim to have: memory would be reserved for it."""
     msgpack.Unpacker(_Reader(body), max_buffer_size=len(body) or 1).skip()
 
 
@@ -261,23 +260,23 @@ def _refuse_extension(code: int, data: bytes) -> Any:
 
 
 class _Decoder:
-    """Puts the objects of one message together."""
+    """Decodes the objects of one message."""
 
     def __init__(self, datums: list[Datum]) -> None:
         self._datums = {str(datum.id): datum for datum in datums}
 
-    def put_together(self, found: dict[Any, Any]) -> Any:
-        """Makes an object of a map that names a type; called for every map, from the inside to the outside."""
+    def from_map(self, found: dict[Any, Any]) -> Any:
+        """Return the object that a map with a type stands for; called for every map, from the inside to the outside."""
         if _TYPE not in found:
             return found
         name = found[_TYPE]
         make = _MAKERS.get(name) if isinstance(name, str) else None
         if make is None or _DATA not in found:
-            raise FobsError("it is none of the types that can be read", str(name))
+            raise FobsError("its type cannot be read", str(name))
         return make(self, found[_DATA])
 
     def resolve(self, data: Any) -> Any:
-        """Gives the large value that a reference is about."""
+        """Return the large value that a reference is about."""
         # NVFLARE 2.5 writes the fields as they are.
         fields = _expect(dict, data)
         fields = _expect(dict, fields.get("data", fields))
@@ -289,7 +288,7 @@ class _Decoder:
         return content.decode() if datum.is_text else content
 
     def array(self, data: Any) -> Any:
-        """Makes an array from its bytes; since NVFLARE 2.7 they are in a map."""
+        """Make an array from its bytes; since NVFLARE 2.7 they are in a map."""
         if isinstance(data, dict):
             if data.get("type") != "native":
                 raise FobsError("its content must be fetched over NVFLARE's network", "numpy.ndarray")
@@ -339,7 +338,7 @@ def _number(data: Any) -> float:
 def _make_int(kind: type[np.signedinteger[Any]], data: Any) -> Any:
     limits = np.iinfo(kind)
     if type(data) is not int or not limits.min <= data <= limits.max:
-        raise FobsError("it is none of its values", f"numpy.{kind.__name__}")
+        raise FobsError("its value is out of range, or not an integer", f"numpy.{kind.__name__}")
     return kind(data)
 
 

@@ -9,23 +9,20 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
-from dfm_async.base.installation import install_hint
+from dfm_async.base.tasks import in_thread
+from dfm_async.base.text import install_hint
 from dfm_async.errors import FobsError
 from dfm_async.exchange import messages as msg
+from dfm_async.exchange.endpoint import PipeTraits
+from dfm_async.exchange.filepipe.fobs_format import Dialect
 from dfm_async.exchange.filepipe.queue import DirectoryQueue, Received, Sent, Side
-from dfm_async.exchange.filepipe.sections import Dialect
-from dfm_async.exchange.filepipe.translate import BEAT, Channel, Outgoing, ProgramSide, SiteSide, Translator
-from dfm_async.exchange.nvflare import unreadable
-from dfm_async.exchange.pipes.base import Receiver
-from dfm_async.exchange.tasks import OwnedTasks
-from dfm_async.runtime.once import in_thread
+from dfm_async.exchange.filepipe.translate import BEAT, Channel, Outgoing, ProgramSide, SiteSide
+from dfm_async.exchange.nvflare import NvflarePipe, unreadable
 
 try:
     from dfm_async.exchange.filepipe import fobs
 except ImportError as error:
     raise ImportError(f"programs of NVFLARE 2.5 to 2.8 need an extra here: {install_hint('filepipe')}") from error
-
-__all__ = ["FilePipe"]
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +32,7 @@ _INLINE: Final = 1024 * 1024
 """Larger messages are decoded in a thread."""
 
 
-class FilePipe:
+class FilePipe(NvflarePipe):
     """One end of a connection by files.
 
     Args:
@@ -43,12 +40,9 @@ class FilePipe:
         side: which end this is.
         metrics: whether there is a channel for metrics.
         metrics_matter: whether the loss of that channel ends the connection.
-        silence: how long the other side accepts that nothing is said, in seconds; 0 means for ever.
+        silence: how long the other side accepts that nothing is sent, in seconds; 0 means for ever.
         translator: what messages are in files; by default without names of the site and the job.
     """
-
-    can_resend = False
-    shows_progress = False
 
     def __init__(
         self,
@@ -58,10 +52,11 @@ class FilePipe:
         metrics: bool = True,
         metrics_matter: bool = False,
         silence: float = 0.0,
-        translator: Translator | None = None,
+        translator: SiteSide | None = None,
     ) -> None:
+        super().__init__()
         self.silence = silence
-        self.has_metrics = metrics
+        self.traits = PipeTraits(shows_progress=False, has_metrics=metrics)
         self._metrics_matter = metrics_matter
         self._translator = translator or (SiteSide() if side is Side.PASSIVE else ProgramSide())
         self._side = side
@@ -74,39 +69,24 @@ class FilePipe:
         self._more = asyncio.Event()
         self._written = asyncio.Event()
         self._written.set()
-        self._receiver: Receiver | None = None
-        self._early: list[msg.Message] = []
         self._dialect = Dialect.V2_7
-        self._tasks = OwnedTasks()
-        self._closing: asyncio.Task[None] | None = None
-        self._lost: str | None = None
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._open_tasks = 0
 
     def start(self) -> None:
-        """Makes the folders, and begins to read and write."""
+        """Make the folders, and begin to read and write."""
         for channel, queue in self._queues.items():
             queue.open()
-            self._tasks.start(self._read(channel, queue), f"reading {channel} files")
-        self._tasks.start(self._write(), "writing files")
+            self.tasks.spawn(self._read(channel, queue), f"reading {channel} files")
+        self.tasks.spawn(self._write(), "writing files")
         if self._side is Side.ACTIVE:
             self.send(msg.Beat())  # the protocol's hello
 
     # Pipe
 
-    def open(self, receiver: Receiver) -> None:
-        """Names who takes what comes."""
-        self._receiver = receiver
-        early, self._early = self._early, []
-        for message in early:
-            receiver.received(message, 0)
-        if self._lost is not None:
-            receiver.lost(self._lost)
-
     def send(self, message: msg.Message, data: memoryview | None = None) -> None:
-        """Queues the files that say the same."""
+        """Queue the files that mean the same."""
         del data
-        if self._lost is None and self._closing is None:
+        if self.lost is None and self.closing is None:
             files = self._translator.outgoing(message)
             for item in files:
                 if item.channel in self._queues:
@@ -118,42 +98,26 @@ class FilePipe:
                 self._more.set()
 
     async def drain(self) -> None:
-        """Waits until everything is written."""
-        if self._lost is None:
+        """Wait until everything is written."""
+        if self.lost is None:
             await self._written.wait()
 
-    def close(self) -> None:
-        """Writes what is queued, and ends the connection."""
-        self._end(_FLUSH)
+    async def finish(self, flush: bool) -> None:
+        """Write what is queued, and remove the folders at the site's end."""
+        if flush and self.lost is None:
+            try:
+                async with asyncio.timeout(_FLUSH):
+                    await self._written.wait()
+            except TimeoutError:
+                _log.warning("the last messages could not be written to %s", self._root)
+        await self.tasks.close()
+        for queue in self._queues.values():
+            await queue.close(remove=self._side is Side.PASSIVE)
 
-    def abort(self) -> None:
-        """Ends the connection at once."""
-        self._end(0)
-
-    def _end(self, flush: float) -> None:
-        if self._closing is None:
-            loop = asyncio.get_running_loop()
-            self._closing = loop.create_task(self._close(flush), name="closing a connection by files")
-
-    async def _close(self, flush: float) -> None:
-        try:
-            if flush and self._lost is None:
-                try:
-                    async with asyncio.timeout(flush):
-                        await self._written.wait()
-                except TimeoutError:
-                    _log.warning("what was said last could not be written to %s", self._root)
-            await self._tasks.close()
-            for queue in self._queues.values():
-                await queue.close(remove=self._side is Side.PASSIVE)
-        finally:
-            self._set_lost("the connection was closed")
-            if not self._ended.done():
-                self._ended.set_result(None)
-
-    async def wait_closed(self) -> None:
-        """Waits until the connection has ended."""
-        await asyncio.shield(self._ended)
+    def lose(self, reason: str) -> None:
+        """Take note that the connection has ended, and notify the receiver."""
+        self._written.set()
+        super().lose(reason)
 
     # reading
 
@@ -164,16 +128,16 @@ class FilePipe:
                 await asyncio.sleep(0)  # there may be thousands, and nothing else would happen meanwhile
         except ConnectionResetError as error:
             if channel == "metric":
-                _log.warning("the channel for metrics is gone: %s", error)
+                _log.warning("the channel for metrics was lost: %s", error)
                 if self._metrics_matter:
-                    self._set_lost(f"the channel for metrics is gone: {error}")
+                    self.lose(f"the channel for metrics was lost: {error}")
             elif self._side is Side.ACTIVE and not self._open_tasks:
-                # A stock executor says END for a tenth of a second, then removes the folder.
+                # A stock executor sends END for a tenth of a second, then removes the folder.
                 self.deliver(msg.End("the site has removed the folder"))
             else:
-                self._set_lost(str(error))
+                self.lose(str(error))
         except OSError as error:
-            self._set_lost(f"the files of the channel {channel} cannot be read: {error}")
+            self.lose(f"the files of the channel {channel} cannot be read: {error}")
 
     async def _take(self, channel: Channel, received: Received) -> None:
         try:
@@ -185,7 +149,7 @@ class FilePipe:
             self._dialect = fobs.dialect_of(data)
             message = self._translator.incoming(channel, received.name, value)
         except (FobsError, ValueError) as error:
-            # It cannot be answered: the protocol has no word for it. The other side must not wait for ever.
+            # It cannot be answered: the protocol has no message for that. The other side must not wait for ever.
             reason = f"a message about {received.name.topic} cannot be read: {unreadable(error)}"
             _log.warning("%s", reason)
             if channel == "task":
@@ -195,20 +159,6 @@ class FilePipe:
         if message is not None:
             self._open_tasks += isinstance(message, msg.TaskOffer)
             self.deliver(message)
-
-    def deliver(self, message: msg.Message) -> None:
-        """Hands a message to whoever takes what comes."""
-        if self._receiver is None:
-            self._early.append(message)
-        else:
-            self._receiver.received(message, 0)
-
-    def _set_lost(self, reason: str) -> None:
-        if self._lost is None:
-            self._lost = reason
-            self._written.set()
-            if self._receiver is not None:
-                self._receiver.lost(reason)
 
     # writing
 
@@ -224,13 +174,13 @@ class FilePipe:
                 await self._more.wait()
         except (ConnectionResetError, ConnectionAbortedError) as error:
             if self._side is Side.PASSIVE or self._open_tasks:
-                self._set_lost(str(error))
+                self.lose(str(error))
             self._written.set()
 
     async def _put(self, item: Outgoing) -> None:
         beat = item.name.topic == BEAT
         if beat and (last := self._beats.get(item.channel)) is not None and not last.settled:
-            return  # the last one was not read yet: another says no more
+            return  # the last one was not read yet: another means no more
         try:
             buffers = fobs.dump_buffers(item.value, dialect=self._dialect)
             sent = await self._queues[item.channel].put(item.name, buffers)
@@ -244,14 +194,14 @@ class FilePipe:
         if beat:
             self._beats[item.channel] = sent
         elif item.taken is not None:
-            self._tasks.start(self._follow(item, sent), f"{item.name.topic} on its way")
+            self.tasks.spawn(self._follow(item, sent), f"{item.name.topic} in flight")
 
     async def _follow(self, item: Outgoing, sent: Sent) -> None:
-        """Tells what became of a file, when it is gone."""
+        """Return what became of a file, when it is gone."""
         try:
             taken = await sent.gone()
         except (ConnectionResetError, ConnectionAbortedError) as error:
-            self._set_lost(str(error))
+            self.lose(str(error))
             return
         found = item.taken if taken else item.refused
         if isinstance(found, msg.ResultAnswer):

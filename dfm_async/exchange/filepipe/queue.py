@@ -2,7 +2,13 @@
 
 ``<root>/<channel>/x`` holds what is for the active end, the program; ``y`` what is for the passive end, the site; and
 ``t`` what is being written or read. A message is written in ``t`` and moved to where it is read from; the reader moves
-it back to ``t``, reads it and deletes it. So a message is there as a whole or not at all, and what is gone was taken.
+it back to ``t``, reads it and deletes it. The name of a file says what a message is: ``REQ.<topic>.<id>`` or
+``REP.<topic>.<request>.<id>``. So a message is there as a whole or not at all, and what is gone was taken.
+
+The kernel reports changes of folders, but not what other hosts do in a shared one. So waiters also check once per
+second; and ten times per second, as the peer does, where the kernel does not watch at all: elsewhere than on Linux, or
+if all of its watchers are in use. ``asyncinotify`` reads from a descriptor that the loop watches. ``watchfiles`` would
+need a thread, which stays, takes longer to notice a file, and does not tell files that were moved from deleted ones.
 """
 
 from __future__ import annotations
@@ -13,32 +19,94 @@ import enum
 import io
 import logging
 import os
+import re
 import shutil
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from dfm_async.exchange.filepipe.names import MessageName, format_name, parse_name
-from dfm_async.exchange.filepipe.sections import Buffer
-from dfm_async.exchange.filepipe.watch import FolderWatch
-from dfm_async.runtime.once import in_thread
+from dfm_async.base.signals import Signal
+from dfm_async.base.tasks import in_thread
+from dfm_async.exchange.filepipe.fobs_format import Buffer
 
-__all__ = ["DirectoryQueue", "Received", "Sent", "Side"]
+try:
+    import asyncinotify
+except ImportError:  # elsewhere than on Linux
+    _is_available = False
+else:
+    _is_available = True
 
 _log = logging.getLogger(__name__)
 
 _INLINE: Final = 256 * 1024
 """Larger files are written and read in threads; for smaller ones, starting a thread takes longer than that."""
 _PIECE: Final = 4 * 1024 * 1024
-"""How much is written until the next look whether it is still wanted."""
+"""The number of bytes that are written between checks whether they are still wanted."""
+_WATCHED: Final = 1.0
+"""The interval of checks although the kernel watches, in seconds."""
+_UNWATCHED: Final = 0.1
 _TICK: Final = 1000
 """The nanoseconds between two messages: the peer compares times as floats, which are no finer than 240 of them."""
+_TOPIC: Final = re.compile(r"[A-Za-z0-9_]+")
+_ID: Final = re.compile(r"[!-\-0-\[\]-~]+")
+"""What can be seen, but no dots, which separate the parts, and nothing that leads out of a folder."""
+_LONGEST_NAME: Final = 255
+
+
+@dataclass(frozen=True, slots=True)
+class MessageName:
+    """What the name of a file says about the message in it.
+
+    Attributes:
+        topic: what it is about: the name of a task, or one of the peer's signals.
+        id: its own id.
+        request: the id of the request that it answers; None if it is a request itself.
+    """
+
+    topic: str
+    id: str
+    request: str | None = None
+
+
+def format_name(name: MessageName) -> str:
+    """Make the name of a file.
+
+    Raises:
+        ValueError: the topic or an id cannot be part of one.
+    """
+    ids = (name.id,) if name.request is None else (name.request, name.id)
+    if not _TOPIC.fullmatch(name.topic):
+        raise ValueError(f"a topic consists of letters, digits and underscores, unlike {name.topic!r}")
+    for part in ids:
+        if not _ID.fullmatch(part):
+            raise ValueError(f"an id must not be empty or contain dots, slashes or blanks, unlike {part!r}")
+    text = ".".join(("REQ" if name.request is None else "REP", name.topic, *ids))
+    if len(text) > _LONGEST_NAME:
+        raise ValueError(f"the name of a message has at most {_LONGEST_NAME} characters, unlike {text!r}")
+    return text
+
+
+def parse_name(text: str) -> MessageName:
+    """Read the name of a file.
+
+    Raises:
+        ValueError: it is not the name of a message.
+    """
+    match text.split("."):
+        case ["REQ", topic, own]:
+            name = MessageName(topic, own)
+        case ["REP", topic, request, own]:
+            name = MessageName(topic, own, request)
+        case _:
+            raise ValueError(f"{text!r} is not the name of a message")
+    format_name(name)  # refuses what it would not have made
+    return name
 
 
 class Side(enum.Enum):
@@ -62,7 +130,7 @@ class Received:
 
 
 class Sent:
-    """A message on its way to the peer.
+    """A message in flight to the peer.
 
     Attributes:
         name: what it is.
@@ -79,29 +147,26 @@ class Sent:
         """Whether it is known what became of the message."""
         return self._look() is not None
 
-    async def gone(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - a message is taken back at its end
-        """Waits until the peer has taken the message, and tells whether it has.
+    async def gone(self) -> bool:
+        """Wait until the peer has taken the message, and return whether it has.
 
-        It has not if the message was taken back, or deleted unread, as the peer does between two tasks. A message is
-        taken back when the time is over, or the wait is cancelled.
+        It has not if the message was taken back, as it is when the wait is cancelled, or deleted unread, as the peer
+        does between two tasks.
 
         Raises:
             ConnectionResetError: the peer has removed the folders.
             ConnectionAbortedError: the queue was closed.
         """
         try:
-            async with asyncio.timeout(timeout):
-                while (taken := self._look()) is None:
-                    await self._queue.changed()
-                return taken
-        except TimeoutError:
-            return not self.take_back()
+            while (taken := self._look()) is None:
+                await self._queue.changed()
         except asyncio.CancelledError:
             self.take_back()
             raise
+        return taken
 
     def take_back(self) -> bool:
-        """Deletes the message if the peer has not taken it yet. Tells whether the peer has not got it."""
+        """Delete the message if the peer has not taken it yet. Return whether the peer has not got it."""
         if self._taken is None:
             try:
                 self._path.unlink()
@@ -113,7 +178,7 @@ class Sent:
         return not self._taken
 
     def settle(self, taken: bool) -> None:
-        """Takes note of what became of the message; what is known first counts."""
+        """Take note of what became of the message; what is known first counts."""
         if self._taken is None:
             self._taken = taken
 
@@ -134,7 +199,7 @@ class DirectoryQueue:
     Use it with ``async with``; it belongs to one event loop. ``async for`` gives messages until the queue is closed.
 
     Args:
-        root: the folder of all channels, made if there is none.
+        root: the folder of all channels; created if it does not exist.
         channel: the name of the channel, such as ``task``.
         side: at which end this is.
     """
@@ -148,7 +213,7 @@ class DirectoryQueue:
         self._outbox = self._path / outbox
         self._temporary = self._path / "t"
         self._made: list[Path] = []
-        self._watch: FolderWatch | None = None
+        self._watch: _FolderWatch | None = None
         self._closed = False
         self._sent: weakref.WeakValueDictionary[str, Sent] = weakref.WeakValueDictionary()
         self._last = 0
@@ -158,7 +223,7 @@ class DirectoryQueue:
         self._reading: asyncio.Task[Received] | None = None
 
     def open(self) -> None:
-        """Makes the folders that are missing, for nobody else to see, and begins to watch."""
+        """Make the missing folders, private to this user, and begin to watch."""
         if self._closed or self._watch is not None:
             raise RuntimeError("a queue is opened once")
         missing = [folder for folder in self._path.parents if not folder.exists()]
@@ -166,7 +231,7 @@ class DirectoryQueue:
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(0o700)
                 self._made.append(folder)
-        self._watch = FolderWatch(self._inbox, self._outbox, self._left)
+        self._watch = _FolderWatch(self._inbox, self._outbox, self._left)
 
     async def __aenter__(self) -> DirectoryQueue:
         self.open()
@@ -178,7 +243,7 @@ class DirectoryQueue:
         await self.close()
 
     async def close(self, remove: bool = False) -> None:
-        """Ends everything that waits for messages. One that is being read is lost, unless somebody waits for it.
+        """End everything that waits for messages. One that is being read is lost, unless there is a reader.
 
         Args:
             remove: whether to delete the folders that this queue has made, with all messages in them.
@@ -188,7 +253,7 @@ class DirectoryQueue:
             self._watch.close()
         if (reading := self._reading) is not None:
             await asyncio.wait([reading])
-            reading.exception()  # nobody else may ask for it
+            reading.exception()  # there may be no other reader
         if remove:
             self._remove()
 
@@ -204,7 +269,7 @@ class DirectoryQueue:
     # the folders
 
     def check(self) -> None:
-        """Raises if nothing can come or go any more.
+        """Raise if nothing can come or go any longer.
 
         Raises:
             ConnectionResetError: the peer has removed the folders, as the passive end does when it closes.
@@ -212,23 +277,23 @@ class DirectoryQueue:
         """
         if self._closed or self._watch is None:
             raise ConnectionAbortedError(f"the queue at {self._path} is not open")
-        if self._watch.is_broken or not (self._inbox.is_dir() and self._outbox.is_dir() and self._temporary.is_dir()):
+        if self._watch.broken or not (self._inbox.is_dir() and self._outbox.is_dir() and self._temporary.is_dir()):
             raise ConnectionResetError(f"the peer has removed {self._path}")
 
     async def changed(self) -> None:
-        """Waits until something has happened in the folders, or it is time to look anyway."""
+        """Wait until something has happened in the folders, or the next check is due."""
         if self._watch is not None and not self._closed:
             await self._watch.wait()
 
     def catch_up(self) -> None:
-        """Takes note of what has happened in the folders by now."""
+        """Take note of what has happened in the folders by now."""
         if self._watch is not None:
             self._watch.drain()
 
     def wake(self) -> None:
-        """Lets everybody who waits look."""
+        """Let the waiters check."""
         if self._watch is not None:
-            self._watch.wake()
+            self._watch.changed.notify()
 
     def _left(self, name: str, moved: bool) -> None:
         if (sent := self._sent.get(name)) is not None:
@@ -237,7 +302,7 @@ class DirectoryQueue:
     # sending
 
     async def put(self, name: MessageName, buffers: Iterable[Buffer]) -> Sent:
-        """Gives a message to the peer. It is in the folder of the peer when this returns, or not at all.
+        """Send a message to the peer. It is in the folder of the peer when this returns, or not at all.
 
         Raises:
             ValueError: it cannot have this name.
@@ -270,7 +335,7 @@ class DirectoryQueue:
     # receiving
 
     async def get(self) -> Received:
-        """Waits for a message and takes it: the oldest one. One whose reading is cancelled comes again.
+        """Wait for a message, and take the oldest one. One whose reading is cancelled comes again.
 
         Raises:
             ConnectionResetError: the peer has removed the folders.
@@ -302,7 +367,7 @@ class DirectoryQueue:
             raise StopAsyncIteration from None
 
     def _take(self) -> tuple[MessageName, io.FileIO] | None:
-        """Moves the oldest message away from where the peer sees it, and opens it."""
+        """Move the oldest message away from where the peer sees it, and open it."""
         while self._ready or self._list():
             text = self._ready.popleft()
             try:
@@ -323,7 +388,7 @@ class DirectoryQueue:
         return await in_thread(lambda: self._read(name, file), "filepipe-read")
 
     def _list(self) -> bool:
-        """Looks which messages there are."""
+        """List the messages."""
         found: list[tuple[int, str]] = []
         strange: set[str] = set()
         try:
@@ -352,7 +417,7 @@ def _is_message(entry: os.DirEntry[str]) -> bool:
 
 
 def _open(path: Path, flags: int, mode: str) -> io.FileIO:
-    """Opens a file for nobody else to read, but never what a link leads to."""
+    """Open a file that is private to this user, but never what a link leads to."""
     return io.FileIO(os.open(path, flags | os.O_NOFOLLOW, 0o600), mode)
 
 
@@ -362,7 +427,7 @@ def _delete(path: Path) -> None:
 
 
 async def _write_somewhere(file: io.FileIO, pieces: list[memoryview]) -> None:
-    """Writes a file, in a thread if it is large. The thread ends early if the wait for it is cancelled."""
+    """Write a file, in a thread if it is large. The thread ends early if the wait for it is cancelled."""
     unwanted = threading.Event()
     if sum(len(piece) for piece in pieces) < _INLINE:
         _write(file, pieces, unwanted)
@@ -379,3 +444,91 @@ def _write(file: io.FileIO, pieces: list[memoryview], unwanted: threading.Event)
             position = 0
             while position < len(piece) and not unwanted.is_set():
                 position += file.write(piece[position : position + _PIECE])
+
+
+# watching
+
+
+class _FolderWatch:
+    """Watches an inbox for messages that come, and an outbox for messages that are taken.
+
+    Args:
+        inbox: messages come here.
+        outbox: messages are taken from here.
+        left: called with the name of every file that leaves the outbox, and whether it was moved rather than deleted.
+    """
+
+    def __init__(self, inbox: Path, outbox: Path, left: Callable[[str, bool], None]) -> None:
+        self._left = left
+        self.changed = Signal()
+        """Is notified of everything that the kernel reports."""
+        self.broken = False
+        """Whether one of the folders was removed, as far as the kernel has reported."""
+        self._loop = asyncio.get_running_loop()
+        self._inotify = _inotify()
+        if self._inotify is not None:
+            mask = asyncinotify.Mask
+            ends = mask.DELETE_SELF | mask.MOVE_SELF | mask.ONLYDIR
+            try:
+                self._inotify.add_watch(inbox, mask.MOVED_TO | ends)
+                self._outbox = self._inotify.add_watch(outbox, mask.MOVED_FROM | mask.DELETE | ends)
+            except OSError as error:  # too many folders are watched
+                _warn(error)
+                self._inotify.close()
+                self._inotify = None
+            else:
+                self._loop.add_reader(self._inotify.fd, self.drain)
+
+    async def wait(self) -> None:
+        """Wait until something has happened since the last check, or the next check is due.
+
+        What happens between a check and this call is not missed as long as there is no ``await`` between them: the
+        kernel keeps it until the loop runs again.
+        """
+        await self.changed.wait(self._loop.time() + (_UNWATCHED if self._inotify is None else _WATCHED))
+
+    def drain(self) -> None:
+        """Take note of everything that the kernel has reported by now, and let the waiters check."""
+        while self._inotify is not None:
+            try:
+                event = self._inotify.sync_get()
+            except BlockingIOError:  # that was all
+                return
+            self.changed.notify()
+            if event is None:
+                return
+            mask = asyncinotify.Mask
+            if event.mask & (mask.DELETE_SELF | mask.MOVE_SELF | mask.IGNORED | mask.UNMOUNT):
+                self.broken = True
+            elif event.watch is self._outbox and event.name is not None:
+                self._left(str(event.name), bool(event.mask & mask.MOVED_FROM))
+
+    def close(self) -> None:
+        """Stop watching, and let the waiters check once more."""
+        if self._inotify is not None:
+            self._loop.remove_reader(self._inotify.fd)
+            self._inotify.close()
+            self._inotify = None
+        self.changed.notify()
+
+
+def _inotify() -> asyncinotify.Inotify | None:
+    if not _is_available:
+        return None
+    try:
+        inotify = asyncinotify.Inotify()
+    except OSError as error:  # too many are open
+        _warn(error)
+        return None
+    # It should be so already, but asyncinotify 4.4 takes the wrong constant for its flag.
+    os.set_blocking(inotify.fd, False)
+    return inotify
+
+
+def _warn(error: OSError) -> None:
+    _log.warning(
+        "folders are checked every %g s instead of watched: %s. Raise fs.inotify.max_user_instances and "
+        "fs.inotify.max_user_watches with sysctl",
+        _UNWATCHED,
+        error,
+    )

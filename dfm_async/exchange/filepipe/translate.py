@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import itertools
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias, cast
 
 from dfm_async.exchange import messages as msg
-from dfm_async.exchange.filepipe.models import metrics_from_dxo, metrics_to_dxos, shareable_of, task_of
-from dfm_async.exchange.filepipe.names import MessageName
-from dfm_async.exchange.filepipe.values import Shareable
+from dfm_async.exchange.filepipe.models import Shareable, metrics_from_dxo, metrics_to_dxos, shareable_of, task_of
+from dfm_async.exchange.filepipe.queue import MessageName
 from dfm_async.exchange.nvflare import task_headers
 from dfm_async.exchange.task import OK, Model
-
-__all__ = ["BEAT", "Outgoing", "ProgramSide", "SiteSide", "Translator"]
 
 Channel: TypeAlias = Literal["task", "metric"]
 _CHANNELS: Final[tuple[Channel, ...]] = ("task", "metric")
@@ -33,8 +31,8 @@ class Outgoing:
         channel: where.
         name: its name.
         value: what is in it.
-        taken: what the peer has said by taking it.
-        refused: what it has said by deleting it unread, or None if that does not matter.
+        taken: the message that it means when the peer takes it.
+        refused: the message that it means when the peer deletes it unread, or None if that does not matter.
     """
 
     channel: Channel
@@ -44,28 +42,12 @@ class Outgoing:
     refused: msg.Message | None = None
 
 
-class Translator(Protocol):
-    """Translates at one end."""
-
-    def outgoing(self, message: msg.Message) -> list[Outgoing]:
-        """The files that say the same as a message; none, if there is no need to say it."""
-        ...
-
-    def incoming(self, channel: Channel, name: MessageName, value: Any) -> msg.Message | None:
-        """The message that says the same as a file.
-
-        Raises:
-            ValueError: there is none.
-        """
-        ...
-
-
 def _new_id() -> str:
     return str(uuid.uuid4())
 
 
 def _signal(message: msg.Message) -> list[Outgoing] | None:
-    """What both ends say in the same way."""
+    """Return the files of a message that both ends send in the same way."""
     if isinstance(message, msg.Beat):
         return [Outgoing(channel, MessageName(BEAT, _new_id()), "") for channel in _CHANNELS]
     if isinstance(message, msg.End):
@@ -75,15 +57,21 @@ def _signal(message: msg.Message) -> list[Outgoing] | None:
     return None
 
 
-def _read_signal(name: MessageName, value: Any) -> msg.Message | None:
-    text = value if isinstance(value, str) else ""
-    if name.topic == BEAT:
-        return msg.Beat()
-    if name.topic == _END:
-        return msg.End(text)
-    if name.topic in (_ABORT, _GONE):
-        return msg.Abort(text)
-    return None
+_SIGNALS: Final[dict[str, Callable[[str], msg.Message]]] = {
+    BEAT: lambda _: msg.Beat(),
+    _END: msg.End,
+    _ABORT: msg.Abort,
+    _GONE: msg.Abort,
+}
+
+
+def _read_signal(channel: Channel, name: MessageName, value: Any) -> msg.Message | None:
+    """Return the message of a file that both ends read in the same way; None if it is another one."""
+    make = _SIGNALS.get(name.topic)
+    if make is None:
+        return None
+    # The threads for metrics stop with their process; only the task channel says how that ended.
+    return make(value if isinstance(value, str) else "") if channel == "task" else msg.Beat()
 
 
 class SiteSide:
@@ -102,7 +90,7 @@ class SiteSide:
         self._numbers = itertools.count(1)
 
     def outgoing(self, message: msg.Message) -> list[Outgoing]:
-        """The files that say the same as a message."""
+        """Return the files that mean the same as a message; none, if it need not be sent."""
         found = _signal(message)
         if found is not None:
             return found
@@ -129,11 +117,14 @@ class SiteSide:
         ]
 
     def incoming(self, channel: Channel, name: MessageName, value: Any) -> msg.Message | None:
-        """The message that says the same as a file."""
-        found = _read_signal(name, value)
+        """Return the message that means the same as a file.
+
+        Raises:
+            ValueError: no message corresponds to the file.
+        """
+        found = _read_signal(channel, name, value)
         if found is not None:
-            # The program's threads for metrics stop with it; only the task channel says how it ended.
-            return found if channel == "task" or isinstance(found, msg.Beat) else msg.Beat()
+            return found
         if channel == "metric":
             values, step = metrics_from_dxo(value)
             return msg.Metrics(next(self._numbers), cast("bytes", values), step)
@@ -150,7 +141,7 @@ class ProgramSide:
         self._names: dict[str, str] = {}
 
     def outgoing(self, message: msg.Message) -> list[Outgoing]:
-        """The files that say the same as a message."""
+        """Return the files that mean the same as a message; none, if it need not be sent."""
         found = _signal(message)
         if found is not None:
             return found
@@ -177,10 +168,14 @@ class ProgramSide:
         ]
 
     def incoming(self, channel: Channel, name: MessageName, value: Any) -> msg.Message | None:
-        """The message that says the same as a file."""
-        found = _read_signal(name, value)
+        """Return the message that means the same as a file.
+
+        Raises:
+            ValueError: no message corresponds to the file.
+        """
+        found = _read_signal(channel, name, value)
         if found is not None:
-            return found if channel == "task" or isinstance(found, msg.Beat) else msg.Beat()
+            return found
         if channel == "metric":
             return None
         if name.request is not None or not isinstance(value, Shareable):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from dfm_async.base.text import shortened
 from dfm_async.federation.dfm_json.names import (
     FOR_EACH,
     IF,
@@ -17,27 +18,28 @@ from dfm_async.federation.dfm_json.names import (
     YIELD,
     Called,
     ClassNames,
+    Nodes,
+    Parameters,
+    Path,
 )
-from dfm_async.federation.dfm_json.nodes import Nodes, Path
-from dfm_async.federation.dfm_json.parameters import Parameters
-from dfm_async.federation.dfm_json.problems import MAX_DEPTH, MAX_STATEMENTS, Problems, pointer
-from dfm_async.federation.dfm_json.values import BEST_OF, Ident, Values, is_advise, node_ident, plain_ident, shortened
-from dfm_async.pipeline.expressions import Advise, Constant, Expression, Ref, references
-from dfm_async.pipeline.pipeline import Pipeline
-from dfm_async.pipeline.statements import (
-    BestOf,
-    CacheStatement,
-    CallStatement,
-    ForEachStatement,
-    IfStatement,
-    Statement,
-    YieldStatement,
+from dfm_async.federation.dfm_json.values import (
+    BEST_OF,
+    MAX_DEPTH,
+    MAX_STATEMENTS,
+    Ident,
+    Problems,
+    Values,
+    is_advise,
+    node_ident,
+    plain_ident,
+    pointer,
 )
+from dfm_async.language import expressions as ex
+from dfm_async.language import statements as st
+from dfm_async.language.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from dfm_async.federation.federation import Federation
-
-__all__ = ["read_pipeline"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +54,11 @@ class _Variant:
 
 _NEW: Final = _Variant("dfm_body", "dfm_node_id", "dfm_after", ("api_version", "mode", "name", "dfm_body"))
 _OLD: Final = _Variant("body", "node_id", "after", ("api_version", "mode", "name", "target", "body"))
-_NO_IDENT: Final = ""  # stands for the id of a block whose id is wrong; no id is empty
+_NO_IDENT: Final = ""  # replaces the id of a block whose id is invalid; no id is empty
 
 
 def read_pipeline(data: Any, federation: Federation) -> Pipeline:
-    """Makes a pipeline of data that came from DFM's JSON, of either variant.
-
-    Raises:
-        PipelineError: with everything that is wrong, each problem with its JSON pointer.
-    """
+    """Make a pipeline of the data of DFM's JSON. A PipelineError lists everything that is wrong, by JSON pointers."""
     problems = Problems()
     if not isinstance(data, dict):
         problems.report("", "a pipeline is a JSON object")
@@ -77,7 +75,7 @@ def read_pipeline(data: Any, federation: Federation) -> Pipeline:
 def _check_top(data: dict[str, Any], variant: _Variant, problems: Problems) -> None:
     for key in data:
         if key not in variant.top:
-            problems.report(pointer("", key), f"is no key of a pipeline (allowed: {', '.join(variant.top)})")
+            problems.report(pointer("", key), f"is not a key of a pipeline (allowed: {', '.join(variant.top)})")
     if variant.body not in data:
         problems.report("", f"has no {variant.body!r}, the list of its statements")
     if not isinstance(data.get("api_version", ""), str):
@@ -100,12 +98,12 @@ class _Entry:
     values: Values
 
     def at(self, key: str) -> str:
-        """The place of one of its keys."""
+        """Return the place of one of its keys."""
         return pointer(self.where, key)
 
     @property
     def inside(self) -> Path:
-        """Where the statements of its block stand."""
+        """The path of the statements in its block."""
         return (*self.path, _NO_IDENT if self.ident is None else self.ident)
 
 
@@ -120,8 +118,8 @@ class _Reader:
         self._common = {"dfm_class_name", variant.node_id, variant.after}
         self._parameters: dict[Called, Parameters] = {}
 
-    def read(self, body: Any) -> tuple[Statement, ...]:
-        """Reads the statements of the whole file."""
+    def read(self, body: Any) -> tuple[st.Statement, ...]:
+        """Read the statements of the whole file."""
         idents = []
         for count, ident in enumerate(self._idents(body), start=1):
             if count > MAX_STATEMENTS:
@@ -133,7 +131,7 @@ class _Reader:
         return self._block(body, f"/{self._variant.body}", ())
 
     def _idents(self, body: Any) -> Iterator[Ident | None]:
-        """The ids of all statements; None for one that has none, which is told when it is read."""
+        """Yield the ids of all statements; None for one without, which is reported when it is read."""
         stack = [(body, 0)]
         while stack:
             found, depth = stack.pop()
@@ -146,7 +144,7 @@ class _Reader:
                 else:
                     yield None
 
-    def _block(self, body: Any, where: str, path: Path) -> tuple[Statement, ...]:
+    def _block(self, body: Any, where: str, path: Path) -> tuple[st.Statement, ...]:
         if body is None:
             return ()
         if not isinstance(body, list):
@@ -158,32 +156,27 @@ class _Reader:
         found = (self._statement(statement, pointer(where, index), path) for index, statement in enumerate(body))
         return tuple(statement for statement in found if statement is not None)
 
-    def _statement(self, data: Any, where: str, path: Path) -> Statement | None:
+    def _statement(self, data: Any, where: str, path: Path) -> st.Statement | None:
         if not isinstance(data, dict):
             self._problems.report(where, "a statement is a JSON object")
             return None
         entry = self._entry(data, where, path)
         class_name = data.get("dfm_class_name")
         if not isinstance(class_name, str):
-            self._problems.report(where, "has no 'dfm_class_name', which says what statement it is")
+            self._problems.report(where, "has no 'dfm_class_name', the kind of the statement")
             self._define(entry, "statement")
             return None
         called = self._classes.called(class_name)
         if called is not None:
             return self._call(entry, called)
-        match self._classes.statement(class_name):
-            case "Yield":
-                return self._yield(entry)
-            case "ForEach":
-                return self._for_each(entry)
-            case "If":
-                return self._if(entry)
-            case "TryFromCache":
-                return self._cache(entry)
-            case "_WriteToCache":
-                self._problems.report(where, "stands outside the block of a TryFromCache")
-            case _:
-                self._problems.report(entry.at("dfm_class_name"), self._classes.unknown(class_name))
+        kind = self._classes.statement(class_name) or ""
+        readers = {YIELD: self._yield, FOR_EACH: self._for_each, IF: self._if, TRY_FROM_CACHE: self._cache}
+        if kind in readers:
+            return readers[kind](entry)
+        if kind == WRITE_TO_CACHE:
+            self._problems.report(where, "is outside the block of a TryFromCache")
+        else:
+            self._problems.report(entry.at("dfm_class_name"), self._classes.unknown(class_name))
         self._define(entry, "statement")  # others may refer to it: that is not their mistake
         return None
 
@@ -201,12 +194,12 @@ class _Reader:
         self._nodes.define(entry.ident, kind, entry.path, entry.where)
 
     def _keys(self, entry: _Entry, what: str, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> bool:
-        """Checks the keys of a statement of the language; tells whether all that are needed are there."""
+        """Check the keys of a statement of the language; return whether all required ones exist."""
         allowed = {*self._common, *required, *optional}
         for key in entry.data:
             if key not in allowed:
                 known = ", ".join([*required, *optional])
-                self._problems.report(entry.at(key), f"is no key of {what} (it has: {known})")
+                self._problems.report(entry.at(key), f"is not a key of {what} (it has: {known})")
         missing = [key for key in required if key not in entry.data]
         for key in missing:
             self._problems.report(entry.where, f"has no {key!r}, which {what} needs")
@@ -220,18 +213,18 @@ class _Reader:
         ident = node_ident(data, entry.at(key), self._problems)
         return () if ident is None else self._nodes.order(entry.path, ident, entry.at(key))
 
-    def _call(self, entry: _Entry, called: Called) -> Statement:
+    def _call(self, entry: _Entry, called: Called) -> st.Statement:
         name = called.operation.name
         parameters = self._parameters.get(called)
         if parameters is None:
             parameters = self._parameters[called] = Parameters.of(called, self._federation)
-        args: dict[str, Expression] = {}
+        args: dict[str, ex.Expression] = {}
         for key, data in entry.data.items():
             if (key in self._common and key not in parameters.own) or key in ("site", "provider"):
                 continue
             if key not in parameters:
                 known = ", ".join([*parameters.own, *sorted(parameters.added)]) or "none"
-                self._problems.report(entry.at(key), f"is no parameter of {name} (it has: {known})")
+                self._problems.report(entry.at(key), f"is not a parameter of {name} (it has: {known})")
             elif is_advise(data):
                 args[key] = self._advise(entry.at(key))
             elif data is not None or not parameters.null_is_absent(key):
@@ -239,7 +232,7 @@ class _Reader:
         for missing in parameters.required:
             if missing not in entry.data and not self._discovery:  # there, what is left out is asked for
                 self._problems.report(entry.where, f"has no {missing!r}, which {name} needs")
-        statement = CallStatement(
+        statement = st.CallStatement(
             id=entry.number,
             operation=name,
             args=args,
@@ -250,7 +243,7 @@ class _Reader:
         self._define(entry, "call")
         return statement
 
-    def _site(self, entry: _Entry, called: Called) -> str | BestOf | None:
+    def _site(self, entry: _Entry, called: Called) -> str | st.BestOf | None:
         data = entry.data.get("site", called.site)
         if called.site is not None and data != called.site:
             self._problems.report(entry.at("site"), f"must be {called.site!r}, which the class is fixed to")
@@ -258,26 +251,26 @@ class _Reader:
             return self._best_of(data, entry.at("site"))
         elif is_advise(data):
             self._advise(entry.at("site"))
-            return BestOf()
+            return st.BestOf()
         elif data is not None and not isinstance(data, str):
             self._problems.report(
                 entry.at("site"), f'must be the name of a site, or {{"tag": "{BEST_OF}"}}, not {shortened(data)}'
             )
         return data if isinstance(data, str) else None
 
-    def _advise(self, where: str) -> Expression:
+    def _advise(self, where: str) -> ex.Expression:
         if not self._discovery:
             self._problems.report(where, "advice can be asked for only in a pipeline whose mode is 'discovery'")
-        return Advise()
+        return ex.Advise()
 
-    def _best_of(self, data: dict[str, Any], where: str) -> BestOf | None:
+    def _best_of(self, data: dict[str, Any], where: str) -> st.BestOf | None:
         sites = data.get("sites")
         if data.keys() - {"tag", "sites"} or not (
             sites is None or (isinstance(sites, list) and all(isinstance(site, str) for site in sites))
         ):
             self._problems.report(where, "has a list of names of sites in 'sites', or null for all, and nothing else")
             return None
-        return None if sites is None else BestOf(sites)
+        return None if sites is None else st.BestOf(sites)
 
     def _provider(self, entry: _Entry, called: Called) -> str | None:
         data = entry.data.get("provider", called.provider)
@@ -289,7 +282,7 @@ class _Reader:
             )
         return data if isinstance(data, str) else None
 
-    def _yield(self, entry: _Entry) -> Statement:
+    def _yield(self, entry: _Entry) -> st.Statement:
         self._keys(entry, YIELD, ("value",), ("place", "multiuse"))
         place, multiuse = entry.data.get("place", "yield"), entry.data.get("multiuse", False)
         if not isinstance(place, str) or not place:
@@ -301,32 +294,32 @@ class _Reader:
         value = entry.values.value(entry.data.get("value"), entry.at("value"))
         after = self._after(entry)
         loops = {self._nodes.number(ident) for ident in entry.path if ident != _NO_IDENT}  # their elements are there
-        sent = (ref.node for ref in references(value) if isinstance(ref, Ref) and ref.node not in loops)
+        sent = (ref.node for ref in ex.references(value) if isinstance(ref, ex.Ref) and ref.node not in loops)
         waits = tuple(dict.fromkeys((*sent, *after)))
         self._nodes.define(entry.ident, YIELD, entry.path, entry.where, waits)
-        return YieldStatement(id=entry.number, value=value, place=place, multiuse=multiuse, after=after)
+        return st.YieldStatement(id=entry.number, value=value, place=place, multiuse=multiuse, after=after)
 
-    def _for_each(self, entry: _Entry) -> Statement:
-        seq: Expression = Constant()
+    def _for_each(self, entry: _Entry) -> st.Statement:
+        seq: ex.Expression = ex.Constant()
         if self._keys(entry, FOR_EACH, ("seq",), (self._variant.body,)):
             seq = entry.values.reference(entry.data["seq"], entry.at("seq"), "seq")
-        return ForEachStatement(id=entry.number, seq=seq, body=self._body(entry, FOR_EACH))
+        return st.ForEachStatement(id=entry.number, seq=seq, body=self._body(entry, FOR_EACH))
 
-    def _if(self, entry: _Entry) -> Statement:
-        cond: Expression = Constant()
+    def _if(self, entry: _Entry) -> st.Statement:
+        cond: ex.Expression = ex.Constant()
         if self._keys(entry, IF, ("cond",), (self._variant.body,)):
             cond = entry.values.condition(entry.data["cond"], entry.at("cond"))
-        return IfStatement(id=entry.number, cond=cond, body=self._body(entry, IF))
+        return st.IfStatement(id=entry.number, cond=cond, body=self._body(entry, IF))
 
-    def _body(self, entry: _Entry, kind: str) -> tuple[Statement, ...]:
-        """Reads the block of a statement. What the statement waits for, the statements of its block wait for."""
+    def _body(self, entry: _Entry, kind: str) -> tuple[st.Statement, ...]:
+        """Read the block of a statement. What the statement waits for, the statements of its block wait for."""
         after = self._after(entry)
         self._define(entry, kind)
         key = self._variant.body
         return _waiting(self._block(entry.data.get(key), entry.at(key), entry.inside), after)
 
-    def _cache(self, entry: _Entry) -> Statement:
-        key: Expression = Constant()
+    def _cache(self, entry: _Entry) -> st.Statement:
+        key: ex.Expression = ex.Constant()
         if self._keys(entry, TRY_FROM_CACHE, ("key",), (self._variant.body,)):
             key = entry.values.reference(entry.data["key"], entry.at("key"), "key")
         after = self._after(entry)
@@ -334,7 +327,7 @@ class _Reader:
         body = entry.data.get(self._variant.body)
         where = entry.at(self._variant.body)
         writes: list[tuple[str, dict[str, Any]]] = []
-        rest: list[Statement] = []
+        rest: list[st.Statement] = []
         if len(entry.path) < MAX_DEPTH and isinstance(body, list):
             for index, data in enumerate(body):
                 if self._is_write(data):
@@ -345,18 +338,18 @@ class _Reader:
         else:
             self._block(body, where, entry.inside)
         store = self._store(entry, key, writes)
-        return CacheStatement(id=entry.number, key=key, store=store, body=_waiting(tuple(rest), after))
+        return st.CacheStatement(id=entry.number, key=key, store=store, body=_waiting(tuple(rest), after))
 
     def _is_write(self, data: Any) -> bool:
         class_name = data.get("dfm_class_name") if isinstance(data, dict) else None
         return isinstance(class_name, str) and self._classes.statement(class_name) == WRITE_TO_CACHE
 
-    def _store(self, entry: _Entry, key: Expression, writes: list[tuple[str, dict[str, Any]]]) -> Expression:
-        """What the block stores. It is read behind all others: it may stand before what it stores."""
+    def _store(self, entry: _Entry, key: ex.Expression, writes: list[tuple[str, dict[str, Any]]]) -> ex.Expression:
+        """Return what the block stores. It is read last, because it may come before what it stores."""
         if len(writes) != 1:
             message = "writes no value to the cache" if not writes else "writes more than one value to the cache"
             self._problems.report(entry.where, f"its block {message}; it takes exactly one {WRITE_TO_CACHE}")
-        store: Expression = Constant()
+        store: ex.Expression = ex.Constant()
         for where, data in writes:
             write = self._entry(data, where, entry.inside)
             if self._keys(write, WRITE_TO_CACHE, ("key", "value")):
@@ -364,21 +357,19 @@ class _Reader:
                     self._problems.report(write.at("key"), "must be the key of the TryFromCache around it")
                 store = write.values.reference(data["value"], write.at("value"), "value")
             if data.get(self._variant.after) is not None:
-                self._problems.report(
-                    write.at(self._variant.after), "must be null: the value itself says when it is there"
-                )
+                self._problems.report(write.at(self._variant.after), "must be null: it waits for the value itself")
             self._define(write, WRITE_TO_CACHE)
         return store
 
 
-def _waiting(body: tuple[Statement, ...], after: tuple[int, ...]) -> tuple[Statement, ...]:
-    """The same statements, which wait for others, too."""
+def _waiting(body: tuple[st.Statement, ...], after: tuple[int, ...]) -> tuple[st.Statement, ...]:
+    """Return the same statements, which wait for others, too."""
     if not after:
         return body
-    found: list[Statement] = []
+    found: list[st.Statement] = []
     for statement in body:
-        if isinstance(statement, (CallStatement, YieldStatement)):
+        if isinstance(statement, (st.CallStatement, st.YieldStatement)):
             found.append(msgspec.structs.replace(statement, after=(*statement.after, *after)))
-        elif isinstance(statement, (ForEachStatement, IfStatement, CacheStatement)):
+        elif isinstance(statement, (st.ForEachStatement, st.IfStatement, st.CacheStatement)):
             found.append(msgspec.structs.replace(statement, body=_waiting(statement.body, after)))
     return tuple(found)

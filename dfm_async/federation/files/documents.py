@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-from dfm_async.errors import FileProblem
+from dfm_async.errors import FederationError, FileProblem
 from dfm_async.federation.files.tree import Node, TreeError, read_tree, tree_of
-from dfm_async.federation.files.values import Document, Ledger, Value
-
-__all__ = ["REF", "Documents"]
+from dfm_async.federation.files.values import Document, Ledger, TooMuch, Value
 
 REF: Final = "$ref"
 _MOST_BYTES: Final = 16 * 1024 * 1024
@@ -22,17 +21,10 @@ _LONGEST_CHAIN: Final = 32
 
 
 class Documents:
-    """All files that belong together.
+    """All files that belong together, beginning with one.
 
-    Args:
-        path: the file to begin with.
-        data: what stands in it, if there is no such file. Paths then begin where the program runs.
-        confined: whether references may lead only to files below the folder of the first one.
-
-    Attributes:
-        ledger: what is wrong with them.
-        root: the file that was asked for; None if it cannot be read.
-        files: the paths of all files that were read, that one first.
+    ``data`` is its content, if it is not a file; paths are then relative to the working directory. If they are
+    ``confined``, references may lead only to files below the folder of the first one.
     """
 
     def __init__(
@@ -42,9 +34,9 @@ class Documents:
         self._folder = os.path.dirname(os.path.realpath(path)) if confined else None
         self.files: list[str] = []
         self._read: dict[str, Document | None] = {}
-        self._tables: dict[int, dict[str, Value]] = {}  # what merges bring, for those who refer to it
+        self._tables: dict[int, dict[str, Value]] = {}  # merged mappings, for references into them
         self._strays: dict[str, dict[str, tuple[Value, str]]] = {}
-        name = os.fspath(path)
+        self._name = name = os.fspath(path)
         self.root = self._open(name, name, None) if data is None else self._take(name, data)
 
     # files
@@ -84,19 +76,32 @@ class Documents:
         else:
             asked.problem(message)
 
+    @contextmanager
+    def reading(self) -> Iterator[Value]:
+        """Give the content of the first file. At the end, raise a FederationError that lists all problems."""
+        if self.root is not None:
+            try:
+                yield Value(self.root.root, self.root)
+            except TooMuch as error:
+                error.at.problem("the files and their references are together larger than allowed")
+        self._report_strays()
+        if self.ledger.problems:
+            problems = sorted(self.ledger.problems, key=lambda found: (found.file, found.line, found.column))
+            raise FederationError(self._name, problems)
+
     # references
 
-    def follow(self, value: Value) -> Value | None:
-        """What a value stands for: what its ``$ref`` names, if it is one; None if that is wrong."""
+    def follow(self, value: Value, *, alone: bool = True) -> Value | None:
+        """Resolve the ``$ref`` of a value, if it has one; None if invalid. ``alone``: no other key may be beside it."""
         seen: set[int] = set()
         while value.has(REF):
             if id(value.node) in seen or len(seen) >= _LONGEST_CHAIN:
-                value.problem("this reference leads back to itself")
+                value.problem("this reference refers to itself")
                 return None
             seen.add(id(value.node))
-            if not value.only(REF):
+            if alone and not value.only(REF):
                 beside = ", ".join(repr(name) for name, _ in value.mapping("a reference") if name != REF)
-                value.problem(f"nothing may stand beside $ref, and here is {beside}")
+                value.problem(f"$ref must be the only key; remove {beside}")
                 return None
             found = self.referred(value)
             if found is None:
@@ -105,7 +110,7 @@ class Documents:
         return value
 
     def referred(self, value: Value) -> Value | None:
-        """What the ``$ref`` of a value names; None if that is wrong."""
+        """Return the target of the ``$ref`` of a value; None if that is invalid."""
         ref = value.get(REF)
         if ref is None:
             return None
@@ -115,12 +120,12 @@ class Documents:
         return self._target(ref, ref.node.value, ())
 
     def entries(self, value: Value, what: str, active: tuple[int, ...] = ()) -> Iterator[tuple[str, Value]]:
-        """The names of a mapping and what they stand for, with everything that its ``$ref: [...]`` merges into it."""
+        """Yield the items of a mapping, with everything that its ``$ref: [...]`` merges into it."""
         taken: dict[str, Value] = {}
         for name, part in self._merged(value, what, active):
             if name in taken:
                 first = taken[name]
-                part.problem(f"there is a {name!r} already, in {first.place}")
+                part.problem(f"duplicate {name!r}, first in {first.place}")
                 continue
             taken[name] = part
             yield name, part
@@ -136,7 +141,7 @@ class Documents:
             refs.problem(f'$ref must be a list here, such as ["parts.yaml#/operations"], not {refs.kind}')
             return
         if id(value.node) in active or len(active) >= _LONGEST_CHAIN:
-            refs.problem("these references lead back to themselves")
+            refs.problem("these references refer to themselves")
             return
         for ref in refs.items("$ref"):
             text = ref.text("a reference")
@@ -160,23 +165,23 @@ class Documents:
         if file:
             document = self._beside(ref, file)
         if document is None:
-            return None  # what is wrong with the file was said when it was read
+            return None  # problems of the file were reported when it was read
         at = Value(document.root, document)
         if pointer in ("", "/"):
             return at
         if not pointer.startswith("/"):
-            ref.problem(f"{text!r}: behind # stands a path that begins with /, such as #/operations")
+            ref.problem(f"{text!r}: a path that begins with / must follow #, such as #/operations")
             return None
         for part in unquote(pointer)[1:].split("/"):
             step = self._step(at, part.replace("~1", "/").replace("~0", "~"), active)
             if step is None:
-                ref.problem(f"{text!r} leads nowhere: there is no {part!r} in {at.path or at.document.name}")
+                ref.problem(f"{text!r} does not exist: there is no {part!r} in {at.path or at.document.name}")
                 return None
             at = step
         return at
 
     def _beside(self, ref: Value, file: str) -> Document | None:
-        """Opens a file whose path begins at the one that names it; else where the program runs, as all do in DFM."""
+        """Open a file whose path begins at the one that names it; else where the program runs, as all do in DFM."""
         path = os.path.join(ref.document.folder, file)
         if self._folder is not None:
             if "\0" not in file and not os.path.realpath(path).startswith(os.path.join(self._folder, "")):
@@ -189,15 +194,14 @@ class Documents:
         self._strays.setdefault(ref.document.name, {}).setdefault(file, (ref, better))
         return self._open(file, file, ref)
 
-    def report_strays(self) -> None:
-        """Logs references that are found only where the program runs: one warning for each file that has some."""
+    def _report_strays(self) -> None:
+        """Log references that are found only where the program runs: one warning for each file that has some."""
         strays, self._strays = self._strays, {}
         for found in strays.values():
             file, (ref, better) = next(iter(found.items()))
-            others = f" Further files that this one names in the same way: {len(found) - 1}." if len(found) > 1 else ""
+            others = f" {len(found) - 1} others in this file are alike." if len(found) > 1 else ""
             ref.doubt(
-                f"{file} is found only because the program runs beside it; write {better!r}, which is found "
-                f"always.{others}"
+                f"{file} is found only in the working directory; write {better!r}, which is found everywhere.{others}"
             )
 
     def _step(self, at: Value, key: str, active: tuple[int, ...]) -> Value | None:
@@ -231,7 +235,7 @@ def _text(name: str, path: str, asked: Value | None) -> str:
         with open(path, "rb") as file:
             data = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:
-        reason = "there is no such file" if isinstance(error, FileNotFoundError) else _reason(error)
+        reason = "the file does not exist" if isinstance(error, FileNotFoundError) else _reason(error)
         raise _Unreadable(f"{named}cannot be read: {reason}{_elsewhere(path, asked)}") from None
     if len(data) > _MOST_BYTES:
         raise _Unreadable(f"{named}is larger than {_MOST_BYTES // 1024**2} MiB")
@@ -248,7 +252,7 @@ def _shown(beside: str, file: str) -> str:
 
 
 def _elsewhere(path: str, asked: Value | None) -> str:
-    """Tells where a path begins: inside a file not where the program runs, but at the file."""
+    """Return a hint where a relative path begins: at the file that holds it, or where the program runs."""
     if asked is None:
         return "" if os.path.isabs(path) else f". The program runs in {os.getcwd()}"
     return ". Paths begin at the folder of the file that holds them"

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import typing
+from collections.abc import Callable
 from typing import Any, Final
 
 from dfm_async.federation.files.documents import Documents
-from dfm_async.federation.files.schemas import SchemaReader, is_path
-from dfm_async.federation.files.values import Value, one_of
-from dfm_async.federation.operation import Declaration, Signature
+from dfm_async.federation.files.schemas import SchemaReader, type_name
+from dfm_async.federation.files.values import Value, if_given, one_of
+from dfm_async.federation.operation import Declaration, Operation, Signature
 from dfm_async.federation.schemas import Models, optional, result_type, shown, type_of
-
-__all__ = ["read_operation", "signature_of"]
 
 _KEYS: Final = ("description", "parameters", "required", "returns", "type", "title")
 _TAKEN: Final = frozenset({"site", "provider"})
 
 
 def read_operation(value: Value, documents: Documents, schemas: SchemaReader) -> Declaration:
-    """Reads an operation."""
+    """Read an operation."""
     fields = value.fields("an operation", _KEYS)
     description = _text(fields.get("description"), "description")
     parameters: dict[str, dict[str, Any]] = {}
@@ -28,7 +28,7 @@ def read_operation(value: Value, documents: Documents, schemas: SchemaReader) ->
             if not name.isidentifier() or keyword.iskeyword(name):
                 part.problem(f"a parameter's name must be an identifier, not {name!r}")
             elif name in _TAKEN:
-                part.problem(f"a parameter cannot be named {name!r}: it says where a call runs")
+                part.problem(f"a parameter cannot be named {name!r}: that argument of a call chooses where it runs")
             else:
                 parameters[name] = schemas.parameter(part)
     required: list[str] = []
@@ -36,20 +36,20 @@ def read_operation(value: Value, documents: Documents, schemas: SchemaReader) ->
         needed = part.text("the name of a parameter")
         if needed is not None and needed not in parameters:
             part.doubt(
-                f"the operation has no parameter {needed!r}, so it is not needed; {one_of(needed, list(parameters))}"
+                f"the operation has no parameter {needed!r}, so it is ignored; {one_of(needed, list(parameters))}"
             )
         elif needed is not None and needed not in required:
             required.append(needed)
-    returns = _text(fields.get("returns"), "returns") or "object"
-    if not is_path(returns):
-        fields["returns"].problem(f"returns must name a type, such as string or pkg.mod.Model, not {returns!r}")
+    returns = if_given(type_name)(fields["returns"], "returns") if "returns" in fields else None
     if "type" in fields and fields["type"].node.value != "object":
         fields["type"].problem(f"the type of an operation can only be object, not {fields['type'].kind}")
-    return Declaration(description=description, parameters=parameters, required=tuple(required), returns=returns)
+    return Declaration(
+        description=description, parameters=parameters, required=tuple(required), returns=returns or "object"
+    )
 
 
 def signature_of(declaration: Declaration, models: Models) -> Signature:
-    """What can be passed to a declared operation: what is required first, then what is not, by name."""
+    """Return what can be passed to a declared operation: what is required first, then what is not, by name."""
     listed: list[inspect.Parameter] = []
     types: dict[str, Any] = {}
     required = set(declaration.required)
@@ -72,3 +72,66 @@ def signature_of(declaration: Declaration, models: Models) -> Signature:
 
 def _text(value: Value | None, what: str) -> str:
     return "" if value is None or value.missing else value.text(what) or ""
+
+
+_RESULTS: Final[dict[Any, str]] = {
+    str: "string",
+    float: "number",
+    int: "integer",
+    bool: "boolean",
+    list: "array",
+    type(None): "null",
+}
+_MODEL_START: Final = "types."
+
+
+def declared(operation: Operation[..., Any], schemas: dict[str, Any], problem: Callable[[str], None]) -> Declaration:
+    """Make the declaration of an operation from its signature.
+
+    Adds the schemas that its types need to ``schemas``; ``problem`` receives what cannot be written.
+    """
+    signature = operation.signature
+    parameters: dict[str, dict[str, Any]] = {}
+    required: list[str] = []
+    for name, parameter in signature.parameters.parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            problem(f"the parameter {parameter} takes any number of values; in a file, each has a name")
+            continue
+        schema = _schema(signature.types.get(name, Any), schemas)
+        if parameter.default is inspect.Parameter.empty:
+            required.append(name)
+        elif parameter.default is not None:
+            schema = {**schema, "default": parameter.default}
+        parameters[name] = schema
+    return Declaration(
+        description=inspect.getdoc(operation.code) or "",
+        parameters=parameters,
+        required=tuple(required),
+        returns=_returns(signature.returns),
+    )
+
+
+def _schema(hint: Any, schemas: dict[str, Any]) -> dict[str, Any]:
+    if hint is Any:
+        return {"type": "object"}
+    from pydantic import BaseModel, TypeAdapter
+    from pydantic.errors import PydanticUserError
+
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        return {"type": f"{hint.__module__}.{hint.__qualname__}"}
+    try:
+        found = TypeAdapter(hint).json_schema(ref_template=f"#/schemas/{_MODEL_START}{{model}}")
+    except (PydanticUserError, TypeError, NameError):
+        return {"type": "object"}  # any Python object
+    for name, schema in found.pop("$defs", {}).items():
+        schemas.setdefault(f"{_MODEL_START}{name}", schema)
+    return found
+
+
+def _returns(hint: Any) -> str:
+    hint = type(None) if hint is None else typing.get_origin(hint) or hint
+    if hint in _RESULTS:
+        return _RESULTS[hint]
+    if isinstance(hint, type) and hasattr(hint, "model_validate"):
+        return f"{hint.__module__}.{hint.__qualname__}"
+    return "object"

@@ -9,34 +9,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from dfm_async.errors import FederationError
 from dfm_async.federation.federation import Federation
-from dfm_async.federation.files.adapters import AdapterFields, class_path, read_adapter
+from dfm_async.federation.files.adapters import class_path, read_adapter
 from dfm_async.federation.files.documents import REF, Documents
 from dfm_async.federation.files.operations import read_operation, signature_of
 from dfm_async.federation.files.schemas import SchemaReader, is_path
-from dfm_async.federation.files.values import TooMuch, Value, one_of
+from dfm_async.federation.files.values import Reader, Value, if_given, number, one_of, positive
 from dfm_async.federation.operation import Operation
 from dfm_async.federation.schemas import REF_START
 from dfm_async.federation.site import Site
-from dfm_async.model.resources import CacheConfig, SendCost, VaultConfig, allowed, refusal
-
-__all__ = ["FORMAT", "VERSION", "read_federation"]
+from dfm_async.model.call_limits import parse_bytes
+from dfm_async.model.resources import CacheConfig, ClassPath, SendCost, VaultConfig, allowed, refusal
 
 _KEYS: Final = ("dfm", "info", "provision", "schemas", "operations", "sites")
-_SITE_KEYS: Final = (
-    "info",
-    "impl",
-    "cache_config",
-    "secrets_vault",
-    "send_cost",
-    "interface",
-    "providers",
-    "workers",
-    "threads",
-)
-_PROVIDER_KEYS: Final = ("info", "impl", "interface")
-_CACHE_KEYS: Final = ("protocol", "storage_options", "base_path", "max_bytes", "max_age")
 _FILE_VAULT: Final = "file"
 _VAULTS: Final = ("environment", _FILE_VAULT, "keyring")
 _OUR_VAULTS: Final = "dfm_async.site.vaults"
@@ -52,30 +37,18 @@ _APPLICATION: Final = "home"
 def read_federation(
     path: str | os.PathLike[str], *, packages: tuple[str, ...] | None = None, compat: bool = False
 ) -> Federation:
-    """Reads a federation from its file.
-
-    Raises:
-        FederationError: something is wrong with it; lists everything.
-    """
-    found = None
+    """Read a federation from its file. A FederationError lists everything that is wrong."""
+    federation = Federation("", packages=packages, compat=compat)
     with _uncollected():
         documents = Documents(path, confined=packages is not None)
-        if documents.root is not None:
-            value = Value(documents.root.root, documents.root)
-            try:
-                found = _Reader(documents, packages, compat).read(value)
-            except TooMuch as error:
-                error.at.problem("what the files refer to is, taken together, larger than allowed")
-    documents.report_strays()
-    problems = documents.ledger.problems
-    if problems or found is None:
-        raise FederationError(os.fspath(path), sorted(problems, key=lambda p: (p.file, p.line, p.column)))
-    found.files = tuple(documents.files)
-    return found
+        with documents.reading() as value:
+            _Reader(documents, federation).read(value)
+    federation.files = tuple(documents.files)
+    return federation
 
 
 def _only_names(name: str, schemas: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Tells whether a schema is a name for another that is a name again, and so on, without end."""
+    """Return whether a schema is only a reference to another one that is a reference again, in a cycle."""
     seen: set[str] = set()
     while name not in seen:
         seen.add(name)
@@ -88,7 +61,7 @@ def _only_names(name: str, schemas: Mapping[str, Mapping[str, Any]]) -> bool:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Spares the garbage collector: all that is made stays, and looking for garbage takes a third of the time."""
+    """Pause the garbage collector: everything that is made here stays, and collecting takes a third of the time."""
     if not gc.isenabled():
         yield
         return
@@ -100,73 +73,64 @@ def _uncollected() -> Iterator[None]:
 
 
 class _Reader:
-    def __init__(self, documents: Documents, packages: tuple[str, ...] | None, compat: bool) -> None:
-        self._documents = documents
-        self._packages = packages
-        self._compat = compat
-        self._adapters: dict[tuple[int, str | None, tuple[str, ...]], AdapterFields | None] = {}
+    """Reads a file into a federation that is empty so far."""
 
-    def read(self, value: Value) -> Federation | None:
+    def __init__(self, documents: Documents, federation: Federation) -> None:
+        self._documents = documents
+        self._federation = federation
+        self._packages = federation.packages
+        self._adapters: dict[tuple[int, str | None, tuple[str, ...]], dict[str, Any]] = {}
+
+    def read(self, value: Value) -> None:
         if not isinstance(value.node.value, dict):
             what = "is empty" if value.missing else f"holds {value.kind}"
             value.problem(f"the file {what}; it must be a mapping with the keys {', '.join(_KEYS)}")
-            return None
+            return
         fields = value.fields("a federation", _KEYS)
         if "dfm" not in fields:
             value.problem(f"'dfm' is missing: the version of the format, {FORMAT}")
         elif fields["dfm"].node.value != FORMAT:
             fields["dfm"].problem(f"dfm must be {FORMAT}, the version of the format, not {fields['dfm'].kind}")
-        federation = self._info(value, fields.get("info"))
+        if "info" not in fields or fields["info"].missing:
+            fields.get("info", value).problem("'info' is missing: it has api-version and code-package")
+        else:
+            self._info(fields["info"])
         if "provision" in fields:
-            federation.provision = fields["provision"].plain_mapping("provision")
-        reader = self._schemas(fields.get("schemas"), federation)
+            self._federation.provision = fields["provision"].plain_mapping("provision")
+        schemas = self._schemas(fields.get("schemas"))
         if "operations" in fields:
-            self._operations(fields["operations"], federation, reader)
+            self._operations(fields["operations"], schemas)
         if "sites" in fields:
-            self._sites(fields["sites"], federation)
-        return federation
+            self._sites(fields["sites"])
 
-    def _info(self, whole: Value, info: Value | None) -> Federation:
-        if info is None or info.missing:
-            (info or whole).problem("'info' is missing: it holds api-version and code-package")
-            return Federation("", packages=self._packages, compat=self._compat)
+    def _info(self, info: Value) -> None:
+        federation = self._federation
         given: dict[str, Value] = {}
-        others: dict[str, Any] = {}
         for name, part in info.mapping("info"):
             plain = name.replace("-", "_")
             if plain in given:
-                info.problem_at_key(name, f"this stands here twice, also as {given[plain].key!r}")
+                info.problem_at_key(name, f"duplicate key, also written as {given[plain].key!r}")
             elif plain in ("api_version", "code_package", "description"):
                 given[plain] = part
             else:
-                others[name] = part.plain()
-        name, version = "", ""
+                federation.info[name] = part.plain()
         if "code_package" in given:
-            name = given["code_package"].identifier("code-package") or ""
+            federation.name = given["code_package"].identifier("code-package") or ""
         elif isinstance(info.node.value, dict):
             info.problem("'code-package' is missing: the package of the federation's code, and its name")
         if "api_version" in given:
-            version = self._version(given["api_version"])
+            version = given["api_version"]
+            federation.api_version = str(version.node.value)
+            if not isinstance(version.node.value, str) or not VERSION.fullmatch(version.node.value):
+                version.problem(f"api-version must be three numbers, such as 0.1.0, not {version.kind}")
         elif isinstance(info.node.value, dict):
             info.problem("'api-version' is missing: the version of the operations, such as 0.1.0")
-        about = given.get("description")
-        description = "" if about is None or about.missing else about.text("description") or ""
-        federation = Federation(
-            name, api_version=version, description=description, packages=self._packages, compat=self._compat
-        )
-        federation.info = others
-        return federation
-
-    def _version(self, value: Value) -> str:
-        text = value.node.value
-        if not isinstance(text, str) or not VERSION.fullmatch(text):
-            value.problem(f"api-version must be three numbers, such as 0.1.0, not {value.kind}")
-            return ""
-        return text
+        if "description" in given and not given["description"].missing:
+            federation.description = given["description"].text("description") or ""
 
     # schemas and operations
 
-    def _schemas(self, value: Value | None, federation: Federation) -> SchemaReader:
+    def _schemas(self, value: Value | None) -> SchemaReader:
         named: dict[str, Value] = {}
         names: dict[int, str] = {}
         for name, part in self._documents.entries(value, "schemas") if value is not None else ():
@@ -179,15 +143,16 @@ class _Reader:
             found = self._documents.referred(part) if part.only(REF) else None
             if found is not None and names.setdefault(id(found.node), name) == name:
                 named[name] = found  # it has no other name, and may refer to itself
-        reader = SchemaReader(self._documents, names)
+        reader, declared = SchemaReader(self._documents, names), self._federation.models.declared
         for name, part in named.items():
-            federation.models.declared[name] = reader.schema(part)
+            declared[name] = reader.schema(part)
         for name, part in named.items():
-            if _only_names(name, federation.models.declared):
-                part.problem("this reference leads back to itself")
+            if _only_names(name, declared):
+                part.problem("this reference refers to itself")
         return reader
 
-    def _operations(self, value: Value, federation: Federation, schemas: SchemaReader) -> None:
+    def _operations(self, value: Value, schemas: SchemaReader) -> None:
+        federation = self._federation
         for name, part in self._documents.entries(value, "operations"):
             found = self._documents.follow(part)
             if not is_path(name):
@@ -198,47 +163,50 @@ class _Reader:
 
     # sites
 
-    def _sites(self, value: Value, federation: Federation) -> None:
+    def _sites(self, value: Value) -> None:
         costs: list[tuple[Site, Value]] = []
         for full, part in self._documents.entries(value, "sites"):
             found = self._documents.follow(part)
             name, at, domain = full.partition("@")
             if not name.isidentifier() or (at and not domain):
                 part.problem(f"a site's name must be an identifier, or identifier@domain, not {full!r}")
-            elif name in federation.sites:
-                part.problem(f"there is a site {name!r} already; what stands behind @ does not count")
+            elif name in self._federation.sites:
+                part.problem(f"duplicate site {name!r}: the part after @ does not count")
             elif found is not None:
-                site, cost = self._site(found, name, federation)
+                site, cost = self._site(found, name)
                 if cost is not None:
                     costs.append((site, cost))
         for site, cost in costs:  # only now all sites are known
-            site.send_cost = self._send_cost(cost, federation)
+            site.send_cost = self._send_cost(cost)
 
-    def _site(self, value: Value, name: str, federation: Federation) -> tuple[Site, Value | None]:
-        fields = value.fields("a site", _SITE_KEYS)
-        workers, threads = (
-            fields[key].number(key, positive=True, whole=True) if key in fields and not fields[key].missing else None
-            for key in ("workers", "threads")
-        )
-        site = federation.site(name, workers=None if workers is None else int(workers))
-        if threads is not None:
-            site.threads = int(threads)
-        if "info" in fields:
-            site.info = fields["info"].plain_mapping("info")
-        if "impl" in fields and not fields["impl"].missing:
-            site.impl = class_path(fields["impl"], "impl", self._packages)
-        cache = fields.get("cache_config")  # as in DFM, a site has files without saying so
-        site.cache = CacheConfig() if cache is None else None if cache.missing else self._cache(cache)
-        if "secrets_vault" in fields and not fields["secrets_vault"].missing:
-            site.vault = self._vault(fields["secrets_vault"])
-        interfaces: list[tuple[str | None, Value]] = []
-        if "providers" in fields:
-            interfaces = self._providers(fields["providers"], site)
-        if "interface" in fields:
-            self._interface(fields["interface"], site, None)
+    def _site(self, value: Value, name: str) -> tuple[Site, Value | None]:
+        readers: dict[str, Reader] = {
+            "info": Value.plain_mapping,
+            "impl": if_given(self._class),
+            "cache_config": lambda at, _: (None if at.missing else self._cache(at),),
+            "secrets_vault": if_given(lambda at, _: self._vault(at)),
+            "send_cost": _as_it_is,
+            "interface": _as_it_is,
+            "providers": _as_it_is,
+            "workers": if_given(_workers),
+            "threads": if_given(_count),
+            "idle_after": if_given(number),
+            "gpus": if_given(lambda at, key: at.number(key, whole=True)),
+            "memory": if_given(_memory),
+        }
+        given = value.read("a site", readers)
+        own, providers, send_cost = (given.pop(key, None) for key in ("interface", "providers", "send_cost"))
+        (cache,) = given.pop("cache_config", (CacheConfig(),))  # as in DFM, a site has a cache on disk by default
+        site = self._federation.site(name, cache=cache, vault=given.pop("secrets_vault", None), **given)
+        interfaces = [] if providers is None else self._providers(providers, site)
+        if own is not None:
+            self._interface(own, site, None)
         for provider, interface in interfaces:
             self._interface(interface, site, provider)
-        return site, fields.get("send_cost")
+        return site, send_cost
+
+    def _class(self, value: Value, what: str) -> ClassPath | None:
+        return class_path(value, what, self._packages)
 
     def _providers(self, value: Value, site: Site) -> list[tuple[str | None, Value]]:
         interfaces: list[tuple[str | None, Value]] = []
@@ -247,15 +215,11 @@ class _Reader:
             if not name.isidentifier():
                 part.problem(f"a provider's name must be an identifier, not {name!r}")
             elif found is not None:
-                fields = found.fields("a provider", _PROVIDER_KEYS)
-                impl = fields.get("impl")
-                site.provider(
-                    name,
-                    None if impl is None or impl.missing else class_path(impl, "impl", self._packages),
-                    info=fields["info"].plain_mapping("info") if "info" in fields else None,
-                )
-                if "interface" in fields:
-                    interfaces.append((name, fields["interface"]))
+                readers = {"info": Value.plain_mapping, "impl": if_given(self._class), "interface": _as_it_is}
+                given = found.read("a provider", readers)
+                if "interface" in given:
+                    interfaces.append((name, given.pop("interface")))
+                site.provider(name, **given)
         return interfaces
 
     def _interface(self, value: Value, site: Site, provider: str | None) -> None:
@@ -269,29 +233,21 @@ class _Reader:
                     hint = f"; write '{_OPERATION}{key}'" if key in known else ""
                     part.problem(f"an interface has keys such as '{_OPERATION}array.Create', not {key!r}{hint}")
                 else:
-                    part.problem(f"there is no operation {name!r}; {one_of(name, list(known))}")
+                    part.problem(f"unknown operation {name!r}; {one_of(name, list(known))}")
             if found is None:
                 continue
-            fields = self._adapter(found, operation, tuple(site.providers))
-            if fields is not None and operation is not None:
-                site.adapt(
-                    name,
-                    fields.code,
-                    bind=fields.bind,
-                    is_async=fields.is_async,
-                    description=fields.description,
-                    returns=fields.returns,
-                    provider=provider,
-                    cost=fields.cost,
-                    retry=fields.retry,
-                    deadline=fields.deadline,
-                    in_process=fields.in_process,
-                )
+            options = dict(self._adapter(found, operation, tuple(site.providers)))
+            code = options.pop("code", None)
+            if code is not None and operation is not None:
+                try:
+                    site.adapt(name, code, provider=provider, **options)
+                except (TypeError, ValueError) as error:  # such as more GPUs than the site has
+                    found.problem(str(error))
 
     def _adapter(
         self, value: Value, operation: Operation[..., Any] | None, providers: tuple[str, ...]
-    ) -> AdapterFields | None:
-        """Reads an adapter, once for all the sites that refer to it."""
+    ) -> dict[str, Any]:
+        """Read an adapter, once for all the sites that refer to it."""
         key = (id(value.node), None if operation is None else operation.name, providers)
         if key not in self._adapters:
             parameters = operation.signature.parameters.parameters if operation is not None else ()
@@ -299,19 +255,15 @@ class _Reader:
         return self._adapters[key]
 
     def _cache(self, value: Value) -> CacheConfig:
-        fields = value.fields("cache_config", _CACHE_KEYS)
-        given: dict[str, Any] = {}
-        for name, part in fields.items():
-            if part.missing:
-                continue
-            if name == "storage_options":
-                given[name] = part.plain_mapping(name)
-            elif name in ("max_bytes", "max_age"):
-                given[name] = part.number(name, positive=True, whole=name == "max_bytes")
-            else:
-                given[name] = part.text(name)
+        readers: dict[str, Reader] = {
+            "protocol": Value.text,
+            "storage_options": Value.plain_mapping,
+            "base_path": Value.text,
+            "max_bytes": lambda at, name: at.number(name, positive=True, whole=True),
+            "max_age": positive,
+        }
         try:
-            config = CacheConfig(**{name: found for name, found in given.items() if found is not None})
+            config = CacheConfig(**value.read("cache_config", {key: if_given(readers[key]) for key in readers}))
         except ValueError as error:
             value.problem(str(error))
             return CacheConfig()
@@ -341,22 +293,48 @@ class _Reader:
             args["path"] = _beside(fields["args"], args["path"])
         return VaultConfig(path=path, args=args)
 
-    def _send_cost(self, value: Value, federation: Federation) -> dict[str, SendCost]:
+    def _send_cost(self, value: Value) -> dict[str, SendCost]:
+        sites = self._federation.sites
         found: dict[str, SendCost] = {}
         for full, part in value.mapping("send_cost"):
             name = full.partition("@")[0]
-            if name not in federation.sites and name != _APPLICATION:
-                value.problem_at_key(full, f"there is no site {name!r}; {one_of(name, list(federation.sites))}")
+            if name not in sites and name != _APPLICATION:
+                value.problem_at_key(full, f"unknown site {name!r}; {one_of(name, list(sites))}")
                 continue
-            fields = part.fields("a send cost", ("fixed_time", "bandwidth"))
-            fixed = fields["fixed_time"].number("fixed_time") if "fixed_time" in fields else 0.0
-            bandwidth = None
-            if "bandwidth" in fields and not fields["bandwidth"].missing:
-                bandwidth = fields["bandwidth"].number("bandwidth", positive=True)
-            found[name] = SendCost(fixed_time=fixed or 0.0, bandwidth=bandwidth)
+            readers = {"fixed_time": number, "bandwidth": if_given(positive)}
+            found[name] = SendCost(**part.read("a send cost", readers))
         return found
 
 
+def _memory(value: Value, _what: str) -> int | None:
+    try:
+        return parse_bytes(value.node.value)
+    except ValueError as error:
+        value.problem(str(error))
+        return None
+
+
+def _workers(value: Value, what: str) -> int | tuple[int, int] | None:
+    """Read a number of workers, or two of them: the smallest and the largest."""
+    if not isinstance(value.node.value, list):
+        return _count(value, what)
+    found = [_count(end, what) for end in value.items(what)]
+    ends = [end for end in found if end is not None]
+    if len(found) != 2 or (len(ends) == 2 and ends[0] > ends[1]):
+        value.problem(f"{what} must be a whole number, or the smallest and the largest one as in [1, 8]")
+        return None
+    return (ends[0], ends[1]) if len(ends) == 2 else None
+
+
+def _count(value: Value, what: str) -> int | None:
+    found = value.number(what, positive=True, whole=True)
+    return None if found is None else int(found)
+
+
+def _as_it_is(value: Value, _what: str) -> Value:
+    return value
+
+
 def _beside(value: Value, path: str) -> str:
-    """A path that begins at the folder of the file that holds it, as all of them do: workers may run elsewhere."""
+    """Return a path relative to the folder of the file that holds it: workers may run elsewhere."""
     return path if path.startswith("~") else os.path.abspath(os.path.join(value.document.folder, path))

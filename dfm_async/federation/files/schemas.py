@@ -1,4 +1,4 @@
-"""Schemas of files: checks them, and makes them stand on their own."""
+"""Schemas of files: checks them, and resolves their references."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from dfm_async.federation.files.tree import DEEPEST
 from dfm_async.federation.files.values import Value, close_to
 from dfm_async.federation.schemas import JSON_TYPES, REF_START
 
-__all__ = ["INPUTS", "SchemaReader", "is_path"]
-
 INPUTS: Final = ("accepts_literal_input", "accepts_node_input", "accepts_place_input", "discoverable")
 """What kinds of input a parameter takes; all by default."""
 
@@ -20,45 +18,18 @@ _REPEATED: Final = 100
 
 _GROUPS: Final = ("anyOf", "oneOf", "allOf")
 _TABLES: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_SINGLE: Final = (
-    "items",
-    "additionalProperties",
-    "contains",
-    "propertyNames",
-    "not",
-    "if",
-    "then",
-    "else",
-    "additionalItems",
-)
+_SINGLE: Final = ("items", "additionalItems", "additionalProperties", "contains", "propertyNames")
+_CONDITIONS: Final = ("not", "if", "then", "else")
 _COUNTS: Final = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_OTHERS: Final = (
-    "type",
-    "description",
-    "title",
-    "default",
-    "enum",
-    "const",
-    "format",
-    "pattern",
-    "required",
-    "nullable",
-    "uniqueItems",
-    "examples",
-    "example",
-    "deprecated",
-    "readOnly",
-    "writeOnly",
-    "discriminator",
-    "externalDocs",
-    "xml",
-    "prefixItems",
-    "dependentRequired",
-    "contentEncoding",
-    "contentMediaType",
+_TEXTS: Final = ("description", "title", "format", "pattern")
+_DATA: Final = (
+    *("default", "const", "example", "examples", "nullable", "uniqueItems", "deprecated", "readOnly", "writeOnly"),
+    *("dependentRequired", "contentEncoding", "contentMediaType", "discriminator", "externalDocs", "xml"),
 )
-_KNOWN: Final = (*_OTHERS, *_COUNTS, *_BOUNDS, *_GROUPS, *_TABLES, *_SINGLE)
+"""Keywords that are kept as they are."""
+_OTHERS: Final = ("type", "required", "enum", "prefixItems")
+_KNOWN: Final = (*_DATA, *_OTHERS, *_TEXTS, *_COUNTS, *_BOUNDS, *_GROUPS, *_TABLES, *_SINGLE, *_CONDITIONS)
 _PYTHON: Final[dict[str, tuple[type, ...]]] = {
     "string": (str,),
     "number": (int, float),
@@ -70,31 +41,26 @@ _PYTHON: Final[dict[str, tuple[type, ...]]] = {
 
 
 class SchemaReader:
-    """Reads schemas. Where one refers to a named schema, the name is kept; everything else is put in its place.
-
-    Args:
-        documents: the files.
-        names: the name of each named schema, by the identity of its node.
-    """
+    """Reads schemas. References to schemas in ``names`` (by node) stay references; others are resolved in place."""
 
     def __init__(self, documents: Documents, names: Mapping[int, str]) -> None:
         self._documents = documents
         self._names = names
 
     def parameter(self, value: Value) -> dict[str, Any]:
-        """Reads the schema of a parameter, with what kinds of input it accepts."""
+        """Read the schema of a parameter, with what kinds of input it accepts."""
         found = self._read(value, (), named=True, inputs=True)
         if not any(found.get(name, True) for name in INPUTS[:3]):
             value.problem(
-                "this parameter accepts nothing: let one of accepts-literal-input, accepts-node-input, "
-                "accepts-place-input be true"
+                "this parameter accepts no input: set one of accepts-literal-input, accepts-node-input, "
+                "accepts-place-input to true"
             )
         if "default" in found:
             _check_default(value, found)
         return found
 
     def schema(self, value: Value) -> dict[str, Any]:
-        """Reads a named schema."""
+        """Read a named schema."""
         return self._read(value, (), named=False, inputs=False)
 
     def _read(
@@ -103,7 +69,7 @@ class SchemaReader:
         if named and id(value.node) in self._names:
             return {"$ref": REF_START + self._names[id(value.node)]}
         if id(value.node) in active:
-            value.problem("this schema contains itself: give it a name in schemas, and refer to that")
+            value.problem("this schema contains itself: name it in schemas, and refer to the name")
             return {}
         if len(active) >= DEEPEST:
             value.problem(f"this schema is nested deeper than {DEEPEST} levels, with what it refers to")
@@ -127,10 +93,12 @@ class SchemaReader:
                 flag = part.flag(key)
                 if flag is not None:
                     found[plain] = flag
-            elif key in _KNOWN:
-                self._keyword(key, part, active, found)
-            elif key.startswith(("x-", "$")):
+            elif key in _DATA or (key not in _KNOWN and key.startswith(("x-", "$"))):
                 found[key] = part.plain()
+            elif key in _KNOWN:
+                read = self._keyword(key, part, active)
+                if read is not None:
+                    found[key] = read
             else:
                 known = (*_KNOWN, *INPUTS) if inputs else _KNOWN
                 value.problem_at_key(
@@ -140,50 +108,45 @@ class SchemaReader:
                 )
         return found
 
-    def _keyword(self, key: str, value: Value, active: tuple[int, ...], found: dict[str, Any]) -> None:
+    def _keyword(self, key: str, value: Value, active: tuple[int, ...]) -> Any:
+        """Return what a keyword holds; None if it is invalid or empty."""
         if key == "type":
-            kinds = _types(value)
-            if kinds is not None:
-                found[key] = kinds
-        elif key in _TABLES:
-            found[key] = {name: self._read(part, active) for name, part in value.mapping(key)}
-        elif key in _SINGLE and not isinstance(value.node.value, bool):
-            found[key] = self._read(value, active)
-        elif key in _GROUPS or key == "prefixItems":
-            parts = [self._read(part, active) for part in value.items(key)]
-            if parts:
-                found[key] = parts
-        elif key in _COUNTS:
-            count = value.number(key, whole=True)
-            if count is not None:
-                found[key] = count
-        elif key in _BOUNDS:
-            bound = value.number(key, positive=key == "multipleOf", signed=True)
-            if bound is not None:
-                found[key] = bound
-        elif key in ("description", "title", "format", "pattern"):
+            return read_types(value)
+        if key in _TABLES:
+            return {name: self._read(part, active) for name, part in value.mapping(key)}
+        if key in _GROUPS or key == "prefixItems":
+            return [self._read(part, active) for part in value.items(key)] or None
+        if key in _COUNTS or key in _BOUNDS:
+            return value.number(key, positive=key == "multipleOf", whole=key in _COUNTS, signed=key in _BOUNDS)
+        if key in _TEXTS:
             text = value.text(key)
-            if text is not None and (key != "pattern" or _can_match(value, text)):
-                found[key] = text
-        elif key == "required":
-            names = [name for part in value.items(key) if (name := part.text("the name of a property")) is not None]
-            found[key] = names
-        elif key == "enum":
+            return text if text is None or key != "pattern" or _can_match(value, text) else None
+        if key == "required":
+            names = (part.text("the name of a property") for part in value.items(key))
+            return [name for name in names if name is not None]
+        if key == "enum":
             values = [part.plain() for part in value.items(key)]
-            if values:
-                found[key] = values
-            elif isinstance(value.node.value, list):
+            if not values and isinstance(value.node.value, list):
                 value.problem("enum must list at least one value")
-        else:
-            found[key] = value.plain()
+            return values or None
+        return value.plain() if isinstance(value.node.value, bool) else self._read(value, active)
 
 
 def is_path(text: str) -> bool:
-    """Tells whether a text can be the path of something in Python: identifiers with dots between them."""
+    """Return whether a text can be the path of something in Python: identifiers with dots between them."""
     return all(part.isidentifier() for part in text.split("."))
 
 
-def _types(value: Value) -> str | list[str] | None:
+def type_name(value: Value, what: str) -> str | None:
+    """Read the name of a type: one of JSON schemas, or the path of a class."""
+    found = value.text(what)
+    if found is not None and not is_path(found):
+        value.problem(f"{what} must name a type, such as string or pkg.mod.Model, not {found!r}")
+    return found
+
+
+def read_types(value: Value) -> str | list[str] | None:
+    """Read a type of JSON schemas, or a list of them."""
     if isinstance(value.node.value, list):
         found = [name for part in value.items("type") if (name := _single_type(part)) is not None]
         if not value.node.value:
@@ -197,7 +160,7 @@ def _single_type(value: Value) -> str | None:
     if text is None or text in JSON_TYPES or ("." in text and is_path(text)):
         return text
     value.problem(
-        f"there is no type {text!r}{close_to(text, JSON_TYPES)}. Allowed are: {', '.join(JSON_TYPES)}, and "
+        f"unknown type {text!r}{close_to(text, JSON_TYPES)}. Allowed are: {', '.join(JSON_TYPES)}, and "
         "the path of a pydantic model, such as pkg.mod.Model"
     )
     return None
@@ -210,7 +173,7 @@ def _can_match(value: Value, pattern: str) -> bool:
         SchemaValidator(core_schema.str_schema(pattern=pattern))
     except SchemaError:
         value.problem(
-            f"{pattern[:60]!r} is no pattern that can be matched in bounded time: look-around and "
+            f"{pattern[:60]!r} is not a pattern that can be matched in bounded time: look-around and "
             "back-references are not allowed"
         )
         return False

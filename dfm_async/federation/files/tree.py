@@ -1,4 +1,4 @@
-"""YAML as a tree that knows where each of its parts stands. Nothing is built but text, numbers, lists and mappings."""
+"""YAML as a tree with the position of each part. It contains only text, numbers, lists and mappings."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
-
-__all__ = ["DEEPEST", "LARGEST", "Node", "Scalar", "TreeError", "path_text", "place", "read_tree", "tree_of"]
 
 DEEPEST: Final = 64
 """How deep a file may be nested."""
@@ -27,9 +25,9 @@ class Node:
 
     Attributes:
         value: text, a number, a boolean, None, a list of nodes, or nodes by their keys.
-        at: where it begins; :func:`place` tells the line and the column.
+        at: where it begins; :func:`place` returns the line and the column.
         size: of how many parts it consists, with what aliases repeat.
-        keys: where each key stands, for a mapping.
+        keys: where each key begins, for a mapping.
     """
 
     __slots__ = ("at", "keys", "size", "value")
@@ -46,12 +44,12 @@ _LINE: Final = 32  # a place is one number, the line in its upper bits: there ar
 
 
 def place(at: int) -> tuple[int, int]:
-    """The line and the column, both from 1; line 0 is none."""
+    """Return the line and the column, both from 1; line 0 means unknown."""
     return (at >> _LINE) + 1, (at & (1 << _LINE) - 1) + 1
 
 
 def path_text(steps: Iterable[str | int]) -> str:
-    """The keys and indices that lead to a part, as Python writes them."""
+    """Return the keys and indices that lead to a part, as Python writes them."""
     found = ""
     for step in steps:
         plain = isinstance(step, str) and (step.replace("-", "_").isidentifier() or step == "$ref")
@@ -75,50 +73,38 @@ class _Frame:
 
     __slots__ = ("keys", "mapping", "merged", "name", "node")
 
-    def __init__(self, node: Node, mapping: bool) -> None:
+    def __init__(self, node: Node) -> None:
         self.node = node
-        self.mapping = mapping
+        self.mapping = isinstance(node.value, dict)
         self.keys: dict[str, int] = {}
         self.merged: list[Node] | None = None
         self.name: str | None = None  # the key whose value comes next
 
 
 def read_tree(text: str) -> tuple[Node | None, list[TreeError]]:
-    """Reads one YAML document. JSON is read, too, where it is no YAML: with tabs, or escapes of surrogates.
+    """Read one YAML document: its root, None if it is empty, and the duplicate keys.
 
-    Returns:
-        its root, None if it is empty, and the keys that stand there twice.
-
-    Raises:
-        TreeError: it is no YAML, or larger or deeper than allowed, or has tags.
+    JSON that is not YAML is read, too: with tabs, or escapes of surrogates. A TreeError reports what cannot be read.
     """
     try:
         return _read_yaml(text)
-    except TreeError:
-        found = _read_json(text)
-        if found is None:
+    except TreeError as error:
+        if not text.lstrip().startswith("{"):
             raise
-        return found, []
-
-
-def _read_json(text: str) -> Node | None:
-    """JSON as a tree that does not know its lines; None if it is none."""
-    if not text.lstrip().startswith("{"):
-        return None
-    try:
-        return tree_of(json.loads(text))
-    except (ValueError, RecursionError):
-        return None
+        try:
+            return tree_of(json.loads(text)), []
+        except (ValueError, RecursionError):
+            raise error from None
 
 
 def _read_yaml(text: str) -> tuple[Node | None, list[TreeError]]:
-    import yaml  # here, because whoever has no files does not need it
+    import yaml  # only needed for files
 
     composer = _Composer()
     takers: dict[type, Callable[[Any, int], None] | None] = {
         yaml.ScalarEvent: composer.scalar,
-        yaml.MappingStartEvent: composer.begin_mapping,
-        yaml.SequenceStartEvent: composer.begin_list,
+        yaml.MappingStartEvent: lambda event, at: composer.begin(event, Node({}, at)),
+        yaml.SequenceStartEvent: lambda event, at: composer.begin(event, Node([], at)),
         yaml.MappingEndEvent: composer.end,
         yaml.SequenceEndEvent: composer.end,
         yaml.AliasEvent: composer.alias,
@@ -149,17 +135,13 @@ def _read_yaml(text: str) -> tuple[Node | None, list[TreeError]]:
 
 
 def tree_of(data: Any) -> Node:
-    """Makes a tree of what stands in no file, or at no line of one: lists and dicts of text, numbers and None.
-
-    Raises:
-        TreeError: it is deeper or larger than allowed, or holds something else.
-    """
-    # No two of them stand at the same place, and all of them in line 0.
+    """Make a tree of data without lines; TreeError if it is too deep or large, or not plain data."""
+    # All of them are in line 0, each at its own column.
     return _tree_of(data, itertools.count(-1 << _LINE), 0)
 
 
 def _is_broken(text: str) -> bool:
-    """Whether a text holds half a character (a surrogate), which cannot be written."""
+    """Return whether a text has an unpaired surrogate, which cannot be written."""
     return not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -178,7 +160,7 @@ def _tree_of(data: Any, places: Iterator[int], depth: int) -> Node:
         node = Node(parts, at)
     elif data is None or isinstance(data, (str, int, float)):
         if isinstance(data, str) and _is_broken(data):
-            raise TreeError(0, 0, f"half a character is no text: {data!r}")
+            raise TreeError(0, 0, f"unpaired surrogate in {data!r}")
         return Node(data, at)
     else:
         raise TreeError(0, 0, f"a value of type {type(data).__name__} is neither text, a number, a list nor a mapping")
@@ -202,12 +184,12 @@ class _Composer:
     def document(self, _event: Any, at: int) -> None:
         self._documents += 1
         if self._documents > 1:
-            raise _wrong(at, "a second document begins here; a file holds one")
+            raise _wrong(at, "a second document begins here; a file must contain one")
 
     def scalar(self, event: Any, at: int) -> None:
         text: str = event.value
         if _is_broken(text):  # libyaml refuses it, PyYAML without it does not
-            raise _wrong(at, "this is not YAML: half a character is no text")
+            raise _wrong(at, "this is not YAML: unpaired surrogate")
         frame = self._frame
         if frame is not None and frame.mapping and frame.name is None:
             self._key(frame, event, text, at)
@@ -239,7 +221,7 @@ class _Composer:
         try:
             return self._constructors[kind](text)
         except (ValueError, KeyError, IndexError, OverflowError):
-            raise _wrong(at, f"{text[:40]!r} is no {kind} that can be read") from None
+            raise _wrong(at, f"invalid {kind}: {text[:40]!r}") from None
 
     def _key(self, frame: _Frame, event: Any, text: str, at: int) -> None:
         if event.tag is not None and event.tag not in _PLAIN_TAGS and event.tag != "!":
@@ -251,23 +233,17 @@ class _Composer:
             return
         if text in frame.keys:
             first = place(frame.keys[text])[0]
-            message = f"the key {text!r} stands here twice, first in line {first}"
+            message = f"duplicate key {text!r}, first in line {first}"
             self.twice.append(TreeError(*place(at), message, path_text(self._steps())))
         else:
             frame.keys[text] = at
 
     def _steps(self) -> Iterator[str | int]:
-        """What leads to the part that is being read."""
+        """Yield what leads to the part that is being read."""
         for frame in self._stack:
             yield len(frame.node.value) if isinstance(frame.node.value, list) else frame.name or ""
 
-    def begin_mapping(self, event: Any, at: int) -> None:
-        self._begin(event, Node({}, at), True)
-
-    def begin_list(self, event: Any, at: int) -> None:
-        self._begin(event, Node([], at), False)
-
-    def _begin(self, event: Any, node: Node, mapping: bool) -> None:
+    def begin(self, event: Any, node: Node) -> None:
         if event.tag is not None and event.tag not in _GROUPS and event.tag != "!":
             raise _bad_tag(event.tag, node.at)
         if len(self._stack) >= DEEPEST:
@@ -277,7 +253,7 @@ class _Composer:
         if event.anchor is not None:
             self._anchors[event.anchor] = None  # an alias to it from inside would make it contain itself
             self._open[id(node)] = event.anchor
-        self._frame = _Frame(node, mapping)
+        self._frame = _Frame(node)
         self._stack.append(self._frame)
 
     def end(self, _event: Any, _at: int) -> None:
@@ -302,10 +278,10 @@ class _Composer:
         name = event.anchor
         if name not in self._anchors:
             # It is not named: a password may begin like this.
-            raise _wrong(at, "there is no such anchor before this alias; text that begins with * is put in quotes")
+            raise _wrong(at, "no such anchor before this alias; put text that begins with * in quotes")
         node = self._anchors[name]
         if node is None:
-            raise _wrong(at, f"the alias *{name} would make a part of the file contain itself")
+            raise _wrong(at, f"the alias *{name} refers to a part of the file that contains it")
         if self._frame is not None and self._frame.mapping and self._frame.name is None:
             raise _wrong(at, "a key must be text, not an alias")
         self._add(node, at)
@@ -321,7 +297,7 @@ class _Composer:
             if name == _MERGE and name not in frame.keys:
                 frame.merged = (frame.merged or []) + _merged(node, at)
                 return
-            into.value.setdefault(name, node)  # type: ignore[arg-type] # there is one: a value comes behind its key
+            into.value.setdefault(name, node)  # type: ignore[arg-type] # there is one: a value follows its key
         elif isinstance(into.value, list):
             into.value.append(node)
         into.size += node.size
@@ -337,7 +313,7 @@ def _merged(node: Node, at: int) -> list[Node]:
 
 
 def _safe_scalars() -> tuple[Mapping[str, Any], Mapping[str, Callable[[str], Scalar]]]:
-    """How PyYAML tells what a plain scalar is, by its first character, and how it reads one."""
+    """Return PyYAML's resolvers of plain scalars, by first character, and its constructors."""
     import yaml
 
     constructor = yaml.constructor.SafeConstructor()
@@ -363,4 +339,4 @@ def _bad_tag(tag: str, at: int) -> TreeError:
         return _wrong(
             at, f"the tag {tag.replace(_TAG, '!!')[:60]} is not allowed: a file holds text, numbers, lists and mappings"
         )
-    return _wrong(at, "tags are not allowed; text that begins with ! is put in quotes")
+    return _wrong(at, "tags are not allowed; put text that begins with ! in quotes")

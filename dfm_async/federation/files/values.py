@@ -1,16 +1,16 @@
-"""What stands in a file, with its place: values are asked for what they should be, and say what is wrong."""
+"""The values of a file, with their positions: each is read as an expected type, and reports what is wrong."""
 
 from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
+from dfm_async.base.text import shortened
 from dfm_async.errors import FileProblem
 from dfm_async.federation.files.tree import LARGEST, Node, path_text, place
-
-__all__ = ["Document", "Ledger", "TooMuch", "Value", "close_to", "one_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class TooMuch(Exception):
 
 
 class Ledger:
-    """What was found wrong, and how much may still be read."""
+    """The problems that were found, and how much may still be read."""
 
     def __init__(self) -> None:
         self.problems: list[FileProblem] = []
@@ -39,59 +39,44 @@ class Ledger:
         self._known: set[tuple[str, int, int, str]] = set()
 
     def add(self, problem: FileProblem) -> None:
-        """Takes one down; the same thing that several places refer to counts once."""
+        """Record a problem; the same one that several places refer to counts once."""
         same = (problem.file, problem.line, problem.column, problem.message)
         if same not in self._known and len(self.problems) < MOST_PROBLEMS:
             self._known.add(same)
             self.problems.append(problem)
 
     def doubt(self, problem: FileProblem) -> None:
-        """Logs one that DFM does not mind: files that it reads are read here, too. Each is logged once."""
+        """Log what is unusual about this value but harmless."""
         same = (problem.file, problem.line, problem.column, problem.message)
         if same not in self._known and len(self._known) < MOST_PROBLEMS:
             self._known.add(same)
             _log.warning("%s", problem)
 
     def spend(self, parts: int, at: Value) -> None:
-        """Counts what is read: what is referred to again and again counts each time.
-
-        Raises:
-            TooMuch: it is more than allowed.
-        """
+        """Count what is read, each time that it is referred to; raise TooMuch beyond the limit."""
         self._left -= parts
         if self._left < 0:
             raise TooMuch(at)
 
 
+@dataclass(slots=True, eq=False)
 class Document:
-    """A file that was read.
+    """A file that was read: its name in messages, the folder that its paths are relative to, and its content."""
 
-    Attributes:
-        name: how it is called in messages.
-        folder: where the paths that it names begin.
-        root: what stands in it.
-        ledger: where problems are taken down.
-    """
-
-    __slots__ = ("folder", "ledger", "name", "root")
-
-    def __init__(self, name: str, folder: str, root: Node, ledger: Ledger) -> None:
-        self.name = name
-        self.folder = folder
-        self.root = root
-        self.ledger = ledger
+    name: str
+    folder: str
+    root: Node
+    ledger: Ledger
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Value:
     """A part of a file, and the keys that lead to it."""
 
-    __slots__ = ("document", "key", "node", "parent")
-
-    def __init__(self, node: Node, document: Document, parent: Value | None = None, key: str = "") -> None:
-        self.node = node
-        self.document = document
-        self.parent = parent
-        self.key = key
+    node: Node
+    document: Document
+    parent: Value | None = None
+    key: str = ""
 
     # where it is
 
@@ -106,15 +91,15 @@ class Value:
         return path_text(reversed(steps))
 
     def problem(self, message: str) -> None:
-        """Says what is wrong with this value."""
+        """Report what is wrong with this value."""
         self._report(self.node.at, self.path, message)
 
     def doubt(self, message: str) -> None:
-        """Says what is strange about this value, and does no harm."""
+        """Log what is unusual about this value but harmless."""
         self.document.ledger.doubt(FileProblem(self.document.name, *place(self.node.at), self.path, message))
 
     def problem_at_key(self, name: str, message: str) -> None:
-        """Says what is wrong with a key of this mapping."""
+        """Report what is wrong with a key of this mapping."""
         self._report(self.node.keys.get(name, self.node.at), self.child(name, self.node).path, message)
 
     def _report(self, at: int, path: str, message: str) -> None:
@@ -129,39 +114,48 @@ class Value:
 
     @property
     def kind(self) -> str:
-        """What stands there, in words."""
+        """The value for messages."""
         value = self.node.value
         if isinstance(value, dict):
             return "a mapping"
         if isinstance(value, list):
             return "a list"
-        return "nothing" if value is None else repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
+        return "nothing" if value is None else shortened(value)
 
     @property
     def missing(self) -> bool:
-        """Whether nothing stands behind the key."""
+        """Whether the key has no value."""
         return self.node.value is None
 
     def child(self, key: str, node: Node) -> Value:
-        """A part of it."""
+        """Return a part of it."""
         return Value(node, self.document, self, key)
 
     def has(self, name: str) -> bool:
-        """Whether it is a mapping with such a key."""
+        """Return whether it is a mapping with such a key."""
         return isinstance(self.node.value, dict) and name in self.node.value
 
     def only(self, name: str) -> bool:
-        """Whether it is a mapping with such a key, and no other."""
+        """Return whether it is a mapping with such a key, and no other."""
         return isinstance(self.node.value, dict) and len(self.node.value) == 1 and name in self.node.value
 
     def get(self, name: str) -> Value | None:
-        """What stands behind a key, if it is a mapping that has it."""
+        """Return the value of a key, if this is a mapping that has it."""
         if isinstance(self.node.value, dict) and name in self.node.value:
             return self.child(name, self.node.value[name])
         return None
 
+    def part(self, name: str) -> Value:
+        """Return the value of a key; without it, one that is missing."""
+        return self.get(name) or self.child(name, Node(None, self.node.at))
+
+    def text_of(self, name: str) -> str:
+        """Return the text of a key; empty if it has none."""
+        found = self.part(name).node.value
+        return found if isinstance(found, str) else ""
+
     def mapping(self, what: str) -> Iterator[tuple[str, Value]]:
-        """Its keys and values; nothing counts as an empty mapping."""
+        """Yield its keys and values; nothing counts as an empty mapping."""
         value = self.node.value
         if isinstance(value, dict):
             self.document.ledger.spend(len(value), self)
@@ -172,7 +166,7 @@ class Value:
         return iter(())
 
     def fields(self, what: str, known: Collection[str]) -> dict[str, Value]:
-        """The values of a mapping whose keys are fixed; they may be written with ``-`` or ``_``."""
+        """Return the values of a mapping whose keys are fixed; they may be written with ``-`` or ``_``."""
         found: dict[str, Value] = {}
         for name, value in self.mapping(what):
             if name in known and name not in found:
@@ -181,16 +175,25 @@ class Value:
             plain = name.replace("-", "_")
             if plain not in known:
                 alike = known if "-" not in name else [key.replace("_", "-") for key in known]
-                allowed = ", ".join(key.replace("_", "-") if key in _WITH_DASHES else key for key in known)
+                allowed = ", ".join(map(_spelt, known))
                 self.problem_at_key(name, f"{what} has no key {name!r}{close_to(name, alike)}. Allowed are: {allowed}")
             elif plain in found:
-                self.problem_at_key(name, f"this stands here twice, also as {found[plain].key!r}")
+                self.problem_at_key(name, f"duplicate key, also written as {found[plain].key!r}")
             else:
                 found[plain] = value
         return found
 
+    def read(self, what: str, readers: Mapping[str, Reader]) -> dict[str, Any]:
+        """Read the values of a mapping whose keys are fixed; those that are None, or invalid, are left out."""
+        found = {}
+        for name, part in self.fields(what, readers).items():
+            value = readers[name](part, _spelt(name))
+            if value is not None:
+                found[name] = value
+        return found
+
     def items(self, what: str) -> list[Value]:
-        """The parts of a list."""
+        """Return the parts of a list."""
         value = self.node.value
         if isinstance(value, list):
             self.document.ledger.spend(len(value), self)
@@ -200,7 +203,7 @@ class Value:
         return []
 
     def text(self, what: str) -> str | None:
-        """The text that it is."""
+        """Return the text that it is."""
         if isinstance(self.node.value, str):
             return self.node.value
         quotes = "; put it in quotes" if isinstance(self.node.value, (bool, int, float)) else ""
@@ -208,7 +211,7 @@ class Value:
         return None
 
     def identifier(self, what: str) -> str | None:
-        """The identifier that it is."""
+        """Return the identifier that it is."""
         found = self.text(what)
         if found is not None and not found.isidentifier():
             self.problem(f"{what} must be an identifier, such as 'rain_2m', not {found!r}")
@@ -216,14 +219,14 @@ class Value:
         return found
 
     def flag(self, what: str) -> bool | None:
-        """Whether it is true."""
+        """Return whether it is true."""
         if isinstance(self.node.value, bool):
             return self.node.value
         self.problem(f"{what} must be true or false, not {self.kind}")
         return None
 
     def number(self, what: str, *, positive: bool = False, whole: bool = False, signed: bool = False) -> float | None:
-        """The number that it is: not negative unless ``signed``, and not nought if ``positive``."""
+        """Return the number that it is: not negative unless ``signed``, and not zero if ``positive``."""
         value = self.node.value
         kinds = (int,) if whole else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds) or not -_MOST <= value <= _MOST:
@@ -235,18 +238,41 @@ class Value:
         return value
 
     def plain(self) -> Any:
-        """The value as Python has it: text, numbers, lists and dicts."""
+        """Return the value as Python has it: text, numbers, lists and dicts."""
         self.document.ledger.spend(self.node.size, self)
         return _plain(self.node)
 
     def plain_mapping(self, what: str) -> dict[str, Any]:
-        """The dict that it is."""
+        """Return the dict that it is."""
         if isinstance(self.node.value, dict):
             found: dict[str, Any] = self.plain()
             return found
         if not self.missing:  # its text is not shown: it may be a secret in the wrong place
             self.problem(f"{what} must be a mapping, not {'text' if isinstance(self.node.value, str) else self.kind}")
         return {}
+
+
+Reader: TypeAlias = Callable[[Value, str], Any]
+"""Reads a value, whose name in messages is given; None if it is invalid, which is reported."""
+
+
+def if_given(reader: Reader) -> Reader:
+    """Return a reader that accepts a key without a value, as None."""
+    return lambda value, what: None if value.missing else reader(value, what)
+
+
+def number(value: Value, what: str) -> float | None:
+    """Read a number that is not negative."""
+    return value.number(what)
+
+
+def positive(value: Value, what: str) -> float | None:
+    """Read a number above zero."""
+    return value.number(what, positive=True)
+
+
+def _spelt(key: str) -> str:
+    return key.replace("_", "-") if key in _WITH_DASHES else key
 
 
 def _plain(node: Node) -> Any:  # as deep as a file may be
@@ -259,15 +285,15 @@ def _plain(node: Node) -> Any:  # as deep as a file may be
 
 
 def close_to(name: str, known: Iterable[str]) -> str:
-    """Names what may have been meant."""
+    """Return a hint which known name may have been meant."""
     found = difflib.get_close_matches(name, list(known)[:1000], n=1)
     return f" (did you mean {found[0]!r}?)" if found else ""
 
 
 def one_of(name: str, known: Sequence[str]) -> str:
-    """Says what there is instead of a name that does not exist."""
+    """Return a hint which names there are instead of one that does not exist."""
     if not known:
-        return "there is none"
+        return "none exists"
     shown = ", ".join(known[:10]) + (f", and {len(known) - 10} more" if len(known) > 10 else "")
     found = difflib.get_close_matches(name, known[:1000], n=1)
-    return f"did you mean {found[0]!r}? There is: {shown}" if found else f"there is: {shown}"
+    return f"did you mean {found[0]!r}? Known: {shown}" if found else f"known: {shown}"

@@ -1,4 +1,4 @@
-"""Writes a federation as ``federation.dfm.yaml``: what cannot be said in a file is listed, all at once."""
+"""Writes a federation as ``federation.dfm.yaml``: lists everything that a file cannot express."""
 
 from __future__ import annotations
 
@@ -11,25 +11,21 @@ import msgspec
 from dfm_async.errors import FederationError, FileProblem
 from dfm_async.federation.bindings import Binding, Const, ExposedParameter, FromParam, FromProvider, FromSecrets
 from dfm_async.federation.federation import Federation
-from dfm_async.federation.files.declaring import declared
+from dfm_async.federation.files.operations import declared
 from dfm_async.federation.files.reading import FORMAT, VERSION
 from dfm_async.federation.files.schemas import INPUTS
 from dfm_async.federation.operation import Adapter, CodeKind, Operation
 from dfm_async.federation.site import Site
+from dfm_async.model.call_limits import bytes_text
 from dfm_async.model.policies import Cost, RetryPolicy
+from dfm_async.model.pool_size import IDLE_AFTER
 from dfm_async.model.resources import CacheConfig, ClassPath, VaultConfig
-
-__all__ = ["write_federation"]
 
 _THREADS: Final = 8
 
 
 def write_federation(federation: Federation) -> str:
-    """The text of the file.
-
-    Raises:
-        FederationError: something cannot be said in a file; lists everything.
-    """
+    """Return the text of the file. A FederationError lists everything that cannot be written to one."""
     writer = _Writer(federation)
     data = writer.data()
     if writer.problems:
@@ -80,13 +76,13 @@ class _Writer:
         return {"dfm": FORMAT, "info": info, **_given(parts)}
 
     def _plain(self, key: str, value: Any) -> Any:
-        """The value, if a file can hold it."""
+        """Return the value, if a file can hold it."""
         if value is None or isinstance(value, (bool, int, float)):
             return value
         if isinstance(value, str):
             if value.isprintable() or _encodes(value):
                 return str(value)
-            self._problem(key, f"{value!r} is no text that can be written")
+            self._problem(key, f"{value!r} cannot be encoded as UTF-8")
             return ""
         if isinstance(value, (list, tuple)):
             return [self._plain(f"{key}[{index}]", part) for index, part in enumerate(value)]
@@ -140,7 +136,7 @@ class _Writer:
         for provider, interface in interfaces.items():  # those that only their adapters name
             providers[str(provider)] = {"interface": interface}
         costs = {to: _given(msgspec.to_builtins(cost)) for to, cost in site.send_cost.items()}
-        # Without a word about it a site of a file has a cache on disk: none at all must be said.
+        # By default a site of a file has a cache on disk: that there is none must be written.
         cache = {} if site.cache == CacheConfig() else {"cache_config": self._cache(f"{key}.cache_config", site.cache)}
         return cache | _given(
             {
@@ -148,8 +144,11 @@ class _Writer:
                 "impl": self._class(f"{key}.impl", site.impl, {}),
                 "secrets_vault": self._vault(f"{key}.secrets_vault", site.vault),
                 "send_cost": costs,
-                "workers": site.workers,
+                "workers": list(site.workers) if isinstance(site.workers, tuple) else site.workers,
+                "idle_after": None if site.idle_after == IDLE_AFTER else site.idle_after,
                 "threads": None if site.threads == _THREADS else site.threads,
+                "gpus": site.capacity.gpus or None,
+                "memory": None if site.capacity.memory is None else bytes_text(site.capacity.memory),
                 "interface": own,
                 "providers": providers,
             }
@@ -178,9 +177,9 @@ class _Writer:
         elif isinstance(code, type) and _importable(code):
             path = f"{code.__module__}.{code.__qualname__}"
         else:
-            what = (
-                "the class is not at the top of a module" if isinstance(code, type) else f"{_named(code)} is no class"
-            )
+            what = f"{_named(code)} is not a class"
+            if isinstance(code, type):
+                what = "the class is not at the top of a module"
             self._problem(key, f"{what}: a file names classes, with a body, by their modules and names")
             return None
         return {"path": path, "args": self._plain(f"{key}.args", args)} if args else path
@@ -204,6 +203,7 @@ class _Writer:
                 "compute_cost": _cost(adapter.cost),
                 "retry": _retry(adapter.retry),
                 "deadline": adapter.deadline,
+                **({} if adapter.limits is None else adapter.limits.declared),
             }
         )
         if not awaited:
@@ -230,7 +230,7 @@ class _Writer:
 
 
 def _given(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """What is there: what is empty need not be written."""
+    """Return what is there: what is empty need not be written."""
     return {name: part for name, part in parts.items() if part is not None and part not in ({}, [], "")}
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
-from dfm_async.federation.files.values import Value
-from dfm_async.federation.openapi.names import identifier, unused
-from dfm_async.federation.openapi.schemas import Schemas
-from dfm_async.federation.schemas import REF_START
-from dfm_async.model.http import FRAMING, Argument, Payload
-
-__all__ = ["Taken", "read_body", "read_parameters", "text_of"]
+from dfm_async.federation.files.values import Value, one_of
+from dfm_async.federation.openapi.schemas import Schemas, identifier, unused
+from dfm_async.model.http import FRAMING, Argument, Credential, Payload
 
 _STYLES: Final = {
     "path": ("simple",),
@@ -22,6 +20,8 @@ _STYLES: Final = {
 _NOT_PARAMETERS: Final = FRAMING | {"accept", "content-type", "authorization"}
 """Headers that something else decides about."""
 _Kind: TypeAlias = Literal["json", "form", "text", "bytes"]
+_KINDS: Final[tuple[_Kind, ...]] = ("json", "form", "text", "bytes")
+"""The kinds of bodies, the preferred ones first."""
 _FORM: Final = "application/x-www-form-urlencoded"
 
 
@@ -36,20 +36,20 @@ class Taken:
     payload: Payload | None = None
 
     def add(self, name: str, schema: dict[str, Any], required: bool) -> None:
-        """Takes a parameter."""
+        """Add a parameter."""
         self.schemas[name] = schema
         if required:
             self.required.append(name)
 
 
 def read_parameters(listed: list[Value], schemas: Schemas, taken: Taken) -> None:
-    """Reads the parameters of an operation; those of its own replace those of its path."""
+    """Read the parameters of an operation; those of its own replace those of its path."""
     chosen: dict[tuple[str, str], Value] = {}
     for value in listed:
         found = schemas.follow(value)
         if found is None:
             continue
-        name, place = text_of(found, "name"), text_of(found, "in")
+        name, place = found.text_of("name"), found.text_of("in")
         if not name:
             found.problem("a parameter must have a name")
         elif place not in _STYLES:
@@ -67,7 +67,7 @@ def _read_parameter(name: str, place: str, value: Value, schemas: Schemas, taken
     as_json = content is not None
     if content is not None:
         kinds = dict(content.mapping("content"))
-        kind = next((kind for kind in kinds if _is_json(kind)), None)
+        kind = next((kind for kind in kinds if _kind_of(kind) == "json"), None)
         if kind is None:
             content.problem("what a parameter holds can only be written as JSON, application/json")
             return
@@ -79,8 +79,9 @@ def _read_parameter(name: str, place: str, value: Value, schemas: Schemas, taken
         return
     explode = value.get("explode")
     described = {} if schema is None else schemas.read(schema)
-    if about := text_of(value, "description"):
-        described = _described(described, about)
+    about = value.text_of("description")
+    if about and "$ref" not in described:
+        described = {**described, "description": about}
     taken.add(argument, described, required)
     taken.arguments.append(
         Argument(
@@ -96,14 +97,14 @@ def _read_parameter(name: str, place: str, value: Value, schemas: Schemas, taken
 
 
 def read_body(value: Value, schemas: Schemas, taken: Taken) -> None:
-    """Reads the body of an operation: the properties of an object become parameters, anything else is one."""
+    """Read the body of an operation: the properties of an object become parameters, anything else is one."""
     found = schemas.follow(value)
     content = None if found is None else found.get("content")
     if found is None or content is None:
         return
     kinds = dict(content.mapping("content"))
-    chosen = next((kind for test in (_is_json, _is_form, _is_text, _is_bytes) for kind in kinds if test(kind)), None)
-    if chosen is None:
+    kind, chosen = next(((kind, name) for kind in _KINDS for name in kinds if _kind_of(name) == kind), (None, ""))
+    if kind is None:
         content.problem(
             f"a body of {', '.join(kinds) or 'nothing'} is not supported. Supported are JSON, forms "
             f"({_FORM}), text and application/octet-stream"
@@ -111,9 +112,6 @@ def read_body(value: Value, schemas: Schemas, taken: Taken) -> None:
         return
     required = _true(found, "required")
     schema = kinds[chosen].get("schema")
-    kind: _Kind = (
-        "json" if _is_json(chosen) else "form" if _is_form(chosen) else "text" if _is_text(chosen) else "bytes"
-    )
     sent = "application/octet-stream" if "*" in chosen else chosen
     whole = None if schema is None else schemas.follow(schema)
     structured = kind in ("json", "form")
@@ -126,24 +124,20 @@ def read_body(value: Value, schemas: Schemas, taken: Taken) -> None:
 
 
 def _is_flat(schema: Value) -> bool:
-    """Whether an object is described by nothing but its properties."""
-    kind, more, properties = schema.get("type"), schema.get("additionalProperties"), schema.get("properties")
+    """Return whether an object is described by nothing but its properties."""
     return (
-        (kind is None or kind.node.value == "object")
-        and properties is not None
-        and bool(properties.node.value)
-        and (more is None or more.node.value is False)
+        (not schema.has("type") or schema.text_of("type") == "object")
+        and bool(schema.part("properties").node.value)
+        and (not schema.has("additionalProperties") or schema.part("additionalProperties").node.value is False)
         and not any(schema.has(key) for key in ("allOf", "anyOf", "oneOf", "not"))
     )
 
 
 def _flatten(schema: Value, kind: _Kind, sent: str, required: bool, schemas: Schemas, taken: Taken) -> bool:
-    properties = schema.get("properties")
-    needed = schema.get("required")
-    listed = needed.items("required") if needed is not None and required else ()
+    listed = schema.part("required").items("required") if required else ()
     names = {part.node.value for part in listed if isinstance(part.node.value, str)}
     found: dict[str, tuple[str, Value]] = {}
-    for name, part in properties.mapping("properties") if properties is not None else ():
+    for name, part in schema.part("properties").mapping("properties"):
         argument = identifier(name)
         if argument in taken.schemas or argument in found:
             return False
@@ -161,34 +155,96 @@ def _flatten(schema: Value, kind: _Kind, sent: str, required: bool, schemas: Sch
     return True
 
 
-def _described(schema: dict[str, Any], text: str) -> dict[str, Any]:
-    """A schema with what the parameter says of itself. Beside a reference nothing can stand."""
-    return schema if str(schema.get("$ref", "")).startswith(REF_START) else {**schema, "description": text}
-
-
-def text_of(value: Value, key: str) -> str:
-    """The text behind a key; empty if there is none."""
-    found = value.get(key)
-    return found.node.value if found is not None and isinstance(found.node.value, str) else ""
-
-
 def _true(value: Value, key: str) -> bool:
-    found = value.get(key)
-    return found is not None and found.node.value is True
+    return value.part(key).node.value is True
 
 
-def _is_json(kind: str) -> bool:
-    plain = kind.partition(";")[0].strip().lower()
-    return plain == "application/json" or plain.endswith("+json")
+def _kind_of(content_type: str) -> _Kind | None:
+    """Return how a content type is written; None if it is not supported."""
+    plain = content_type.partition(";")[0].strip().lower()
+    if plain == "application/json" or plain.endswith("+json"):
+        return "json"
+    if plain == _FORM:
+        return "form"
+    if content_type.lower().startswith("text/") and "*" not in content_type:
+        return "text"
+    return "bytes" if content_type.lower() in ("application/octet-stream", "*/*") else None
 
 
-def _is_form(kind: str) -> bool:
-    return kind.partition(";")[0].strip().lower() == _FORM
+_TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
-def _is_text(kind: str) -> bool:
-    return kind.lower().startswith("text/") and "*" not in kind
+class Secret(NamedTuple):
+    """How a secret is sent, and its key in the vault."""
+
+    credential: Credential
+    key: str
 
 
-def _is_bytes(kind: str) -> bool:
-    return kind.lower() in ("application/octet-stream", "*/*")
+class Security:
+    """How a service authenticates its callers. ``auth`` has the key in the vault for schemes of the document."""
+
+    def __init__(self, document: Value, schemas: Schemas, auth: Mapping[str, str]) -> None:
+        self._auth = auth
+        self._schemes: dict[str, Value] = {}
+        self._general = document.get("security")
+        for name, part in document.part("components").part("securitySchemes").mapping("securitySchemes"):
+            found = schemas.follow(part)
+            if found is not None:
+                self._schemes[name] = found
+        for name in auth:
+            if name not in self._schemes:
+                known = one_of(name, list(self._schemes))
+                document.problem(f"auth names the security scheme {name!r}, which the document does not have; {known}")
+
+    def of(self, operation: Value, used: Collection[str]) -> list[Secret]:
+        """Return the secrets that requests of an operation need; their arguments avoid the names in ``used``."""
+        stated = operation.get("security") or self._general
+        if stated is None or not stated.node.value:
+            return []
+        choices = [[name for name, _ in part.mapping("a requirement")] for part in stated.items("security")]
+        for choice in choices:
+            if choice and all(name in self._auth for name in choice):
+                return [secret for name in choice if (secret := self._secret(stated, name, used)) is not None]
+        if [] in choices:
+            return []
+        shown = " or ".join(" and ".join(map(repr, choice)) for choice in choices)
+        operation.problem(
+            f"the service requires authentication by {shown}: pass the keys of your vault for it, such as "
+            f"auth={{{choices[0][0]!r}: 'KEY'}}"
+        )
+        return []
+
+    def _secret(self, stated: Value, name: str, used: Collection[str]) -> Secret | None:
+        scheme = self._schemes.get(name)
+        if scheme is None:
+            stated.problem(f"unknown security scheme {name!r}; {one_of(name, list(self._schemes))}")
+            return None
+        credential = self._credential(scheme, unused(f"auth_{identifier(name)}", used))
+        return None if credential is None else Secret(credential, self._auth[name])
+
+    def _credential(self, scheme: Value, argument: str) -> Credential | None:
+        kind, http = scheme.text_of("type"), scheme.text_of("scheme").lower()
+        match kind, http:
+            case ("http", "basic"):
+                return Credential(argument=argument, kind="basic")
+            case ("http", "bearer") | ("oauth2" | "openIdConnect", _):  # the vault has an access token
+                return Credential(argument=argument, kind="bearer")
+            case ("apiKey", _):
+                return self._api_key(scheme, argument)
+        scheme.problem(
+            f"this kind of security is not supported: {kind or 'none'} {http}".rstrip() + ". Supported are http with "
+            "bearer or basic, apiKey, oauth2 and openIdConnect"
+        )
+        return None
+
+    def _api_key(self, scheme: Value, argument: str) -> Credential | None:
+        name, place = scheme.text_of("name"), scheme.text_of("in")
+        if not name or (place != "query" and not _TOKEN.fullmatch(name)):
+            scheme.problem("an apiKey must have the name of a header, a cookie or a part of the query")
+            return None
+        match place:
+            case "header" | "query" | "cookie":
+                return Credential(argument=argument, kind=place, name=name)
+        scheme.problem(f"an apiKey is in a header, the query or a cookie, not in {place!r}")
+        return None

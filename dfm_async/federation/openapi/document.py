@@ -2,85 +2,43 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
+
+import msgspec
 
 from dfm_async.federation.bindings import Binding, FromParam, FromSecrets
 from dfm_async.federation.files.documents import Documents
+from dfm_async.federation.files.operations import signature_of
 from dfm_async.federation.files.values import Value, one_of
-from dfm_async.federation.openapi.arguments import Taken, read_body, read_parameters, text_of
-from dfm_async.federation.openapi.names import camel, group_of, unused
-from dfm_async.federation.openapi.schemas import Schemas
-from dfm_async.federation.openapi.security import Security
+from dfm_async.federation.openapi.arguments import Security, Taken, read_body, read_parameters
+from dfm_async.federation.openapi.schemas import Schemas, camel, identifier, unused
 from dfm_async.federation.operation import Declaration
-from dfm_async.model.http import RequestPlan
+from dfm_async.model.call_limits import CallLimits
+from dfm_async.model.http import HttpOptions, RequestPlan
+from dfm_async.model.resources import ClassPath
 
-__all__ = ["HttpOperation", "Service", "read_document"]
+if TYPE_CHECKING:
+    from dfm_async.federation.federation import Federation
+    from dfm_async.federation.operation import Operation
+    from dfm_async.federation.site import Site
 
 _METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 _VERSIONS: Final = ("3.0", "3.1")
 _UNKNOWN: Final = "http://unknown"
-"""Stands for an address that is wrong; a problem is reported already."""
+"""Replaces an invalid address, which is reported already."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpOperation:
-    """An operation of a service.
-
-    Attributes:
-        name: its name.
-        declaration: what it takes and returns.
-        plan: how its requests are made.
-        bindings: where the arguments of requests come from.
-        description: what people should know of it.
-    """
+class _Found(NamedTuple):
+    """An operation of a service: how its requests are made, and where their arguments come from."""
 
     name: str
     declaration: Declaration
     plan: RequestPlan
     bindings: Mapping[str, Binding]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
-    """What a document describes."""
-
-    group: str
-    operations: list[HttpOperation] = field(default_factory=list)
-    schemas: dict[str, dict[str, object]] = field(default_factory=dict)
-
-
-def read_document(
-    documents: Documents,
-    *,
-    group: str | None,
-    base_url: str | None,
-    auth: Mapping[str, str],
-    only: Collection[str] | None,
-    taken: set[str],
-) -> Service | None:
-    """Reads a document. What is wrong with it is in the ledger of the documents.
-
-    Args:
-        documents: the document and the files that it refers to.
-        group: what names of operations begin with; by default the title of the document.
-        base_url: the address of the service; by default the first of the document's servers.
-        auth: the key in the vault for each security scheme.
-        only: the operations that are wanted, by the ids that they have in the document; None means all.
-        taken: names of schemas that the federation has already.
-    """
-    if documents.root is None:
-        return None
-    document = Value(documents.root.root, documents.root)
-    if not _is_openapi(document):
-        return None
-    group = group or _group(document)
-    schemas = Schemas(documents, group, taken)
-    reader = _Reader(document, group, base_url, schemas, Security(document, schemas, auth), only)
-    found = reader.read()
-    return Service(group=group, operations=found, schemas=schemas.declared)
 
 
 def _is_openapi(document: Value) -> bool:
@@ -94,7 +52,7 @@ def _is_openapi(document: Value) -> bool:
         return False
     version = document.get("openapi")
     if version is None:
-        document.problem("this is no OpenAPI document: 'openapi' is missing, such as openapi: 3.1.0")
+        document.problem("not an OpenAPI document: 'openapi' is missing, such as openapi: 3.1.0")
         return False
     if not str(version.node.value).startswith(_VERSIONS):
         version.problem(f"OpenAPI {' and '.join(_VERSIONS)} are supported, not {version.kind}")
@@ -102,70 +60,53 @@ def _is_openapi(document: Value) -> bool:
     return True
 
 
-def _group(document: Value) -> str:
-    info = document.get("info")
-    return group_of("" if info is None else text_of(info, "title"))
-
-
 def _server(owner: Value) -> str | None:
-    """The address of the service, as a document, a path or an operation has it."""
-    servers = owner.get("servers")
-    listed = [] if servers is None else servers.items("servers")
-    url = text_of(listed[0], "url") if listed else ""
+    """Return the address of the service, as a document, a path or an operation has it."""
+    listed = owner.part("servers").items("servers")
+    url = listed[0].text_of("url") if listed else ""
     if not url:
         owner.problem("the document has no servers: pass base_url=, the address of the service")
         return None
-    variables = listed[0].get("variables")
-    for name, part in () if variables is None else variables.mapping("variables"):
-        url = url.replace(f"{{{name}}}", text_of(part, "default") or f"{{{name}}}")
+    for name, part in listed[0].part("variables").mapping("variables"):
+        url = url.replace(f"{{{name}}}", part.text_of("default") or f"{{{name}}}")
     try:
         address = urlsplit(url)
         good = address.scheme in ("http", "https") and bool(address.hostname) and "{" not in url
     except ValueError:
         good = False
     if not good or address.username or address.password or address.query or address.fragment:
-        listed[0].problem(f"{url[:80]!r} is no whole address of a service: pass base_url=")
+        listed[0].problem(f"{url[:80]!r} is not the complete URL of a service: pass base_url=")
         return None
     return url
 
 
+@dataclass(slots=True)
 class _Reader:
-    def __init__(
-        self,
-        document: Value,
-        group: str,
-        base_url: str | None,
-        schemas: Schemas,
-        security: Security,
-        only: Collection[str] | None,
-    ) -> None:
-        self._document = document
-        self._group = group
-        self._given = base_url
-        self._general: str | None = None
-        """The address that the document has for all operations."""
-        self._schemas = schemas
-        self._security = security
-        self._only = only
-        self._ids: dict[str, None] = {}
-        self._names: set[str] = set()
+    document: Value
+    group: str
+    base_url: str | None
+    schemas: Schemas
+    security: Security
+    only: Collection[str] | None
+    general: str | None = None
+    """The address that the document has for all operations."""
+    ids: dict[str, None] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
 
-    def read(self) -> list[HttpOperation]:
-        document = self._document
-        found = [operation for parts in self._listed(document) if (operation := self._operation(*parts)) is not None]
-        for name in self._only or ():
-            if name not in self._ids:
-                document.problem(f"the document has no operation {name!r}; {one_of(name, list(self._ids))}")
-        if not self._ids:
-            document.problem("the document has no operations")
+    def read(self) -> list[_Found]:
+        found = [operation for parts in self._listed() if (operation := self._operation(*parts)) is not None]
+        for name in self.only or ():
+            if name not in self.ids:
+                self.document.problem(f"the document has no operation {name!r}; {one_of(name, list(self.ids))}")
+        if not self.ids:
+            self.document.problem("the document has no operations")
         return found
 
-    def _listed(self, document: Value) -> Iterator[tuple[str, str, str, Value, Value]]:
-        paths = document.get("paths")
-        for path, item in () if paths is None else paths.mapping("paths"):
+    def _listed(self) -> Iterator[tuple[str, str, str, Value, Value]]:
+        for path, item in self.document.part("paths").mapping("paths"):
             if path.startswith("x-"):
                 continue
-            place = self._schemas.follow(item)
+            place = self.schemas.follow(item)
             if place is None:
                 continue
             if not path.startswith("/"):
@@ -175,22 +116,22 @@ class _Reader:
                 operation = place.get(method)
                 if operation is None:
                     continue
-                name = text_of(operation, "operationId") or f"{method} {path}"
-                self._ids[name] = None
-                if self._only is None or name in self._only:
+                name = operation.text_of("operationId") or f"{method} {path}"
+                self.ids[name] = None
+                if self.only is None or name in self.only:
                     yield name, method, path, place, operation
 
-    def _operation(self, id_: str, method: str, path: str, place: Value, value: Value) -> HttpOperation | None:
+    def _operation(self, id_: str, method: str, path: str, place: Value, value: Value) -> _Found | None:
         if not isinstance(value.node.value, dict):
             value.problem(f"an operation must be a mapping, not {value.kind}")
             return None
         taken = Taken()
-        groups = [found for owner in (place, value) if (found := owner.get("parameters")) is not None]
-        read_parameters([part for group in groups for part in group.items("parameters")], self._schemas, taken)
+        listed = [part for owner in (place, value) for part in owner.part("parameters").items("parameters")]
+        read_parameters(listed, self.schemas, taken)
         body = value.get("requestBody")
         if body is not None:
-            read_body(body, self._schemas, taken)
-        secrets = self._security.of(value, taken.schemas)
+            read_body(body, self.schemas, taken)
+        secrets = self.security.of(value, taken.schemas)
         try:
             plan = RequestPlan(
                 method=method.upper(),
@@ -203,61 +144,126 @@ class _Reader:
         except ValueError as error:
             value.problem(str(error))
             return None
-        name = unused(f"{self._group}.{camel(id_)}", self._names)
-        self._names.add(name)
+        name = unused(f"{self.group}.{camel(id_)}", self.names)
+        self.names.add(name)
         bindings: dict[str, Binding] = {argument: FromParam(argument) for argument in taken.schemas}
         bindings |= {secret.credential.argument: FromSecrets(secret.key) for secret in secrets}
-        return HttpOperation(
-            name=name,
-            declaration=Declaration(
-                description=_about(value),
-                parameters=taken.schemas,
-                required=tuple(taken.required),
-                returns=self._returns(value),
-            ),
-            plan=plan,
-            bindings=bindings,
+        declaration = Declaration(
+            description=_about(value),
+            parameters=taken.schemas,
+            required=tuple(taken.required),
+            returns=self._returns(value),
         )
+        return _Found(name, declaration, plan, bindings)
 
     def _address(self, place: Value, operation: Value) -> str:
-        """Where an operation is asked: an operation and a path may have servers of their own."""
-        if self._given is not None:
-            return self._given
+        """Return where an operation is asked: an operation and a path may have servers of their own."""
+        if self.base_url is not None:
+            return self.base_url
         for owner in (operation, place):
-            servers = owner.get("servers")
-            if servers is not None and servers.node.value:
+            if owner.part("servers").node.value:
                 return _server(owner) or _UNKNOWN
-        if self._general is None:  # what is wrong with it is said once
-            self._general = _server(self._document) or _UNKNOWN
-        return self._general
+        if self.general is None:  # report its problems once
+            self.general = _server(self.document) or _UNKNOWN
+        return self.general
 
     def _returns(self, operation: Value) -> str:
-        """The type of the answer, if the document says that there is only one."""
-        responses = operation.get("responses")
+        """Return the type of the response, if the document has only one."""
         kinds: set[str] = set()
-        for status, part in () if responses is None else responses.mapping("responses"):
+        for status, part in operation.part("responses").mapping("responses"):
             if not status.startswith("2"):
                 continue
-            found = self._schemas.follow(part)
-            content = None if found is None else found.get("content")
-            if content is None:  # many documents just do not say what comes
+            found = self.schemas.follow(part)
+            if found is None or not found.has("content"):  # many documents do not describe the content
                 kinds.add("null" if status == "204" else "object")
-            for kind, described in () if content is None else content.mapping("content"):
-                kinds.add(self._kind(kind, described.get("schema")))
+            else:
+                described = found.part("content").mapping("content")
+                kinds.update(self._kind(kind, about.part("schema")) for kind, about in described)
         return kinds.pop() if len(kinds) == 1 else "object"
 
-    def _kind(self, content_type: str, schema: Value | None) -> str:
+    def _kind(self, content_type: str, schema: Value) -> str:
         if content_type.lower().startswith("text/"):
             return "string"
-        found = None if schema is None else self._schemas.follow(schema)
-        kind = None if found is None else found.get("type")
-        known = kind is not None and kind.node.value in ("string", "number", "integer", "boolean", "array")
-        if found is None or kind is None or not known or not content_type.lower().startswith("application/json"):
+        found = self.schemas.follow(schema)
+        kind = "" if found is None else found.text_of("type")
+        known = kind in ("string", "number", "integer", "boolean", "array")
+        if found is None or not known or not content_type.lower().startswith("application/json"):
             return "object"
-        nullable = found.get("nullable")
-        return "object" if nullable is not None and nullable.node.value is True else str(kind.node.value)
+        return "object" if found.part("nullable").node.value is True else kind
 
 
 def _about(operation: Value) -> str:
-    texts = dict.fromkeys(text_of(operation, key).strip() for key in ("summary", "description"))
+    texts = dict.fromkeys(operation.text_of(key).strip() for key in ("summary", "description"))
     return "\n\n".join(text for text in texts if text)
+
+
+_ADAPTER: Final = "dfm_async.site.http.HttpCall"
+
+
+def add_document(
+    federation: Federation,
+    document: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    site: Site,
+    name: str | None,
+    provider: str | None,
+    base_url: str | None,
+    auth: Mapping[str, str],
+    operations: Collection[str] | None,
+    options: HttpOptions,
+    limits: Mapping[str, Any],
+) -> tuple[Operation[..., Any], ...]:
+    """Read a document and offer its operations at a site: all of them, or none and a FederationError."""
+    if base_url is not None:
+        RequestPlan(method="GET", base_url=base_url, path="/")  # what is wrong with it is raised here, once
+    documents = Documents("the document", document) if isinstance(document, Mapping) else Documents(document)
+    found: list[_Found] = []
+    with documents.reading() as root:
+        group = name or identifier(root.part("info").text_of("title"), lower=True)
+        schemas = Schemas(documents, group, set(federation.models.declared))
+        if _is_openapi(root):
+            found = _Reader(root, group, base_url, schemas, Security(root, schemas, auth), operations).read()
+    clashing = [each.name for each in found if each.name in federation.operations]
+    if clashing:
+        raise ValueError(f"federation {federation.name!r} has {', '.join(clashing)} already: pass another name=")
+    key = limits.get("key")
+    lacking = [each.name for each in found if key is not None and key not in each.declaration.parameters]
+    if lacking:
+        raise ValueError(
+            f"{', '.join(lacking)} have no parameter {key!r}, which key= names: choose others by operations="
+        )
+    CallLimits.parse(limits)  # what is wrong with them is raised before anything is added
+    federation.models.declared.update(schemas.declared)
+    return tuple(_offer(federation, site, each, provider, options, limits) for each in found)
+
+
+def _offer(
+    federation: Federation,
+    site: Site,
+    found: _Found,
+    provider: str | None,
+    options: HttpOptions,
+    limits: Mapping[str, Any],
+) -> Operation[..., Any]:
+    declared = federation.declare(
+        found.name, signature_of(found.declaration, federation.models), declaration=found.declaration
+    )
+    args: dict[str, Any] = {"operation": found.name, "request": _plain(found.plan)}
+    changed = _plain(options)
+    if changed:
+        args["options"] = changed
+    site.adapt(
+        declared,
+        ClassPath(_ADAPTER, args),
+        bind=found.bindings,
+        is_async=True,
+        description=found.declaration.description,
+        provider=provider,
+        **limits,
+    )
+    return declared
+
+
+def _plain(data: msgspec.Struct) -> Any:
+    """Return the data as a file would hold it."""
+    return msgspec.json.decode(msgspec.json.encode(data))

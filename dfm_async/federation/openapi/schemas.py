@@ -2,46 +2,69 @@
 
 from __future__ import annotations
 
+import keyword
+import re
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from dfm_async.federation.files.documents import REF, Documents
 from dfm_async.federation.files.tree import DEEPEST
 from dfm_async.federation.files.values import Value
-from dfm_async.federation.openapi.names import identifier, unused
+from dfm_async.federation.operation import RESERVED
 from dfm_async.federation.schemas import JSON_TYPES, REF_START
 
-__all__ = ["Schemas"]
+_WORDS: Final = re.compile(r"[A-Za-z0-9]+")
+_OTHER: Final = re.compile(r"[^A-Za-z0-9_]+")
+_TAKEN: Final = RESERVED | {"context", "self"}
+_LONGEST: Final = 100
 
-_COPIED: Final = (
-    "title",
-    "description",
-    "default",
-    "const",
-    "format",
-    "nullable",
-    "minLength",
-    "maxLength",
-    "minItems",
-    "maxItems",
-    "minimum",
-    "maximum",
-    "multipleOf",
-)
-_COUNTS: Final = ("minLength", "maxLength", "minItems", "maxItems")
-_BOUNDS: Final = ("minimum", "maximum", "multipleOf", "exclusiveMinimum", "exclusiveMaximum")
+
+def camel(text: str) -> str:
+    """Return the name of an operation: its words, each with a capital letter, without what is between them."""
+    found = "".join(word[0].upper() + word[1:] for word in _WORDS.findall(text))[:_LONGEST]
+    return found if found and not found[0].isdigit() else f"Operation{found}"
+
+
+def identifier(text: str, *, lower: bool = False) -> str:
+    """Return the name of a parameter or a group: one that Python, and calls in a pipeline, have no other use for."""
+    found = _OTHER.sub("_", text).strip("_")[:_LONGEST] or "value"
+    if lower:
+        found = found.lower()
+    if found[0].isdigit():
+        found = f"p{found}"
+    return f"{found}_" if keyword.iskeyword(found) or found in _TAKEN else found
+
+
+def unused(name: str, used: Collection[str], suffix: str = "") -> str:
+    """Return the name, or one like it that is not used yet."""
+    if name in used and suffix:
+        name = f"{name}_{suffix}"
+    found, number = name, 2
+    while found in used:
+        found = f"{name}_{number}"
+        number += 1
+    return found
+
+
+_COPIED: Final[dict[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(("default", "const", "exclusiveMinimum", "exclusiveMaximum"), lambda _: True),
+    **dict.fromkeys(("title", "description", "format"), lambda value: isinstance(value, str)),
+    **dict.fromkeys(("minimum", "maximum"), lambda value: type(value) in (int, float)),
+    **dict.fromkeys(
+        ("minLength", "maxLength", "minItems", "maxItems"), lambda value: type(value) is int and value >= 0
+    ),
+    "multipleOf": lambda value: type(value) in (int, float) and value > 0,
+    "nullable": lambda value: isinstance(value, bool),
+}
+"""Keywords that are copied, and whether a value of them is valid; others are left out."""
 _GROUPS: Final = ("anyOf", "oneOf", "allOf")
 
 
 class Schemas:
-    """Reads schemas. What is referred to becomes a schema with a name, so it may refer to itself.
+    """Reads schemas. What is referred to becomes a schema whose name begins with ``group``, so it may refer to itself.
 
     Documents are written by others, and for more than this: keywords that do not matter here are left out, and none
     of them is a mistake.
-
-    Args:
-        documents: the files.
-        group: what names begin with.
-        taken: names that the federation has already.
     """
 
     def __init__(self, documents: Documents, group: str, taken: set[str]) -> None:
@@ -53,21 +76,11 @@ class Schemas:
         self._names: dict[int, str] = {}
 
     def follow(self, value: Value) -> Value | None:
-        """What a value stands for, if it is a reference; None if that is wrong."""
-        seen: set[int] = set()
-        while value.has(REF):
-            if id(value.node) in seen:
-                value.problem("this reference leads back to itself")
-                return None
-            seen.add(id(value.node))
-            found = self._documents.referred(value)
-            if found is None:
-                return None
-            value = found
-        return value
+        """Resolve a value that is a reference; None if that is invalid."""
+        return self._documents.follow(value, alone=False)
 
     def read(self, value: Value, depth: int = 0) -> dict[str, Any]:
-        """Reads a schema."""
+        """Read a schema."""
         if value.has(REF):
             target = self.follow(value)
             return {} if target is None else {"$ref": REF_START + self._named(target)}
@@ -111,34 +124,18 @@ class Schemas:
         elif key in ("items", "additionalProperties"):
             found[key] = plain if isinstance(plain, bool) else self.read(value, depth + 1)
         elif key == "required":
-            if isinstance(plain, list):  # in a property it is said with true or false, by mistake
+            if isinstance(plain, list):  # some documents wrongly have true or false here, in a property
                 found[key] = [part.node.value for part in value.items(key) if isinstance(part.node.value, str)]
         elif key == "enum":
             values = [part.plain() for part in value.items(key)]
             if values:
                 found[key] = values
-        elif key in _COPIED or key in _BOUNDS:
-            copied = value.plain()
-            if _makes_sense(key, copied):
-                found[key] = copied
-
-
-def _makes_sense(key: str, value: Any) -> bool:
-    if key in _COUNTS:
-        return type(value) is int and value >= 0
-    if key == "multipleOf":
-        return type(value) in (int, float) and value > 0
-    if key in ("minimum", "maximum"):
-        return type(value) in (int, float)
-    if key in ("description", "title", "format"):
-        return isinstance(value, str)
-    if key == "nullable":
-        return isinstance(value, bool)
-    return True
+        elif key in _COPIED and _COPIED[key](copied := value.plain()):
+            found[key] = copied
 
 
 def _exclusive(schema: dict[str, Any]) -> None:
-    """In OpenAPI 3.0, a bound is exclusive by a word beside it; later, that word is the bound."""
+    """Convert the exclusive bounds of OpenAPI 3.0, a flag beside the bound, to those of later versions."""
     for key, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         value = schema.get(key)
         if isinstance(value, bool) or not isinstance(value, (int, float, type(None))):

@@ -1,34 +1,42 @@
-"""Who may come to a site: what they want is read, the authorizer is asked, and all of it is recorded."""
+"""Which jobs a site admits: their nets are read, the authorizer decides, and all of it is recorded."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import itertools
 import logging
+from collections import OrderedDict
 from collections.abc import Container
 from typing import Final
 
 import msgspec
 
+from dfm_async.discovery.advisors import DISCOVER
 from dfm_async.errors import DfmError
 from dfm_async.model.flare import SiteSettings
+from dfm_async.net import spec
+from dfm_async.net.checking import check_net
 from dfm_async.site.authorizing import Authorizer, Denied, PipelineRequest
-from dfm_async.targets.flare import messages as fm
-from dfm_async.targets.flare.accounts import Account, Accounts
+from dfm_async.targets.flare import protocol as fm
 from dfm_async.targets.flare.audit import AuditLog
-from dfm_async.targets.flare.wanted import Wanted, read_request
-
-__all__ = ["Admission", "User"]
 
 _log = logging.getLogger(__name__)
 
-_MOST_SEATS: Final = 256
-"""How many locations one job may have at a site."""
+_ACCOUNTS: Final = 10_000
+"""The number of accounts that are kept of jobs that have left: a job that comes again continues its own."""
+_MOST_LOCATIONS: Final = 10_000
+"""The largest number of locations of a job."""
+_MOST_LOCATIONS_PER_JOB: Final = 256
+"""The largest number of them at one site."""
 _AUTHORIZER: Final = 60.0
-"""For how many seconds an authorizer may think."""
+"""The timeout of an authorizer, in seconds."""
+
+_net: Final = msgspec.msgpack.Decoder(spec.Net)
 
 
 class User(msgspec.Struct, frozen=True):
-    """Whose jobs a carrier carries, as FLARE has authenticated them."""
+    """The user of a host job, as FLARE has authenticated them."""
 
     name: str
     org: str
@@ -44,8 +52,8 @@ class Admission:
         settings: what the site decides for itself.
         user: whose jobs come.
         own_process: the operations of the site that have a process of their own.
-        audit: where it is recorded what others did.
-        authorizer: who decides about pipelines, beside FLARE.
+        audit: the site's record of what others did there.
+        authorizer: decides about pipelines, beside FLARE.
     """
 
     def __init__(
@@ -62,25 +70,26 @@ class Admission:
         self._own_process = own_process
         self._audit = audit
         self._authorizer = authorizer
-        self._accounts = Accounts()
+        self._accounts: OrderedDict[str, Account] = OrderedDict()
+        """The accounts of jobs, by their ids."""
 
-    async def admit(self, request: fm.Seat, here: int) -> tuple[Wanted, Account]:
-        """Lets a location in; ``here``: how many of its job are here, or about to be.
+    async def admit(self, request: fm.Assign, present: int) -> tuple[RequestedUse, Account]:
+        """Admit a location; ``present``: the number of locations of its job at this site, or about to be.
 
         Raises:
             Denied: it may not come, and why.
             DfmError: the authorizer has failed.
         """
-        if here > _MOST_SEATS:
-            raise Denied(f"a job may have {_MOST_SEATS} locations here")
-        wanted = read_request(self._site, request, None if request.offer else self._own_process)
+        if present > _MOST_LOCATIONS_PER_JOB:
+            raise Denied(f"a job may have at most {_MOST_LOCATIONS_PER_JOB} locations at a site, not {present}")
+        use = read_request(self._site, request, None if request.offer else self._own_process)
         pipeline = PipelineRequest(
             user=self._user.name,
             org=self._user.org,
             role=self._user.role,
             job_id=request.job_id,
             pipeline=request.pipeline,
-            operations=wanted.operations,
+            operations=use.operations,
             sites=tuple(dict.fromkeys(request.sites)),
             bytes=request.size + len(request.net),
             brings_code=bool(request.offer),
@@ -89,22 +98,34 @@ class Admission:
             "asked",
             user=pipeline.user,
             job=pipeline.job_id,
-            location=request.location,
+            location=str(request.location),
             pipeline=pipeline.pipeline,
             operations=pipeline.operations,
-            providers=wanted.providers,
+            providers=use.providers,
             bytes=pipeline.bytes,
             brings_code=pipeline.brings_code,
-            sha256=wanted.digest,
+            sha256=use.digest,
         )
-        account = self._accounts.of(request.job_id)
+        account = self._account(request.job_id)
         account.limit(self._most_bytes)
         account.limit(await self._ask(pipeline))
         if not account.fits(pipeline.bytes):
             text = f"job {request.job_id} may send {account.allowed:,} bytes to site {self._site!r}; this would be"
             raise Denied(f"{text} {account.taken + pipeline.bytes:,}")
         account.taken += len(request.net)  # what it begins with is counted when it comes
-        return wanted, account
+        return use, account
+
+    def _account(self, job_id: str) -> Account:
+        """Return the account of a job; a new one if it had none yet."""
+        account = self._accounts.get(job_id)
+        if account is None:
+            surplus = max(0, len(self._accounts) + 1 - _ACCOUNTS)
+            idle = (other for other, known in self._accounts.items() if not known.locations)
+            for oldest in list(itertools.islice(idle, surplus)):
+                del self._accounts[oldest]
+            account = self._accounts[job_id] = Account()
+        self._accounts.move_to_end(job_id)
+        return account
 
     async def _ask(self, pipeline: PipelineRequest) -> int | None:
         if self._authorizer is None:
@@ -119,3 +140,110 @@ class Admission:
             _log.exception("the authorizer of site %s has failed", self._site)
             self._audit.note("authorizer failed", job=pipeline.job_id, error=f"{type(error).__name__}: {error}")
             raise DfmError(f"the authorizer of site {self._site!r} has failed") from error
+
+
+class Account:
+    """The number of bytes that a job has sent to this site, in all its runs."""
+
+    __slots__ = ("allowed", "locations", "reported", "taken")
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.allowed: int | None = None
+        """The least that was allowed for one of its locations; None means any number."""
+        self.locations = 0
+        """The number of its locations at this site."""
+        self.reported = -1
+        """The last run whose excess was reported."""
+
+    def limit(self, allowed: int | None) -> None:
+        """Lower what is allowed."""
+        if allowed is not None:
+            self.allowed = allowed if self.allowed is None else min(self.allowed, allowed)
+
+    def fits(self, size: int) -> bool:
+        """Return whether this number of further bytes is allowed."""
+        return self.allowed is None or self.taken + size <= self.allowed
+
+
+class RequestedUse(msgspec.Struct, frozen=True):
+    """What one location of a job does.
+
+    Attributes:
+        digest: the hash of its net: what is authorized is what runs.
+        operations: the operations that it uses: those that it calls, and those whose advisors it asks.
+        providers: their providers, as far as it names them.
+        calls: what it may look up in the site's table: the operations, and ``#discover`` if it uses advisors.
+    """
+
+    digest: str
+    operations: tuple[str, ...]
+    providers: tuple[str, ...]
+    calls: tuple[str, ...]
+
+
+def read_request(site: str, request: fm.Assign, own_process: Container[str] | None) -> RequestedUse:
+    """Read what a location would do. Nothing of it is trusted.
+
+    Args:
+        site: the site.
+        request: what the hub asks for.
+        own_process: the operations of the site that have a process of their own; None if its code is not known,
+            because the user brings it.
+
+    Raises:
+        Denied: it is not a net, not one for this site, or one that cannot be judged.
+    """
+    try:
+        net = _net.decode(request.net)
+        check_net(net)
+    except (ValueError, RecursionError) as error:
+        raise Denied(f"its net cannot be read: {error}") from error
+    _check_locations(site, request, net)
+    operations: dict[str, None] = {}
+    providers: dict[str, None] = {}
+    calls: dict[str, None] = {}
+    for transition in net.transitions:
+        action = transition.action
+        if isinstance(action, spec.Call):
+            calls[action.operation] = None
+            if action.operation == DISCOVER:
+                operation, provider = _asked_about(action, net)
+                calls[operation] = None
+            else:
+                operation, provider = action.operation, action.provider
+            operations[operation] = None
+            if provider is not None:
+                providers[provider] = None
+    own = request.location.operation
+    if own and own not in (operations if own_process is None else own_process):
+        raise Denied(f"site {site!r} has no location '{request.location}'")
+    digest = hashlib.sha256(request.net).hexdigest()
+    return RequestedUse(digest, tuple(operations), tuple(providers), tuple(calls))
+
+
+def _check_locations(site: str, request: fm.Assign, net: spec.Net) -> None:
+    if not len(request.sites) == len(net.locations) <= _MOST_LOCATIONS:
+        raise Denied(f"it has {len(net.locations):,} locations at {len(request.sites):,} sites")
+    if net.location != request.at or net.locations[request.at] != request.location:
+        raise Denied("its net is for another location")
+    if any(location.site != at for location, at in zip(net.locations, request.sites, strict=True)):
+        raise Denied("its locations are not at the sites that it names")
+    if request.sites[request.at] != site:
+        raise Denied(f"it is for another site ({request.sites[request.at]!r})")
+
+
+def _asked_about(action: spec.Call, net: spec.Net) -> tuple[str, str | None]:
+    """Return the operation whose advisors are asked, and its provider. The planner writes both as literals.
+
+    Raises:
+        Denied: it is not known before it runs, so that nobody can decide about it.
+    """
+    found = []
+    for name in ("operation", "provider"):
+        formula = action.args.get(name)
+        found.append(net.literals[formula.literal] if isinstance(formula, spec.Const) else formula)
+    operation, provider = found
+    if not isinstance(operation, str) or not isinstance(provider, (str, type(None))):
+        raise Denied("its net requests advice about an operation that it does not name as a literal")
+    return operation, provider

@@ -10,20 +10,18 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from dfm_async.targets.flare.text import cut
-
-__all__ = ["AuditLog"]
+from dfm_async.base.text import cut
 
 _log = logging.getLogger(__name__)
 
 _LONGEST: Final = 1024
-"""How many bytes of a text are written down."""
+"""The largest number of bytes of a text that are recorded."""
 _MOST: Final = 1000
-"""How many entries of a list are."""
+"""The largest number of entries of a list that are recorded."""
 
 
 class AuditLog:
-    """Writes lines as they come: each is handed to the system before the thing that it tells of goes on.
+    """Writes lines at once: each is passed to the system before what it records goes on.
 
     Texts are cut after a kilobyte, and lists after 1,000 entries: others choose how long they are.
 
@@ -43,7 +41,7 @@ class AuditLog:
             path.chmod(0o600)
 
     def write(self, event: str, **what: Any) -> None:
-        """Adds a line.
+        """Add a line.
 
         Raises:
             OSError: it cannot be written: what is not recorded must not happen.
@@ -60,14 +58,14 @@ class AuditLog:
         self._torn = False
 
     def note(self, event: str, **what: Any) -> None:
-        """Adds a line about what happens in any case: that it cannot be written does not stop it."""
+        """Add a line about what happens in any case: that it cannot be written does not stop it."""
         try:
             self.write(event, **what)
         except OSError:
             _log.exception("the audit log cannot be written: %s", event)
 
     def close(self) -> None:
-        """Ends it."""
+        """End it."""
         if self._file is not None:
             self._file.close()
             self._file = None

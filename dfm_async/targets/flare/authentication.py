@@ -30,10 +30,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from dfm_async.errors import DfmError
 
-__all__ = ["TAG", "Credentials", "Forged", "Keys", "Opening"]
-
 TAG: Final = 16
-"""How many bytes encryption adds to a packet."""
+"""The number of bytes that encryption adds to a packet."""
 _HUB: Final = "server"
 _LONGEST_CHAIN: Final = 8
 _ROLE: Final = x509.NameOID.UNSTRUCTURED_NAME
@@ -48,7 +46,7 @@ class Forged(ValueError):
 class _Signed(msgspec.Struct, frozen=True, array_like=True):
     """One side of a handshake.
 
-    ``content``: what its sender has to tell. ``public``: the sender's key for this link. ``chain``: the certificate of
+    ``content``: the data of its sender. ``public``: the sender's key for this link. ``chain``: the certificate of
     the sender, and those up to the root certificate, which is left out. ``signature``: of all that, and of where it
     belongs.
     """
@@ -111,7 +109,7 @@ class Opening:
         self.greeting = credentials.sign("greeting", peer, b"", content, self._private)
 
     def finish(self, answer: bytes | memoryview) -> tuple[Keys, bytes]:
-        """Take the answer of the other side; return the keys, and what the other side has told.
+        """Take the answer of the other side; return the keys, and the content of the answer.
 
         Raises:
             Forged: it is not an answer of the other side to this greeting.
@@ -174,11 +172,11 @@ class Credentials:
         return cls(name, host_job, key, chain, root, server)
 
     def greet(self, peer: str, content: bytes) -> Opening:
-        """Begin a handshake with a peer, which is told something."""
+        """Begin a handshake with a peer; the greeting carries content."""
         return Opening(self, peer, content)
 
     def read_greeting(self, peer: str, greeting: bytes | memoryview) -> bytes:
-        """Return what a peer tells in a greeting.
+        """Return the content of a peer's greeting.
 
         Raises:
             Forged: it is not a greeting of this peer for us.
@@ -186,7 +184,7 @@ class Credentials:
         return self.verify("greeting", peer, b"", greeting).content
 
     def answer(self, peer: str, greeting: bytes | memoryview, content: bytes) -> tuple[Keys, bytes]:
-        """Answer a greeting, and tell the peer something; return the keys, and the answer.
+        """Answer a greeting, with content; return the keys, and the answer.
 
         Raises:
             Forged: it is not a greeting of this peer for us.
@@ -209,18 +207,21 @@ class Credentials:
         """
         try:
             found = _signed.decode(data)
-            key = self._key_of(peer, found.chain)
-            signed = self._to_sign(kind, peer, self.name, before, found.content, found.public)
+        except ValueError as error:
+            raise Forged(f"a handshake in the name of {peer} is not signed by it: {error}") from error
+        key = self._key_of(peer, found.chain)
+        signed = self._to_sign(kind, peer, self.name, before, found.content, found.public)
+        try:
             key.verify(found.signature, signed, PKCS1v15(), hashes.SHA256())
-        except (msgspec.DecodeError, InvalidSignature) as error:
-            raise Forged(f"a handshake in the name of {peer} is not signed by it: {type(error).__name__}") from error
+        except InvalidSignature as error:
+            raise Forged(f"a handshake in the name of {peer} is not signed by it") from error
         return found
 
     def _to_sign(self, kind: str, sender: str, receiver: str, before: bytes, content: bytes, public: bytes) -> bytes:
         return _encode(["dfm_async link 2", kind, self._host_job, sender, receiver, before, content, public])
 
     def _key_of(self, peer: str, chain: list[bytes]) -> RSAPublicKey:
-        """The public key of a peer, from its certificates."""
+        """Return the public key of a peer, from its certificates."""
         digest = hashlib.sha256(b"".join(chain)).digest()
         key = self._known.get((peer, digest))
         if key is None:

@@ -1,4 +1,4 @@
-"""Packets between the processes of a carrier, by FLARE's cells."""
+"""Packets between the processes of a host job, by FLARE's cells."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from nvflare.fuel.f3.message import Message
 from dfm_async.targets.flare.link import Undelivered
 from dfm_async.targets.flare.node import Node
 
-__all__ = ["CellWire"]
-
 _CHANNEL: Final = "dfm_async"
 _PACKET: Final = "packet"
 _TRY: Final = 10.0
-"""For how many seconds one try to hand over a packet may take at most; large ones get longer."""
+"""The timeout of one attempt to deliver a packet, in seconds; large ones get longer."""
 _SLOWEST: Final = 1024 * 1024
-"""How many bytes per second a large packet must make at least."""
+"""The lowest rate of a large packet, in bytes per second."""
 _THREADS: Final = 128
-"""How many packets may be under way to all peers together: each has its window, and one that does not answer must not
+"""The number of packets in flight to all peers together: each has its window, and one that does not answer must not
 hold up the others."""
 
 
@@ -32,11 +30,11 @@ class CellWire:
     Args:
         cell: the cell of this process.
         job_id: the FLARE job.
-        patience: for how many seconds packets are sent again; there must be time for a second try.
+        timeout: the number of seconds for which packets are retried; there must be time for a second attempt.
     """
 
-    def __init__(self, cell: Any, job_id: str, patience: float) -> None:
-        self._try = min(_TRY, patience / 2)
+    def __init__(self, cell: Any, job_id: str, timeout: float) -> None:
+        self._try = min(_TRY, timeout / 2)
         self._cell = cell
         self._job_id = job_id
         self._node: Node | None = None
@@ -45,12 +43,12 @@ class CellWire:
         cell.core_cell.register_request_cb(_CHANNEL, _PACKET, self._packet)
 
     def open(self, node: Node) -> None:
-        """Takes packets for a node from now on."""
+        """Take packets for a node from now on."""
         self._node = node
         self._loop = asyncio.get_running_loop()
 
     def close(self) -> None:
-        """Takes no further packet."""
+        """Take no further packet."""
         self._loop = self._node = None
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -77,23 +75,23 @@ class CellWire:
             optional=True,
         )
         if reply is None:
-            raise Undelivered("FLARE gives no answer")
+            raise Undelivered("FLARE returned no answer")
         code = reply.get_header(MessageHeaderKey.RETURN_CODE)
         why = reply.get_header(MessageHeaderKey.ERROR, "")
         if code != CellReturnCode.OK:
-            raise Undelivered(f"FLARE says {code!r}{': ' * bool(why)}{why}")
+            raise Undelivered(f"FLARE returned {code!r}{': ' * bool(why)}{why}")
         answer = reply.payload
         if not isinstance(answer, bytes | bytearray | memoryview):
             raise Undelivered("the answer is not bytes")
         return bytes(answer)
 
     def _packet(self, message: Message) -> Message:
-        """Takes a packet, in a thread of FLARE's; its sender waits until our loop has it."""
+        """Take a packet, in a thread of FLARE's; its sender waits until our loop has it."""
         loop, node = self._loop, self._node
         peer, _, job_id = str(message.get_header(MessageHeaderKey.ORIGIN, "")).rpartition(".")
         if loop is None or node is None or job_id != self._job_id:
             return _reply(CellReturnCode.SERVICE_UNAVAILABLE, "not ready")
-        payload = message.payload  # whoever sent it has chosen what it is
+        payload = message.payload  # untrusted: the sender has chosen its type
         if not isinstance(payload, bytes | bytearray | memoryview):
             return _reply(CellReturnCode.INVALID_REQUEST, "a packet must be bytes")
         taken: concurrent.futures.Future[bytes] = concurrent.futures.Future()
@@ -101,13 +99,13 @@ class CellWire:
         def take() -> None:
             try:
                 taken.set_result(node.take(peer, payload if isinstance(payload, bytes) else bytes(payload)))
-            except BaseException as error:  # noqa: BLE001 - told to whoever has sent it
+            except BaseException as error:  # noqa: BLE001 - reported to the sender
                 taken.set_exception(error)
 
         try:
             loop.call_soon_threadsafe(take)
             return _reply(CellReturnCode.OK, "", taken.result(self._try))
-        except Exception as error:  # noqa: BLE001 - told to whoever has sent it
+        except Exception as error:  # noqa: BLE001 - reported to the sender
             return _reply(CellReturnCode.PROCESS_EXCEPTION, f"{type(error).__name__}: {error}")
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
-import platform
 import threading
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 from nvflare.apis.dxo import DXO  # noqa: F401 - registers what FLARE needs to read tasks
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
@@ -23,34 +22,33 @@ from nvflare.apis.signal import Signal
 
 from dfm_async.model.flare import SiteSettings
 from dfm_async.model.options import LocalOptions
-from dfm_async.targets.flare import messages as fm
-from dfm_async.targets.flare.agent import SiteAgent
+from dfm_async.targets.flare import protocol as fm
+from dfm_async.targets.flare.admin_process import COMMAND
 from dfm_async.targets.flare.audit import AuditLog
 from dfm_async.targets.flare.authentication import Credentials
 from dfm_async.targets.flare.cell_wire import CellWire
-from dfm_async.targets.flare.connector import COMMAND
 from dfm_async.targets.flare.gateway import Gateway
-from dfm_async.targets.flare.hub import FOR_HUB, Hub
-from dfm_async.targets.flare.installed import load_authorizer, load_installed, load_user, read_settings
+from dfm_async.targets.flare.hub import Hub
+from dfm_async.targets.flare.hub_endpoints import CommandEndpoint, GatewayEndpoint
 from dfm_async.targets.flare.node import HUB, Node
-from dfm_async.targets.flare.ports import Commands, GatewayPorts
+from dfm_async.targets.flare.protocol import ROUTES, TO_HUB, Route
+from dfm_async.targets.flare.site_agent import SiteAgent
+from dfm_async.targets.flare.site_code import load_authorizer, load_installed, load_user, read_settings
 from dfm_async.version import __version__
-
-__all__ = ["HubController", "SiteExecutor"]
 
 _log = logging.getLogger(__name__)
 
 _ENDS: Final = (EventType.ABORT_TASK, EventType.ABOUT_TO_END_RUN, EventType.END_RUN)
 _FULL: Final = 64 * 1024 * 1024
-"""From how many bytes on that wait for the hub a gateway reads nothing more."""
+"""The backlog to the hub, in bytes, at which a gateway stops reading."""
 _OPTIONS: Final = LocalOptions(shutdown_grace=1.0)
 """How workers start, and end with their site: its jobs have ended then."""
 _ABANDONED: Final = 600.0
-"""After how many seconds without the hub a site leaves the carrier."""
+"""The number of seconds without the hub after which a site leaves the host job."""
 
 
 def _when_triggered(signal: Signal, call: Callable[[], None]) -> None:
-    """Has something called when FLARE gives a signal; by itself, one can only look at it again and again."""
+    """Call a function when FLARE sets a signal, which by itself can only be polled."""
     original = signal.trigger
 
     def trigger(value: Any) -> None:
@@ -65,98 +63,89 @@ def _when_triggered(signal: Signal, call: Callable[[], None]) -> None:
 class _Process:
     """What the hub's process and those of the sites have in common."""
 
-    def __init__(self, fl_ctx: FLContext, patience: float) -> None:
+    def __init__(self, fl_ctx: FLContext, timeout: float) -> None:
         workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
         self.job_id = str(fl_ctx.get_job_id())
         self.name = str(fl_ctx.get_identity_name())
-        self.patience = patience
+        self.timeout = timeout
         self.local = Path(workspace.get_site_config_dir())
         self.root = Path(workspace.get_root_dir())
         self.meta = Path(workspace.get_job_meta_path(self.job_id))
         self._startup = Path(workspace.get_startup_kit_dir())
-        self.wire = CellWire(fl_ctx.get_engine().get_cell(), self.job_id, patience)
+        self.wire = CellWire(fl_ctx.get_engine().get_cell(), self.job_id, timeout)
         self._run_folder = Path(workspace.get_run_dir(self.job_id))
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._ended: asyncio.Future[str] | None = None
-        self._too_late: str | None = None
-        """Why it has to end before it could begin, if so."""
-        self._lock = threading.Lock()
+        self._ended: concurrent.futures.Future[str] = concurrent.futures.Future()
 
     def may_die(self) -> None:
-        """Has FLARE take the end of this process for a good one: else it would end the carrier at all other sites.
+        """Have FLARE take the end of this process for a good one: else it would end the host job at all other sites.
 
-        What was lost with the process is the hub's affair, which sees that it is gone.
+        The hub detects that the process is gone, and handles its jobs.
         """
         with suppress(OSError):
             (self._run_folder / FLMetaKey.PROCESS_RC_FILE).write_text("0")
 
-    def settings(self, site: str) -> SiteSettings:
-        """The settings of the site."""
-        return read_settings(self.local, site)
+    def settings(self) -> SiteSettings:
+        return read_settings(self.local, self.name)
 
-    def credentials(self) -> Credentials:
-        """Who we are, by the startup kit."""
-        return Credentials.load(self._startup, self.name, self.job_id)
+    def node(self, settings: SiteSettings, agent: SiteAgent, *handlers: Any, **given: Any) -> Node:
+        """Make the node of this process; ``handlers``, ``given``: further arguments of :class:`Node`."""
+        return Node(
+            Credentials.load(self._startup, self.name, self.job_id),
+            self.wire,
+            *handlers,
+            timeout=self.timeout,
+            largest=settings.max_message_bytes,
+            on_forged=agent.forged,
+            **given,
+        )
 
-    def agent(self, settings: SiteSettings, options: LocalOptions) -> SiteAgent:
-        """The site's agent."""
+    def agent(self, settings: SiteSettings) -> SiteAgent:
         audit = None if settings.audit is None else self.root / settings.audit
         return SiteAgent(
             settings,
             load_user(self.meta),
             load_installed(settings, self.local),
-            options,
-            AuditLog(audit, {"site": settings.site, "carrier": self.job_id}),
+            _OPTIONS,
+            AuditLog(audit, {"site": settings.site, "host_job": self.job_id}),
             load_authorizer(settings),
         )
 
     def begin(self) -> asyncio.Future[str]:
-        """Runs on this loop; gives what tells why it has to end, when it has to."""
-        with self._lock:
-            self.loop = asyncio.get_running_loop()
-            self._ended = self.loop.create_future()
-            if self._too_late is not None:
-                self._ended.set_result(self._too_late)
-        return self._ended
+        """Run on this loop; return a future of the reason to end, which must be cancelled before the loop ends."""
+        self.loop = asyncio.get_running_loop()
+        return asyncio.wrap_future(self._ended)
 
     def end(self, reason: str) -> None:
-        """Ends it, from any thread."""
-        with self._lock:
-            loop, ended = self.loop, self._ended
-            if loop is None or ended is None:
-                self._too_late = reason
-                return
-
-        def set_result() -> None:
-            if not ended.done():
-                ended.set_result(reason)
-
-        with suppress(RuntimeError):  # it has ended already
-            loop.call_soon_threadsafe(set_result)
+        """End what runs, from any thread; only the first reason counts."""
+        with suppress(concurrent.futures.InvalidStateError):
+            self._ended.set_result(reason)
 
 
 class SiteExecutor(Executor):  # type: ignore[misc] # nvflare has no type information
-    """Runs a site's part of all jobs of a carrier, as one FLARE task that lasts as long as the carrier."""
+    """Runs a site's part of all jobs of a host job, as one FLARE task that lasts as long as the host job."""
 
-    def __init__(self, patience: float = 30.0) -> None:
+    def __init__(self, timeout: float = 30.0) -> None:
         super().__init__()
-        self._patience = patience
+        self._timeout = timeout
         self._process: _Process | None = None
         self._thread: threading.Thread | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Begins before any task comes, and ends when FLARE ends the job."""
+        """Begin before any task comes, and end when FLARE ends the job."""
         if event_type == EventType.START_RUN:
-            process = self._process = _Process(fl_ctx, self._patience)
+            process = self._process = _Process(fl_ctx, self._timeout)
             process.may_die()
             # Not only when the task comes: clients ask for tasks every two seconds.
-            thread = self._thread = threading.Thread(target=_serve_site, args=(process,), name="dfm-site", daemon=True)
-            thread.start()
+            self._thread = threading.Thread(
+                target=lambda: asyncio.run(_run_site(process)), name="dfm-site", daemon=True
+            )
+            self._thread.start()
         elif event_type in _ENDS and self._process is not None:
             self._process.end("FLARE has ended the job")
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Runs the site until the carrier ends."""
+        """Run the site until the host job ends."""
         process, thread = self._process, self._thread
         if process is None or thread is None:
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
@@ -165,24 +154,20 @@ class SiteExecutor(Executor):  # type: ignore[misc] # nvflare has no type inform
         return make_reply(ReturnCode.OK)
 
 
-def _serve_site(process: _Process) -> None:
-    asyncio.run(_run_site(process))
-
-
 async def _run_site(process: _Process) -> None:
-    """Serves the hub. When that cannot be reached any more, its jobs end here, and the site comes to it anew."""
+    """Serve the hub. When that cannot be reached any longer, its jobs end at the site, and the site connects again."""
     loop = asyncio.get_running_loop()
     ended = process.begin()
-    reason = ""
-    heard = loop.time()
+    last_seen = loop.time()
     try:
-        while not ended.done() and loop.time() - heard < _ABANDONED:
+        while not ended.done() and loop.time() - last_seen < _ABANDONED:
             site = _Site(process, ended)
             reason = await site.serve()
-            heard = max(heard, site.heard)
-            _log.info("site %s begins anew, or leaves: %s", process.name, reason)
+            last_seen = max(last_seen, site.last_seen)
+            _log.info("site %s reconnects or leaves: %s", process.name, reason)
     finally:
         process.wire.close()
+        ended.cancel()
 
 
 class _Site:
@@ -190,39 +175,29 @@ class _Site:
 
     def __init__(self, process: _Process, ended: asyncio.Future[str]) -> None:
         self._process = process
-        self._settings = process.settings(process.name)
+        self._settings = process.settings()
         self._ended = ended
         self._left: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._gateway: Gateway | None = None
-        self.heard = 0.0
-        """When the hub was heard last."""
+        self.last_seen = 0.0
+        """When something of the hub was last received."""
 
     async def serve(self) -> str:
-        """Serves the hub; gives why it cannot any more."""
+        """Serve the hub; return why it cannot any longer."""
         process, settings = self._process, self._settings
         async with AsyncExitStack() as stack:
-            self._agent = await stack.enter_async_context(process.agent(settings, _OPTIONS))
-            node = self._node = Node(
-                process.credentials(),
-                process.wire,
-                self._receive,
-                self._broken,
-                self._refused,
-                patience=process.patience,
-                largest=settings.max_message_bytes,
-                on_room=self._has_room,
-                on_forged=self._agent.forged,
-            )
+            agent = self._agent = await stack.enter_async_context(process.agent(settings))
+            handlers = (self._receive, self._broken, self._refused)
+            node = self._node = process.node(settings, agent, *handlers, on_room=self._has_room)
             stack.push_async_callback(node.close)
-            self._agent.attach(node)
+            agent.attach(node)
             if settings.site == settings.homesite:
                 self._gateway = Gateway(self._from_app)
                 await self._gateway.open()
                 stack.push_async_callback(self._gateway.close)
             process.wire.open(node)
             address = "" if self._gateway is None else self._gateway.address
-            hello = self._agent.hello(__version__, platform.node(), address)
-            node.send(HUB, msgspec.structs.replace(hello, life=node.life))
+            node.send(HUB, agent.hello(node.incarnation, address))
             node.watch(lambda: (HUB,))
             await asyncio.wait((self._ended, self._left), return_when=asyncio.FIRST_COMPLETED)
             return self._ended.result() if self._ended.done() else self._left.result()
@@ -234,34 +209,36 @@ class _Site:
     def _receive(self, peer: str, message: Any) -> None:
         kind = type(message)
         if peer == HUB:
-            self.heard = asyncio.get_running_loop().time()
-        if kind is fm.Pulse:
+            self.last_seen = asyncio.get_running_loop().time()
+        if kind is fm.Heartbeat:
             return
-        if peer == HUB and kind is fm.Bye:
+        if peer != HUB:
+            self._agent.receive(peer, message)
+        elif kind is fm.Bye:
             self._process.end(message.reason)
-        elif peer == HUB and kind is fm.SiteLost:
+        elif kind is fm.SiteLost:
             self._node.drop(message.site)
-        elif peer == HUB and kind is fm.GivenUp:
-            if message.life == self._node.life:
-                self._leave("the hub could not reach the site for a while, and has given it up")
-        elif peer == HUB and kind in (fm.AppBytes, fm.AppGone):
+        elif kind is fm.Evicted:
+            if message.incarnation == self._node.incarnation:
+                self._leave("the hub could not reach the site for a while, and has evicted it")
+        elif kind in (fm.AppBytes, fm.AppGone):
             if self._gateway is not None:
                 self._gateway.receive(message)
         else:
             self._agent.receive(peer, message)
 
-    def _broken(self, peer: str, reason: str, life: str) -> None:
+    def _broken(self, peer: str, reason: str, incarnation: str) -> None:
         if peer == HUB:
-            self._leave(f"the hub cannot be reached any more: {reason}")
+            self._leave(f"the hub cannot be reached any longer: {reason}")
         else:
-            self._node.send(HUB, fm.PeerLost(peer, reason, life))
+            self._node.send(HUB, fm.PeerLost(peer, reason, incarnation))
 
     def _refused(self, peer: str, message: Any, reason: str) -> None:
         job, at = getattr(message, "job", None), getattr(message, "at", None)
         if isinstance(message, fm.AppBytes):  # it is about one application
-            _log.warning("the hub does not take what an application says: %s", reason)
+            _log.warning("the hub refuses the messages of an application: %s", reason)
             if self._gateway is not None:
-                self._gateway.let_go(message.app)
+                self._gateway.disconnect(message.app)
         elif job is None or at is None:  # it is about the site as a whole
             self._broken(peer, f"{peer} does not take {type(message).__name__}: {reason}", "")
         else:
@@ -279,11 +256,11 @@ class _Site:
 
 
 class HubController(Controller):  # type: ignore[misc] # nvflare has no type information
-    """Runs the hub of a carrier, and the site called ``server``."""
+    """Runs the hub of a host job, and the site called ``server``."""
 
-    def __init__(self, patience: float = 30.0, linger: float = 60.0) -> None:
+    def __init__(self, timeout: float = 30.0, linger: float = 60.0) -> None:
         super().__init__()
-        self._patience = patience
+        self._timeout = timeout
         self._linger = linger
         self._process: _Process | None = None
         self._hub: Hub | None = None
@@ -291,33 +268,31 @@ class HubController(Controller):  # type: ignore[misc] # nvflare has no type inf
         self._serve: Callable[[Any], dict[str, Any]] = _starting
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        """Listens for packets and commands before any site can speak."""
-        self._process = _Process(fl_ctx, self._patience)
+        """Listen for packets and commands before any site can connect."""
+        self._process = _Process(fl_ctx, self._timeout)
         self._process.name = HUB
         self._deployed = [HUB, *(client.name for client in fl_ctx.get_engine().get_clients())]
         fl_ctx.get_engine().register_app_command(COMMAND, self._command)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
-        """Has nothing left to do: the hub has ended with the control flow."""
+        """Do nothing: the hub has ended with the control flow."""
 
     def _command(self, topic: str, data: Any, fl_ctx: FLContext, *args: Any) -> dict[str, Any]:
         return self._serve(data)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Is told when a client is gone for good, and when FLARE ends the job."""
-        if event_type == EventType.CLIENT_DISCONNECTED:
-            name = str(fl_ctx.get_prop(FLContextKey.DISCONNECTED_CLIENT_NAME))
-            self._lost(name, "FLARE says that its client is gone")
-        elif event_type in (EventType.ABOUT_TO_END_RUN, EventType.END_RUN) and self._process is not None:
-            self._process.end("FLARE has ended the job")
-
-    def _lost(self, name: str, reason: str) -> None:
+        """Handle FLARE's events: a client is gone for good, or the job ends."""
         process, hub = self._process, self._hub
-        if process is not None and process.loop is not None and hub is not None:
-            process.loop.call_soon_threadsafe(hub.lost_site, name, reason)
+        if process is None:
+            return
+        if event_type in (EventType.ABOUT_TO_END_RUN, EventType.END_RUN):
+            process.end("FLARE has ended the job")
+        elif event_type == EventType.CLIENT_DISCONNECTED and process.loop is not None and hub is not None:
+            name = str(fl_ctx.get_prop(FLContextKey.DISCONNECTED_CLIENT_NAME))
+            process.loop.call_soon_threadsafe(hub.lost_site, name, "FLARE reports that its client is gone")
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """Runs the hub until nobody needs it any more."""
+        """Run the hub until nobody needs it any longer."""
         task = Task(name="dfm_async", data=Shareable())
         self.broadcast(task=task, fl_ctx=fl_ctx, targets=None, min_responses=0, wait_time_after_min_received=0)
         assert self._process is not None  # noqa: S101 - set when the controller started
@@ -326,62 +301,54 @@ class HubController(Controller):  # type: ignore[misc] # nvflare has no type inf
     async def _run(self, process: _Process, abort_signal: Signal) -> None:
         ended = process.begin()
         _when_triggered(abort_signal, lambda: process.end("FLARE has ended the job"))
-        settings = process.settings(HUB)
+        settings = process.settings()
         hub = self._hub = Hub(
             process.job_id, __version__, self._deployed, LocalOptions(), self._linger, settings.max_message_bytes
         )
 
         def receive(peer: str, message: Any) -> None:
-            kind = type(message)
-            if kind in FOR_HUB:
+            route = ROUTES.get(type(message))
+            if route in TO_HUB:
                 hub.receive(peer, message)
-            elif kind in (fm.AppBytes, fm.AppGone):
-                ports.receive(peer, message)
+            elif route is Route.GATEWAY:
+                gateway.receive(peer, message)
             else:
                 agent.receive(peer, message)
 
         def refused(peer: str, message: Any, reason: str) -> None:
             if isinstance(message, fm.AppBytes | fm.AppGone):
-                ports.let_go(message.app)
+                gateway.disconnect(message.app)
             else:
                 hub.refused(peer, message, reason)
 
         async with AsyncExitStack() as stack:
             stack.callback(process.wire.close)
-            agent = await stack.enter_async_context(process.agent(settings, _OPTIONS))
-            node = Node(
-                process.credentials(),
-                process.wire,
-                receive,
-                hub.lost_site,
-                refused,
-                patience=process.patience,
-                largest=settings.max_message_bytes,
-                on_room=agent.has_room,
-                on_forged=agent.forged,
-                peers=self._deployed,
-            )
+            agent = await stack.enter_async_context(process.agent(settings))
+            handlers = (receive, hub.lost_site, refused)
+            node = process.node(settings, agent, *handlers, on_room=agent.has_room, peers=self._deployed)
             stack.push_async_callback(node.close)
-            ports = GatewayPorts(hub, node, settings.homesite)
+            gateway = GatewayEndpoint(hub, node, settings.homesite)
             agent.attach(node)
             node.watch(lambda: hub.sites)
-            hub.attach_node(node, lambda site: ports.lost() if site == settings.homesite else None)
+            hub.attach_node(node, lambda site: gateway.lost() if site == settings.homesite else None)
             process.wire.open(node)
-            commands = self._serve = Commands(hub)
-            node.send(HUB, agent.hello(__version__, platform.node()))
+            commands = self._serve = CommandEndpoint(hub)
+            node.send(HUB, agent.hello())
             hub.ended.add_done_callback(lambda done: process.end(done.result()))
             reason = await ended
             await hub.close(reason)
             self._serve = lambda _data: {"ended": reason}
             commands.close()
-            with suppress(TimeoutError):  # whoever cannot be reached will see that we are gone
-                async with asyncio.timeout(process.patience):
-                    await node.drained()
-            hub.say_bye(reason)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(process.patience):
-                    await node.drained()
-        _log.info("the carrier ends: %s", reason)
+            await _drained(node, process.timeout)
+            hub.release_sites(reason)
+            await _drained(node, process.timeout)
+        _log.info("the host job ends: %s", reason)
+
+
+async def _drained(node: Node, seconds: float) -> None:
+    with suppress(TimeoutError):  # peers that cannot be reached will notice
+        async with asyncio.timeout(seconds):
+            await node.drained()
 
 
 def _starting(_data: Any) -> dict[str, Any]:

@@ -1,74 +1,62 @@
-"""The hub of a carrier: runs the coordinators of all jobs, at the server, for applications that come and go."""
+"""The hub of a host job: runs the coordinators of all jobs, at the server, for applications that come and go."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
-from dfm_async.errors import PipelineError, ResultsExpired
+from dfm_async.base.signals import Throttle
+from dfm_async.base.text import cleaned
+from dfm_async.engine.coordinator import Coordinator
+from dfm_async.engine.engine import Engine
+from dfm_async.engine.jobs import JobTable
+from dfm_async.engine.machine import Phase
+from dfm_async.engine.run import Run
+from dfm_async.errors import DfmError, PipelineDenied, PipelineError, ResultsExpired, WorkerLost
+from dfm_async.model.ids import Location
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.status import JobStatus
-from dfm_async.results.error_values import decode_error
-from dfm_async.targets.coordinator import FOR_COORDINATOR, Coordinator, Phase
-from dfm_async.targets.flare import messages as fm
-from dfm_async.targets.flare.application import Application
-from dfm_async.targets.flare.hub_job import HubJob, read_plan
-from dfm_async.targets.flare.roster import Roster
-from dfm_async.targets.flare.sealed import SealedValues
-from dfm_async.targets.flare.seating import OF_SEATS, Seating
-from dfm_async.targets.flare.slots import Slots
-from dfm_async.targets.flare.text import cleaned
-from dfm_async.targets.jobs import JobTable
-from dfm_async.targets.post import deliver
+from dfm_async.results.event_codec import decode_error
+from dfm_async.results.watching import JobChanges
+from dfm_async.targets.flare import protocol as fm
+from dfm_async.targets.flare.event_messages import OpaqueValues, rows_of
+from dfm_async.targets.flare.hub_job import Application, HubJob, read_plan
+from dfm_async.targets.flare.node import Node
+from dfm_async.targets.flare.protocol import ROUTES, Route
+from dfm_async.targets.flare.remote_hosts import Membership, RemoteHosts
 from dfm_async.wire import messages as msg
-
-__all__ = ["FOR_HUB", "Hub"]
 
 _log = logging.getLogger(__name__)
 
-FOR_HUB: Final = (
-    FOR_COORDINATOR
-    | OF_SEATS.keys()
-    | {
-        fm.SiteHello,
-        fm.SiteReport,
-        fm.LogLines,
-        fm.PeerLost,
-        fm.Echoed,
-        fm.Pulse,
-        msg.SendToPlace,
-    }
-)
-"""What sites say to the hub."""
 _LONGEST_LINE: Final = 4096
+_MOST_LINES: Final = 100
 _LONGEST_ERROR: Final = 256 * 1024
 _FIRST: Final = 60.0
 """For how many seconds the hub waits for its first application, at least."""
-_STATE_EVERY: Final = 0.01
-"""Applications are told at most so often how far a job is."""
+_STATE_INTERVAL: Final = 0.01
+"""The number of seconds between two reports to applications of how far a job is."""
 
 
-class Sender(Protocol):
-    """What the hub needs of its node."""
+class _Changes(JobChanges):
+    """Calls the hub with the id of each job that has changed."""
 
-    def send(self, peer: str, message: Any) -> None:
-        """Sends a message."""
-        ...
+    def __init__(self, on_change: Callable[[str], None]) -> None:
+        super().__init__()
+        self._on_change = on_change
 
-    def drop(self, peer: str) -> None:
-        """The peer is another process now."""
-        ...
+    def mark(self, job_id: str) -> None:
+        self._on_change(job_id)
 
 
 class Hub:
-    """Takes jobs from applications and runs them at the sites. Lives as long as somebody needs it.
+    """Takes jobs from applications and runs them at the sites. Runs as long as somebody needs it.
 
     Args:
-        carrier: the id of the FLARE job.
+        host_job: the id of the FLARE job.
         version: our version.
         deployed: the sites that the FLARE job was sent to.
         options: for how long ended jobs are kept.
@@ -77,41 +65,44 @@ class Hub:
     """
 
     def __init__(
-        self, carrier: str, version: str, deployed: list[str], options: LocalOptions, linger: float, largest: int
+        self, host_job: str, version: str, deployed: list[str], options: LocalOptions, linger: float, largest: int
     ) -> None:
-        self.carrier = carrier
+        self.host_job = host_job
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Why the carrier ends, when it does."""
+        """Why the host job ends, when it does."""
         self._version = version
-        self._node: Sender | None = None
-        self._on_site_lost: Callable[[str], None] = _nothing
-        self._values = SealedValues()
+        self._node: Node | None = None
+        self._on_site_lost: Callable[[str], None] | None = None
         self._table: JobTable[Coordinator] = JobTable(options)
+        self._table.changes = _Changes(self._job_changed)
         self._jobs: dict[str, HubJob] = {}
-        self._roster = Roster(deployed)
-        self._seating = Seating(self._roster, self._send)
+        self._members = Membership(deployed)
+        self._hosts = RemoteHosts(self._members, self._send, self._request)
+        self._engine = Engine(self._table, OpaqueValues(), lambda _: self._hosts, self._accepted, self._requeued)
         self._apps: dict[str, Application] = {}
         self._offers: dict[str, fm.Offer] = {}
-        self._reports: dict[tuple[str, str, str], fm.SiteReport] = {}
+        self._reports: dict[tuple[str, str, Location], fm.SiteReport] = {}
         self._echoes: dict[int, tuple[Application, fm.Asked, set[str]]] = {}
         self._last_echo = 0
+        self._pending: dict[str, Application] = {}
+        """Jobs whose submission is answered when the queue has room for them."""
         self._dirty: dict[HubJob, None] = {}
-        self._state_timer: asyncio.TimerHandle | None = None
+        self._states = Throttle(_STATE_INTERVAL, self._push_states, delay=_STATE_INTERVAL)
         self._linger = linger
         self._largest = largest
         self._keep = 3600.0
         self._idle: asyncio.TimerHandle | None = None
         self._used = False
         """Whether an application has come."""
-        self._rest()
+        self._schedule_end()
 
     @property
     def sites(self) -> Iterable[str]:
-        """The sites that are there."""
-        return self._roster.sites
+        """The sites that are present."""
+        return self._members.sites
 
-    def attach_node(self, node: Sender, on_site_lost: Callable[[str], None]) -> None:
-        """Says where messages go, and who else wants to know that a site was lost."""
+    def attach_node(self, node: Node, on_site_lost: Callable[[str], None]) -> None:
+        """Send messages by a node from now on; ``on_site_lost``: is called with each site that is lost."""
         self._node = node
         self._on_site_lost = on_site_lost
 
@@ -119,10 +110,10 @@ class Hub:
         if self._node is not None:
             self._node.send(site, message)
 
-    # life
+    # lifecycle
 
-    def _rest(self) -> None:
-        """Ends the carrier after a while, unless somebody needs it before."""
+    def _schedule_end(self) -> None:
+        """End the host job after the linger time, unless it is needed now or before."""
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
@@ -130,17 +121,17 @@ class Hub:
             return
         unread = any(job.unread for job in self._jobs.values())
         seconds = max(self._linger, self._keep) if unread else self._linger
-        if not self._used:  # whoever had it started is about to come
+        if not self._used:  # the application that has started it is about to come
             seconds = max(seconds, _FIRST)
-        self._idle = asyncio.get_running_loop().call_later(seconds, self.end, "nobody needs it any more")
+        self._idle = asyncio.get_running_loop().call_later(seconds, self.end, "nobody needs it any longer")
 
     def end(self, reason: str) -> None:
-        """Ends the carrier."""
+        """End the host job."""
         if not self.ended.done():
             self.ended.set_result(reason)
 
     async def close(self, reason: str) -> None:
-        """Ends all jobs, and tells the applications that the carrier ends."""
+        """End all jobs, and notify the applications of the end of the host job."""
         for job in list(self._jobs.values()):
             if job.coordinator.phase is not Phase.ENDED:
                 job.coordinator.halt(JobStatus.ABORTED, reason, 0)
@@ -149,70 +140,99 @@ class Hub:
         await asyncio.sleep(0)  # followers get the last events
         for job in self._jobs.values():
             job.close()
-        for timer in (self._idle, self._state_timer):
-            if timer is not None:
-                timer.cancel()
+        if self._idle is not None:
+            self._idle.cancel()
+        self._states.cancel()
         for app in self._apps.values():
-            app.here()
+            app.end_absence()
             app.send(fm.Bye(reason))
         self._table.close()
 
-    def say_bye(self, reason: str) -> None:
-        """Lets the sites go; said last, because applications may be at the gateway of one."""
-        for site in self._roster.sites:
+    def release_sites(self, reason: str) -> None:
+        """Let the sites leave. This comes last: applications may be connected to the gateway of one."""
+        for site in self._members.sites:
             self._send(site, fm.Bye(reason))
 
     # sites
 
     def receive(self, peer: str, message: Any) -> None:
-        """Takes a message of a site."""
-        kind = type(message)
-        if not self._roster.expects(peer):
+        """Take a message of a site."""
+        if not self._members.expects(peer):
             return
-        if peer in self._roster.gone and kind is not fm.SiteHello:
-            # It was taken for lost: what it says belongs to jobs that have ended.
-            told = self._roster.given_up(peer)
-            if told is not None:
-                self._send(peer, told)
+        if peer in self._members.gone and type(message) is not fm.SiteHello:
+            # It was taken for lost: what it sends belongs to jobs that have ended.
+            eviction = self._members.eviction(peer)
+            if eviction is not None:
+                self._send(peer, eviction)
             return
-        if kind in FOR_COORDINATOR:
-            job = self._seating.find(peer, message)
-            if job is not None and job.may_say(message):
-                job.coordinator.receive(_as_text(message))
+        route = ROUTES.get(type(message))
+        if route is Route.LOCATION_TO_HUB:
+            run = self._run(peer, message)
+            job = None if run is None else self._jobs.get(run.coordinator.record.job_id)
+            if job is not None and job.may_send(message):
+                self._engine.receive(_as_text(message))
             elif job is not None:
-                _log.warning("site %s says something of job %s that is not its own: ignored", peer, job.job_id)
-        elif kind in OF_SEATS:
-            job = self._seating.find(peer, message)
-            if job is not None:
-                OF_SEATS[kind](self._seating, job, message)
-        elif kind is msg.SendToPlace:
-            job = self._seating.find(peer, message)
-            if job is not None:
-                deliver(self._table, self._values, job.coordinator, message, Coordinator.offer)
-        elif kind is fm.SiteHello:
-            self._site_came(peer, message)
-        elif kind is fm.SiteReport:
-            self._site_reports(peer, message)
-        elif kind is fm.LogLines:
-            if message.site == peer:
-                self._tell_apps(message)
-        elif kind is fm.PeerLost:
-            if self._roster.has(message.site, message.life):  # else it is known already that it was lost
-                self._seating.cut(peer, message.site, message.reason)
-        elif kind is fm.Echoed:
-            self._echoed(peer, message.request)
+                _log.warning(
+                    "site %s reports results or ends of job %s that are not its own: ignored", peer, job.job_id
+                )
+        elif route is Route.ASSIGNMENT_TO_HUB:
+            run = self._run(peer, message)
+            if run is not None:
+                _ASSIGNMENTS[type(message)](run, message)
+        elif route is Route.SITE_TO_HUB:
+            _SITES[type(message)](self, peer, message)
+
+    def _run(self, peer: str, message: Any) -> Run | None:
+        """Find the run that a message is about, if it comes from the site of its location, and is not late.
+
+        Any site of a job may report that another location cannot be reached.
+        """
+        run = self._engine.run(message.job)
+        if run is None:
+            return None
+        sites = run.coordinator.plan.sites_at
+        senders = sites if isinstance(message, fm.Undeliverable) else sites[message.at : message.at + 1]
+        if not 0 <= message.at < len(sites) or peer not in senders:
+            job_id = run.coordinator.record.job_id
+            _log.warning("site %s sends a message about a location of job %s that is not its own", peer, job_id)
+            return None
+        return run
+
+    def _request(self, run: Run, at: int) -> fm.Assign:
+        return self._jobs[run.coordinator.record.job_id].request(run.number, at, run.lane)
 
     def refused(self, peer: str, message: Any, reason: str) -> None:
-        """A site does not take a message, and never will."""
-        job = self._seating.of_run(getattr(message, "job", -1))
-        if job is None:
+        """Note that a site does not take a message, and never will."""
+        run = self._engine.run(getattr(message, "job", -1))
+        if run is None:
             _log.warning("site %s does not take %s: %s", peer, type(message).__name__, reason)
         else:
-            self._seating.undeliverable(job, fm.Undeliverable(message.job, message.at, reason))
+            _undeliverable(run, fm.Undeliverable(message.job, message.at, reason))
+
+    def _site_logs(self, peer: str, message: fm.LogLines) -> None:
+        if message.site == peer:
+            for app in self._apps.values():
+                app.notify(message)
+
+    def _peer_lost(self, peer: str, message: fm.PeerLost) -> None:
+        """Two sites do not reach each other any longer: jobs that need both cannot go on."""
+        if self._members.has(message.site, message.incarnation):  # else it is known already that it was lost
+            reason = f"it cannot reach site {message.site!r} any longer: {message.reason}"
+            for run in self._engine.runs_at(peer, message.site):
+                self._lose(run, peer, reason)
+
+    def _lose(self, run: Run, site: str, reason: str) -> None:
+        error = WorkerLost(site, None, reason)
+        if not run.started and run.may_restart:
+            self._engine.restart(run)
+            return
+        for at, name in enumerate(run.coordinator.plan.sites_at):
+            if name == site and self._engine.run(run.number) is run:
+                run.coordinator.lost(at, error)
 
     def _site_reports(self, peer: str, report: fm.SiteReport) -> None:
-        """Tells those applications of workers whose code they run."""
-        if report.location.partition("#")[0] != peer:
+        """Report workers to the applications whose code they run."""
+        if report.location.site != peer:
             return
         key = (peer, report.offer, report.location)
         if report.workers:
@@ -221,149 +241,142 @@ class Hub:
             self._reports.pop(key, None)
         for app in self._apps.values():
             if not report.offer or f"{peer}:{report.offer}" in app.offers:
-                app.tell(report)
+                app.notify(report)
 
     def _site_came(self, peer: str, hello: fm.SiteHello) -> None:
         if hello.site != peer:
-            _log.warning("site %s calls itself %s, and is not taken", peer, hello.site)
+            _log.warning("site %s is refused: it reports the name %s", peer, hello.site)
             return
-        roster, seating = self._roster, self._seating
+        members = self._members
         if hello.protocol != fm.PROTOCOL:
-            text = f"it speaks another protocol ({hello.protocol}, not {fm.PROTOCOL}): install one version"
-            roster.unfit(peer, text)
+            text = f"it has version {hello.protocol} of the protocol, not {fm.PROTOCOL}: install one version"
+            members.unfit(peer, text)
         else:
-            begun_anew = peer in roster.sites  # before we saw that it was lost
-            not_begun = seating.take_not_begun(peer) if begun_anew else []  # these have lost nothing
-            if begun_anew:
+            if peer in members.sites:  # before its loss was detected
                 self.lost_site(peer, "it has started again")
             if self._node is not None:
                 self._node.drop(peer)
-            roster.came(hello)
+            members.came(hello)
             for offer in self._offers.values():
                 if offer.site == peer:
                     self._send(peer, offer)
-            seating.seat_anew([*not_begun, *seating.take_waiting(peer)])
+            self._hosts.site_came(peer)
         self._welcome_all()
 
-    def lost_site(self, site: str, reason: str, life: str = "") -> None:
-        """A site cannot be reached any more, or has ended; ``life``: which life of it, if that is known."""
-        if not self._roster.lost(site, reason, life):
+    def lost_site(self, site: str, reason: str, incarnation: str = "") -> None:
+        """Note that a site is lost; ``incarnation``: the one that is lost, if it is known."""
+        if not self._members.lost(site, reason, incarnation):
             return
         _log.warning("site %s was lost: %s", site, reason)
         for key in [key for key in self._reports if key[0] == site]:
             self._site_reports(site, msgspec.structs.replace(self._reports[key], workers=()))
         for request in list(self._echoes):
-            self._echoed(site, request)
-        for other in self._roster.sites:
+            self._answer_echo(site, request)
+        for other in self._members.sites:
             self._send(other, fm.SiteLost(site))
-        self._seating.lose_site(site, reason)
-        self._on_site_lost(site)
+        for run in self._engine.runs_at(site):
+            self._lose(run, site, f"the site was lost: {reason}")
+        if self._on_site_lost is not None:
+            self._on_site_lost(site)
         self._welcome_all()
 
     # applications
 
     def application(self, session: str) -> Application | None:
-        """Finds an application by its session."""
+        """Find an application by its session."""
         return self._apps.get(session)
 
     def attach(self, attach: fm.Attach) -> fm.Attached:
-        """An application comes, or comes again another way. Whoever asks gives its duplex that way."""
+        """Take an application that connects, or reconnects. The caller attaches the transport to its stream."""
         app = self._apps.get(attach.session)
         if attach.hello.protocol != fm.PROTOCOL:
-            text = (
-                f"the federation has version {self._version} of dfm_async, and the application {attach.hello.version}"
-            )
-            return fm.Attached(0, text)
+            theirs = attach.hello.version
+            return fm.Attached(0, f"the federation has version {self._version} of dfm_async, the application {theirs}")
         if self.ended.done():
-            return fm.Attached(0, f"the carrier has ended: {self.ended.result()}")
+            return fm.Attached(0, f"the host job has ended: {self.ended.result()}")
         if app is None and not attach.new:
-            return fm.Attached(0, "the hub does not know this application any more")
+            return fm.Attached(0, "the hub does not know this application any longer")
         if app is None:
             self._used = True
-            app = self._apps[attach.session] = Application(attach, self._app_said, self._app_has_room, self._largest)
+            app = self._apps[attach.session] = Application(attach, self._from_app, self._app_has_room, self._largest)
             hello = attach.hello
-            self._linger, self._keep, self._seating.patience = hello.linger, hello.keep, hello.start
+            self._linger, self._keep, self._hosts.start_timeout = hello.linger, hello.keep, hello.start
             app.send(self._welcome(app))
             for report in self._reports.values():
                 if not report.offer:
-                    app.tell(report)
-        app.here()
-        self._rest()
-        return fm.Attached(app.duplex.have)
+                    app.notify(report)
+        app.end_absence()
+        self._schedule_end()
+        return fm.Attached(app.stream.have)
 
-    def absent(self, app: Application) -> None:
-        """The application is there only when it asks: it is gone if it does not for a while."""
-        app.here()
-        app.absence = asyncio.get_running_loop().call_later(app.hello.patience, self._app_left, app)
+    def begin_absence(self, app: Application) -> None:
+        """Start the absence timeout of an application that is connected only while it sends commands."""
+        app.end_absence()
+        app.absence = asyncio.get_running_loop().call_later(app.hello.timeout, self._app_left, app)
 
     def detach(self, app: Application, connection: str) -> None:
-        """A connection of an application has ended. It may come again, another way."""
+        """Note that a connection of an application has ended. It may reconnect by another transport."""
         if app.connection == connection and self._apps.get(app.name) is app:
             app.connection = ""
-            app.duplex.detach()
-            self.absent(app)
+            app.stream.detach()
+            self.begin_absence(app)
 
-    def _app_said(self, app: Application, data: bytes | memoryview) -> None:
+    def _from_app(self, app: Application, data: bytes | memoryview) -> None:
         try:
             message = fm.decode_app(data)
-            _APPS[type(message)](self, app, message)
-        except Exception:  # noqa: BLE001 - what one application says must not harm the others
-            _log.exception("what application %s said cannot be done", app.name)
+            handler = _APPS.get(type(message))
+            if handler is not None:
+                handler(self, app, message)
+            elif (job := self._jobs.get(message.job_id)) is not None:
+                _JOBS[type(message)](self, app, job, message)
+        except Exception:  # noqa: BLE001 - a message of one application must not harm the others
+            _log.exception("cannot process a message of application %s", app.name)
 
     def _app_has_room(self, app: Application) -> None:
         if app.held_up and not app.full:
             app.held_up = False
             for job in self._jobs.values():
                 if app.name in job.followers:
-                    job.record.log.wake()
+                    job.record.log.changed.notify()
 
     def _welcome(self, app: Application) -> fm.Welcome:
-        roster = self._roster
-        home = roster.sites.get(app.hello.homesite)
+        members = self._members
+        home = members.sites.get(app.hello.homesite)
         sites = {
             name: fm.SiteInfo(hello.operations, hello.allow_code, hello.problem, hello.python)
-            for name, hello in roster.sites.items()
+            for name, hello in members.sites.items()
         }
-        gateway = ("", "") if home is None else (home.host, home.gateway)
-        gone, largest = dict(roster.gone), self._largest
         return fm.Welcome(
-            fm.PROTOCOL,
-            self._version,
-            self.carrier,
-            sites,
-            roster.deployed,
-            gone,
-            gateway,
-            largest,
-            roster.began,
-            dict(roster.since),
+            protocol=fm.PROTOCOL,
+            version=self._version,
+            host_job=self.host_job,
+            sites=sites,
+            deployed=members.deployed,
+            gone=dict(members.gone),
+            gateway=("", "") if home is None else (home.host, home.gateway),
+            largest=self._largest,
+            began=members.began,
+            since=dict(members.since),
         )
 
     def _welcome_all(self) -> None:
         for app in self._apps.values():
             app.send(self._welcome(app))
 
-    def _tell_apps(self, message: Any) -> None:
-        for app in self._apps.values():
-            app.tell(message)
-
-    def _app_left(self, app: Application) -> None:
-        """An application has left, or is gone. Its jobs go on."""
-        app.here()
+    def _app_left(self, app: Application, _message: fm.Leave | None = None) -> None:
+        """Note that an application has left, or is gone. Its jobs go on."""
+        app.end_absence()
         if self._apps.pop(app.name, None) is not None:
-            app.duplex.detach()
+            app.stream.detach()
             for job in self._jobs.values():
-                self._no_longer_followed(job, app)
+                self._end_following(job, app)
             self._drop_offers()
-            self._rest()
+            self._schedule_end()
 
-    def _no_longer_followed(self, job: HubJob, app: Application) -> None:
+    def _end_following(self, job: HubJob, app: Application) -> None:
         job.unfollow(app.name)
         if not job.followers and not job.record.status.ended:
-            job.wait_for_somebody(self._keep)
-
-    def _leave(self, app: Application, _message: fm.Leave) -> None:
-        self._app_left(app)
+            job.wait_for_follower(self._keep)
 
     def _offer(self, app: Application, offer: fm.Offer) -> None:
         key = f"{offer.site}:{offer.key}"
@@ -371,12 +384,12 @@ class Hub:
         app.offers = {other for other in app.offers if not other.startswith(f"{offer.site}:")} | {key}
         if key not in self._offers:
             self._offers[key] = offer
-            if offer.site in self._roster.sites:
+            if offer.site in self._members.sites:
                 self._send(offer.site, offer)
         self._drop_offers()
 
     def _drop_offers(self) -> None:
-        """Has the sites forget code that neither an application nor a job needs any more."""
+        """Have the sites forget code that neither an application nor a job needs any longer."""
         needed = {key for app in self._apps.values() for key in app.offers}
         if self._offers.keys() <= needed:
             return
@@ -390,115 +403,76 @@ class Hub:
     # jobs
 
     def _submit(self, app: Application, message: fm.Submit) -> None:
-        known = self._jobs.get(message.job_id)
+        job_id = message.spec.job_id
+        known = self._jobs.get(job_id)
         if known is not None:
-            same = message.fingerprint is not None and known.record.fingerprint == message.fingerprint
-            app.send(fm.Submitted(message.job_id, "same" if same else "other"))
+            fingerprint = message.spec.fingerprint
+            same = fingerprint is not None and known.record.fingerprint == fingerprint
+            app.send(fm.Submitted(job_id, "same" if same else "other"))
             return
-        crowded = app.slots.full and app.slots.waiting >= app.hello.queue_limit
+        crowded = app.scheduler.overflows
         if app.hello.overflow == "fail" and crowded:
-            app.send(fm.Submitted(message.job_id, "full", str(app.slots.waiting)))
+            app.send(fm.Submitted(job_id, "full", str(app.scheduler.waiting)))
             return
         try:
-            job = HubJob(message, read_plan(message), self._job_changed, app.slots)
+            job = HubJob(message, read_plan(message))
         except (PipelineError, ValueError) as error:
-            app.send(fm.Submitted(message.job_id, "other", str(error) or type(error).__name__))
+            app.send(fm.Submitted(job_id, "other", str(error) or type(error).__name__))
             return
         coordinator = job.coordinator
         self._jobs[job.job_id] = job
         self._table.add(coordinator)
-        job.watch_changes()
-        coordinator.resubmit = lambda _: self._run_again(job)
         coordinator.on_end(lambda _: self._job_ended(job))
-        if message.deadline is not None:
-            seconds, over = message.deadline
-            coordinator.deadline(seconds, asyncio.get_running_loop().time() - over)
+        coordinator.watch_deadline(asyncio.get_running_loop().time() - message.elapsed)
         if crowded:
-            app.pending.append(job.job_id)
+            self._pending[job.job_id] = app
         else:
             app.send(fm.Submitted(job.job_id, "new"))
         job.follow(app, 0)
         job.followers[app.name].taken(fm.Taken(job.job_id, 0, message.until, 0))
-        coordinator.waiting_for = f"a free slot (at most {app.hello.slots} of this application's jobs run at once)"
-        app.slots.put(job, message.priority)
-        self._admit(app.slots)
-        self._rest()
+        self._engine.submit(coordinator, app.scheduler)
+        self._schedule_end()
 
-    def _admit(self, slots: Slots) -> None:
-        """Gives free slots to jobs that wait. A job that ends at once makes the next one free, so this is a loop."""
-        if slots.admitting:
-            return
-        slots.admitting = True
-        try:
-            while (found := slots.take()) is not None:
-                job, lane = found
-                self._seating.seat(job, lane)
-        finally:
-            slots.admitting = False
-        for app in self._apps.values():
-            if app.slots is slots:
-                self._answer_pending(app)
+    def _accepted(self, coordinator: Coordinator) -> None:
+        """Report to an application that the queue has room for its job."""
+        app = self._pending.pop(coordinator.record.job_id, None)
+        if app is not None:
+            app.send(fm.Submitted(coordinator.record.job_id, "new"))
 
-    def _answer_pending(self, app: Application) -> None:
-        """Tells the application that jobs are in the queue, as far as the queue has room."""
-        while app.pending and app.slots.waiting - len(app.pending) < app.hello.queue_limit:
-            app.send(fm.Submitted(app.pending.popleft(), "new"))
-
-    def _run_again(self, job: HubJob) -> None:
-        self._seating.leave(job, well=False)
-        job.runs_again()
-        job.slots.release(job)
-        job.slots.put(job, job.submit.priority, front=True)
-        self._admit(job.slots)
+    def _requeued(self, coordinator: Coordinator) -> None:
+        self._jobs[coordinator.record.job_id].runs_again()
 
     def _job_ended(self, job: HubJob) -> None:
-        self._seating.leave(job, well=job.record.decided is JobStatus.FINISHED)
-        job.slots.release(job)
         job.ended()
-        self._push(job)  # before its last events: whoever waits for the end then knows how it came
+        self._push(job)  # before its last events: waiters for the end then know its cause
         self._dirty.pop(job, None)
-        for app in self._apps.values():
-            if job.job_id in app.pending:
-                app.pending.remove(job.job_id)
-                app.send(fm.Submitted(job.job_id, "new"))
-        self._admit(job.slots)
         self._forget_old()
         self._drop_offers()
-        self._rest()
+        self._schedule_end()
 
     def _forget_old(self) -> None:
-        """Forgets jobs whose records the table has dropped."""
+        """Forget jobs whose records the table has dropped."""
         kept = {record.job_id for record in self._table.kept}
         for job_id in [job_id for job_id, job in self._jobs.items() if job_id not in kept and not job.followers]:
             self._jobs.pop(job_id).close()
 
     # what applications do with jobs
 
-    def _add_rows(self, _app: Application, message: fm.AddRows) -> None:
-        job = self._jobs.get(message.job_id)
-        if job is not None:
-            job.add_rows(message)
-            self._job_changed(job)
+    def _add_rows(self, _app: Application, job: HubJob, message: fm.AddRows) -> None:
+        job.coordinator.add(rows_of(message.rows))
+        self._job_changed(job.job_id)
 
-    def _stop(self, _app: Application, message: fm.StopFrames) -> None:
-        job = self._jobs.get(message.job_id)
-        if job is not None:
-            job.coordinator.stop()
-            self._job_changed(job)
+    def _stop(self, _app: Application, job: HubJob, _message: fm.StopFrames) -> None:
+        job.coordinator.stop()
+        self._job_changed(job.job_id)
 
-    def _steered(self, message: fm.Halt | fm.Fail) -> HubJob | None:
-        job = self._jobs.get(message.job_id)
-        return job if job is not None and message.token in ("", job.submit.token) else None
-
-    def _halt(self, _app: Application, message: fm.Halt) -> None:
-        job = self._steered(message)
-        if job is not None:
+    def _halt(self, _app: Application, job: HubJob, message: fm.Halt) -> None:
+        if message.token in ("", job.submit.token):
             job.coordinator.halt(JobStatus(message.status), message.reason, message.grace)
             job.coordinator.shorten(message.grace)
 
-    def _fail(self, _app: Application, message: fm.Fail) -> None:
-        job = self._steered(message)
-        if job is not None:
+    def _fail(self, _app: Application, job: HubJob, message: fm.Fail) -> None:
+        if message.token in ("", job.submit.token):
             job.coordinator.fail(decode_error(message.error))
 
     def _follow(self, app: Application, message: fm.Follow) -> None:
@@ -512,19 +486,16 @@ class Hub:
             app.send(fm.Expired(job.job_id, error.first))
         app.send(job.state())
 
-    def _unfollow(self, app: Application, message: fm.Unfollow) -> None:
-        job = self._jobs.get(message.job_id)
-        if job is not None:
-            self._no_longer_followed(job, app)
-            self._forget_old()
-            self._rest()
+    def _unfollow(self, app: Application, job: HubJob, _message: fm.Unfollow) -> None:
+        self._end_following(job, app)
+        self._forget_old()
+        self._schedule_end()
 
-    def _taken(self, app: Application, message: fm.Taken) -> None:
-        job = self._jobs.get(message.job_id)
-        follower = None if job is None else job.followers.get(app.name)
+    def _taken(self, app: Application, job: HubJob, message: fm.Taken) -> None:
+        follower = job.followers.get(app.name)
         if follower is not None:
             follower.taken(message)
-            self._rest()
+            self._schedule_end()
 
     def _find(self, app: Application, message: fm.Find) -> None:
         job = self._jobs.get(message.job_id)
@@ -534,9 +505,9 @@ class Hub:
         app.send(fm.Listed(message.request, list(self._jobs)))
 
     def _asked(self, app: Application, message: fm.Asked) -> None:
-        """Answers when all sites have sent what they have to say by now."""
+        """Answer when all sites have sent what they have queued by now."""
         self._last_echo += 1
-        sites = set(self._roster.sites)
+        sites = set(self._members.sites)
         if not sites:
             app.send(message)
             return
@@ -544,34 +515,30 @@ class Hub:
         for site in sites:
             self._send(site, fm.Echo(self._last_echo))
 
-    def _echoed(self, peer: str, request: int) -> None:
+    def _answer_echo(self, peer: str, request: int) -> None:
         app, message, sites = self._echoes.get(request, (None, None, set()))
         sites.discard(peer)
         if app is not None and not sites:
             del self._echoes[request]
             app.send(message)
 
-    def _forget(self, _app: Application, message: fm.Forget) -> None:
-        job = self._jobs.get(message.job_id)
-        if job is not None and job.record.status.ended:
+    def _forget(self, _app: Application, job: HubJob, message: fm.Forget) -> None:
+        if job.record.status.ended:
             job.close()
             del self._jobs[message.job_id]
             self._table.forget(message.job_id)
-            self._rest()
+            self._schedule_end()
 
-    def _read(self, _app: Application, message: fm.Read) -> None:
-        job = self._jobs.get(message.job_id)
-        if job is not None:
-            job.ever_read = max(job.ever_read, message.position)
+    def _read(self, _app: Application, job: HubJob, message: fm.Read) -> None:
+        job.ever_read = max(job.ever_read, message.position)
 
-    def _job_changed(self, job: HubJob) -> None:
-        if job.followers:
+    def _job_changed(self, job_id: str) -> None:
+        job = self._jobs.get(job_id)
+        if job is not None and job.followers:
             self._dirty[job] = None
-            if self._state_timer is None:
-                self._state_timer = asyncio.get_running_loop().call_later(_STATE_EVERY, self._push_states)
+            self._states.request()
 
     def _push_states(self) -> None:
-        self._state_timer = None
         dirty, self._dirty = self._dirty, {}
         for job in dirty:
             self._push(job)
@@ -583,12 +550,8 @@ class Hub:
                 follower.app.send(state)
 
 
-def _nothing(_site: str) -> None:
-    """Nobody else wants to know."""
-
-
 def _as_text(message: Any) -> Any:
-    """An error of another organisation is text that can be shown: nothing of it is unpickled."""
+    """Make an error of another organisation text that can be shown: nothing of it is unpickled."""
     if type(message) not in (msg.OperationError, msg.JobBroken):
         return message
     error = message.error
@@ -604,20 +567,61 @@ def _as_text(message: Any) -> Any:
     return msgspec.structs.replace(message, error=error)
 
 
+def _assignment_refused(run: Run, message: fm.AssignmentRefused) -> None:
+    site = run.locations[message.at].site
+    if message.kind == "denied":
+        run.refused(message.at, PipelineDenied(site, message.reason))
+    else:
+        run.refused(message.at, DfmError(f"site {site!r} cannot run the job: {message.reason}"))
+
+
+def _assignment_lost(run: Run, message: fm.AssignmentLost) -> None:
+    lines = tuple(cleaned(line, _LONGEST_LINE) for line in message.lines[-_MOST_LINES:])
+    detail = cleaned(message.detail, _LONGEST_LINE)
+    site = run.locations[message.at].site
+    run.lost(message.at, WorkerLost(site, message.exit_code, detail, lines, message.out_of_memory))
+
+
+def _undeliverable(run: Run, message: fm.Undeliverable) -> None:
+    site, reason = run.locations[message.at].site, cleaned(message.reason, _LONGEST_LINE)
+    run.coordinator.fail(DfmError(f"a message to site {site!r} cannot be delivered: {reason}"))
+
+
+_ASSIGNMENTS: Final[dict[type, Callable[[Run, Any], None]]] = {
+    fm.Assigned: lambda run, message: run.assigned(message.at),
+    fm.AssignmentRefused: _assignment_refused,
+    fm.AssignmentLost: _assignment_lost,
+    fm.WorkerUnresponsive: lambda run, message: run.notice(message.at, "unresponsive", message.seconds),
+    fm.WorkerResponsive: lambda run, message: run.notice(message.at, "responsive"),
+    fm.WorkerRetired: lambda run, message: run.notice(message.at, "retired", why=cleaned(message.why, _LONGEST_LINE)),
+    fm.WorkerBound: lambda run, message: run.notice(message.at, "bound", why=cleaned(message.why, _LONGEST_LINE)),
+    fm.Abandoned: lambda run, message: run.abandon(message.at, message.how),
+    fm.Undeliverable: _undeliverable,
+}
+_SITES: Final[dict[type, Callable[[Hub, str, Any], None]]] = {
+    fm.SiteHello: Hub._site_came,  # noqa: SLF001 - same module
+    fm.SiteReport: Hub._site_reports,  # noqa: SLF001
+    fm.LogLines: Hub._site_logs,  # noqa: SLF001
+    fm.PeerLost: Hub._peer_lost,  # noqa: SLF001
+    fm.Echoed: lambda hub, peer, message: hub._answer_echo(peer, message.request),  # noqa: SLF001
+}
 _APPS: Final[dict[type, Callable[[Hub, Application, Any], None]]] = {
     fm.Offer: Hub._offer,  # noqa: SLF001 - same module
     fm.Submit: Hub._submit,  # noqa: SLF001
-    fm.AddRows: Hub._add_rows,  # noqa: SLF001
-    fm.StopFrames: Hub._stop,  # noqa: SLF001
-    fm.Halt: Hub._halt,  # noqa: SLF001
-    fm.Fail: Hub._fail,  # noqa: SLF001
     fm.Follow: Hub._follow,  # noqa: SLF001
-    fm.Unfollow: Hub._unfollow,  # noqa: SLF001
-    fm.Taken: Hub._taken,  # noqa: SLF001
     fm.Find: Hub._find,  # noqa: SLF001
     fm.ListJobs: Hub._list,  # noqa: SLF001
     fm.Asked: Hub._asked,  # noqa: SLF001
+    fm.Leave: Hub._app_left,  # noqa: SLF001
+}
+_JOBS: Final[dict[type, Callable[[Hub, Application, HubJob, Any], None]]] = {
+    fm.AddRows: Hub._add_rows,  # noqa: SLF001 - same module
+    fm.StopFrames: Hub._stop,  # noqa: SLF001
+    fm.Halt: Hub._halt,  # noqa: SLF001
+    fm.Fail: Hub._fail,  # noqa: SLF001
+    fm.Unfollow: Hub._unfollow,  # noqa: SLF001
+    fm.Taken: Hub._taken,  # noqa: SLF001
     fm.Forget: Hub._forget,  # noqa: SLF001
     fm.Read: Hub._read,  # noqa: SLF001
-    fm.Leave: Hub._leave,  # noqa: SLF001
 }
+"""What applications send about jobs; ignored if the job is not known."""

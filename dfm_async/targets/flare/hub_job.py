@@ -1,66 +1,112 @@
-"""One job at the hub: who runs it, where it is seated, and which applications follow it."""
+"""One job at the hub, and the applications that follow it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
 
+from dfm_async.engine.coordinator import Coordinator
+from dfm_async.engine.engine import Jobs
 from dfm_async.errors import DfmError, PipelineError, Problem
 from dfm_async.model.events import Failure, Result
-from dfm_async.model.ids import JobId, JobNumber
+from dfm_async.model.ids import Frame
 from dfm_async.model.status import JobStatus
 from dfm_async.net import spec
-from dfm_async.planner.plan import Plan
-from dfm_async.results.error_values import encode_error
+from dfm_async.planning.plan import Plan
+from dfm_async.results.event_codec import encode_error
 from dfm_async.results.log import LogReader, ResultLog
 from dfm_async.results.record import JobRecord
-from dfm_async.targets.coordinator import Coordinator
-from dfm_async.targets.flare import messages as fm
-from dfm_async.targets.flare.application import Application
-from dfm_async.targets.flare.event_wire import EventWriter
-from dfm_async.targets.flare.relay import RelayedActivity, RelayedTrace
-from dfm_async.targets.flare.sealed import SealedValues, rows_of
-from dfm_async.targets.flare.slots import Slots
-from dfm_async.targets.rules import JobRules
+from dfm_async.targets.flare import protocol as fm
+from dfm_async.targets.flare.event_messages import EventWriter, OpaqueValues, rows_of
+from dfm_async.targets.flare.reliable_stream import ReliableStream
+from dfm_async.telemetry.spans import APPLICATION, Origin
 from dfm_async.wire import messages as msg
 
-__all__ = ["Follower", "HubJob", "Run", "read_plan"]
-
 _BATCH: Final = 512
-"""How many events are put into one message."""
+"""The largest number of events of a message."""
 _BATCH_BYTES: Final = 1024 * 1024
+_MOST_BACKLOG: Final = 64 * 1024 * 1024
+"""The backlog to one application, in bytes, at which its jobs wait."""
+_MOST_BACKLOG_OF_NOTICES: Final = 8 * 1024 * 1024
+"""The backlog, in bytes, at which log records and reports are dropped and counted."""
 
 _plan: Final = msgspec.json.Decoder(Plan)
 
 
+class Application:
+    """One session of an application, over whichever transport.
+
+    Args:
+        attach: its first message.
+        on_message: is called with each of its messages.
+        on_room: is called when its backlog has become smaller.
+        largest: the size limit of a message of it, in bytes.
+    """
+
+    def __init__(
+        self,
+        attach: fm.Attach,
+        on_message: Callable[[Application, bytes | memoryview], None],
+        on_room: Callable[[Application], None],
+        largest: int,
+    ) -> None:
+        hello = attach.hello
+        self.name = attach.session
+        self.hello = hello
+        self.offers: set[str] = set()
+        self.scheduler = Jobs(hello.lanes, hello.slots, hello.queue_limit)
+        self.stream = ReliableStream(lambda data: on_message(self, data), lambda: on_room(self), largest)
+        self.connection = ""
+        """The name of its connection at the gateway, if it has one."""
+        self.absence: asyncio.TimerHandle | None = None
+        self.held_up = False
+        """Whether a job waits for a smaller backlog."""
+        self._left_out = 0
+
+    def send(self, message: Any) -> None:
+        """Send a message that must arrive."""
+        self.stream.send(fm.encode(message))
+
+    def notify(self, message: Any) -> None:
+        """Send a message that is dropped while the backlog is large: log records, calls, reports."""
+        if self.stream.backlog > _MOST_BACKLOG_OF_NOTICES:
+            self._left_out += 1
+            return
+        if self._left_out and isinstance(message, fm.LogLines):
+            message = msgspec.structs.replace(message, left_out=message.left_out + self._left_out)
+            self._left_out = 0
+        self.send(message)
+
+    @property
+    def full(self) -> bool:
+        """Whether its backlog is so large that its jobs must wait."""
+        return self.stream.backlog > _MOST_BACKLOG
+
+    def end_absence(self) -> None:
+        """Stop the absence timeout: the application is present, or has left."""
+        if self.absence is not None:
+            self.absence.cancel()
+            self.absence = None
+
+
 def read_plan(submit: fm.Submit) -> Plan:
-    """Reads the plan of a job without its literals: they are the sites' affair, and stay as they are.
+    """Read the plan of a job without its literals: only the sites decode them.
 
     Raises:
-        PipelineError: it is none, or does not fit to what the sites are to run.
+        PipelineError: it is not a plan, or does not fit the nets of the sites.
     """
     try:
         plan = _plan.decode(submit.plan)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise PipelineError(None, [Problem("plan", f"cannot be read: {error}")]) from error
     count = len(plan.locations)
     if not count or len(plan.nets) != count or len(submit.nets) != count or len(plan.sites_at) != count:
         raise PipelineError(plan.pipeline, [Problem("plan", "has not one net for each of its locations")])
     return plan
-
-
-class Run:
-    """One run of a job: its number, and which of its locations are seated where."""
-
-    def __init__(self, number: int, locations: int, lane: int) -> None:
-        self.number = number
-        self.lane = lane
-        self.addresses = [""] * locations
-        self.missing = set(range(locations))
-        """The locations that have no seat yet."""
 
 
 class HubJob:
@@ -69,41 +115,29 @@ class HubJob:
     Args:
         submit: what was submitted.
         plan: its plan.
-        on_change: is told when something of it has changed.
-        slots: where it has, or waits for, one.
     """
 
-    def __init__(self, submit: fm.Submit, plan: Plan, on_change: Callable[[HubJob], None], slots: Slots) -> None:
+    def __init__(self, submit: fm.Submit, plan: Plan) -> None:
         self.submit = submit
-        self.slots = slots
-        self._alone: asyncio.TimerHandle | None = None
-        self._site_timer: asyncio.TimerHandle | None = None
+        self._unfollowed: asyncio.TimerHandle | None = None
         self._emits = [_points_of(net) for net in plan.nets]
         self._done: dict[int, set[int]] = {}
         self.plan = plan
-        self.run: Run | None = None
-        self.followers: dict[str, Follower] = {}
+        self.followers: dict[str, _Follower] = {}
         """By the application that follows."""
-        self.seated_anew = 0
-        """How often it has asked for seats again, because a site has started again."""
         self.ever_read = 0
         """The offset behind what readers at applications have read."""
-        self._writer = EventWriter(submit.job_id, plan)
-        record = self.record = JobRecord(JobId(submit.job_id), JobNumber(-1), plan, submit.limits)
-        record.fingerprint, record.label, record.created = submit.fingerprint, submit.label, submit.created
-        rules = JobRules(on_error=submit.on_error, reruns=submit.reruns, window=submit.window, grace=submit.grace)
-        self.coordinator = Coordinator(record, SealedValues(), rules, _as_rows)
-        if submit.watch:
-            record.activity = RelayedActivity(self.relay)  # type: ignore[assignment] # told on, not kept
+        self._writer = EventWriter(submit.spec.job_id, plan)
+        record = self.record = JobRecord(submit.spec, plan)
+        self.coordinator = Coordinator(record, OpaqueValues(), _as_rows)
+        if submit.spec.watch:
+            record.activity = _RelayedActivity(self.relay)  # type: ignore[assignment] # forwarded, not kept
         if submit.trace is not None:
-            self.coordinator.trace = RelayedTrace(submit.trace, self.relay)  # type: ignore[assignment] # as above
-            self.coordinator.measured = submit.measured
-        self._on_change = on_change
+            self.coordinator.trace = _RelayedTrace(submit.trace, self.relay)  # type: ignore[assignment] # as above
         rows = rows_of(submit.rows)
-        self.first_bytes = [
+        self._first_bytes = [
             sum(len(row[name]) for row in rows for name in names if name in row) for names in plan.params_at
         ]
-        """For each location, how many bytes of parameters it begins with."""
         self.coordinator.add(rows)
         if submit.stopped:
             self.coordinator.stop()
@@ -112,15 +146,6 @@ class HubJob:
     def job_id(self) -> str:
         """The job's id."""
         return self.record.job_id
-
-    def watch_changes(self) -> None:
-        """Tells of changes from now on; the table of jobs has its own way before."""
-        record, table = self.record, self.record.changes
-        record.changes = _Changes(lambda: self._on_change(self), table)  # type: ignore[assignment] # it only marks
-
-    def add_rows(self, message: fm.AddRows) -> None:
-        """Takes further parameter sets."""
-        self.coordinator.add(rows_of(message.rows))
 
     def state(self) -> fm.JobState:
         """How far it is."""
@@ -147,12 +172,8 @@ class HubJob:
         """What an application needs to follow it."""
         record, submit = self.record, self.submit
         return fm.Known(
-            record.job_id,
+            submit.spec,
             submit.plan,
-            submit.limits,
-            record.fingerprint,
-            record.label,
-            record.created,
             record.log.first,
             record.log.end,
             list(self.coordinator.frames.open),
@@ -167,14 +188,14 @@ class HubJob:
         return any(isinstance(log.get(offset), Result | Failure) for offset in unread)
 
     def relay(self, message: Any) -> None:
-        """Tells followers what a location said of its calls and spans."""
+        """Forward calls and spans of a location to the followers."""
         if self.followers:
             data = fm.Relayed(self.job_id, fm.encode(message))
             for follower in self.followers.values():
-                follower.app.tell(data)
+                follower.app.notify(data)
 
-    def may_say(self, message: Any) -> bool:
-        """Whether a location may say something: it speaks for its own yields only, and is done with a set once."""
+    def may_send(self, message: Any) -> bool:
+        """Return whether a location may send a message: only for its own yields, and one end of each set."""
         kind, at = type(message), message.at
         if kind is msg.Results:
             return all(point in self._emits[at] for point, *_ in message.runs) and self._is_done(at, message.frames)
@@ -197,57 +218,56 @@ class HubJob:
         return True
 
     def runs_again(self) -> None:
-        """What was under way begins anew."""
+        """Note that what was in flight runs again."""
         self._done.clear()
 
-    @property
-    def waits_for_site(self) -> bool:
-        """Whether it cannot be seated before a site is there."""
-        return self._site_timer is not None
+    def request(self, number: int, at: int, lane: int) -> fm.Assign:
+        """Describe a location for its site."""
+        plan, site = self.plan, self.plan.sites_at[at]
+        return fm.Assign(
+            number,
+            at,
+            self.job_id,
+            plan.pipeline or "",
+            plan.locations[at],
+            tuple(plan.sites_at),
+            self.submit.offers.get(site, ""),
+            plan.hash,
+            self.submit.nets[at],
+            lane,
+            self._first_bytes[at],
+        )
 
-    def wait_for_site(self, seconds: float, give_up: Callable[[], None]) -> None:
-        """A site is not there: waits for it, for a while."""
-        self.stop_waiting_for_site()
-        self._site_timer = asyncio.get_running_loop().call_later(seconds, give_up)
-
-    def stop_waiting_for_site(self) -> None:
-        """It is seated, or has ended."""
-        if self._site_timer is not None:
-            self._site_timer.cancel()
-            self._site_timer = None
-
-    def wait_for_somebody(self, seconds: float) -> None:
-        """Nobody follows the job: if it can only wait for somebody, it ends after a while."""
+    def wait_for_follower(self, seconds: float) -> None:
+        """Note that nobody follows the job: if it can only wait for them, it ends after a while."""
         self._stop_waiting()
-        self._alone = asyncio.get_running_loop().call_later(seconds, self._still_alone, seconds)
+        self._unfollowed = asyncio.get_running_loop().call_later(seconds, self._still_unfollowed, seconds)
 
-    def _still_alone(self, seconds: float) -> None:
-        self._alone = None
+    def _still_unfollowed(self, seconds: float) -> None:
+        self._unfollowed = None
         frames = self.coordinator.frames
         if self.followers or self.record.status.ended:
             return
-        if self.coordinator.waiting_for_reader or not (frames.stopped or frames.open or frames.waiting):
+        if self.coordinator.machine.waiting_for_reader or not (frames.stopped or frames.open or frames.waiting):
             reason = f"for {seconds:,.0f} s no application has read its results or given it further parameters"
-            self.coordinator.halt(JobStatus.ABORTED, reason, self.coordinator.rules.grace)
+            self.coordinator.halt(JobStatus.ABORTED, reason, self.coordinator.spec.grace)
         else:
-            self.wait_for_somebody(seconds)
+            self.wait_for_follower(seconds)
 
     def _stop_waiting(self) -> None:
-        if self._alone is not None:
-            self._alone.cancel()
-            self._alone = None
+        if self._unfollowed is not None:
+            self._unfollowed.cancel()
+            self._unfollowed = None
 
     def ended(self) -> None:
-        """The job has ended: what it needed to run is let go."""
+        """Note that the job has ended: release what it needed to run."""
         self._stop_waiting()
-        self.stop_waiting_for_site()
         self._done.clear()
         self.submit = msgspec.structs.replace(self.submit, rows=b"", nets=())
 
     def close(self) -> None:
-        """Lets all followers go."""
+        """Detach all followers."""
         self._stop_waiting()
-        self.stop_waiting_for_site()
         for app in list(self.followers):
             self.unfollow(app)
 
@@ -258,7 +278,7 @@ class HubJob:
             ResultsExpired: events that it wants are gone.
         """
         self.unfollow(app.name)
-        self.followers[app.name] = Follower(self, start, app, self._writer)
+        self.followers[app.name] = _Follower(self, start, app, self._writer)
         self._stop_waiting()
 
     def unfollow(self, app: str) -> None:
@@ -268,7 +288,7 @@ class HubJob:
             follower.close()
 
 
-class Follower:
+class _Follower:
     """Sends the events of a job to one application, as far as that has room. What it has not got is kept."""
 
     def __init__(self, job: HubJob, start: int, app: Application, writer: EventWriter) -> None:
@@ -279,23 +299,23 @@ class Follower:
         self._reader: LogReader = log.reader(start - 1 if start else None)
         self._kept: LogReader = log.reader(start - 1 if start else None)
         self._ahead = log.limits.window_bytes
-        """How many bytes may be under way."""
+        """The largest number of bytes in flight."""
         self._until = start
         self._sent = 0
         self._taken = 0
-        self._told = -1
-        """Up to where the application has been told that it must make room."""
+        self._notified = -1
+        """The offset up to which the application was notified that it must make room."""
         self.task = asyncio.get_running_loop().create_task(self._run(), name=f"followers of {job.job_id}")
 
     def taken(self, message: fm.Taken) -> None:
-        """The application has got events, and has room for more."""
+        """Note that the application has got events, and has room for more."""
         self._until = max(self._until, message.until)
         self._taken = max(self._taken, message.size)
         have = min(message.have, self._reader.position)  # it cannot have what was not sent
         if have > self._kept.position:
             self._kept.position = have
             self._job.record.log.passed(have)
-        self._job.record.log.wake()
+        self._job.record.log.changed.notify()
 
     async def _run(self) -> None:
         log, reader = self._job.record.log, self._reader
@@ -303,10 +323,10 @@ class Follower:
             room = self._until - reader.position
             if room <= 0 or self._sent - self._taken >= self._ahead or self.app.full:
                 self.app.held_up = self.app.held_up or self.app.full
-                if reader.position < log.end and self._told < reader.position:
-                    self._told = reader.position
+                if reader.position < log.end and self._notified < reader.position:
+                    self._notified = reader.position
                     self.app.send(self._job.state())
-                await log.wait()
+                await log.changed.wait()
                 continue
             events = _part(log, reader, min(room, _BATCH))
             if events:
@@ -316,17 +336,17 @@ class Follower:
             elif log.closed:
                 return
             else:
-                await log.wait()
+                await log.changed.wait()
 
     def close(self) -> None:
-        """Ends it."""
+        """End it."""
         self.task.cancel()
         self._reader.close()
         self._kept.close()
 
 
 def _part(log: ResultLog, reader: LogReader, most: int) -> list[Any]:
-    """The next events, so many that their message is not too large; a single large value still makes one."""
+    """Return the next events that fit into one message; a single large value still makes one."""
     size = 0
     for count, offset in enumerate(range(reader.position, min(log.end, reader.position + most))):
         value = getattr(log.get(offset), "value", b"")
@@ -337,24 +357,65 @@ def _part(log: ResultLog, reader: LogReader, most: int) -> list[Any]:
 
 
 def _points_of(net: spec.Net) -> frozenset[int]:
-    """The yields that a net sends."""
+    """Return the yields that a net sends."""
     actions = (transition.action for transition in net.transitions)
     return frozenset(action.point for action in actions if isinstance(action, spec.Emit))
 
 
-def _as_rows(row: Any) -> list[Any]:
-    """A parameter set that another job has sent: its values are sealed, and cannot be checked here."""
+def _as_rows(_: Plan, row: Any) -> list[Any]:
+    """A parameter set that another job has sent: its values are opaque, and cannot be checked here."""
     return [row]
 
 
-class _Changes:
-    """Tells both the table of jobs and the job's followers."""
+# spans and calls
 
-    def __init__(self, tell: Callable[[], None], table: Any) -> None:
-        self._tell = tell
-        self._table = table
 
-    def mark(self, job_id: str) -> None:
-        self._tell()
-        if self._table is not None:
-            self._table.mark(job_id)
+class _RelayedActivity:
+    """Forwards the reports of locations about their calls."""
+
+    def __init__(self, relay: Callable[[Any], None]) -> None:
+        self._relay = relay
+
+    def made(
+        self,
+        at: int,
+        site: str,
+        nodes: Iterable[tuple[str, int, int, int]],
+        calls: Iterable[tuple[str, Frame, int, float, float, bool, float]],
+        left_out: int,
+    ) -> None:
+        self._relay(msg.CallsMade(-1, at, list(nodes), list(calls), left_out))
+
+    def restarted(self) -> None:
+        self._relay(msg.CallsMade(-2, -1, [], [], 0))
+
+    def close(self) -> None:
+        """Do nothing: applications see the end of the job by its status."""
+
+
+class _RelayedTrace:
+    """Gives the locations their spans, and forwards those that they have made."""
+
+    def __init__(self, traced: fm.Traced, relay: Callable[[Any], None]) -> None:
+        self._traced = traced
+        self._relay = relay
+        self._runs = 0
+
+    def launch(self) -> list[tuple[str, int, int]]:
+        self._runs += 1
+        return [(self._traced.trace_id, span, self._runs) for span in self._traced.spans]
+
+    def origin(self) -> Origin:
+        return Origin(self._traced.span, time.time_ns(), APPLICATION)
+
+    def take(self, at: int, spans: bytes, count: int, *, last: bool) -> None:
+        self._relay(msg.SpansMade(-1, at, count, spans, last))
+
+    def arrived(self, origin: Origin, tokens: int, size: int) -> None:
+        """Do nothing: the application records when values arrive there."""
+
+    def lost(self, at: int, why: str) -> None:
+        """Do nothing: the application sees that by the job's events."""
+
+    def end(self, status: str, error: str | None) -> None:
+        """Do nothing: the application's own span records how the job has ended."""

@@ -1,8 +1,8 @@
-"""Messages to one other process of the carrier: in order, each exactly once, in batches, acknowledged and sent again.
+"""Messages to one other process of the host job: in order, each exactly once, in batches, acknowledged and sent again.
 
 What carries a packet can fail, take long, and carry it twice. Packets have numbers: the other end puts them in order,
 and drops those that it has. A packet that is not acknowledged is sent again, until it is, or the time for it is over:
-then the link is broken, and whoever relied on it is told. What is said after that goes over a new link.
+then the link is broken, and its owner is notified. Later messages go over a new link.
 
 A link begins with a handshake, which authenticates both ends and agrees on the keys that packets are encrypted with
 (see :mod:`~dfm_async.targets.flare.authentication`). The answer names the incarnation of the peer and the size limit of
@@ -17,7 +17,6 @@ import functools
 import hmac
 import itertools
 import logging
-import secrets
 import struct
 import time
 from collections import deque
@@ -26,15 +25,15 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
+from dfm_async.base.backoff import delays
+from dfm_async.base.signals import Signal
 from dfm_async.targets.flare.authentication import TAG, Credentials, Forged, Keys
-from dfm_async.targets.flare.parts import Joiner, Part, Parts, cut, together
-
-__all__ = ["LARGEST_PACKET", "Inbox", "Inboxes", "Link", "Undelivered", "Wire", "new_life"]
+from dfm_async.targets.flare.message_parts import Part, Parts, Reassembler, batches, split
 
 _log = logging.getLogger(__name__)
 
 _WINDOW: Final = 4
-"""How many packets are under way at the same time. While they are, messages gather for the next one."""
+"""The number of packets in flight at the same time. Meanwhile, messages gather for the next one."""
 _PACKET: Final = 1024 * 1024
 """The size limit of a packet, in bytes of messages; a larger message is sent in parts."""
 LARGEST_PACKET: Final = _PACKET + 64 * 1024
@@ -61,7 +60,7 @@ class _Unacknowledged(Undelivered):
 
 
 class Wire(Protocol):
-    """Carries packets to other processes of the carrier."""
+    """Carries packets to other processes of the host job."""
 
     async def carry(self, peer: str, packet: bytes) -> bytes:
         """Hand a packet to a peer; return the answer of its :class:`Inboxes`.
@@ -79,9 +78,9 @@ class _Greeting(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Answer(msgspec.Struct, frozen=True, array_like=True):
-    """``life``: the incarnation of the peer; ``largest``: the size limit of messages to it."""
+    """``incarnation``: the incarnation of the peer; ``largest``: the size limit of messages to it."""
 
-    life: str
+    incarnation: str
     largest: int
 
 
@@ -102,8 +101,8 @@ class Link:
         peer: the other end.
         wire: what carries packets.
         credentials: who we are.
-        patience: for how many seconds a packet is sent again.
-        on_broken: is told, once, why the link does not work any more.
+        timeout: the number of seconds for which a packet is retried.
+        on_broken: is called once with the reason when the link is broken.
         on_refused: is called with a message that is too large for the other end, and the reason.
         on_room: is called when what waits has become less.
     """
@@ -113,25 +112,25 @@ class Link:
         peer: str,
         wire: Wire,
         credentials: Credentials,
-        patience: float,
+        timeout: float,
         on_broken: Callable[[Link, str], None],
         on_refused: Callable[[str, bytes, str], None],
         on_room: Callable[[], None] | None = None,
     ) -> None:
         self.peer = peer
         self.broken: str | None = None
-        """Why it does not work any more, if it does not."""
+        """Why it does not work any longer, if it does not."""
         self.backlog = 0
-        """How many bytes wait, or are under way."""
+        """The number of bytes that wait or are in flight."""
         self._wire = wire
         self._link = (_began, next(_links))
         self._opening = credentials.greet(peer, _encoder.encode(_Greeting(self._link)))
         self._keys: Keys | None = None
-        self.their_life: str | None = None
-        """Which life of the peer has answered."""
+        self.their_incarnation: str | None = None
+        """Which incarnation of the peer has answered."""
         self._largest: int | None = None
         """The size limit of messages; None before the peer has answered."""
-        self._patience = patience
+        self._timeout = timeout
         self._on_broken = on_broken
         self._on_refused = on_refused
         self._on_room = on_room
@@ -140,11 +139,11 @@ class Link:
         self._waiting: deque[Part] = deque()
         self._number = 0
         self._scheduled = False
-        self._under_way: set[asyncio.Task[None]] = set()
-        self._idle: asyncio.Future[None] | None = None
+        self._in_flight: set[asyncio.Task[None]] = set()
+        self._idle = Signal()
 
     def send(self, message: bytes) -> None:
-        """Queues a message; those of one turn of the loop go together. Ignored when the link is broken."""
+        """Queue a message; those of one turn of the loop go together. Ignored when the link is broken."""
         if self.broken is not None:
             return
         self.backlog += len(message)
@@ -152,13 +151,13 @@ class Link:
             self._before.append(message)
         else:
             self._queue(message, self._largest)
-        if not self._scheduled and len(self._under_way) < _WINDOW:
+        if not self._scheduled and len(self._in_flight) < _WINDOW:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._pump)
 
     def _queue(self, message: bytes, largest: int) -> None:
         if len(message) <= largest:
-            self._waiting.extend(cut(message, _PACKET))
+            self._waiting.extend(split(message, _PACKET))
             return
         self.backlog -= len(message)
         reason = (
@@ -169,11 +168,11 @@ class Link:
     def _pump(self) -> None:
         self._scheduled = False
         if self._largest is None:
-            if not self._under_way and self.broken is None:
+            if not self._in_flight and self.broken is None:
                 self._start(self._greet(asyncio.get_running_loop().time()), 0)
             return
-        while self._waiting and len(self._under_way) < _WINDOW and self.broken is None:
-            batch = next(together(self._waiting, _PACKET))
+        while self._waiting and len(self._in_flight) < _WINDOW and self.broken is None:
+            batch = next(batches(self._waiting, _PACKET))
             for _ in batch:
                 self._waiting.popleft()
             number, self._number = self._number, self._number + 1
@@ -181,7 +180,7 @@ class Link:
 
     def _start(self, work: Coroutine[Any, Any, None], size: int) -> None:
         task = asyncio.get_running_loop().create_task(work, name=f"to {self.peer}")
-        self._under_way.add(task)
+        self._in_flight.add(task)
         task.add_done_callback(functools.partial(self._delivered, size))
 
     async def _greet(self, began: float) -> None:
@@ -190,10 +189,10 @@ class Link:
             return
         keys, content = found
         answer = _answer.decode(content)
-        if self.their_life is None:
-            self.their_life = answer.life
-        elif self.their_life != answer.life:
-            self.fail(f"{self.peer} has started again, and does not know what it was told before")
+        if self.their_incarnation is None:
+            self.their_incarnation = answer.incarnation
+        elif self.their_incarnation != answer.incarnation:
+            self.fail(f"{self.peer} has started again, and has lost earlier messages")
             return
         if self._largest is None:
             self._keys, self._largest = keys, answer.largest
@@ -219,8 +218,9 @@ class Link:
 
         Answers are not authentic before they are read: a wrong one is a failed attempt, and no more.
         """
-        loop, pause = asyncio.get_running_loop(), _FIRST_PAUSE
+        loop, pauses = asyncio.get_running_loop(), delays(_FIRST_PAUSE, _LONGEST_PAUSE)
         while self.broken is None:
+            pause = next(pauses)
             try:
                 return read(await self._wire.carry(self.peer, packet))
             except (Undelivered, Forged) as error:
@@ -228,33 +228,28 @@ class Link:
                 if isinstance(error, _Unacknowledged):
                     await self._greet(began)  # the peer may have started again, and not know this link
             waited = loop.time() - began
-            if waited + pause > self._patience:
+            if waited + pause > self._timeout:
                 self.fail(f"{self.peer} has not taken a message for {waited:.1f} s: {reason}")
                 break
             _log.debug("a packet for %s is sent again: %s", self.peer, reason)
             await asyncio.sleep(pause)  # it failed just now: at once it would fail again
-            pause = min(pause * 2, _LONGEST_PAUSE)
         return None
 
     def _delivered(self, size: int, task: asyncio.Task[None]) -> None:
-        self._under_way.discard(task)
+        self._in_flight.discard(task)
         if self.broken is None:
             self.backlog -= size
             if not task.cancelled() and task.exception() is not None:
                 self.fail(f"{type(task.exception()).__name__}: {task.exception()}")
         if self._waiting:
             self._pump()
-        elif not self._under_way:
-            self._tell_idle()
+        elif not self._in_flight:
+            self._idle.notify()
         if self._on_room is not None:
             self._on_room()
 
-    def _tell_idle(self) -> None:
-        if self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
-
     def fail(self, reason: str) -> None:
-        """Gives up: what waits is not sent any more, and whoever relied on it is told."""
+        """Break the link: drop what waits, and notify the owner."""
         if self.broken is None:
             self._stop(reason)
             self._on_broken(self, reason)
@@ -264,27 +259,22 @@ class Link:
         self._waiting.clear()
         self._before.clear()
         self.backlog = 0
-        self._tell_idle()
+        self._idle.notify()
 
     async def drained(self) -> None:
-        """Waits until everything has arrived, or the link is broken."""
-        while (self._waiting or self._before or self._under_way) and self.broken is None:
-            self._idle = asyncio.get_running_loop().create_future()
-            await self._idle
+        """Wait until everything has arrived, or the link is broken."""
+        await self._idle.wait_until(
+            lambda: self.broken is not None or not (self._waiting or self._before or self._in_flight)
+        )
 
     async def close(self) -> None:
-        """Ends it at once; what has not arrived is lost."""
+        """End it at once; what has not arrived is lost."""
         if self.broken is None:
             self._stop("it was closed")
-        for task in self._under_way:
+        for task in self._in_flight:
             task.cancel()
-        if self._under_way:
-            await asyncio.wait(self._under_way)
-
-
-def new_life() -> str:
-    """Names a process, and no other."""
-    return secrets.token_hex(8)
+        if self._in_flight:
+            await asyncio.wait(self._in_flight)
 
 
 class Inbox:
@@ -305,7 +295,7 @@ class Inbox:
         self.answer = answer
         self._next = 0
         self._early: dict[int, list[Part]] = {}
-        self._joiner = Joiner(largest, _PACKET)
+        self._reassembler = Reassembler(largest, _PACKET)
         self._failed: ValueError | None = None
         """Why nothing more is taken: a part of a message was dropped."""
 
@@ -325,7 +315,7 @@ class Inbox:
         messages = []
         try:
             while self._next in self._early:
-                joined = [self._joiner.take(part) for part in self._early.pop(self._next)]
+                joined = [self._reassembler.take(part) for part in self._early.pop(self._next)]
                 messages += [message for message in joined if message is not None]
                 self._next += 1
         except ValueError as error:
@@ -338,19 +328,21 @@ class Inbox:
 class Inboxes:
     """The receiving ends of all links to a process, one for each peer.
 
-    Packets can come late, after the link that they belong to was given up for another one. They must not be taken for
+    Packets can come late, after their link was replaced by another one. They must not be taken for
     those of a new link: links have an order.
 
     Args:
         credentials: who we are.
-        life: the incarnation of this process.
+        incarnation: the incarnation of this process.
         largest: the size limit of a message, in bytes.
         peers: the participants that packets are accepted from; None means all of the federation.
     """
 
-    def __init__(self, credentials: Credentials, life: str, largest: int, peers: Iterable[str] | None = None) -> None:
+    def __init__(
+        self, credentials: Credentials, incarnation: str, largest: int, peers: Iterable[str] | None = None
+    ) -> None:
         self._credentials = credentials
-        self._life = life
+        self._incarnation = incarnation
         self._largest = largest
         self._accepted = None if peers is None else frozenset(peers)
         self._inboxes: dict[str, Inbox] = {}
@@ -360,7 +352,7 @@ class Inboxes:
 
         Raises:
             Forged: it does not come from the peer that it names, or this peer may not send any.
-            ValueError: it is not a packet, its sender was there before the present one, or a message is too large.
+            ValueError: it is not a packet, its sender is an earlier incarnation, or a message is too large.
         """
         if self._accepted is not None and peer not in self._accepted:
             raise Forged(f"{peer} does not take part in this host job")
@@ -383,8 +375,10 @@ class Inboxes:
             return inbox.answer  # it comes again: the keys stay as they are
         link = _greeting.decode(self._credentials.read_greeting(peer, greeting)).link
         if inbox is not None and link <= inbox.link:
-            # The clock of its machine may have been set back: then its sender must hear of it.
+            # The clock of its machine may have been set back: then its sender must be notified.
             raise ValueError("it comes from a process, or belongs to a link, that was replaced by a later one")
-        keys, answer = self._credentials.answer(peer, greeting, _encoder.encode(_Answer(self._life, self._largest)))
+        keys, answer = self._credentials.answer(
+            peer, greeting, _encoder.encode(_Answer(self._incarnation, self._largest))
+        )
         self._inboxes[peer] = Inbox(link, self._largest, keys, greeting, answer)
         return answer

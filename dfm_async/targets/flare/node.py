@@ -1,18 +1,19 @@
-"""One process of the carrier: its links to the others, and what comes from them."""
+"""One process of the host job: its links to the others, and what comes from them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from dfm_async.base.tasks import OwnedTasks
 from dfm_async.targets.flare.authentication import Credentials, Forged
-from dfm_async.targets.flare.link import LARGEST_PACKET, Inboxes, Link, Wire, new_life
-from dfm_async.targets.flare.messages import Pulse, decode_node, encode
-from dfm_async.targets.flare.parts import TooLarge
-
-__all__ = ["HUB", "Node"]
+from dfm_async.targets.flare.link import LARGEST_PACKET, Inboxes, Link, Wire
+from dfm_async.targets.flare.message_parts import TooLarge
+from dfm_async.targets.flare.protocol import TO_LOCATIONS, Heartbeat, decode_node, encode
+from dfm_async.wire.messages import Envelope, kind_of, peek
 
 _log = logging.getLogger(__name__)
 
@@ -20,24 +21,24 @@ HUB: Final = "server"
 """The name of the server's process: what FLARE calls it, and so the site that runs there."""
 
 
-_PULSES: Final = 4
-"""How many times within its patience a node looks whether its peers are there."""
-_SLOWEST_PULSE: Final = 5.0
+_HEARTBEATS: Final = 4
+"""The number of heartbeats within the timeout of a node."""
+_SLOWEST_HEARTBEAT: Final = 5.0
 _NOTED: Final = frozenset(10**power for power in range(12))
-"""After how many packets that are not authentic this is recorded: others choose how many there are."""
+"""The numbers of forged packets at which they are recorded: attackers choose how many there are."""
 
 
 class Node:
-    """Sends to and receives from the other processes of a carrier, by their names.
+    """Sends to and receives from the other processes of a host job, by their names.
 
     Args:
         credentials: who we are. What is sent to ourselves comes back to us.
         wire: what carries packets.
         receive: takes messages: the peer, the message.
-        on_broken: is told that what was said to a peer may be lost, why, and which life of the peer that was. What is
-            said from then on is not lost.
+        on_broken: is called when what was sent to a peer may be lost, with the reason and the incarnation of the peer.
+            What is sent from then on is not lost.
         on_refused: is called with a message that a peer does not take, and the reason.
-        patience: for how many seconds a packet is sent again.
+        timeout: the number of seconds for which a packet is retried.
         largest: the size limit of a message from outside, in bytes.
         on_room: is called when what waits to be sent has become less.
         on_forged: is called with the name that a packet that is not authentic gives, the reason, and how many of them
@@ -53,7 +54,7 @@ class Node:
         on_broken: Callable[[str, str, str], None],
         on_refused: Callable[[str, Any, str], None],
         *,
-        patience: float,
+        timeout: float,
         largest: int,
         on_room: Callable[[], None] | None = None,
         on_forged: Callable[[str, str, int], None] | None = None,
@@ -61,67 +62,77 @@ class Node:
     ) -> None:
         self.name = credentials.name
         self._credentials = credentials
-        self.life = new_life()
+        self.incarnation = secrets.token_hex(8)
         """Names this process, and no other."""
         self._wire = wire
         self._receive = receive
         self._on_broken = on_broken
         self._on_refused = on_refused
-        self._patience = patience
+        self._timeout = timeout
         self._on_room = on_room
         self._on_forged = on_forged
         self.forged = 0
-        """How many packets were refused because they are not authentic."""
+        """The number of packets that were refused because they are not authentic."""
         self._links: dict[str, Link] = {}
-        self._ending: set[asyncio.Task[None]] = set()
-        self._inboxes = Inboxes(credentials, self.life, largest, peers)
+        self._ending = OwnedTasks()
+        self._inboxes = Inboxes(credentials, self.incarnation, largest, peers)
         self._peers: Callable[[], Iterable[str]] = tuple
-        self._pulse: asyncio.TimerHandle | None = None
+        self._heartbeat: asyncio.TimerHandle | None = None
 
     def watch(self, peers: Callable[[], Iterable[str]]) -> None:
-        """Finds out that peers are gone, also while there is nothing to say to them."""
+        """Detect lost peers by heartbeats while there is nothing else to send."""
         self._peers = peers
-        seconds = min(self._patience / _PULSES, _SLOWEST_PULSE)
-        self._pulse = asyncio.get_running_loop().call_later(seconds, self._beat, seconds)
+        seconds = min(self._timeout / _HEARTBEATS, _SLOWEST_HEARTBEAT)
+        self._heartbeat = asyncio.get_running_loop().call_later(seconds, self._beat, seconds)
 
     def _beat(self, seconds: float) -> None:
-        self._pulse = asyncio.get_running_loop().call_later(seconds, self._beat, seconds)
+        self._heartbeat = asyncio.get_running_loop().call_later(seconds, self._beat, seconds)
         for peer in list(self._peers()):
             if peer != self.name and not self._link(peer).backlog:
-                self.send(peer, Pulse())
+                self.send(peer, Heartbeat())
 
     def send(self, peer: str, message: Any) -> None:
-        """Sends a message."""
+        """Send a message."""
+        enveloped = type(message) is Envelope
         if peer == self.name:
-            asyncio.get_running_loop().call_soon(self._handle, peer, message)
+            here = self._read(message.data) if enveloped else message
+            asyncio.get_running_loop().call_soon(self._handle, peer, here)
         else:
-            self._link(peer).send(encode(message))
+            self._link(peer).send(message.data if enveloped else encode(message))
+
+    @staticmethod
+    def _read(data: bytes | memoryview) -> Any:
+        """Decode a message, unless it is only forwarded to a location here.
+
+        Raises:
+            ValueError: it is malformed.
+        """
+        head = peek(data)
+        return Envelope(*head, bytes(data)) if head is not None and head[0] in TO_LOCATIONS else decode_node(data)
 
     def _link(self, peer: str) -> Link:
         link = self._links.get(peer)
         if link is None:
             link = self._links[peer] = Link(
-                peer, self._wire, self._credentials, self._patience, self._broken, self._undeliverable, self._on_room
+                peer, self._wire, self._credentials, self._timeout, self._broken, self._undeliverable, self._on_room
             )
         return link
 
     def _broken(self, link: Link, reason: str) -> None:
         self._forget(link)
-        self._on_broken(link.peer, reason, link.their_life or "")
+        self._on_broken(link.peer, reason, link.their_incarnation or "")
 
     def _undeliverable(self, peer: str, message: bytes, reason: str) -> None:
         self._on_refused(peer, decode_node(message), reason)
 
     def _forget(self, link: Link) -> None:
-        """What is said to the peer from now on goes over a new link."""
+        """Replace the link to a peer."""
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
-        task = asyncio.get_running_loop().create_task(link.close(), name=f"end of the link to {link.peer}")
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        self._ending.spawn(link.close(), f"end of the link to {link.peer}")
 
     def drop(self, peer: str) -> None:
-        """The peer is another process now: what was said to the one before is of no use to it."""
+        """Note that the peer is another process now: messages for the former one are dropped."""
         link = self._links.get(peer)
         if link is not None:
             self._forget(link)
@@ -133,7 +144,7 @@ class Node:
 
     @property
     def backlog(self) -> int:
-        """How many bytes wait to be sent, or are under way."""
+        """The number of bytes that wait or are in flight."""
         return sum(link.backlog for link in self._links.values())
 
     def take(self, peer: str, packet: bytes) -> bytes:
@@ -155,7 +166,7 @@ class Node:
             raise
         for data in messages:
             try:
-                message = decode_node(data)
+                message = self._read(data)
             except ValueError as error:  # the packet counts as taken: a second time it would be no better
                 _log.warning("a message of %s cannot be read: %s", peer, error)
                 self._on_broken(peer, f"a message of {peer} cannot be read: {error}", "")
@@ -166,19 +177,18 @@ class Node:
     def _handle(self, peer: str, message: Any) -> None:
         try:
             self._receive(peer, message)
-        except Exception:  # noqa: BLE001 - whoever handles it answers for its jobs; other messages must not suffer
-            _log.exception("a message of %s cannot be handled: %s", peer, type(message).__name__)
+        except Exception:  # noqa: BLE001 - its handler fails its jobs; other messages must not suffer
+            _log.exception("a message of %s cannot be handled: %s", peer, kind_of(message).__name__)
 
     async def drained(self) -> None:
-        """Waits until everything has arrived, as far as it can."""
+        """Wait until everything has arrived, as far as it can."""
         for link in self.links:
             await link.drained()
 
     async def close(self) -> None:
-        """Ends all links."""
-        if self._pulse is not None:
-            self._pulse.cancel()
+        """End all links."""
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
         for link in self.links:
             await link.close()
-        if self._ending:
-            await asyncio.wait(set(self._ending))
+        await self._ending.wait()

@@ -1,4 +1,4 @@
-"""What a site's workers say, on its way to the applications."""
+"""Forward the log records of a site's workers to the applications."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from dfm_async.targets.flare.messages import LogLine, LogLines
-from dfm_async.targets.flare.text import cleaned
+from dfm_async.base.text import cleaned
+from dfm_async.targets.flare.protocol import LogLine, LogLines
 from dfm_async.workers.output_reader import site_logger
 
-__all__ = ["SiteLog", "replay"]
-
 _MOST: Final = 1000
-"""How many records wait to be sent; further ones are counted."""
+"""The largest number of records that wait to be sent; further ones are counted."""
 _MOST_BYTES: Final = 4 * 1024 * 1024
-"""How many bytes of text they may have; the same holds for what is left out."""
+"""The largest number of bytes of their text; the same holds for what is left out."""
 _LONGEST: Final = 64 * 1024
-"""How many bytes of a text are sent."""
+"""The largest number of bytes of a text that are sent."""
 _NAME: Final = 1024
 """The same for names of files, functions and the like."""
 
@@ -38,7 +36,7 @@ class SiteLog(logging.Handler):
     def __init__(self, site: str, send: Callable[[LogLines], None]) -> None:
         super().__init__()
         self._site = site
-        self._tell = send
+        self._notify = send
         self._logger = site_logger(site)
         self._lines: list[LogLine] = []
         self._bytes = 0
@@ -47,20 +45,20 @@ class SiteLog(logging.Handler):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def open(self) -> None:
-        """Begins to listen."""
+        """Begin to listen."""
         self._loop = asyncio.get_running_loop()
         if self._logger.level == logging.NOTSET:
             self._logger.setLevel(logging.INFO)
         self._logger.addHandler(self)
 
     def close(self) -> None:
-        """Sends what is left, and ends it."""
+        """Send what is left, and end it."""
         self._logger.removeHandler(self)
         self.flush()
         super().close()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Takes a record; the logger is only used on the loop."""
+        """Take a record; the logger is only used on the loop."""
         if len(self._lines) >= _MOST or self._bytes >= _MOST_BYTES:
             self._left_out += 1
             return
@@ -71,7 +69,7 @@ class SiteLog(logging.Handler):
             self._handle = self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Sends what was gathered."""
+        """Send the records that were collected."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -79,7 +77,7 @@ class SiteLog(logging.Handler):
         left_out, self._left_out = self._left_out, 0
         self._bytes = 0
         if lines:
-            self._tell(LogLines(self._site, lines, left_out))
+            self._notify(LogLines(self._site, lines, left_out))
 
 
 def _line_of(record: logging.LogRecord) -> LogLine:
@@ -108,7 +106,7 @@ def _clean(text: str | None, longest: int) -> str | None:
 
 
 def replay(site: str, line: LogLine) -> None:
-    """Gives a record of a site to the logger that has it on one machine, too. Nothing in it is trusted."""
+    """Log a record of a site as on one machine. It is untrusted input."""
     logger = site_logger(site)
     if not logger.isEnabledFor(line.level):
         return

@@ -48,7 +48,7 @@ export function siteTag(name, color) {
 
 const MARKS = { submitted: "○", running: "●", finished: "✓", failed: "✕", aborted: "■", interrupted: "‖", unknown: "?" };
 
-/** The sign of a status; the word stands beside it, or is read out. */
+/** The symbol of a status; the word is beside it, or is read out. */
 export function mark(status) {
   return h("span", { class: "mark", "aria-hidden": "true" }, MARKS[status] ?? "?");
 }
@@ -93,7 +93,7 @@ export function moment(seconds) {
   return (Date.now() - then < 20 * 3600e3 ? clock : day).format(then);
 }
 
-/** Draws at most once per frame of the screen, and not before the pause (ms) is over, however often it is asked to. */
+/** Draws at most once per frame of the screen, and not before the interval (ms) is over: requests are coalesced. */
 export function painter(paint, pause = 0) {
   let due = false;
   let next = 0;

@@ -77,7 +77,7 @@ export class Graph {
     try {
       source = await text(jobPath(this.model.info.job_id, "/graph"));
     } catch (refused) {
-      say(this.note, `There is no drawing: ${refused.message}.`);
+      say(this.note, `The drawing is not available: ${refused.message}.`);
       return;
     }
     const { root, style } = harmless(source);
@@ -108,7 +108,7 @@ export class Graph {
     for (const element of [node, ...(this.#edges.get(node.dataset.node) ?? [])]) {
       element.addEventListener("animationend", () => element.classList.remove("pulse"));
     }
-    return { node, badge, plate, label, several, done: null, told: "", right: box.x + box.width + 6 };
+    return { node, badge, plate, label, several, done: null, counts: "", right: box.x + box.width + 6 };
   }
 
   #totals({ node, several }) {
@@ -124,10 +124,10 @@ export class Graph {
     let [running, failed] = [0, 0];
     for (const mark of this.#marks) {
       const total = this.#totals(mark);
-      const under = total.started - total.done - total.failed;
-      running += under > 0;
+      const pending = total.started - total.done - total.failed;
+      running += pending > 0;
       failed += total.failed > 0;
-      mark.node.classList.toggle("active", under > 0);
+      mark.node.classList.toggle("active", pending > 0);
       mark.node.classList.toggle("failed", total.failed > 0);
       if (mark.done !== null && total.done > mark.done) {
         for (const element of [mark.node, ...(this.#edges.get(mark.node.dataset.node) ?? [])]) element.classList.add("pulse");
@@ -142,12 +142,12 @@ export class Graph {
   }
 
   #tell(mark, { started, done, failed }) {
-    const told = failed ? `${count(done)} · ${count(failed)} ✕` : started ? count(done) : "";
-    if (told === mark.told) return;
-    mark.told = told;
-    mark.badge.style.display = told ? "" : "none";
-    mark.label.textContent = told;
-    const width = Math.max(18, told.length * 7 + 9);
+    const counts = failed ? `${count(done)} · ${count(failed)} ✕` : started ? count(done) : "";
+    if (counts === mark.counts) return;
+    mark.counts = counts;
+    mark.badge.style.display = counts ? "" : "none";
+    mark.label.textContent = counts;
+    const width = Math.max(18, counts.length * 7 + 9);
     mark.plate.setAttribute("width", width);
     mark.plate.setAttribute("x", mark.right - width);
     mark.label.setAttribute("x", mark.right - width / 2);

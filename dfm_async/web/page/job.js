@@ -2,13 +2,12 @@
 
 import { announce, count, duration, ended, final, h, mark, moment, painter, say } from "./dom.js";
 import { Graph } from "./graph.js";
-import { JobModel } from "./model.js";
+import { EVENTS, JobModel } from "./model.js";
 import { Faults, Nodes, Series } from "./parts.js";
 import { Results } from "./results.js";
 import { Feed, get, jobPath, post, url } from "./service.js";
 import { Timeline } from "./timeline.js";
 
-const EVENTS = ["result", "failure", "progress", "metrics", "status", "worker", "activity", "interrupted", "end", "drain"];
 const REPLAYED = 10_000;
 const COLORS = 8;
 
@@ -24,7 +23,7 @@ export class JobView {
    * @param root where it is shown
    * @param info what is known of the job
    * @param confirm asks the user; gives whether they want it
-   * @param tell gets the state of the line
+   * @param tell gets the state of the connection
    */
   constructor(root, info, { confirm, tell }) {
     const model = (this.model = new JobModel(info));
@@ -85,7 +84,7 @@ export class JobView {
     const { job_id: id, first, events } = this.model.info;
     this.#begin = Math.max(first - 1, events - 1 - REPLAYED);
     this.#leaveOut(0, this.#begin, first);
-    this.#feed = new Feed(last => `${jobPath(id, "/stream")}?activity=true&after=${Math.max(last ?? -1, this.#begin)}`, EVENTS, {
+    this.#feed = new Feed(last => `${jobPath(id, "/stream")}?activity=true&after=${Math.max(last ?? -1, this.#begin)}`, [...EVENTS, "end", "drain"], {
       take: (name, data) => this.#take(name, data),
       tell: state => this.tell(state === "over" ? "live" : state),
       over: last => this.#over(Math.max(last ?? -1, this.#begin)),
@@ -134,7 +133,7 @@ export class JobView {
 
   #lost() {
     this.problem.hidden = false;
-    say(this.problem, "The service does not know this job any more. What was seen of it stays here until you leave.");
+    say(this.problem, "The service does not know this job any more. This page keeps showing what it has received.");
     return true;
   }
 
@@ -188,7 +187,7 @@ export class JobView {
       this.update(await post(jobPath(this.model.info.job_id, `/${action}`), body));
     } catch (refused) {
       this.problem.hidden = false;
-      say(this.problem, `That did not work: ${refused.message}.`);
+      say(this.problem, `The request failed: ${refused.message}.`);
     } finally {
       button.disabled = false;
       this.#head();

@@ -27,27 +27,33 @@ const count = painter(() => {
 });
 let view = null;
 
-const lines = { service: "waiting", job: "live" };
+const connections = { service: "waiting", job: "live" };
 const WORDS = { live: "live", waiting: "connecting …", over: "not connected" };
 
 function tell(which, state) {
-  lines[which] = state;
-  const worst = lines.service !== "live" ? lines.service : lines.job;
+  connections[which] = state;
+  const worst = connections.service !== "live" ? connections.service : connections.job;
   if (link.dataset.state === worst) return;
-  if (link.dataset.state === "live") announce("The connection is lost. The page tries to come back.");
+  if (link.dataset.state === "live") announce("The connection is lost. The page is reconnecting.");
   else if (worst === "live") announce("Connected.");
   link.dataset.state = worst;
   say(link.querySelector(".word"), WORDS[worst]);
 }
 
+let answer = () => {};
+
 function confirm(title, text, yes) {
   say(document.getElementById("ask-title"), title);
   say(document.getElementById("ask-text"), text);
   say(document.getElementById("ask-yes"), yes);
+  answer(false);
   dialog.returnValue = "";
   dialog.showModal();
-  return new Promise(resolve => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
+  return new Promise(resolve => { answer = resolve; });
 }
+
+// The event comes after the dialog has closed, perhaps when it is already open for another question.
+dialog.addEventListener("close", () => { if (!dialog.open) answer(dialog.returnValue === "yes"); });
 
 function go(address) {
   history.pushState(null, "", address);
@@ -83,8 +89,8 @@ function overview() {
 
 function missing(id, refused) {
   document.title = "dfm_async";
-  const told = refused.status === 404 ? `There is no job ${id}, or you may not see it.` : `The job cannot be shown: ${refused.message}.`;
-  main.replaceChildren(h("p", {}, h("a", { href: "?", "data-link": true }, "← All jobs")), h("p", { class: "notice bad", role: "alert" }, told));
+  const message = refused.status === 404 ? `There is no job ${id}, or you may not see it.` : `The job cannot be shown: ${refused.message}.`;
+  main.replaceChildren(h("p", {}, h("a", { href: "?", "data-link": true }, "← All jobs")), h("p", { class: "notice bad", role: "alert" }, message));
 }
 
 document.addEventListener("click", event => {
@@ -98,7 +104,7 @@ addEventListener("popstate", () => route());
 new Feed(() => "stream", ["job", "sites", "drain"], {
   opened: () => jobs.clear(),
   tell: state => tell("service", state),
-  // Whoever may not see the list is not asked to wait for it; everything else passes.
+  // A client that may not list jobs does not wait for them; other errors are temporary.
   over: () => get("jobs?limit=1").then(() => false, refused => [401, 403].includes(refused.status) && jobs.refuse(refused.message)),
   take: (name, data) => {
     if (name === "sites") return sites.take(data);

@@ -47,7 +47,7 @@ export class JobModel {
   /** Takes an event of the stream; gives which parts of the page it concerns. */
   take(name, data) {
     if (data.site) this.sites.add(data.site);
-    return this[name]?.(data) ?? [];
+    return this[`on_${name}`]?.(data) ?? [];
   }
 
   node(label, site) {
@@ -62,7 +62,7 @@ export class JobModel {
     return found;
   }
 
-  result({ offset, place, value, frame, site, node }) {
+  on_result({ offset, place, value, frame, site, node }) {
     const kept = { offset, place, frame: frame.join("."), site, node, ...indented(value) };
     this.places.add(place);
     this.results.push(kept);
@@ -74,7 +74,7 @@ export class JobModel {
     return ["results"];
   }
 
-  failure(data) {
+  on_failure(data) {
     if (data.place !== null) {
       this.missing += 1;
       return ["faults"];
@@ -92,12 +92,12 @@ export class JobModel {
     return ["faults", "head"];
   }
 
-  progress({ frame, site, node, done, total, note }) {
+  on_progress({ frame, site, node, done, total, note }) {
     this.node(node, site).progress = { frame: frame.join("."), done, total, note };
     return ["nodes"];
   }
 
-  metrics({ site, node, values }) {
+  on_metrics({ site, node, values }) {
     for (const [name, value] of Object.entries(values)) {
       if (typeof value !== "number") continue;
       const key = `${site}\n${node}\n${name}`;
@@ -120,13 +120,13 @@ export class JobModel {
     return Math.max(this.info.errors, this.faultCount);
   }
 
-  status({ status, reason, offset }) {
+  on_status({ status, reason, offset }) {
     if (offset < this.info.events) return []; // what is known of the job is newer
     return this.#enter({ ...this.info, status, reason });
   }
 
   /** The log has no event for an application that was killed: the service tells what it found. */
-  interrupted({ status }) {
+  on_interrupted({ status }) {
     return this.#enter({ ...this.info, status });
   }
 
@@ -136,19 +136,24 @@ export class JobModel {
     return ["head", "graph", "nodes", "faults"];
   }
 
-  /** Takes what the service tells of its jobs. How many sets were done is not told of every job that has ended. */
+  /** Takes the job from the service. The number of sets done is not known for every ended job. */
   update(info) {
     return this.#enter({ ...info, done: info.done ?? this.info.done });
   }
 
-  worker(data) {
+  on_worker(data) {
     this.notices.push(data);
     if (this.notices.length > NOTICES) this.notices.shift();
     return ["faults"];
   }
 
-  /** Totals, not differences: it does no harm that a stream tells everything again when it comes back. */
-  activity({ nodes, calls, left_out: leftOut }) {
+  /** A failure that the pipeline goes on without: not an error of the job. */
+  on_handled({ site, node, type_name, message }) {
+    return this.on_worker({ site, kind: "handled", detail: `${node}: ${type_name}: ${message}` });
+  }
+
+  /** Totals, not differences: a stream may send everything again when it reconnects. */
+  on_activity({ nodes, calls, left_out: leftOut }) {
     for (const { node, site, started, done, failed } of nodes) Object.assign(this.node(node, site), { started, done, failed });
     for (const call of calls) {
       const key = `${call.node} ${call.site} ${call.frame.join(".")} ${call.attempt} ${call.start}`;
@@ -159,3 +164,6 @@ export class JobModel {
     return ["nodes", "graph", ...(calls.length ? ["time"] : [])];
   }
 }
+
+/** The names of the events that a model takes. */
+export const EVENTS = Object.getOwnPropertyNames(JobModel.prototype).filter(name => name.startsWith("on_")).map(name => name.slice(3));

@@ -4,6 +4,7 @@ import { card, count, frameText, h, painter, plural, s, say, short, siteTag, tab
 
 const LISTED = 300;
 const BRIEF = 300;
+const NOTICE = { bound: " computes on one core", handled: " goes on without a failed value" };
 
 /** How far each node is, by site. */
 export class Nodes {
@@ -94,7 +95,7 @@ export class Faults {
     if (notices.length !== this.#noticed) {
       this.#noticed = notices.length;
       this.notices.replaceChildren(...notices.map(({ site, kind, detail }) =>
-        h("li", { class: "fault" }, siteTag(site, this.color(site)), ` worker ${kind}`, h("p", { class: "where" }, detail))));
+        h("li", { class: "fault" }, siteTag(site, this.color(site)), NOTICE[kind] ?? ` worker ${kind}`, h("p", { class: "where" }, detail))));
     }
   }
 

@@ -1,12 +1,12 @@
-// The service behind the page: requests, and streams that come back by themselves.
+// The service behind the page: requests, and streams that reconnect by themselves.
 
 const base = new URL(".", document.baseURI);
-const IDLE = 30_000; // A page that nobody sees holds no connection for longer: browsers allow only six per host.
+const IDLE = 30_000; // A hidden page closes its connections after this time: browsers allow only six per host.
 
 export const url = path => new URL(path, base);
 export const jobPath = (id, rest = "") => `jobs/${encodeURIComponent(id)}${rest}`;
 
-/** What the service did not want, or could not do; `status` is 0 if it was not reached. */
+/** An error response of the service; `status` is 0 if it was not reached. */
 export class Refused extends Error {
   constructor(status, message, problems = []) {
     super(message);
@@ -23,8 +23,8 @@ async function ask(path, options) {
     throw new Refused(0, "the service cannot be reached");
   }
   if (response.ok) return response;
-  const told = await response.json().catch(() => ({}));
-  throw new Refused(response.status, told.message ?? `the service answered ${response.status}`, told.problems);
+  const error = await response.json().catch(() => ({}));
+  throw new Refused(response.status, error.message ?? `the service answered ${response.status}`, error.problems);
 }
 
 export const get = async path => (await ask(path)).json();
@@ -33,8 +33,8 @@ export const post = async (path, body = {}) =>
   (await ask(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) })).json();
 
 /**
- * A stream of server-sent events. Browsers come back by themselves after a break in the line; after a refusal they do
- * not, so this does, with growing pauses, until `over` says that it need not.
+ * A stream of server-sent events. Browsers reconnect by themselves after a lost connection, but not after an error
+ * response; this class does, with growing pauses, until `over` returns true.
  */
 export class Feed {
   #source = null;
@@ -43,11 +43,11 @@ export class Feed {
   #last = null;
 
   /**
-   * @param path where it is; gets the id of the last event, or null
-   * @param names which events are wanted
+   * @param path returns the path; gets the id of the last event, or null
+   * @param names the names of the events
    * @param take gets each event: its name and its data
-   * @param tell gets the state of the line: "live", "waiting", "over"
-   * @param over asked after a refusal: whether there is nothing more to come; gets the id of the last event
+   * @param tell gets the state of the connection: "live", "waiting", "over"
+   * @param over returns, after an error response, whether the stream has ended; gets the id of the last event
    */
   constructor(path, names, { take, tell = () => {}, opened = () => {}, over = async () => false }) {
     Object.assign(this, { path, names, take, tell, opened, over });

@@ -6,6 +6,9 @@ const unwell = site => site.workers.some(worker => worker.unresponsive);
 
 const hanging = site => site.workers.reduce((sum, worker) => sum + worker.abandoned, 0);
 
+/** Why its jobs compute on one core although they could use more. */
+const bound = site => site.workers.flatMap(worker => worker.bound ?? []);
+
 export class Sites {
   constructor(chips) {
     this.chips = chips;
@@ -25,10 +28,20 @@ export class Sites {
   }
 }
 
+// Such as "3 wait for gpus"; without workers, the site is in the process of the application.
+function waits(site) {
+  const waiting = new Map();
+  for (const limit of site.limits) {
+    if (limit.waiting) waiting.set(limit.limit, (waiting.get(limit.limit) ?? 0) + limit.waiting);
+  }
+  return [...waiting].map(([name, calls]) => `${count(calls)} ${calls === 1 ? "waits" : "wait"} for ${name}`).join(", ");
+}
+
 function state(site) {
-  if (site.workers.length === 0) return "no worker";
   if (unwell(site)) return "does not respond";
-  return hanging(site) ? `${plural(hanging(site), "call")} not returning` : "healthy";
+  if (waits(site)) return waits(site);
+  if (hanging(site)) return `${plural(hanging(site), "call")} not returning`;
+  return bound(site).length ? "computes on one core" : "healthy";
 }
 
 function chip(name, site) {
@@ -43,7 +56,7 @@ function row(name, site) {
   const lags = site.workers.map(worker => worker.lag).filter(lag => lag !== null);
   const jobs = site.workers.reduce((sum, worker) => sum + worker.jobs, 0);
   const number = text => h("td", { class: "num" }, text);
-  return h("tr", {}, h("td", {}, name), h("td", { class: unwell(site) ? "bad" : "" }, state(site)),
+  return h("tr", {}, h("td", {}, name), h("td", { class: unwell(site) ? "bad" : "", title: bound(site).join("\n") || null }, state(site)),
     h("td", { class: "mono" }, site.workers.map(worker => worker.pid ?? "starts").join(", ") || "–"),
     number(count(jobs)), number(memory ? bytes(memory) : "–"), number(lags.length ? duration(Math.max(...lags)) : "–"),
     number(count(site.restarts)));

@@ -8,15 +8,17 @@ const PLAIN = new Set(["string", "integer", "number", "boolean"]);
 /** Follows references, and takes the only choice if there is one besides null. */
 function plainly(schema, definitions, depth = 0) {
   if (depth > 8 || typeof schema !== "object" || schema === null) return {};
-  if (schema.$ref) return plainly(definitions[schema.$ref.split("/").pop()], definitions, depth + 1);
+  const own = schema.default === undefined ? {} : { default: schema.default };
+  if (schema.$ref) return { ...plainly(definitions[schema.$ref.split("/").pop()], definitions, depth + 1), ...own };
   const joined = schema.allOf ?? schema.anyOf;
-  if (joined?.length === 1) return plainly(joined[0], definitions, depth + 1);
+  if (joined?.length === 1) return { ...plainly(joined[0], definitions, depth + 1), ...own };
   return schema;
 }
 
 class Field {
-  constructor(name, schema) {
+  constructor(name, schema, required) {
     this.name = name;
+    this.required = required;
     this.kind = schema.enum ? "enum" : PLAIN.has(schema.type) ? schema.type : "json";
     this.choices = schema.enum;
     this.input = this.#input(schema);
@@ -29,13 +31,19 @@ class Field {
   #input(schema) {
     const value = schema.default === undefined ? undefined : this.kind === "json" ? JSON.stringify(schema.default) : String(schema.default);
     switch (this.kind) {
-      case "enum": return h("select", {}, ...this.choices.map((choice, index) => h("option", { value: index }, String(choice))));
+      case "enum": return h("select", {}, ...this.choices.map((choice, index) => h("option", { value: index, selected: choice === schema.default }, String(choice))));
       case "boolean": return h("input", { type: "checkbox", checked: schema.default === true });
-      case "integer": return h("input", { type: "number", step: 1, required: true, value });
-      case "number": return h("input", { type: "number", step: "any", required: true, value });
+      case "integer": return h("input", { type: "number", step: 1, required: this.required, value });
+      case "number": return h("input", { type: "number", step: "any", required: this.required, value });
       case "string": return h("input", { type: "text", value, autocomplete: "off" });
-      default: return h("textarea", { rows: 3, required: true, spellcheck: "false" }, value ?? "");
+      default: return h("textarea", { rows: 3, required: this.required, spellcheck: "false" }, value ?? "");
     }
+  }
+
+  /** Whether it is left out, so that its default is used. A text is left out only if its default is not a text. */
+  get omitted() {
+    const blank = this.kind !== "boolean" && this.input.value === "";
+    return !this.required && blank && !(this.kind === "string" && this.input.defaultValue !== "");
   }
 
   get value() {
@@ -95,7 +103,7 @@ export class Submit {
 
   #choose() {
     const { params } = this.#pipelines.find(({ name }) => name === this.choice.value);
-    this.#fields = Object.entries(params.properties).map(([name, schema]) => new Field(name, plainly(schema, this.#definitions)));
+    this.#fields = Object.entries(params.properties).map(([name, schema]) => new Field(name, plainly(schema, this.#definitions), params.required.includes(name)));
     this.fields.replaceChildren(...this.#fields.map(field => field.label));
     this.problem.replaceChildren();
     this.#swap();
@@ -116,12 +124,12 @@ export class Submit {
     event.preventDefault();
     this.problem.replaceChildren();
     try {
-      const params = this.several.checked ? parsed(this.many.value, "the list") : Object.fromEntries(this.#fields.map(field => [field.name, field.value]));
+      const params = this.several.checked ? parsed(this.many.value, "the list") : Object.fromEntries(this.#fields.filter(field => !field.omitted).map(field => [field.name, field.value]));
       const path = `pipelines/${encodeURIComponent(this.choice.value)}/jobs`;
       this.submitted(await post(path, { params, open: this.open.checked }));
     } catch (error) {
-      const told = [error.message, ...(error.problems ?? [])];
-      this.problem.replaceChildren(h("div", { class: "notice bad" }, ...told.map(line => h("p", {}, line))));
+      const lines = [error.message, ...(error.problems ?? [])];
+      this.problem.replaceChildren(h("div", { class: "notice bad" }, ...lines.map(line => h("p", {}, line))));
     }
   }
 }

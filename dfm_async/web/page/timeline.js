@@ -1,4 +1,4 @@
-// What ran where, and when: a lane for each site, a line for each node, a bar for each call.
+// What ran where, and when: a lane for each site, a line for each node, a bar for each call, lighter while it waited.
 
 import { card, count, duration, h, painter, plural, say, siteTag, table } from "./dom.js";
 
@@ -9,6 +9,7 @@ const LANE = 24;
 const FOOT = 22;
 const LISTED = 100;
 const LINES = 60;
+const WAITS = 0.3; // how opaque the part of a bar is in which the call waited
 
 export class Timeline {
   #bars = [];
@@ -22,7 +23,7 @@ export class Timeline {
     this.body = h("tbody");
     this.fold = h("details", { class: "fold", ontoggle: () => this.#list() }, h("summary", {}, "The same as a table"),
       h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Calls" },
-        table(["Site", "Node", "Frame", "#Attempt", "#Start", "#Took", "Outcome"], this.body, "Calls, the newest first")));
+        table(["Site", "Node", "Frame", "#Attempt", "#Start", "#Waited", "#Took", "Outcome"], this.body, "Calls, the newest first")));
     this.card = card("Timeline", [this.note], h("div", { class: "time" }, this.canvas, this.tip), this.fold);
     this.card.hidden = true;
     this.paint = painter(() => this.#paint(), 400);
@@ -52,8 +53,8 @@ export class Timeline {
   /** Calls at the same time stand below each other. Gives their rows, and how many there are. */
   #packed(calls) {
     const free = [];
-    const rows = [...calls].sort((one, other) => one.start - other.start).map(call => {
-      let row = free.findIndex(end => end <= call.start);
+    const rows = [...calls].sort((one, other) => queued(one) - queued(other)).map(call => {
+      let row = free.findIndex(end => end <= queued(call));
       if (row < 0) row = Math.min(free.length, DEEP - 1);
       free[row] = Math.max(free[row] ?? 0, call.end);
       return [row, call];
@@ -70,7 +71,7 @@ export class Timeline {
     const width = this.canvas.parentElement.clientWidth - 32;
     const gutter = Math.min(170, Math.max(84, width * 0.22));
     let [from, to] = [Infinity, -Infinity];
-    for (const { start, end } of calls.values()) [from, to] = [Math.min(from, start), Math.max(to, end)];
+    for (const call of calls.values()) [from, to] = [Math.min(from, queued(call)), Math.max(to, call.end)];
     const span = Math.max(to - from, 1e-4);
     const lines = [...lanes].flatMap(([site, lane]) => [...lane].map(([node, made]) => ({ site, node, ...this.#packed(made) }))).slice(0, LINES);
     const height = new Set(lines.map(({ site }) => site)).size * LANE + lines.reduce((sum, { high }) => sum + high, 0) + FOOT;
@@ -98,6 +99,12 @@ export class Timeline {
       pen.fillStyle = ink("--soft");
       pen.font = `12px ${ink("--text")}`;
       pen.fillText(fitted(pen, node, gutter - 30), 21, y + high / 2);
+      pen.globalAlpha = WAITS;
+      pen.fillStyle = own;
+      for (const [row, call] of rows) {
+        if (call.waited > 0) pen.fillRect(at(queued(call)), y + 4 + row * THIN, at(call.start) - at(queued(call)), thick);
+      }
+      pen.globalAlpha = 1;
       for (const [row, call] of rows) {
         const [x, top] = [at(call.start), y + 4 + row * THIN];
         const wide = Math.max(2, at(call.end) - x - 0.5);
@@ -105,14 +112,14 @@ export class Timeline {
         pen.beginPath();
         pen.roundRect(x, top, wide, thick, Math.min(2.5, wide / 2));
         pen.fill();
-        this.#bars.push({ x, top, wide, thick, call });
+        this.#bars.push({ x, top, wide, thick, call, from: at(queued(call)) });
       }
       y += high;
     }
     const left = leftOut ? `, ${count(leftOut)} more are only counted` : "";
     say(this.note, `${plural(calls.size, "call")} in ${duration(span)}${left}`);
-    const told = [...lanes].map(([site, lane]) => `${site}: ${[...lane].map(([node, made]) => `${plural(made.length, "call")} of ${node}`).join(", ")}`);
-    this.canvas.setAttribute("aria-label", `Timeline of ${duration(span)}. ${told.join(". ")}`.slice(0, 900));
+    const label = [...lanes].map(([site, lane]) => `${site}: ${[...lane].map(([node, made]) => `${plural(made.length, "call")} of ${node}`).join(", ")}`);
+    this.canvas.setAttribute("aria-label", `Timeline of ${duration(span)}. ${label.join(". ")}`.slice(0, 900));
     this.#list();
   }
 
@@ -149,12 +156,13 @@ export class Timeline {
 
   #point(event) {
     const { offsetX: x, offsetY: y } = event;
-    const hit = this.#bars.findLast(bar => y >= bar.top - 1 && y <= bar.top + bar.thick + 1 && x >= bar.x - 2 && x <= bar.x + bar.wide + 2);
+    const hit = this.#bars.findLast(bar => y >= bar.top - 1 && y <= bar.top + bar.thick + 1 && x >= bar.x - 2 && x <= bar.x + bar.wide + 2)
+      ?? this.#bars.findLast(bar => y >= bar.top - 1 && y <= bar.top + bar.thick + 1 && x >= bar.from && x <= bar.x);
     this.tip.hidden = !hit;
     if (!hit) return;
-    const { node, frame, attempt, start, end, failed } = hit.call;
+    const { node, frame, attempt, start, end, failed, waited } = hit.call;
     const tries = attempt > 1 ? `, attempt ${attempt}` : "";
-    say(this.tip, `${node}, frame ${frame}${tries}: ${duration(end - start)}${failed ? ", failed" : ""}`);
+    say(this.tip, `${node}, frame ${frame}${tries}: ${duration(end - start)}${waited > 0 ? ` after waiting for ${duration(waited)}` : ""}${failed ? ", failed" : ""}`);
     this.tip.style.left = `${Math.max(8, Math.min(x + 24, this.canvas.clientWidth - this.tip.offsetWidth))}px`;
     this.tip.style.top = `${y + 18}px`;
   }
@@ -162,13 +170,17 @@ export class Timeline {
   #list() {
     if (!this.fold.open) return;
     const calls = [...this.model.calls.values()];
-    const from = calls.reduce((first, call) => Math.min(first, call.start), Infinity);
+    const from = calls.reduce((first, call) => Math.min(first, queued(call)), Infinity);
     calls.sort((one, other) => other.start - one.start);
     this.body.replaceChildren(...calls.slice(0, LISTED).map(call => h("tr", {},
       h("td", {}, siteTag(call.site, this.color(call.site))), h("td", {}, call.node), h("td", { class: "mono" }, call.frame),
       h("td", { class: "num" }, String(call.attempt)), h("td", { class: "num" }, `+${duration(call.start - from)}`),
-      h("td", { class: "num" }, duration(call.end - call.start)), h("td", { class: call.failed ? "bad" : "" }, call.failed ? "failed" : "done"))));
+      h("td", { class: "num" }, call.waited > 0 ? duration(call.waited) : "–"), h("td", { class: "num" }, duration(call.end - call.start)), h("td", { class: call.failed ? "bad" : "" }, call.failed ? "failed" : "done"))));
   }
+}
+
+function queued(call) {
+  return call.start - (call.waited ?? 0);
 }
 
 function resolved(color, style) {

@@ -3,12 +3,13 @@
 import asyncio
 import os
 import threading
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 
-from dfm_async import Federation, ForEach, If, Pipeline, PlaceParam, Yield
+from dfm_async import Federation, ForEach, If, Pipeline, PlaceParam, Yield, current_context
 
 fed = Federation("stations")
 archive = fed.site("archive")
@@ -74,6 +75,42 @@ async def values() -> dict[str, Any]:
     return {"array": np.arange(3), "bytes": b"\x00\xff", "text": "grün", "other": {"a": [1, 2]}}
 
 
+@lab.operation
+def process_of(x: int) -> int:
+    time.sleep(0.02)
+    return os.getpid()
+
+
+_overlapping: list[int] = []
+
+
+@lab.operation
+async def overlap(x: int) -> int:
+    """Return how many calls run at the same time."""
+    _overlapping.append(x)
+    await asyncio.sleep(0.01)
+    count = len(_overlapping)
+    _overlapping.remove(x)
+    return count
+
+
+@lab.operation
+def unsteady() -> int:
+    """Fail twice."""
+    attempt = current_context().attempt
+    if attempt < 3:
+        raise ConnectionError(f"attempt {attempt}")
+    return attempt
+
+
+@lab.operation
+def dying(mark: str) -> str:
+    if not os.path.exists(mark):
+        open(mark, "w").close()
+        os._exit(3)
+    return "alive"
+
+
 with Pipeline("anomalies") as pipeline:
     temperatures = load(day=PlaceParam("day"))
     with ForEach(temperatures) as temperature:
@@ -99,6 +136,18 @@ with Pipeline("echoes") as echoes:
 
 with Pipeline("squares") as squares:
     Yield(square(PlaceParam("x")))
+
+with Pipeline("processes") as processes:
+    Yield(process_of(PlaceParam("x")))
+
+with Pipeline("overlaps") as overlaps:
+    Yield(overlap(PlaceParam("x")))
+
+with Pipeline("tried") as tried:
+    Yield(unsteady())
+
+with Pipeline("dies") as dies:
+    Yield(dying(PlaceParam("mark")))
 
 with Pipeline("files") as files:
     found: Any = values()

@@ -68,22 +68,22 @@ from typing import Any  # noqa: E402
 
 from dfm_async.exchange import messages  # noqa: E402
 from dfm_async.exchange.agent import FlareAgent  # noqa: E402
+from dfm_async.exchange.connection import Pipe  # noqa: E402
 from dfm_async.exchange.options import AgentOptions  # noqa: E402
-from dfm_async.exchange.pipes.base import Pipe  # noqa: E402
-from dfm_async.exchange.pipes.socket import SocketPipe  # noqa: E402
-from dfm_async.exchange.transfers import Pull  # noqa: E402
+from dfm_async.exchange.socket_pipe import SocketPipe  # noqa: E402
+from dfm_async.exchange.transfers import Download  # noqa: E402
 
-greet, arrived, send = FlareAgent._greet, Pull.arrived, SocketPipe.send
+perform_handshake, arrived, send = FlareAgent._perform_handshake, Download.received, SocketPipe.send
 
 
-async def after_greeting(agent: FlareAgent) -> tuple[Pipe, list[messages.Message]]:
-    found = await greet(agent)
+async def after_handshake(agent: FlareAgent) -> tuple[Pipe, list[messages.Message]]:
+    found = await perform_handshake(agent)
     at("after hello")
     return found
 
 
-def after_a_chunk(pull: Pull, chunk: messages.Chunk, size: int) -> None:
-    arrived(pull, chunk, size)
+def after_a_chunk(download: Download, chunk: messages.Chunk, size: int) -> None:
+    arrived(download, chunk, size)
     at("receiving")
 
 
@@ -95,8 +95,8 @@ def after_sending(pipe: SocketPipe, message: messages.Message, data: memoryview 
         at("transferring")
 
 
-changed: Any = FlareAgent, Pull, SocketPipe
-changed[0]._greet, changed[1].arrived, changed[2].send = after_greeting, after_a_chunk, after_sending
+changed: Any = FlareAgent, Download, SocketPipe
+changed[0]._perform_handshake, changed[1].received, changed[2].send = after_handshake, after_a_chunk, after_sending
 
 
 async def main() -> None:

@@ -43,9 +43,6 @@ if scenario == "does not shut down":
     assert sync.receive() is None
 elif scenario == "raises":
     raise ValueError("no such data")
-elif scenario == "raises after its result":
-    sync.send("done")
-    raise ValueError("too late")
 elif scenario == "exits with 7 after the end":
     sync.send("done")
     assert sync.receive() is None
@@ -57,12 +54,6 @@ elif scenario == "computes":
     while time.monotonic() < end:
         sum(range(10_000))
     sync.send("done")
-elif scenario == "looks without taking":
-    sync.send("ready")
-    while sync.is_running():
-        another = sync.receive(timeout=0.01)
-        if another is not None:
-            sync.send(another.data)
 elif scenario == "answers in a thread":
     thread = threading.Thread(target=sync.send, args=("done",))
     thread.start()

@@ -6,20 +6,18 @@ import os
 import stat
 import subprocess
 import sys
-import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dfm_async.exchange import messages, settling
+from dfm_async.exchange import messages
 from dfm_async.exchange.agent import FlareAgent
-from dfm_async.exchange.pipes.socket import SocketPipe
+from dfm_async.exchange.agent_machine import AgentMachine
+from dfm_async.exchange.socket_pipe import SocketPipe
 from dfm_async.exchange.task import Task
-from dfm_async.exchange.transfers import Pull
 
 manner = sys.argv[1] if len(sys.argv) > 1 else ""
 code = sys.argv[2] if len(sys.argv) > 2 else "0"
-send, arrived, stop = SocketPipe.send, Pull.arrived, FlareAgent._stop
+send = SocketPipe.send
 
 
 def say_more_than_hello(last: messages.Message) -> Any:
@@ -31,26 +29,11 @@ def say_more_than_hello(last: messages.Message) -> Any:
     return say
 
 
-def take_slowly(pull: Pull, chunk: messages.Chunk, size: int) -> None:
-    time.sleep(0.1)
-    arrived(pull, chunk, size)
-
-
-def tell_and_stop(agent: FlareAgent, reason: str, detail: str) -> None:
-    stop(agent, reason, detail)
-    print("told:", reason, flush=True)
-
-
-changed: Any = FlareAgent, SocketPipe, Pull, settling
+changed: Any = AgentMachine, SocketPipe
 if manner == "deaf":
-    changed[0]._task_offered = lambda agent, offer: print("not listening", flush=True)
-elif manner == "slow":
-    changed[2].arrived = take_slowly
+    changed[0]._task_offered = lambda machine, offer: print("not listening", flush=True)
 elif manner == "ends":
     changed[1].send = say_more_than_hello(messages.End("I am not in the mood"))
-elif manner == "impatient":
-    changed[3]._LAST_WORD = 0.0
-    changed[0]._stop = tell_and_stop
 elif manner == "aborts":
     changed[1].send = say_more_than_hello(messages.Abort("I am not in the mood"))
 
@@ -64,13 +47,9 @@ def sockets() -> list[int]:
     return found
 
 
-async def do(agent: FlareAgent, task: Task) -> Any:
+async def do(task: Task) -> Any:
     order = task.data if isinstance(task.data, dict) else {}
     match order.get("do"):
-        case "measure":
-            for step in range(3):
-                await agent.log({"loss": step / 2}, step=step)
-                agent.progress(step + 1, 3, "going on")
         case "double":
             return order["array"] * 2
         case "wait":
@@ -89,11 +68,8 @@ async def main() -> None:
     async with FlareAgent() as agent:
         if manner == "leaves":
             return
-        if manner == "runs":
-            await agent.run(partial(do, agent))
         async for task in agent:
-            rc = "SOMETHING_ELSE" if manner == "fails" else "OK"
-            await agent.submit_result(await do(agent, task), rc=rc, reason="because" if rc != "OK" else "")
+            await agent.submit_result(await do(task))
     print("ended", flush=True)
 
 

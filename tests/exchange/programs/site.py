@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dfm_async.exchange import LauncherExecutor, SubprocessLauncher, Task
-from dfm_async.exchange.keeper import Keeper, keeper
+from dfm_async.exchange.process import OrphanReaper, orphan_reaper
 from dfm_async.wire.output import LogRecord
 
 way, manner, folder, *moments = sys.argv[1:]
@@ -33,18 +33,18 @@ async def run(moment: str, there: asyncio.Event) -> None:
     await asyncio.get_running_loop().create_future()
 
 
-async def replace_the_keeper() -> None:
-    """Kills the keeper, and waits for the next one."""
+async def replace_the_reaper() -> None:
+    """Kills the reaper, and waits for the next one."""
     replaced = asyncio.Event()
-    replace = Keeper._replace
+    replace = OrphanReaper._replace
 
-    def and_tell(self: Keeper, process: subprocess.Popen[bytes]) -> None:
+    def and_tell(self: OrphanReaper, process: subprocess.Popen[bytes]) -> None:
         replace(self, process)
         replaced.set()
 
-    Keeper._replace = and_tell  # type: ignore[method-assign]
-    assert keeper._process is not None
-    keeper._process.kill()
+    OrphanReaper._replace = and_tell  # type: ignore[method-assign]
+    assert orphan_reaper._process is not None
+    orphan_reaper._process.kill()
     await replaced.wait()
 
 
@@ -57,12 +57,12 @@ async def main() -> None:
     for each in done:
         each.result()
     print("dying", flush=True)
-    if way == "the keeper first":
-        await replace_the_keeper()
-    if way == "with its keeper":
-        assert keeper._process is not None
-        keeper._process.kill()
-    if way in ("SIGKILL", "the keeper first", "with its keeper"):
+    if way == "the reaper first":
+        await replace_the_reaper()
+    if way == "with its reaper":
+        assert orphan_reaper._process is not None
+        orphan_reaper._process.kill()
+    if way in ("SIGKILL", "the reaper first", "with its reaper"):
         os.kill(os.getpid(), signal.SIGKILL)
     elif way == "SIGTERM":
         os.kill(os.getpid(), signal.SIGTERM)

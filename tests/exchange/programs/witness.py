@@ -47,10 +47,11 @@ if moment == "before hello":
 
 from dfm_async.exchange import messages  # noqa: E402
 from dfm_async.exchange.agent import FlareAgent  # noqa: E402
-from dfm_async.exchange.pipes.socket import SocketPipe  # noqa: E402
-from dfm_async.exchange.transfers import Pull  # noqa: E402
+from dfm_async.exchange.agent_machine import AgentMachine  # noqa: E402
+from dfm_async.exchange.socket_pipe import SocketPipe  # noqa: E402
+from dfm_async.exchange.transfers import Download  # noqa: E402
 
-stop, arrived, send = FlareAgent._stop, Pull.arrived, SocketPipe.send
+stop, arrived, send = AgentMachine._stop, Download.received, SocketPipe.send
 done: set[str] = set()
 
 
@@ -63,19 +64,19 @@ def at(where: str) -> bool:
     return True
 
 
-def on_stop(agent: FlareAgent, reason: str, detail: str) -> None:
-    stop(agent, reason, detail)
+def on_stop(machine: AgentMachine, reason: Any, detail: str) -> None:
+    stop(machine, reason, detail)
     if "closed" not in seen:  # the end of the connection follows whatever was said before
         saw(closed=reason)
     if manner == "polite" and "SIGTERM" in seen:
         os._exit(0)
 
 
-def after_a_chunk(pull: Pull, chunk: messages.Chunk, size: int) -> None:
-    if moment == "receiving" and pull.done:
+def after_a_chunk(download: Download, chunk: messages.Chunk, size: int) -> None:
+    if moment == "receiving" and download.started:
         at("receiving")
         return  # it never gets any further
-    arrived(pull, chunk, size)
+    arrived(download, chunk, size)
 
 
 def instead_of_sending(pipe: SocketPipe, message: messages.Message, data: memoryview | None = None) -> None:
@@ -87,10 +88,10 @@ def instead_of_sending(pipe: SocketPipe, message: messages.Message, data: memory
         send(pipe, message, data)
 
 
-changed: Any = FlareAgent, Pull, SocketPipe
-changed[0]._stop, changed[1].arrived, changed[2].send = on_stop, after_a_chunk, instead_of_sending
+changed: Any = AgentMachine, Download, SocketPipe
+changed[0]._stop, changed[1].received, changed[2].send = on_stop, after_a_chunk, instead_of_sending
 if moment == "after hello":
-    changed[0]._task_offered = lambda agent, offer: None
+    changed[0]._task_offered = lambda machine, offer: None
 
 
 async def main() -> None:

@@ -6,7 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from dfm_async import Const, ExposedParameter, Federation, FromParam
+from dfm_async import Federation
+from dfm_async.federation import Const, ExposedParameter, FromParam
 from dfm_async.federation.bindings import Binding
 
 DATA = Path(__file__).parent / "data"

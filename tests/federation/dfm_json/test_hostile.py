@@ -1,4 +1,4 @@
-"""Files from strangers: each is a pipeline or an error that says where, and never anything else."""
+"""Untrusted files: each is a pipeline or an error with its place, and never anything else."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from dfm_async import PipelineError
-from dfm_async.planner.plan import prepare
+from dfm_async.planning.prepare import prepare
 from tests.federation.dfm_json.rig import DATA, core, minifed, node, ref, square
+from tests.support.damage import spots
 
 FED = minifed()
 SEEDS = [json.loads((DATA / name).read_text()) for name in ("nv_dfm_core.json", "older.json")]
@@ -22,19 +23,6 @@ JUNK: list[Any] = [
     {"tag": "@dfm-advise"}, {"tag": "__dfm__pickled__"}, {"operator": "and", "exp": {}}, {"operator": []}, square(0),
     core("If", 1, cond=ref(0)), core("TryFromCache", 5, key=ref("hello"), dfm_body=[core("_WriteToCache", 6)]),
 ]  # fmt: skip
-
-
-def spots(data: Any) -> list[tuple[Any, Any]]:
-    """All members of lists and objects."""
-    found: list[tuple[Any, Any]] = []
-    stack = [data]
-    while stack:
-        holder = stack.pop()
-        keys = list(holder) if isinstance(holder, dict) else range(len(holder)) if isinstance(holder, list) else ()
-        for key in keys:
-            found.append((holder, key))
-            stack.append(holder[key])
-    return found
 
 
 def broken(chance: random.Random) -> Any:
@@ -60,7 +48,7 @@ def broken(chance: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_broken_file_is_an_error_that_says_where_or_a_pipeline_that_can_be_prepared(seed: int) -> None:
+def test_a_broken_file_is_an_error_with_its_place_or_a_valid_pipeline(seed: int) -> None:
     chance = random.Random(seed)
     outcomes: list[str] = []
     for _ in range(100):

@@ -1,17 +1,19 @@
-"""Pipelines in DFM's JSON become ours; what is wrong in them is told with its place, all at once."""
+"""Pipelines in DFM's JSON become ours; what is wrong in them is reported with its place, all at once."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dfm_async import Advise, BestOf, ForEach, If, Pipeline, PipelineError, PlaceParam, Session, TryFromCache, Yield
-from dfm_async.pipeline.statements import CallStatement, ForEachStatement
+from dfm_async import Advise, BestOf, ForEach, If, Pipeline, PipelineError, PlaceParam, TryFromCache, Yield
+from dfm_async.language.statements import CallStatement, ForEachStatement
 from tests.federation.dfm_json.rig import DATA, core, minifed, node, pipeline, ref, square, statement
 
 FED = minifed()
@@ -56,25 +58,6 @@ def test_the_older_variant_is_read() -> None:
     assert str(found).replace("n4", "n0") == str(meant)
 
 
-async def test_a_pipeline_from_dfm_runs() -> None:
-    body = [
-        statement("minifed.fed.site.alpha.users.GreetMe", "hello", name="you", greeting="Good day"),
-        core("Yield", 1, value=ref("hello")),
-        square(2, {"tag": "@dfm-place-param", "place": "x"}),
-        core("If", 3, cond={"operator": ">", "left": ref(2), "right": 10}, dfm_body=[core("Yield", 4, value=ref(2))]),
-    ]
-    body[3]["dfm_body"][0]["place"] = "large"
-    found = FED.pipeline_from_dfm(json.dumps(pipeline(*body)))
-    async with Session(FED, target="inline") as session:
-        job = await session.execute(found, [{"x": 3.0}, {"x": 4.0}])
-        results = {(result.place, result.frame, result.value) for result in await job.collect()}
-    assert results == {
-        ("yield", (0,), "Good day you"),
-        ("yield", (1,), "Good day you"),
-        ("large", (1,), 16.0),
-    }
-
-
 def test_names_are_looked_up_and_nothing_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     imported: list[str] = []
 
@@ -116,7 +99,7 @@ def test_literals_arrive_as_they_are_also_falsy_ones(value: Any) -> None:
     assert [found.body[0].args["x"].value, found.body[1].value.value] == [value, value]  # type: ignore[union-attr]
 
 
-def test_references_and_parameters_may_stand_inside_lists_and_objects() -> None:
+def test_references_and_parameters_may_be_nested_in_lists_and_objects() -> None:
     parameter = {"tag": "@dfm-place-param", "place": "p"}
     found = FED.pipeline_from_dfm(pipeline(square(0), square(1, [ref(0), 2, {"k": parameter, "l": [1]}])))
     with Pipeline() as meant:
@@ -133,7 +116,7 @@ def test_what_a_block_waits_for_its_statements_wait_for() -> None:
     assert text.count("after=[n0]") == 2
 
 
-def test_whoever_waits_for_a_yield_waits_for_what_it_sends() -> None:
+def test_waiting_for_a_yield_means_waiting_for_its_value() -> None:
     sends = core("Yield", 2, value=[ref(0), ref(1, 0)]) | {"dfm_after": node(0)}
     inside = [core("Yield", 5, value=[ref(4), ref(0)], place="p"), square(6) | {"dfm_after": node(5)}]
     loop = core("ForEach", 4, seq=ref(0), dfm_body=inside)
@@ -225,11 +208,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("data", "place"), WRONG, ids=[f"{n}:{place}" for n, (_, place) in enumerate(WRONG)])
-def test_a_mistake_is_told_with_its_place(data: dict[str, Any], place: str) -> None:
+def test_a_mistake_is_reported_with_its_place(data: dict[str, Any], place: str) -> None:
     assert place in problems(data)
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     data = pipeline(square("9"), core("Yield", 1, value=ref(5)), statement("a.b", 2), mode="x")
     path.write_text(json.dumps(data))
@@ -244,36 +227,35 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_of_very_many_mistakes_the_first_are_told() -> None:
+def test_of_very_many_mistakes_the_first_are_reported() -> None:
     with pytest.raises(PipelineError) as caught:
         FED.pipeline_from_dfm(pipeline(*[{}] * 5000))
     assert len(caught.value.problems) == 101
     assert str(caught.value.problems[-1]) == "and 9900 more"
 
 
+_numbers = itertools.count()
+NESTINGS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "value": (ref(0), lambda inner: [inner], lambda value: pipeline(square(0), square(1, value))),
+    "literal": (1, lambda inner: {"k": inner}, lambda value: pipeline(square(0, value))),
+    "condition": (
+        True,
+        lambda inner: {"operator": "not", "exp": inner},
+        lambda value: pipeline(core("If", 0, cond=value, dfm_body=[])),
+    ),
+    "block": ([], lambda inner: [core("If", next(_numbers), cond=True, dfm_body=inner)], lambda body: pipeline(*body)),
+}
+"""What is innermost, what goes around it, and the pipeline that holds all."""
+
+
 def _nested(kind: str, depth: int) -> dict[str, Any]:
-    if kind == "value":
-        value: Any = ref(0)
-        for _ in range(depth):
-            value = [value]
-        return pipeline(square(0), square(1, value))
-    if kind == "literal":
-        value = 1
-        for _ in range(depth):
-            value = {"k": value}
-        return pipeline(square(0, value))
-    if kind == "condition":
-        value = True
-        for _ in range(depth):
-            value = {"operator": "not", "exp": value}
-        return pipeline(core("If", 0, cond=value, dfm_body=[]))
-    inner: list[Any] = []
-    for number in range(depth):
-        inner = [core("If", number, cond=True, dfm_body=inner)]
-    return pipeline(*inner)
+    value, around, whole = NESTINGS[kind]
+    for _ in range(depth):
+        value = around(value)
+    return whole(value)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("kind", ["value", "literal", "condition", "block"])
+@pytest.mark.parametrize("kind", NESTINGS)
 @pytest.mark.parametrize("depth", [70, 500])
 def test_what_is_nested_too_deep_is_refused(kind: str, depth: int) -> None:
     FED.pipeline_from_dfm(_nested(kind, 60))
@@ -282,7 +264,7 @@ def test_what_is_nested_too_deep_is_refused(kind: str, depth: int) -> None:
 
 def test_files_of_unbounded_size_and_length_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dfm_async.federation.dfm_json.reading.MAX_STATEMENTS", 10)
-    monkeypatch.setattr("dfm_async.federation.dfm_json.files.MAX_BYTES", 2000)
+    monkeypatch.setattr("dfm_async.federation.dfm_json.MAX_BYTES", 2000)
     inner = [core("If", 100, cond=True, dfm_body=[square(number) for number in range(6)])]
     FED.pipeline_from_dfm(pipeline(*inner))
     many = pipeline(*inner, *[square(number) for number in range(10, 14)])
@@ -294,7 +276,7 @@ def test_files_of_unbounded_size_and_length_are_refused(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000, b"NaN", b'"dfm_body"', b"[]"])
-def test_what_is_no_json_of_a_pipeline_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_what_is_not_json_of_a_pipeline_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     path.write_bytes(content)
     with pytest.raises(PipelineError):
@@ -308,20 +290,10 @@ def test_our_own_json_is_read_as_well(tmp_path: Path) -> None:
     assert FED.load_pipeline(tmp_path / "p.json") == ours
 
 
-def test_a_pipeline_without_federation_says_who_can_read_dfms_json() -> None:
+def test_a_pipeline_of_dfm_names_how_to_read_it() -> None:
     for name in ("nv_dfm_core.json", "older.json"):
         with pytest.raises(PipelineError, match=r"federation\.load_pipeline"):
             Pipeline.load_from_file(DATA / name)
-
-
-async def test_another_major_version_is_refused_when_it_is_executed() -> None:
-    data = pipeline(core("Yield", 0, value=1), api_version="1.0.0")
-    async with Session(FED, target="inline") as session:
-        with pytest.raises(PipelineError, match=r"for API version 1\.0\.0, but federation 'minifed' has 0\.1\.0"):
-            await session.execute(FED.pipeline_from_dfm(data))
-        for version in ("0.9.0", ""):
-            job = await session.execute(FED.pipeline_from_dfm(data | {"api_version": version}))
-            assert [result.value for result in await job.collect()] == [1]
 
 
 def test_reading_leaves_the_data_as_it_was() -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from dfm_async import ClassPath, Federation, FederationError, Operation, Site
+from dfm_async import Federation, Operation, Site
+from dfm_async.errors import FederationError
+from dfm_async.federation import ClassPath
 
 HEAD = """\
 dfm: 1.0.0
@@ -82,13 +84,15 @@ def _site(site: Site) -> dict[str, Any]:
         "send_cost": site.send_cost,
         "workers": site.workers,
         "threads": site.threads,
+        "capacity": site.capacity,
+        "idle_after": site.idle_after,
         "providers": {name: (_class(found.impl), found.info) for name, found in site.providers.items()},
         "adapters": {
             f"{name} {provider}": {
                 "code": _class(found.code, found.args),
                 "bindings": None if found.bindings is None else dict(found.bindings),
                 "awaited": found.is_async,
-                "options": (found.cost, found.retry, found.deadline, found.in_process),
+                "options": (found.cost, found.retry, found.deadline, found.in_process, found.limits),
                 "about": (found.description, found.returns),
             }
             for (name, provider), found in site.adapters.items()
@@ -100,3 +104,10 @@ def _class(code: Any, args: Mapping[str, Any] | None = None) -> Any:
     if isinstance(code, ClassPath):
         return code.path, {**code.args, **(args or {})}
     return None if code is None else (f"{code.__module__}.{code.__qualname__}", dict(args or {}))
+
+
+def parameters_of(federation: Federation, operation: str) -> Mapping[str, Any]:
+    """Return the schemas of the parameters that an operation declares."""
+    declaration = federation.operations[operation].declaration
+    assert declaration is not None
+    return declaration.parameters

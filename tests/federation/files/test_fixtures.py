@@ -6,21 +6,21 @@ import sys
 
 import pytest
 
-from dfm_async import (
+from dfm_async import Federation, Session
+from dfm_async.federation import (
     CacheConfig,
     ClassPath,
     Const,
     Cost,
     ExposedParameter,
-    Federation,
     FromParam,
     FromProvider,
     FromSecrets,
     FromSite,
     SendCost,
-    Session,
     VaultConfig,
 )
+from tests.federation.files.rig import parameters_of
 from tests.federations import NAMES, file_of
 
 
@@ -115,9 +115,7 @@ def test_parts_of_other_files_are_in_their_places() -> None:
     )
     gamma = federation.sites["gamma"]
     assert [name for name, _ in gamma.adapters] == ["math.Square", "data.Range", "states.Step"]
-    model = federation.operations.states.Step.declaration
-    assert model is not None
-    assert model.parameters["model"] == {
+    assert parameters_of(federation, "states.Step")["model"] == {
         "type": "minifed.lib.models.Model",
         "accepts_literal_input": True,
         "accepts_node_input": False,

@@ -1,11 +1,12 @@
-"""Files of strangers give a federation or a FederationError: never a crash, a hang, or an import."""
+"""Untrusted files give a federation or a FederationError: never a crash, a hang, or an import."""
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 import time
-from collections.abc import Iterator
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dfm_async import Federation, FederationError
-from dfm_async.planner.types import validate
+from dfm_async import Federation
+from dfm_async.errors import FederationError
+from dfm_async.planning.types import validate
 from tests.federation.files.rig import HEAD, described, loaded, problems
 from tests.federations import NAMES, ROOT, file_of
+from tests.support.damage import spots
 
 PARTS = [path for name in NAMES for path in sorted((ROOT / name).rglob("*.yaml"))]
 
@@ -82,36 +85,16 @@ json_values = st.recursive(
 )
 
 
-def places(data: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    yield at
-    if isinstance(data, dict):
-        for key, part in data.items():
-            yield from places(part, (*at, key))
-    elif isinstance(data, list):
-        for index, part in enumerate(data):
-            yield from places(part, (*at, index))
-
-
-def changed(data: Any, at: tuple[Any, ...], value: Any) -> Any:
-    if not at:
-        return value
-    copy = data.copy()
-    copy[at[0]] = changed(data[at[0]], at[1:], value)
-    return copy
-
-
 WHOLE = yaml.safe_load(file_of("minifed").read_text())
-PLACES = list(places(WHOLE))
 
 
-@given(st.lists(st.tuples(st.sampled_from(PLACES), json_values), min_size=1, max_size=3))
-def test_anything_in_any_place_is_read_or_refused(folder: Path, changes: list[tuple[tuple[Any, ...], Any]]) -> None:
-    data = WHOLE
-    for at, value in changes:
-        try:
-            data = changed(data, at, value)
-        except (KeyError, IndexError, TypeError, AttributeError):  # an earlier change took the place away
-            continue
+@given(st.lists(st.tuples(st.integers(0, 10_000), json_values), min_size=1, max_size=3))
+def test_anything_in_any_place_is_read_or_refused(folder: Path, changes: list[tuple[int, Any]]) -> None:
+    data = copy.deepcopy(WHOLE)
+    for number, value in changes:
+        places = spots(data)
+        holder, key = places[number % len(places)]
+        holder[key] = copy.deepcopy(value)
     target = folder / "federation.dfm.yaml"
     try:
         target.write_text(yaml.safe_dump(data, allow_unicode=True))
@@ -179,7 +162,7 @@ schemas: st.SearchStrategy[Any] = st.deferred(
 
 
 @given(schemas, schemas, json_values)
-def test_whatever_a_schema_says_values_are_checked_without_a_crash(
+def test_values_are_checked_against_any_schema_without_a_crash(
     folder: Path, schema: Any, named: Any, value: Any
 ) -> None:
     data = yaml.safe_load(HEAD) | {
@@ -226,7 +209,7 @@ def test_references_that_multiply_are_refused(tmp_path: Path) -> None:
     wide = "\n".join(f"  n{i}: {{type: number}}" for i in range(100))
     more = "\n".join(f"  a.Op{i}: {{parameters: {{$ref: ['parts.yaml#/wide']}}, returns: object}}" for i in range(100))
     (found,) = problems(tmp_path, f"operations:\n{more}", parts=f"wide:\n{wide}\n")
-    assert "what the files refer to is, taken together, larger than allowed" in found
+    assert "the files and their references are together larger than allowed" in found
 
 
 @pytest.mark.usefixtures("low_limit")
@@ -288,22 +271,11 @@ def test_too_many_files_are_refused(tmp_path: Path) -> None:
     assert "more than 256 files belong together" in found[0]
 
 
-@pytest.mark.parametrize("number", ["9" * 400, "-.inf", ".nan", "1.0e+300"])
-def test_numbers_that_are_too_large_are_refused(number: str, tmp_path: Path) -> None:
-    (found,) = problems(tmp_path, f"sites: {{a: {{send_cost: {{a: {{fixed_time: {number}}}}}}}}}")
-    assert "fixed_time must be a number, not" in found
-
-
-def test_many_references_to_what_a_merge_brings_are_no_trouble(tmp_path: Path) -> None:
+def test_many_references_to_merged_names_are_fast(tmp_path: Path) -> None:
     operations = "".join(f"  a.Op{i}: {{parameters: {{x: {{$ref: '#/schemas/m.S{i}'}}}}}}\n" for i in range(700))
     schemas = "".join(f"  m.S{i}: {{type: number}}\n" for i in range(700))
     text = f"schemas: {{$ref: ['parts.yaml#/all']}}\noperations:\n{operations}"
     assert len(loaded(tmp_path, text, parts=f"all:\n{schemas}").operations) == 700
-
-
-def test_numbers_that_are_too_long_are_refused(tmp_path: Path) -> None:
-    (found,) = problems(tmp_path, f"provision: {{a: {'9' * 10_000}}}")
-    assert "is no int that can be read" in found
 
 
 def test_dates_stay_text_and_constants_keep_their_types(tmp_path: Path) -> None:
@@ -313,3 +285,27 @@ def test_dates_stay_text_and_constants_keep_their_types(tmp_path: Path) -> None:
     assert federation.provision == {
         "a": "2024-01-01", "b": 1000, "c": 16, "d": "1e3", "e": 1.5, "f": True, "g": None, "h": "1", "i": "1",
     }  # fmt: skip
+
+
+def test_a_schema_that_contains_itself_in_an_object_without_a_name_costs_little(tmp_path: Path) -> None:
+    inner = {"properties": {"P": {"$ref": "#/schemas/m.Named"}}}
+    data = yaml.safe_load(HEAD) | {
+        "schemas": {"m.Named": {"anyOf": [inner, {"type": "string"}]}},
+        "operations": {
+            "a.B": {
+                "parameters": {"x": {"properties": {"q": {"$ref": "#/schemas/m.Named"}}}},
+                "required": ["x"],
+                "returns": "object",
+            }
+        },
+    }
+    path = tmp_path / "nested.yaml"
+    path.write_text(yaml.safe_dump(data))
+    tracemalloc.start()
+    federation = attempt(path)
+    assert federation is not None
+    hint = federation.operations.a.B.signature.types["x"]
+    assert validate(hint, {"q": {"P": {"P": "text"}}}) is not None
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000_000

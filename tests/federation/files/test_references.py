@@ -7,15 +7,33 @@ from pathlib import Path
 
 import pytest
 
-from dfm_async import Federation, FederationError
-from tests.federation.files.rig import loaded, problems, written
+from dfm_async import Federation
+from dfm_async.errors import FederationError
+from tests.federation.files.rig import loaded, parameters_of, problems, written
 
 OPERATION = "{parameters: {x: {type: number}}, required: [x], returns: number}"
 
 
-def test_an_object_of_the_same_file_is_meant(tmp_path: Path) -> None:
-    federation = loaded(tmp_path, f"operations:\n  a.One: {OPERATION}\n  a.Two: {{$ref: '#/operations/a.One'}}\n")
-    assert str(federation.operations.a.Two.signature.parameters) == "(x: float) -> int | float"
+REFERENCES: dict[str, tuple[str, dict[str, str]]] = {
+    "to an object of the same file": (f"operations: {{a.One: {OPERATION}, a.Two: {{$ref: '#/operations/a.One'}}}}", {}),
+    "to whole files": ("operations: {a.One: {$ref: one.yaml}, a.Two: {$ref: 'one.yaml#'}}", {"one": OPERATION}),
+    "with escapes and numbers": (
+        "operations: {a.One: {$ref: 'parts.yaml#/a~1b/~0/%63/1'}, a.Two: {$ref: 'parts.yaml#/a~1b/~0/c/0'}}",
+        {"parts": f"a/b: {{'~': {{c: [{OPERATION}, {OPERATION}]}}}}"},
+    ),
+    "to a merge of merges": (
+        "operations: {$ref: ['parts.yaml#/all']}",
+        {"parts": f"all: {{$ref: ['#/x', '#/y']}}\nx: {{a.One: {OPERATION}}}\ny: {{a.Two: {OPERATION}}}"},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFERENCES)
+def test_a_reference_is_followed(kind: str, tmp_path: Path) -> None:
+    text, others = REFERENCES[kind]
+    operations = loaded(tmp_path, text, **others).operations
+    assert list(operations) == ["a.One", "a.Two"]
+    assert {str(found.signature.parameters) for found in operations.values()} == {"(x: float) -> int | float"}
 
 
 def test_paths_begin_at_the_file_that_holds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,12 +59,12 @@ def test_a_path_that_begins_where_the_program_runs_as_in_dfm_is_found_and_warned
     text = f"operations: {{{', '.join(f'{name}: {{$ref: {file}.yaml#/op}}' for name, file in refs.items())}}}"
     found = problems(tmp_path / "configs", text)
     assert len(found) == 2, "the same file counts once"
-    assert found[0].endswith("there is no such file. Paths begin at the folder of the file that holds them")
+    assert found[0].endswith("the file does not exist. Paths begin at the folder of the file that holds them")
     monkeypatch.chdir(tmp_path)
     assert list(loaded(tmp_path / "configs", text).operations) == ["a.One", "a.Two", "a.Three"]
     (record,) = caplog.records
     assert "write '../parts.yaml'" in record.getMessage()
-    assert "names in the same way: 1." in record.getMessage()
+    assert "1 others in this file" in record.getMessage()
 
 
 def test_a_file_beside_the_one_that_names_it_is_preferred_to_one_where_the_program_runs(
@@ -58,20 +76,6 @@ def test_a_file_beside_the_one_that_names_it_is_preferred_to_one_where_the_progr
     text = "operations: {$ref: ['parts.yaml#/more']}"
     federation = loaded(tmp_path / "configs", text, parts="more: {a.Near: {returns: object}}")
     assert list(federation.operations) == ["a.Near"]
-
-
-def test_pointers_are_escaped_and_count_in_lists(tmp_path: Path) -> None:
-    federation = loaded(
-        tmp_path,
-        "operations: {a.One: {$ref: 'parts.yaml#/a~1b/~0/%63/1'}, a.Two: {$ref: 'parts.yaml#/a~1b/~0/c/0'}}",
-        parts=f"a/b: {{'~': {{c: [{OPERATION}, {OPERATION}]}}}}",
-    )
-    assert list(federation.operations) == ["a.One", "a.Two"]
-
-
-def test_a_whole_file_can_be_meant(tmp_path: Path) -> None:
-    federation = loaded(tmp_path, "operations: {a.One: {$ref: one.yaml}, a.Two: {$ref: 'one.yaml#'}}", one=OPERATION)
-    assert list(federation.operations) == ["a.One", "a.Two"]
 
 
 def test_what_a_merge_brings_can_be_referred_to(tmp_path: Path) -> None:
@@ -86,19 +90,8 @@ def test_what_a_merge_brings_can_be_referred_to(tmp_path: Path) -> None:
         """,
         parts=f"schemas: {{m.Pair: {{type: object, properties: {{x: {{}}}}}}}}\noperations: {{a.Three: {OPERATION}}}",
     )
-    declaration = federation.operations.a.One.declaration
-    assert declaration is not None
-    assert declaration.parameters == {"p": {"$ref": "#/schemas/m.Pair"}}
+    assert parameters_of(federation, "a.One") == {"p": {"$ref": "#/schemas/m.Pair"}}
     assert list(federation.operations) == ["a.One", "a.Two", "a.Three"]
-
-
-def test_merges_of_merges_come_together(tmp_path: Path) -> None:
-    federation = loaded(
-        tmp_path,
-        "operations: {$ref: ['parts.yaml#/all']}",
-        parts=f"all: {{$ref: ['#/some', '#/others']}}\nsome: {{a.One: {OPERATION}}}\nothers: {{a.Two: {OPERATION}}}",
-    )
-    assert list(federation.operations) == ["a.One", "a.Two"]
 
 
 def test_anchors_and_merge_keys_of_yaml_work(tmp_path: Path) -> None:
@@ -117,7 +110,7 @@ def test_anchors_and_merge_keys_of_yaml_work(tmp_path: Path) -> None:
     assert "x" in federation.operations.a.Four.signature.parameters.parameters
 
 
-def test_what_stands_beside_the_reference_of_a_parameter_counts(tmp_path: Path) -> None:
+def test_keys_beside_the_reference_of_a_parameter_count(tmp_path: Path) -> None:
     federation = loaded(
         tmp_path,
         """\
@@ -128,9 +121,7 @@ def test_what_stands_beside_the_reference_of_a_parameter_counts(tmp_path: Path) 
             returns: object
         """,
     )
-    declaration = federation.operations.a.One.declaration
-    assert declaration is not None
-    assert declaration.parameters["p"] == {
+    assert parameters_of(federation, "a.One")["p"] == {
         "$ref": "#/schemas/m.Mode",
         "description": "How",
         "default": "slow",
@@ -139,36 +130,34 @@ def test_what_stands_beside_the_reference_of_a_parameter_counts(tmp_path: Path) 
 
 
 WRONG = {
-    "sites: {a: {$ref: 'none.yaml#/a'}}": (
-        "sites.a.$ref: none.yaml cannot be read: there is no such file. Paths begin at"
-    ),
+    "sites: {a: {$ref: 'none.yaml#/a'}}": "sites.a.$ref: none.yaml cannot be read: the file does not exist",
     "sites: {a: {$ref: '#/nowhere'}}": (
-        "sites.a.$ref: '#/nowhere' leads nowhere: there is no 'nowhere' in federation.dfm"
+        "sites.a.$ref: '#/nowhere' does not exist: there is no 'nowhere' in federation.dfm"
     ),
     "sites: {a: {$ref: 'https://x.org/a.yaml#/a'}}": "only files can be referred to, by their paths; save it next to",
     "sites: {a: {$ref: ''}}": "a reference is empty",
-    "sites: {a: {$ref: '#a'}}": "'#a': behind # stands a path that begins with /",
+    "sites: {a: {$ref: '#a'}}": "'#a': a path that begins with / must follow #",
     "sites: {a: {$ref: ['#/b']}}": '$ref must name one object here, such as "parts.yaml#/sites/alpha", not a list',
-    "sites: {a: {$ref: '#/sites/b', info: {}}, b: {}}": "nothing may stand beside $ref, and here is 'info'",
-    "sites: {a: {$ref: '#/sites/a'}}": "sites.a: this reference leads back to itself",
-    "sites: {a: {$ref: '#/sites/b'}, b: {$ref: '#/sites/a'}}": "this reference leads back to itself",
+    "sites: {a: {$ref: '#/sites/b', info: {}}, b: {}}": "$ref must be the only key; remove 'info'",
+    "sites: {a: {$ref: '#/sites/a'}}": "sites.a: this reference refers to itself",
+    "sites: {a: {$ref: '#/sites/b'}, b: {$ref: '#/sites/a'}}": "this reference refers to itself",
     "sites: {$ref: '#/info'}": (
         "sites.$ref: $ref must be a list here, such as [\"parts.yaml#/operations\"], not '#/info'"
     ),
     "sites: {$ref: ['#/dfm']}": "sites.$ref[0]: '#/dfm' is not a mapping that could be merged, but '1.0.0'",
     "sites: {$ref: [3]}": "sites.$ref[0]: a reference must be text, not 3",
-    "sites: {$ref: ['#/sites']}": "sites.$ref: these references lead back to themselves",
+    "sites: {$ref: ['#/sites']}": "sites.$ref: these references refer to themselves",
     "sites: {a: {}, $ref: ['parts.yaml#/sites']}": (
-        "parts.yaml:1:12 sites.a: there is a 'a' already, in federation.dfm.yaml:3"
+        "parts.yaml:1:12 sites.a: duplicate 'a', first in federation.dfm.yaml:3"
     ),
     "sites: {$ref: ['parts.yaml#/sites', 'parts.yaml#/sites']}": (
-        "parts.yaml:1:12 sites.a: there is a 'a' already, in parts"
+        "parts.yaml:1:12 sites.a: duplicate 'a', first in parts"
     ),
     "sites: {$ref: ['broken.yaml#/sites']}": "broken.yaml:1:5 : this is not YAML",
-    "schemas: {m.A: {$ref: '#/schemas/m.A'}}": "schemas['m.A']: this reference leads back to itself",
-    "schemas: {m.A: {$ref: '#/schemas/m.B'}, m.B: {$ref: '#/schemas/m.A'}}": "schemas['m.B']: this reference leads",
+    "schemas: {m.A: {$ref: '#/schemas/m.A'}}": "schemas['m.A']: this reference refers to itself",
+    "schemas: {m.A: {$ref: '#/schemas/m.B'}, m.B: {$ref: '#/schemas/m.A'}}": "schemas['m.B']: this reference refers",
     "operations: {a.B: {parameters: {p: {$ref: 'parts.yaml#/loop'}}}}": (
-        "this schema contains itself: give it a name in"
+        "this schema contains itself: name it in schemas"
     ),
 }
 
@@ -194,7 +183,7 @@ def test_the_application_may_lie_beside_other_folders(tmp_path: Path) -> None:
         assert list(loaded(tmp_path / "configs", f"operations: {{$ref: ['{path}#/']}}").operations) == ["a.One"]
 
 
-def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     path = written(tmp_path, "sites: {a: {$ref: 'pipe#/a'}, b: {$ref: '/dev/zero#/a'}}")
     with pytest.raises(FederationError, match="pipe is not a file") as caught:

@@ -9,9 +9,9 @@ import pydantic
 import pytest
 
 from dfm_async import Federation, Pipeline, PipelineError, PlaceParam, Yield
-from dfm_async.planner.plan import parameter_types, prepare
-from dfm_async.planner.types import validate
-from tests.federation.files.rig import loaded
+from dfm_async.planning.prepare import parameter_types, prepare
+from dfm_async.planning.types import validate
+from tests.federation.files.rig import loaded, parameters_of
 from tests.federations import file_of
 
 
@@ -56,7 +56,7 @@ def hint(folder: Path, schema: str, *, schemas: str = "{}") -> Any:
         ("{type: object, properties: {a: {}}, additionalProperties: false}", [{"a": 1}], [{"b": 1}]),
     ],
 )
-def test_a_schema_says_which_values_fit(schema: str, good: list[Any], bad: list[Any], tmp_path: Path) -> None:
+def test_a_schema_decides_which_values_fit(schema: str, good: list[Any], bad: list[Any], tmp_path: Path) -> None:
     found = hint(tmp_path, schema)
     assert [value for value in good if validate(found, value, convert=False)[1] is not None] == []
     assert [value for value in bad if validate(found, value, convert=False)[1] is None] == []
@@ -122,9 +122,10 @@ def test_schemas_of_other_files_may_have_another_name_and_refer_to_themselves(tm
     tree = federation.schemas.m.Tree(name="a", branches=[{"name": "b", "branches": [{"name": "c"}]}])
     assert tree.branches[0].branches[0].name == "c"
     assert federation.schemas.m.Again is federation.schemas.m.Tree
-    declaration = federation.operations.a.B.declaration
-    assert declaration is not None
-    assert declaration.parameters == {"tree": {"$ref": "#/schemas/m.Tree"}, "again": {"$ref": "#/schemas/m.Again"}}
+    assert parameters_of(federation, "a.B") == {
+        "tree": {"$ref": "#/schemas/m.Tree"},
+        "again": {"$ref": "#/schemas/m.Again"},
+    }
     for found in federation.operations.a.B.signature.types.values():
         assert validate(found, {"branches": [{"name": "b"}]})[1] is None
         assert validate(found, {"branches": [{"name": 3}]})[1] is not None
@@ -199,8 +200,7 @@ def test_schemas_that_grow_without_end_declare_nothing_from_some_depth(tmp_path:
 def test_long_chains_of_models_do_not_end_the_process(tmp_path: Path) -> None:
     chain = ", ".join(f"m.S{i}: {{properties: {{n: {{$ref: '#/schemas/m.S{(i + 1) % 500}'}}}}}}" for i in range(500))
     federation = loaded(
-        tmp_path,
-        f"schemas: {{{chain}}}\noperations: {{a.B: {{parameters: {{x: {{$ref: '#/schemas/m.S0'}}}}}}}}",
+        tmp_path, f"schemas: {{{chain}}}\noperations: {{a.B: {{parameters: {{x: {{$ref: '#/schemas/m.S0'}}}}}}}}"
     )
     assert validate(federation.operations.a.B.signature.types["x"], {"n": {"n": {}}})[1] is None
 

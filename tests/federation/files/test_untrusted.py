@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dfm_async import Federation, FederationError
+from dfm_async import Federation
+from dfm_async.errors import FederationError
 from tests.federation.files.rig import written
 
 HTTP = """\
@@ -57,7 +58,7 @@ def test_untrusted_file_reaches_only_what_packages_names(tmp_path: Path, case: s
 @pytest.mark.parametrize(
     "text", [vault("{path: environment}"), cache("{protocol: memory, base_path: /x}"), "sites: {}"]
 )
-def test_untrusted_file_may_use_what_harms_nobody(tmp_path: Path, text: str) -> None:
+def test_untrusted_file_may_use_what_is_harmless(tmp_path: Path, text: str) -> None:
     Federation.from_yaml(written(tmp_path, text), packages=())
 
 

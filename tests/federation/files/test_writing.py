@@ -12,23 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfm_async import (
+from dfm_async import Federation, RetryPolicy
+from dfm_async.errors import FederationError
+from dfm_async.federation import (
     CacheConfig,
     ClassPath,
     Const,
     Cost,
     ExposedParameter,
-    Federation,
-    FederationError,
     FromParam,
     FromProvider,
     FromSecrets,
     FromSite,
-    RetryPolicy,
     SendCost,
     VaultConfig,
 )
-from tests.federation.files.rig import described
+from tests.federation.files.rig import described, parameters_of
 from tests.federations import NAMES, file_of
 
 
@@ -70,7 +69,8 @@ def test_a_federation_of_classes_can_be_written(tmp_path: Path) -> None:
     lab = federation.site(
         "lab", workers=2, threads=3, impl=Here, info={"where": "north"}, vault=VaultConfig(path="file")
     )
-    federation.site("store", cache=CacheConfig(protocol="memory", max_age=60), send_cost={"lab": SendCost(bandwidth=5)})
+    cache = CacheConfig(protocol="memory", max_age=60)
+    federation.site("store", workers=(1, 8), idle_after=30, cache=cache, send_cost={"lab": SendCost(bandwidth=5)})
     lab.operation(
         Add, args={"bias": 1}, cost=Cost(fixed_time=1), deadline=3, retry=RetryPolicy(attempts=2, on=(OSError,))
     )
@@ -89,13 +89,12 @@ def test_a_federation_of_classes_can_be_written(tmp_path: Path) -> None:
     assert (again.operations.Add.__doc__ or "").startswith("Adds two numbers.")
     count = again.sites["lab"].adapters["numbers.Count", "acme"]
     assert (count.is_async, count.in_process) == (False, True)
-    declaration = again.operations.numbers.Count.declaration
-    assert declaration is not None
-    assert declaration.parameters["options"] == {"type": f"{__name__}.Options"}
+    assert parameters_of(again, "numbers.Count")["options"] == {"type": f"{__name__}.Options"}
     assert again.schemas.types.Options(depth=3).depth == 3
     for site in ("lab", "store"):
         there, here = again.sites[site], federation.sites[site]
         assert (there.workers, there.threads, there.vault) == (here.workers, here.threads, here.vault)
+        assert there.idle_after == here.idle_after
         assert (there.cache, there.send_cost, there.info) == (here.cache, here.send_cost, here.info)
     assert again.sites["lab"].impl == ClassPath(f"{__name__}.Here")
     assert again.to_yaml() == federation.to_yaml()
@@ -125,21 +124,21 @@ def test_what_cannot_be_written_is_listed_at_once() -> None:
     assert found == {
         "info.code-package": "the federation's name must be an identifier, not 'not written'",
         "info.api-version": "it must be three numbers, such as 0.1.0, not '1'",
-        "operations['many']": "the parameter *numbers: 'int' stands for any number of them; a file names each",
+        "operations['many']": "the parameter *numbers: 'int' takes any number of values; in a file, each has a name",
         "sites.lab.secrets_vault": "the vault is an object of object; only VaultConfig(...) can be written",
         "sites.lab['function']": (
-            f"{test_what_cannot_be_written_is_listed_at_once.__name__}.<locals>.function is no class: a file names "
+            f"{test_what_cannot_be_written_is_listed_at_once.__name__}.<locals>.function is not a class: a file names "
             "classes, with a body, by their modules and names"
         ),
         "sites.lab['many']": (
-            f"{test_what_cannot_be_written_is_listed_at_once.__name__}.<locals>.many is no class: a file names "
+            f"{test_what_cannot_be_written_is_listed_at_once.__name__}.<locals>.many is not a class: a file names "
             "classes, with a body, by their modules and names"
         ),
         "sites.lab['Local']": (
             "the class is not at the top of a module: a file names classes, with a body, by their modules and names"
         ),
         "sites.lab['built']": (
-            "an object of Add is no class: a file names classes, with a body, by their modules and names"
+            "an object of Add is not a class: a file names classes, with a body, by their modules and names"
         ),
         "sites.lab['Add'].args.bias": "object objects cannot be written; text, numbers, lists and dicts can",
     }
@@ -172,6 +171,10 @@ options = st.fixed_dictionaries(
         "cost": st.builds(Cost, fixed_time=positive, throughput=st.none() | positive, output_factor=positive),
         "deadline": positive,
         "in_process": st.booleans(),
+        "limit": st.integers(1, 99),
+        "rate": st.sampled_from(["10/s", "0.5/min", "3/h"]),
+        "cpus": st.integers(1, 2),
+        "memory": st.integers(1, 10**12) | st.just("1.5GB"),
         "provider": st.just("acme"),
     },
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import gzip
+import inspect
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -18,7 +19,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.web.rig import _Server, free_socket
+from tests.support.processes import free_socket
+from tests.web.rig import _Server
 
 TOKEN = "s3cr3t-t0ken"
 
@@ -45,7 +47,7 @@ class Service:
     statuses: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     """What the next answers of ``/flaky`` are; then it is well."""
     repeated: list[str] = field(default_factory=list)
-    """What ``/repeats`` says of whoever asks."""
+    """What ``/repeats`` responds with."""
 
     async def echo(self, request: Request) -> Response:
         seen = self.seen[-1]
@@ -131,22 +133,7 @@ class Service:
         return JSONResponse("welcome") if allowed else JSONResponse({"detail": f"who are you, {said}?"}, 401)
 
     def app(self) -> Any:
-        names = [
-            "flaky",
-            "slow",
-            "drips",
-            "wrong",
-            "huge",
-            "bomb",
-            "packed",
-            "text",
-            "nothing",
-            "elsewhere",
-            "cookies",
-            "denied",
-            "repeats",
-            "marked",
-        ]
+        names = [name for name, found in vars(Service).items() if inspect.iscoroutinefunction(found) and name != "echo"]
         methods = ["GET", "POST", "PUT", "DELETE", "PATCH"]
         routes = [Route(f"/v1/{name}", getattr(self, name), methods=methods) for name in names]
         routes.append(Route("/v1/{rest:path}", self.echo, methods=methods))
@@ -167,7 +154,7 @@ class Service:
 
 
 class _Prompt(_Server):
-    """Ends when it is told to, and not at the next tick of its clock."""
+    """Ends as soon as it is stopped, and not at the next tick of its clock."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)

@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 
 from dfm_async import (
     Federation,
-    FederationError,
-    HttpOptions,
     JobStatus,
     OperationFailed,
     Pipeline,
@@ -28,10 +26,15 @@ from dfm_async import (
     Session,
     Yield,
 )
+from dfm_async.errors import FederationError
+from dfm_async.federation import HttpOptions
 from dfm_async.model.resources import ClassPath
-from dfm_async.planner.plan import prepare
+from dfm_async.planning.prepare import prepare
 from tests.conftest import Connect
 from tests.federation.openapi.service import TOKEN, Service, body_of, serving
+from tests.support.damage import spots
+from tests.support.pipelines import pipeline_of
+from tests.support.sessions import first_value
 
 PETS: dict[str, Any] = {
     "openapi": "3.1.0",
@@ -72,7 +75,7 @@ PETS: dict[str, Any] = {
             "get": {
                 "parameters": [{"$ref": "#/components/parameters/id"}],
                 "responses": {"200": {"description": "a pet"}},
-            },
+            }
         },
     },
     "components": {
@@ -97,6 +100,11 @@ def federation() -> Federation:
     fed = Federation("shop")
     fed.site("lab")
     return fed
+
+
+@pytest.fixture
+def fed() -> Federation:
+    return federation()
 
 
 def changed(*path: str, **to: Any) -> dict[str, Any]:
@@ -127,8 +135,7 @@ def only(document: Any, *words: str, **options: Any) -> None:
 # operations
 
 
-def test_operations_are_named_after_their_ids_and_take_what_the_document_says() -> None:
-    fed = federation()
+def test_operations_are_named_after_their_ids_and_take_what_the_document_says(fed: Federation) -> None:
     names = [operation.name for operation in fed.add_openapi(PETS, site="lab")]
     assert names == ["pet_store.ListPets", "pet_store.AddPet", "pet_store.GetPetsPetId"]
     operations = fed.operations.pet_store
@@ -143,8 +150,7 @@ def test_operations_are_named_after_their_ids_and_take_what_the_document_says() 
     assert list(inspect.signature(operations.GetPetsPetId).parameters) == ["petId"]
 
 
-def test_the_adapter_is_data_that_a_file_could_hold() -> None:
-    fed = federation()
+def test_the_adapter_is_data_that_a_file_could_hold(fed: Federation) -> None:
     (operation,) = fed.add_openapi(
         PETS, site="lab", name="pets", operations=["listPets"], options=HttpOptions(timeout=5)
     )
@@ -164,7 +170,7 @@ def test_paths_and_operations_may_have_servers_of_their_own() -> None:
                 "servers": [{"url": "https://path.example.com"}],
                 "get": {"operationId": "one"},
                 "put": {"operationId": "two", "servers": [{"url": "https://own.example.com/v2"}]},
-            },
+            }
         },
     }
 
@@ -178,8 +184,7 @@ def test_paths_and_operations_may_have_servers_of_their_own() -> None:
     assert addresses("http://here") == ["http://here"] * 2
 
 
-def test_headers_that_decide_how_requests_are_sent_are_no_parameters() -> None:
-    fed = federation()
+def test_headers_that_frame_requests_are_not_parameters(fed: Federation) -> None:
     names = ["Host", "Content-Length", "transfer-encoding", "X-Own"]
     parameters = [{"name": name, "in": "header", "schema": {"type": "string"}} for name in names]
     document = {"openapi": "3.1.0", "paths": {"/a": {"get": {"operationId": "one", "parameters": parameters}}}}
@@ -187,8 +192,7 @@ def test_headers_that_decide_how_requests_are_sent_are_no_parameters() -> None:
     assert list(inspect.signature(operation).parameters) == ["x_own"]
 
 
-def test_types_of_parameters_are_checked_before_a_job_runs() -> None:
-    fed = federation()
+def test_types_of_parameters_are_checked_before_a_job_runs(fed: Federation) -> None:
     fed.add_openapi(PETS, site="lab", name="pets")
     with Pipeline() as pipeline:
         Yield(fed.operations.pets.ListPets(limit="many"))
@@ -199,7 +203,7 @@ def test_types_of_parameters_are_checked_before_a_job_runs() -> None:
 
 
 @pytest.mark.parametrize("suffix", ["json", "yaml"])
-def test_documents_may_refer_to_files_in_either_format_and_to_themselves(tmp_path: pathlib.Path, suffix: str) -> None:
+def test_documents_may_refer_to_files_and_to_themselves(fed: Federation, tmp_path: pathlib.Path, suffix: str) -> None:
     write = json.dumps if suffix == "json" else yaml.safe_dump
     document = copy.deepcopy(PETS)
     schemas = document.pop("components")["schemas"]
@@ -214,7 +218,6 @@ def test_documents_may_refer_to_files_in_either_format_and_to_themselves(tmp_pat
     (tmp_path / "parts" / f"pets.{suffix}").write_text(write(json.loads(json.dumps(pets).replace("parts/", ""))))
     (tmp_path / "parts" / f"models.{suffix}").write_text(write({"definitions": schemas}))
     (tmp_path / "parts" / "id.yaml").write_text(write(parameter))
-    fed = federation()
     added = fed.add_openapi(tmp_path / f"api.{suffix}", site="lab", name="pets")
     assert [operation.name for operation in added] == ["pets.ListPets", "pets.AddPet", "pets.GetPetsPetId"]
     assert set(inspect.signature(fed.operations.pets.AddPet).parameters) == {"name", "x_trace", "born", "parents"}
@@ -227,7 +230,7 @@ def test_json_with_tabs_and_surrogates_is_read(tmp_path: pathlib.Path) -> None:
     assert len(federation().add_openapi(tmp_path / "api.json", site="lab")) == 3
 
 
-def test_version_3_0_says_some_things_in_other_words() -> None:
+def test_keywords_of_version_3_0_are_converted() -> None:
     document = changed(openapi="3.0.3")
     document["paths"]["/pets"]["get"]["parameters"][0]["schema"] = {
         "type": "integer",
@@ -241,7 +244,7 @@ def test_version_3_0_says_some_things_in_other_words() -> None:
     assert operation.declaration.parameters["limit"] == {"type": "integer", "nullable": True, "exclusiveMinimum": 1}
 
 
-def test_names_that_clash_are_told_apart() -> None:
+def test_names_that_clash_become_distinct(fed: Federation) -> None:
     document = changed()
     document["paths"]["/pets/{petId}"]["get"]["parameters"] += [
         {"name": "petId", "in": "query", "schema": {}},
@@ -257,7 +260,6 @@ def test_names_that_clash_are_told_apart() -> None:
             "content": {"application/json": {"schema": {"type": "object", "properties": {"petId": {}, "x": {}}}}}
         },
     }
-    fed = federation()
     get, put = [op for op in fed.add_openapi(document, site="lab") if "PetId" in op.name]
     assert (get.name, put.name) == ("pet_store.GetPetsPetId", "pet_store.GetPetsPetId_2")
     names = ["petId", "petId_query", "pet_id", "context_", "class_", "p2nd"]
@@ -290,18 +292,18 @@ def test_names_that_clash_are_told_apart() -> None:
             changed("paths", "/pets", "post", requestBody={"content": {"multipart/form-data": {}}}),
             ["multipart/form-data is not supported"],
         ),
-        (changed("paths", "/pets", "get", parameters=[{"$ref": "#/nowhere"}]), ["leads nowhere"]),
+        (changed("paths", "/pets", "get", parameters=[{"$ref": "#/nowhere"}]), ["does not exist"]),
         (changed("paths", "/pets", "get", parameters=[{"$ref": "https://example.com/x.yaml"}]), ["save it next to"]),
-        (changed("components", parameters={"id": {"$ref": "#/components/parameters/id"}}), ["back to itself"]),
+        (changed("components", parameters={"id": {"$ref": "#/components/parameters/id"}}), ["refers to itself"]),
     ],
     ids=lambda part: part[0] if isinstance(part, list) else "",
 )
-def test_what_is_wrong_is_said_with_its_place(document: Any, words: list[str]) -> None:
+def test_what_is_wrong_is_reported_with_its_place(document: Any, words: list[str]) -> None:
     found = problems(document)
     assert all(any(word in problem for problem in found) for word in words), found
 
 
-def test_everything_that_is_wrong_is_said_at_once_with_file_and_line(tmp_path: pathlib.Path) -> None:
+def test_everything_wrong_is_reported_at_once_with_file_and_line(tmp_path: pathlib.Path) -> None:
     document = changed(servers=[{"url": "/v1"}])
     document["paths"]["/pets"]["get"]["parameters"][0]["in"] = "body"
     document["paths"]["/pets/{petId}"]["get"]["parameters"] = [{"$ref": "other.yaml#/id"}]
@@ -312,7 +314,7 @@ def test_everything_that_is_wrong_is_said_at_once_with_file_and_line(tmp_path: p
     assert any(problem.startswith(f"{tmp_path}/other.yaml:1:5: id: a parameter must have a name") for problem in found)
 
 
-def test_the_same_mistake_at_several_places_of_a_dict_is_said_for_each() -> None:
+def test_the_same_mistake_at_several_places_is_reported_for_each() -> None:
     document = changed()
     for method in ("get", "post"):
         document["paths"]["/pets"][method]["parameters"] = [{"in": "query"}]
@@ -343,9 +345,8 @@ BEARER = {"type": "http", "scheme": "Bearer"}
 KEY = {"type": "apiKey", "in": "query", "name": "key"}
 
 
-def test_secrets_are_bound_to_keys_of_the_vault() -> None:
+def test_secrets_are_bound_to_keys_of_the_vault(fed: Federation) -> None:
     document = secured({"key": []}, {"token": [], "key": []}, token=BEARER, key=KEY)
-    fed = federation()
     fed.add_openapi(document, site="lab", auth={"token": "PETS_TOKEN", "key": "PETS_KEY"}, operations=["listPets"])
     (adapter,) = fed.sites["lab"].adapters.values()
     assert adapter.bindings is not None
@@ -365,12 +366,12 @@ def test_secrets_are_bound_to_keys_of_the_vault() -> None:
         (secured({"token": []}, token={**KEY, "in": "header", "name": "a b"}), {"token": "K"}, ["name"]),
     ],
 )
-def test_security_that_cannot_be_kept_is_said(document: Any, auth: dict[str, str], words: list[str]) -> None:
+def test_unsupported_security_is_reported(document: Any, auth: dict[str, str], words: list[str]) -> None:
     found = "\n".join(problems(document, auth=auth, operations=["listPets"]))
     assert all(word in found for word in words), found
 
 
-def test_a_way_without_secrets_is_taken_if_there_is_one() -> None:
+def test_a_scheme_without_secrets_is_used_if_there_is_one() -> None:
     document = secured({"token": []}, {}, token=BEARER)
     fed = federation()
     (operation,) = fed.add_openapi(document, site="lab", operations=["listPets"])
@@ -378,7 +379,7 @@ def test_a_way_without_secrets_is_taken_if_there_is_one() -> None:
     assert set(adapter.bindings or ()) == {"x_trace", "limit", "from_", "tag"}
 
 
-# strangers
+# untrusted documents
 
 WORDS = """openapi paths /x/{a} get post parameters name in schema type properties items $ref content application/json
 requestBody security components securitySchemes schemas allOf required servers url explode style responses 200 default
@@ -390,21 +391,11 @@ SCRAPS = st.recursive(
 )
 
 
-def something_else(data: st.DataObject) -> dict[str, Any]:
-    """The document with something else somewhere in it."""
-    document = copy.deepcopy(PETS)
-    at: Any = document
-    while True:
-        key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
-        if not isinstance(at[key], (dict, list)) or not at[key] or data.draw(st.integers(0, 3)) == 0:
-            at[key] = data.draw(SCRAPS)
-            return document
-        at = at[key]
-
-
 @given(st.data())
-def test_a_document_of_a_stranger_gives_all_its_operations_or_problems(data: st.DataObject) -> None:
-    document = something_else(data)
+def test_an_untrusted_document_gives_all_its_operations_or_problems(data: st.DataObject) -> None:
+    document = copy.deepcopy(PETS)
+    holder, key = data.draw(st.sampled_from(spots(document)))
+    holder[key] = data.draw(SCRAPS)
     fed = federation()
     try:
         fed.add_openapi(document, site="lab")
@@ -425,8 +416,7 @@ async def service() -> AsyncIterator[Service]:
         yield found
 
 
-async def test_pipelines_ask_the_service(connect: Connect, service: Service) -> None:
-    fed = federation()
+async def test_pipelines_ask_the_service(fed: Federation, connect: Connect, service: Service) -> None:
     fed.add_openapi(PETS, site="lab", name="pets", base_url=service.url)
     pets = fed.operations.pets
     with Pipeline() as pipeline:
@@ -443,30 +433,29 @@ async def test_pipelines_ask_the_service(connect: Connect, service: Service) -> 
     assert found["get"]["path"] == "/v1/pets/7"
 
 
+def add_door(fed: Federation, url: str, scheme: dict[str, str], *paths: str) -> Any:
+    """Add operations with one security scheme, and return them."""
+    document = secured({"token": []}, token=scheme)
+    document["paths"] = {path: {"get": {"operationId": path[1:]}} for path in paths}
+    options = HttpOptions(retry=RetryPolicy(attempts=1))
+    fed.add_openapi(document, site="lab", name="door", base_url=url, auth={"token": "PETS_TOKEN"}, options=options)
+    return fed.operations.door
+
+
 async def test_secrets_come_from_the_vault_of_the_site(
-    connect: Connect, service: Service, monkeypatch: pytest.MonkeyPatch
+    fed: Federation, connect: Connect, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DFM_SECRET_PETS_TOKEN", TOKEN)
-    document = secured({"token": []}, token=BEARER)
-    document["paths"] = {"/denied": {"get": {"operationId": "enter"}}, "/wrong": {"get": {"operationId": "fail"}}}
-    fed = federation()
-    fed.add_openapi(
-        document,
-        site="lab",
-        name="door",
-        base_url=service.url,
-        auth={"token": "PETS_TOKEN"},
-        options=HttpOptions(retry=RetryPolicy(attempts=1)),
-    )
+    door = add_door(fed, service.url, BEARER, "/denied", "/wrong")
     with Pipeline() as pipeline:
-        Yield(fed.operations.door.Enter(), place="entered")
-        Yield(fed.operations.door.Fail(), place="failed")
+        Yield(door.Denied(), place="entered")
+        Yield(door.Wrong(), place="failed")
     async with connect(fed) as session:
         job = await session.execute(pipeline)
         await job.wait_until_finished()
         assert (await job.first("entered")).value == "welcome"
         (error,) = job.errors
-    assert "door.Fail (GET /wrong)" in str(error)
+    assert "door.Wrong (GET /wrong)" in str(error)
     assert isinstance(error, OperationFailed)
     assert TOKEN not in str(error) + error.remote_traceback
 
@@ -482,20 +471,11 @@ async def test_secrets_come_from_the_vault_of_the_site(
     ids=["bearer", "basic", "query", "cookie"],
 )
 async def test_a_service_that_repeats_a_secret_does_not_make_it_known(
-    scheme: dict[str, str],
-    secret: str,
-    repeated: list[str],
-    connect: Connect,
-    service: Service,
+    scheme: dict[str, str], secret: str, repeated: list[str], fed: Federation, connect: Connect, service: Service,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     monkeypatch.setenv("DFM_SECRET_PETS_TOKEN", secret)
-    document = secured({"token": []}, token=scheme)
-    document["paths"] = {"/repeats": {"get": {"operationId": "enter"}}}
-    fed = federation()
-    fed.add_openapi(document, site="lab", name="door", base_url=service.url, auth={"token": "PETS_TOKEN"})
-    with Pipeline() as pipeline:
-        Yield(fed.operations.door.Enter())
+    pipeline = pipeline_of(add_door(fed, service.url, scheme, "/repeats").Repeats)
     service.repeated = repeated
     async with connect(fed) as session:
         job = await session.execute(pipeline)
@@ -509,8 +489,7 @@ async def test_a_service_that_repeats_a_secret_does_not_make_it_known(
     assert not [text for text in repeated if text in shown]
 
 
-def test_operations_of_services_can_be_written_to_a_file_and_read_again(tmp_path: pathlib.Path) -> None:
-    fed = federation()
+def test_operations_of_services_survive_a_file(fed: Federation, tmp_path: pathlib.Path) -> None:
     fed.add_openapi(secured({"token": []}, token=BEARER), site="lab", name="pets", auth={"token": "PETS_TOKEN"})
     fed.to_yaml(tmp_path / "federation.dfm.yaml")
     read = Federation.from_yaml(tmp_path / "federation.dfm.yaml")
@@ -520,30 +499,10 @@ def test_operations_of_services_can_be_written_to_a_file_and_read_again(tmp_path
         assert read.operations[key[0]].declaration == fed.operations[key[0]].declaration
 
 
-async def test_an_adapter_in_a_file_asks_the_service(service: Service, tmp_path: pathlib.Path) -> None:
-    fed = federation()
+async def test_an_adapter_in_a_file_asks_the_service(fed: Federation, service: Service, tmp_path: pathlib.Path) -> None:
     fed.add_openapi(PETS, site="lab", name="pets", base_url=service.url, operations=["listPets"])
-    adapter = fed.sites["lab"].adapters["pets.ListPets", None]
-    declaration = fed.operations["pets.ListPets"].declaration
-    assert declaration is not None
-    file = {
-        "dfm": "1.0.0",
-        "info": {"api-version": "0.1.0", "code-package": "shop"},
-        "operations": {"pets.ListPets": {"parameters": declaration.parameters}},
-        "sites": {
-            "lab": {
-                "interface": {
-                    "#/operations/pets.ListPets": {
-                        "adapter": {"path": adapter.code.path, "args": adapter.code.args},
-                        "args": "from-operation",
-                    }
-                }
-            }
-        },
-    }
-    (tmp_path / "federation.dfm.yaml").write_text(yaml.safe_dump(file))
+    fed.to_yaml(tmp_path / "federation.dfm.yaml")
     read = Federation.from_yaml(tmp_path / "federation.dfm.yaml")
-    with Pipeline() as pipeline:
-        Yield(read.operations.pets.ListPets(limit=3))
     async with Session(read, target="inline") as session:
-        assert (await (await session.execute(pipeline)).first()).value["query"] == "limit=3"
+        found = await first_value(session, pipeline_of(read.operations.pets.ListPets, limit=3))
+    assert found["query"] == "limit=3"

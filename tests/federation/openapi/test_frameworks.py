@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from fastapi import Cookie, FastAPI, Header, HTTPException
 from pydantic import BaseModel
 
-from dfm_async import Federation, HttpCallFailed, Pipeline, PlaceParam, Session, Yield
+from dfm_async import Federation, Pipeline, PlaceParam, Session, Yield
+from dfm_async.errors import HttpCallFailed
 from dfm_async.web import AllowAnyone, Service
 from tests.federation.openapi.service import serving_app
 from tests.web import rig

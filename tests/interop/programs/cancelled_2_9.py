@@ -4,13 +4,13 @@ import asyncio
 import threading
 
 from dfm_async.exchange import LauncherExecutor
-from dfm_async.exchange.cell.gate import CellGate
+from dfm_async.exchange.cell.transport import CellTransport
 
 
 async def main() -> None:
     """Tells which threads are left that would keep the interpreter."""
     for delay in (0, 0.005, 0.05):
-        executor = LauncherExecutor(None, transport=CellGate())
+        executor = LauncherExecutor(None, transport=CellTransport())
         opening = asyncio.ensure_future(executor.initialize())
         await asyncio.sleep(delay)
         opening.cancel()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dfm_async import Federation, Metrics, Pipeline, PlaceParam, Program, Session, Yield
+from dfm_async import Federation, Pipeline, PlaceParam, Program, Session, Yield
+from dfm_async.events import Metrics
 from dfm_async.exchange import LauncherExecutor, Model, SubprocessLauncher, Task
 
 SCRIPT = Path(__file__).with_name("cross_site_train.py")
@@ -58,10 +59,12 @@ async def pipeline(python: str, transport: str) -> dict[str, object]:
 
 async def tensors(python: str, *args: str, **params: str) -> dict[str, object]:
     """One round with a stand-in for PyTorch, whose tensors NVFLARE converts."""
-    from dfm_async.exchange.cell.gate import CellGate
+    from dfm_async.exchange.cell.transport import CellTransport
 
-    launcher = SubprocessLauncher([python, SCRIPT, *args], environment={"PYTHONPATH": str(STAND_INS)})
-    async with LauncherExecutor(launcher, transport=CellGate(**params)) as executor:  # type: ignore[arg-type]
+    launcher = SubprocessLauncher(
+        [python, SCRIPT, *args], environment={"PYTHONPATH": str(STAND_INS)}, shutdown_timeout=0.5
+    )
+    async with LauncherExecutor(launcher, transport=CellTransport(**params)) as executor:  # type: ignore[arg-type]
         result = await executor.execute(Task("train", {"w": np.full(2, 7.0)}, round=0, total_rounds=1))
     if not result.ok:
         return {"reason": result.reason}
@@ -71,11 +74,14 @@ async def tensors(python: str, *args: str, **params: str) -> dict[str, object]:
 
 async def main(python: str, transport: str) -> dict[str, object]:
     """The pipeline; with 2.9 also what becomes of tensors."""
-    found = await pipeline(python, transport)
-    if transport == "nvflare-2.9":
-        found["tensors"] = await tensors(python, params_exchange_format="pytorch", params_transfer_type="DIFF")
-        found["refused"] = await tensors(python, "--tensors")
-    return found
+    if transport == "nvflare-2.8":
+        return await pipeline(python, transport)
+    found, converted, refused = await asyncio.gather(  # most of their time is waiting
+        pipeline(python, transport),
+        tensors(python, params_exchange_format="pytorch", params_transfer_type="DIFF"),
+        tensors(python, "--tensors"),
+    )
+    return {**found, "tensors": converted, "refused": refused}
 
 
 print("FOUND " + json.dumps(asyncio.run(main(*sys.argv[1:]))), flush=True)

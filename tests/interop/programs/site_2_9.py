@@ -8,7 +8,7 @@ import numpy as np
 
 from dfm_async.errors import ProgramExited
 from dfm_async.exchange import LauncherExecutor, Model, SubprocessLauncher, Task
-from dfm_async.exchange.cell.gate import CellGate
+from dfm_async.exchange.cell.transport import CellTransport
 
 
 async def main(script: str) -> dict[str, object]:
@@ -19,7 +19,7 @@ async def main(script: str) -> dict[str, object]:
     found: dict[str, object] = {}
     async with LauncherExecutor(
         launcher,
-        transport=CellGate(),
+        transport=CellTransport(),
         site="north",
         job="j1",
         on_metrics=lambda values, step: metrics.append((dict(values), step)),

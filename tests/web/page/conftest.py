@@ -10,10 +10,9 @@ import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page
 
 from dfm_async import Session
-from dfm_async.web import AllowAnyone, Service, WebLimits
 from tests.web.page.browser import launched
 from tests.web.page.site import PIPELINES, fed, gates
-from tests.web.rig import Server, serving
+from tests.web.rig import Server, new_service, serving
 
 
 class Open:
@@ -53,10 +52,8 @@ class Open:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[Server]:
-    limits = WebLimits(retry=0.05)  # how soon a browser comes back
-    service = Service(
-        session=lambda: Session(fed, target="inline"), pipelines=PIPELINES, limits=limits, authorizer=AllowAnyone()
-    )
+    # The limit is how soon a browser reconnects.
+    service = new_service(session=lambda: Session(fed, target="inline"), pipelines=PIPELINES, retry=0.05)
     async with serving(service) as running:
         yield running
         for gate in gates.values():

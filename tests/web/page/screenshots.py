@@ -21,7 +21,7 @@ async def main(home: Path) -> None:
     """Takes pictures of a job that runs."""
     async with contextlib.AsyncExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
-        address = f"{await stack.enter_async_context(example(Path(directory) / 'jobs.db'))}/dfm/"
+        address = f"{stack.enter_context(example(Path(directory) / 'jobs.db'))}/dfm/"
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=address, headers=KNOWN))
         browser = await stack.enter_async_context(launched())
 

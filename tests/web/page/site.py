@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import date
 from typing import Any
 
 from dfm_async import Federation, ForEach, OperationContext, Pipeline, PlaceParam, Yield
@@ -34,6 +35,12 @@ async def hold(x: int, name: str, context: OperationContext) -> dict[str, Any]:
     return {"x": x, "squares": [x * x] * 3}
 
 
+@lab.operation(limit=1)
+async def alone(x: int, name: str) -> int:
+    await gate(name).wait()
+    return x
+
+
 @lab.operation
 async def breaks(x: int) -> int:
     raise ValueError(f"no {x}")
@@ -55,6 +62,14 @@ with Pipeline("hold") as holding:
         Yield(hold(number, PlaceParam("name")), place="squares")
         Yield(number, place="numbers")
 
+with Pipeline("alone") as waiting:
+    Yield(alone(PlaceParam("x"), PlaceParam("name")))
+
+with Pipeline("defaults") as defaulting:
+    Yield(breaks(1, fallback=0), place="fallback")
+    Yield(count(PlaceParam("n", default=2)))
+    Yield([PlaceParam("since", default=date(2026, 1, 2)), PlaceParam("who", default="me")], place="given")
+
 with Pipeline("break") as breaking:
     Yield(breaks(PlaceParam("x")))
 
@@ -64,4 +79,11 @@ with Pipeline("<b>say</b>") as saying:
 with Pipeline("count") as counting:
     Yield(count(PlaceParam("n")))
 
-PIPELINES = {"holding": holding, "breaking": breaking, "saying": saying, "counting": counting}
+PIPELINES = {
+    "holding": holding,
+    "breaking": breaking,
+    "saying": saying,
+    "counting": counting,
+    "waiting": waiting,
+    "defaulting": defaulting,
+}

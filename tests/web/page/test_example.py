@@ -35,15 +35,17 @@ async def curl(*arguments: str) -> Any:
 
 
 @asynccontextmanager
-async def opened(browser: Browser, address: str) -> AsyncIterator[Page]:
-    context = await browser.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(30_000)
-    page = await context.new_page()
-    await page.goto(address)
-    try:
-        yield page
-    finally:
-        await context.close()
+async def opened(browser: Browser, store: Path, query: str) -> AsyncIterator[tuple[str, Page]]:
+    """Start the service, and open its page; give the address, and the page."""
+    with example(store) as service:
+        context = await browser.new_context(viewport={"width": 1280, "height": 900})
+        context.set_default_timeout(30_000)
+        page = await context.new_page()
+        await page.goto(f"{service}/dfm/?token={TOKEN}{query}")
+        try:
+            yield service, page
+        finally:
+            await context.close()
 
 
 async def shown(page: Page) -> set[tuple[tuple[str, str], Any]]:
@@ -54,11 +56,11 @@ async def shown(page: Page) -> set[tuple[tuple[str, str], Any]]:
     return {((place, frame), json.loads(value)) for _, place, frame, _, value, *_ in cells}
 
 
-async def test_a_newcomer_starts_submits_watches_kills_reloads_and_loses_nothing(tmp_path: Path) -> None:
+async def test_example_survives_a_killed_worker_and_a_reload(tmp_path: Path) -> None:
     store = tmp_path / "jobs.db"
     badge = "h1 .badge"
     async with launched() as browser:
-        async with example(store) as service, opened(browser, f"{service}/dfm/?token={TOKEN}") as page:
+        async with opened(browser, store, "") as (service, page):
             body = {"params": [{"day": day} for day in DELTAS], "job_id": "all-days"}
             job = ["-H", "content-type: application/json", "-d", json.dumps(body)]
             await curl(f"{service}/dfm/pipelines/report/jobs", *job)
@@ -75,7 +77,7 @@ async def test_a_newcomer_starts_submits_watches_kills_reloads_and_loses_nothing
             events = (await curl(f"{service}/dfm/jobs/all-days/events?limit=500"))["events"]
             assert [event["kind"] for event in events if event["event"] == "worker"] == ["lost"]
             assert [event["offset"] for event in events] == list(range(len(events)))
-        async with example(store) as service, opened(browser, f"{service}/dfm/?job=all-days&token={TOKEN}") as page:
+        async with opened(browser, store, "&job=all-days") as (service, page):
             own = asyncio.ensure_future(curl(f"{service}/lines"))  # a handler of one's own uses the same session
             await expect(page.locator(badge)).to_contain_text("finished")
             assert await shown(page) == EXPECTED

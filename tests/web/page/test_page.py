@@ -9,7 +9,7 @@ from starlette.requests import HTTPConnection
 
 from dfm_async import JobInfo, Session
 from dfm_async.web import Action, Authorizer, Principal, Service
-from dfm_async.web.course import Phase
+from dfm_async.web.streams import Phase
 from tests.web.page.conftest import Open
 from tests.web.page.site import PIPELINES, fed, gate
 from tests.web.rig import Server, serving
@@ -46,7 +46,17 @@ async def test_the_list_shows_jobs_as_they_come_and_end(server: Server, opened: 
     await expect(row(page, job_id)).to_have_count(1)
 
 
-async def test_nodes_light_up_while_their_operations_run(server: Server, opened: Open) -> None:
+async def test_a_site_shows_which_calls_wait_for_which_limit(server: Server, opened: Open) -> None:
+    page = await opened()
+    job_id = await server.submit("waiting", [{"x": x, "name": "turn"} for x in range(3)])
+    site = card(page, "Sites").locator("tbody tr", has_text="lab")
+    await expect(site.locator("td").nth(1)).to_have_text("2 wait for limit")
+    gate("turn").set()
+    await expect(row(page, job_id)).to_contain_text("finished")
+    await expect(card(page, "Sites")).to_be_hidden()
+
+
+async def test_nodes_are_active_while_their_operations_run(server: Server, opened: Open) -> None:
     job_id = await server.submit("holding", {"n": 3, "name": "light"})
     page = await opened(job_id)
     await expect(node(page, "hold#2")).to_have_class("node call s1 active")
@@ -65,7 +75,7 @@ async def test_nodes_light_up_while_their_operations_run(server: Server, opened:
     )
 
 
-async def test_a_timeline_tells_what_ran_where_also_as_a_table(server: Server, opened: Open) -> None:
+async def test_timeline_shows_what_ran_where_also_as_a_table(server: Server, opened: Open) -> None:
     gate("time").set()
     page = await opened(await server.submit("holding", {"n": 2, "name": "time"}))
     await finished(page)
@@ -75,7 +85,7 @@ async def test_a_timeline_tells_what_ran_where_also_as_a_table(server: Server, o
     assert "lab: 2 calls of hold#2" in label
     await timeline.get_by_text("The same as a table").click()
     await expect(timeline.locator("tbody tr")).to_have_count(3)
-    assert await timeline.locator("tbody tr").first.locator("td").nth(6).text_content() == "done"
+    assert await timeline.locator("tbody tr").first.locator("td").nth(7).text_content() == "done"
 
 
 async def test_results_come_as_they_are_made_and_can_be_filtered(server: Server, opened: Open) -> None:
@@ -126,7 +136,7 @@ async def test_many_errors_leave_room_for_the_graph(server: Server, opened: Open
     assert box["y"] < 900, "without scrolling"
 
 
-async def test_errors_before_what_a_browser_holds_are_counted(server: Server, opened: Open) -> None:
+async def test_errors_beyond_the_page_limit_are_counted(server: Server, opened: Open) -> None:
     job = await server.session.execute(PIPELINES["breaking"], [{"x": number} for number in range(4000)], watch=True)
     await job.wait_until_finished()
     page = await opened(job.job_id)
@@ -135,7 +145,7 @@ async def test_errors_before_what_a_browser_holds_are_counted(server: Server, op
     await expect(page.locator(".facts .wrong dd")).to_have_text("4,000")
 
 
-async def test_what_jobs_bring_along_is_shown_as_text(server: Server, opened: Open) -> None:
+async def test_values_of_jobs_are_shown_as_text(server: Server, opened: Open) -> None:
     text = "<img src=x onerror=alert(1)><script>alert(2)</script>"
     page = await opened(await server.submit("saying", {"text": text}))
     await finished(page)
@@ -144,7 +154,7 @@ async def test_what_jobs_bring_along_is_shown_as_text(server: Server, opened: Op
     assert await page.locator("main img, main script, main b").count() == 0
 
 
-async def test_drawings_lose_what_could_act(opened: Open) -> None:
+async def test_drawings_are_stripped_of_scripts(opened: Open) -> None:
     page = await opened()
     opened.expected = {"inline event handler violates"}  # the policy would have stopped it, too
     found = await page.evaluate(
@@ -177,6 +187,17 @@ async def test_a_job_is_cancelled_only_when_that_is_confirmed(server: Server, op
     await expect(cancel).to_have_count(0)
 
 
+async def test_a_dialog_that_is_opened_again_at_once_takes_its_own_answer(server: Server, opened: Open) -> None:
+    job = await server.submit("holding", {"n": 1, "name": "again"})
+    page = await opened(job)
+    cancel = page.locator(".head").get_by_role("button", name="Cancel job")
+    await cancel.click()
+    # The close event of the first dialog is still queued while the second one opens.
+    await cancel.evaluate("button => { document.getElementById('ask').close(); button.click(); }")
+    await page.get_by_role("dialog").get_by_role("button", name="Cancel job").click()
+    await expect(page.locator("h1 .badge")).to_contain_text("aborted")
+
+
 async def test_a_job_that_is_open_for_inputs_can_be_finished(server: Server, opened: Open) -> None:
     page = await opened(await server.submit("counting", {"n": 1}, open=True))
     await page.get_by_role("button", name="Finish inputs").click()
@@ -201,14 +222,14 @@ async def test_a_reload_loses_nothing(server: Server, opened: Open) -> None:
     await expect(node(page, "hold#2").locator(".count")).to_have_text("4")
 
 
-async def test_a_broken_line_loses_and_repeats_nothing(server: Server, opened: Open) -> None:
+async def test_reconnect_loses_and_repeats_nothing(server: Server, opened: Open) -> None:
     job_id = await server.submit("holding", {"n": 2, "name": "line"})
     page = await opened(job_id)
     rows = card(page, "Results").locator("tbody tr")
     await expect(rows).to_have_count(2)
     await server.streams(2)
-    for course in list(server.service._state.streams._open):
-        course.reach(Phase.DRAINING)
+    for stream in list(server.service._state.streams._open):
+        stream.reach(Phase.DRAINING)
     await server.streams(0)
     gate("line").set()
     await finished(page)
@@ -218,7 +239,7 @@ async def test_a_broken_line_loses_and_repeats_nothing(server: Server, opened: O
     await expect(node(page, "hold#2").locator(".count")).to_have_text("2")
 
 
-async def test_a_page_that_nobody_sees_holds_no_connection(server: Server, opened: Open) -> None:
+async def test_hidden_page_holds_no_connection(server: Server, opened: Open) -> None:
     page = await opened(await server.submit("holding", {"n": 2, "name": "hidden"}), clock=True)
     hide = """hidden => {
         Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
@@ -234,7 +255,7 @@ async def test_a_page_that_nobody_sees_holds_no_connection(server: Server, opene
     await expect(card(page, "Results").locator("tbody tr")).to_have_count(4)
 
 
-async def test_long_jobs_are_shown_from_where_a_browser_can_hold_them(server: Server, opened: Open) -> None:
+async def test_long_job_shows_its_newest_events(server: Server, opened: Open) -> None:
     job_id = await server.submit("counting", {"n": 10_500})
     await (await server.session.reattach(job_id)).wait_until_finished()
     page = await opened(job_id)
@@ -246,14 +267,14 @@ async def test_long_jobs_are_shown_from_where_a_browser_can_hold_them(server: Se
     await expect(card(page, "Results").locator("tbody tr").first).to_contain_text("10499")
 
 
-async def test_a_job_that_does_not_exist_is_told_in_words(server: Server, opened: Open) -> None:
+async def test_unknown_job_shows_a_message(server: Server, opened: Open) -> None:
     page = await opened()
     opened.expected = {"status of 404"}
     await page.evaluate("history.pushState(null, '', '?job=nothing'); dispatchEvent(new PopStateEvent('popstate'))")
     await expect(page.get_by_role("alert")).to_have_text("There is no job nothing, or you may not see it.")
 
 
-async def test_who_may_not_list_jobs_is_told_so(browser: Browser) -> None:
+async def test_page_reports_a_missing_permission(browser: Browser) -> None:
     class Reader(Authorizer):
         async def __call__(self, request: HTTPConnection, /) -> Principal | None:
             return Principal("ada")
@@ -285,6 +306,20 @@ async def test_a_form_runs_registered_pipelines(server: Server, opened: Open) ->
     opened.expected = {"status of 422"}
     await form.get_by_role("button", name="Run").click()
     await expect(form.get_by_role("alert")).to_contain_text("unable to parse string as an integer")
+
+
+async def test_a_form_shows_defaults_and_leaves_out_empty_fields(server: Server, opened: Open) -> None:
+    page = await opened()
+    form = card(page, "New job")
+    await form.get_by_label("Pipeline").select_option("defaulting")
+    await expect(form.get_by_label("n integer")).to_have_value("2")
+    await form.get_by_label("who any value").fill("")
+    await form.get_by_role("button", name="Run").click()
+    await finished(page)
+    await expect(card(page, "Results").locator("tbody tr")).to_have_count(4)
+    await expect(card(page, "Results")).to_contain_text("2026-01-02")
+    await expect(card(page, "Errors")).to_contain_text("goes on without a failed value")
+    await expect(card(page, "Errors")).to_contain_text("ValueError: no 1")
 
 
 async def test_everything_can_be_done_with_the_keyboard(server: Server, opened: Open) -> None:
@@ -324,7 +359,7 @@ async def test_everything_can_be_done_with_the_keyboard(server: Server, opened: 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_nothing_is_hard_to_reach_or_to_read(server: Server, opened: Open, scheme: str) -> None:
+async def test_page_passes_the_accessibility_checks(server: Server, opened: Open, scheme: str) -> None:
     failed = await server.submit("breaking", {"x": 1})
     running = await server.submit("holding", {"n": 2, "name": "axe"})
     page = await opened(color_scheme=scheme, reduced_motion="reduce")
@@ -371,7 +406,7 @@ async def test_a_small_screen_needs_no_sideways_scrolling(server: Server, opened
     await sound(page, ["wcag2a", "wcag21aa"])
 
 
-async def test_nothing_moves_for_those_who_do_not_want_it(server: Server, opened: Open) -> None:
+async def test_animations_respect_reduced_motion(server: Server, opened: Open) -> None:
     job_id = await server.submit("holding", {"n": 1, "name": "still"})
     for motion, name in (("reduce", "none"), ("no-preference", "march")):
         page = await opened(job_id, reduced_motion=motion)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from playwright.async_api import Browser, expect
 
-from tests.web.rig import free_socket
+from tests.support.processes import free_socket
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

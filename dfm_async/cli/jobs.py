@@ -1,0 +1,249 @@
+"""``dfm-async jobs``, ``attach``, ``logs`` and ``cancel``: jobs of other processes, from a service or a store."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+from rich.table import Table
+from rich.text import Text
+
+from dfm_async.cli.options import EventOptions, Output, SourceOptions
+from dfm_async.cli.program import BadInput, Exit, Unreachable, exit_of_status, print_message, safe, safe_json
+from dfm_async.cli.references import load_module
+from dfm_async.cli.results import check_places, json_values, value_text, writer_of
+from dfm_async.cli.terminal import StandardOutput, terminal
+from dfm_async.cli.tokens import client_token
+from dfm_async.cli.view import STATUS_STYLES, counted, follow, view_of
+from dfm_async.errors import DfmError, JobNotFound, JobOwned
+from dfm_async.federation.federation import Federation
+from dfm_async.model.events import (
+    Activity,
+    Event,
+    Failure,
+    FailureHandled,
+    FrameCompleted,
+    Metrics,
+    Progress,
+    Result,
+    StatusChanged,
+)
+from dfm_async.model.info import JobInfo
+from dfm_async.model.status import JobStatus
+from dfm_async.results.event_codec import event_data
+from dfm_async.session.job import Job
+from dfm_async.session.session import Session
+from dfm_async.store.urls import open_store
+from dfm_async.telemetry.spans import frame_text
+
+if TYPE_CHECKING:
+    from dfm_async.client import Client
+
+
+def _open(source: SourceOptions, modules: Sequence[str] = ()) -> AbstractAsyncContextManager[Client | _StoredJobs]:
+    """Open the store if one is given, else the service. Modules have the classes of stored values."""
+    if source.store is not None:
+        return _stored_jobs(source.store, modules)
+    try:
+        from dfm_async.client import Client
+
+        return Client(source.url, token=client_token(source.token_file, source.url))
+    except (ImportError, ValueError) as error:
+        raise BadInput(f"--url: {error}") from error
+
+
+@asynccontextmanager
+async def _stored_jobs(url: str, modules: Sequence[str]) -> AsyncIterator[_StoredJobs]:
+    for name in modules:
+        load_module(name)
+    path = open_store(url).path  # raises if the URL is not that of a store
+    if url.startswith("sqlite:") and not await anyio.Path(path).is_file():  # opening it would create an empty one
+        raise Unreachable(f"there is no store {path}")
+    # Nothing runs here, so a federation without sites is enough.
+    async with Session(Federation("command line"), target="inline", store=url) as session:
+        yield _StoredJobs(session)
+
+
+class _StoredJobs:
+    """The jobs of a store, read beside the process that runs them."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def jobs(self, limit: int, status: JobStatus | None) -> list[JobInfo]:
+        """Return the newest jobs, the newest first."""
+        found = (info for info in self._session.recent() if status in (None, info.status))
+        return list(itertools.islice(found, limit))
+
+    async def info(self, job_id: str) -> JobInfo:
+        """Return what is known of a job."""
+        return (await self._job(job_id)).info()
+
+    async def events(
+        self, job_id: str, *, after: int, follow: bool, activity: bool
+    ) -> AsyncGenerator[Event | Activity, None]:
+        """Yield the events after an offset."""
+        job = await self._job(job_id)
+        end = job.info().events
+        if not follow and after + 1 >= end:
+            return
+        async with aclosing(job.events(after if after >= 0 else None)) as events:
+            async for event in events:
+                yield event
+                if not follow and event.offset + 1 >= end:
+                    return
+
+    async def cancel(self, job_id: str, reason: str) -> dict[str, str]:
+        """Abort an interrupted job; only the process that runs a job can cancel it."""
+        try:
+            return await (await self._job(job_id)).cancel(reason)
+        except JobOwned as error:
+            raise Unreachable(
+                f"job {job_id} runs in process {error.pid} on {error.host}, which alone can cancel it: press Ctrl-C "
+                f"there, or send it SIGINT (kill -INT {error.pid}); if it is a service, give --url"
+            ) from error
+
+    async def _job(self, job_id: str) -> Job:
+        job = await self._session.reattach(job_id)
+        if not job.was_found:
+            raise JobNotFound(job_id, "the store")
+        return job
+
+
+async def list_jobs(options: SourceOptions, limit: int, status: JobStatus | None, *, as_json: bool) -> int:
+    """List jobs, the newest first."""
+    output = StandardOutput()
+    async with _open(options) as source:
+        found = await source.jobs(limit, status)
+    if as_json:
+        for info in found:
+            await output.line(safe_json(msgspec.json.encode(info)))
+        return Exit.SUCCESS
+    if found:
+        _table(found)
+        for info in found:
+            if info.status is JobStatus.UNKNOWN:
+                print_message(info.reason or f"job {info.job_id} cannot be read")
+    else:
+        print_message("no jobs" if status is None else f"no jobs are {status.value}")
+    return Exit.SUCCESS
+
+
+def _table(found: list[JobInfo]) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("job", "status", "pipeline", "created", "took", "sets", "events", "errors"):
+        table.add_column(name, justify="right" if name in ("took", "sets", "events", "errors") else "left")
+    for info in found:
+        sets = "" if info.sets is None else f"{info.done}/{info.sets}" if info.done is not None else str(info.sets)
+        table.add_row(
+            safe(info.job_id),
+            Text(info.status.value, STATUS_STYLES.get(info.status, "cyan")),
+            safe(info.pipeline or ""),
+            _time(info.created),
+            "" if info.finished is None else f"{info.finished - info.created:.2f} s",
+            sets,
+            str(info.events),
+            str(info.errors or ""),
+        )
+    terminal().print(table)
+
+
+async def attach(options: EventOptions, output: Output) -> int:
+    """Follow a job to its end, as ``run`` does. Cancellation does not cancel the job."""
+    stdout, places, job_id = StandardOutput(), output.places or (), options.job
+    async with _open(options, options.modules or ()) as source:
+        info = await source.info(job_id)
+        check_places(output, info.places)
+        writer = writer_of(output, stdout)
+        view = view_of(quiet=output.quiet, sets=info.sets)
+        view.status = info.status
+        with view.shown(stdout):
+            async with aclosing(source.events(job_id, after=options.after, follow=True, activity=True)) as events:
+                last = await follow(events, writer, view, places)
+        if last is None or not last.status.ended:  # the job had ended before the offset, or was resumed since
+            info = await source.info(job_id)
+            last = StatusChanged(info.events, info.status, info.reason)
+    view.status = last.status
+    view.summarize(job_id, last.reason)
+    unread = sum(count for place, count in view.unread.items() if not places or place in places)
+    if unread:
+        view.print(
+            f"{counted(unread, 'result')} cannot be decoded: name the module of their class with --import", "red"
+        )
+        return Exit.FAILED
+    return exit_of_status(last.status)
+
+
+async def show_log(options: EventOptions, *, following: bool, as_json: bool) -> int:
+    """Write the events of a job, one per line."""
+    output = StandardOutput()
+    values = json_values()
+    async with (
+        _open(options, options.modules or ()) as source,
+        aclosing(source.events(options.job, after=options.after, follow=following, activity=False)) as events,
+    ):
+        async for event in events:
+            if isinstance(event, Activity):
+                continue
+            if as_json:
+                await output.line(safe_json(values.encode_whole(event_data(event, values, tracebacks=True))))
+            else:
+                await output.line(f"{event.offset:>6}  {_line(event)}")
+    return Exit.SUCCESS
+
+
+async def cancel(options: SourceOptions, job_id: str, reason: str, *, as_json: bool) -> int:
+    """Cancel a job, and show the outcome at each site."""
+    output = StandardOutput()
+    async with _open(options) as source:
+        outcomes = await source.cancel(job_id, reason)
+        info = await source.info(job_id)
+    if as_json:
+        data: dict[str, Any] = {"job_id": job_id, "status": info.status.value, "outcomes": outcomes}
+        await output.line(safe_json(msgspec.json.encode(data)))
+        return Exit.SUCCESS
+    sites = "".join(f"\n  {safe(site)}: {safe(outcome)}" for site, outcome in outcomes.items())
+    await output.line(f"job {safe(job_id)} is {info.status.value}{sites}")
+    return Exit.SUCCESS
+
+
+def _line(event: Event) -> str:
+    match event:
+        case Result():
+            text = f"result    {event.place} [{frame_text(event.frame)}] {value_text(event.value)[:200]}"
+        case Failure():
+            where = "" if event.place is None else f"{event.place} "
+            text = f"failure   {where}[{frame_text(event.frame)}] {_summary(event.error)}"
+        case FrameCompleted():
+            text = f"frame     [{frame_text(event.frame)}] done"
+        case StatusChanged():
+            text = f"status    {event.status.value}" + (f": {event.reason}" if event.reason else "")
+        case Progress():
+            total = "" if event.total is None else f"/{event.total:g}"
+            where = f"{event.site} {event.node} [{frame_text(event.frame)}]"
+            text = f"progress  {where} {event.done:g}{total} {event.note}".rstrip()
+        case FailureHandled():
+            where = f"{event.site} {event.node} [{frame_text(event.frame)}]"
+            text = f"handled   {where} {event.type_name}: {event.message}"
+        case Metrics():
+            step = "" if event.step is None else f" step {event.step}"
+            numbers = " ".join(f"{name}={value}" for name, value in event.values.items())
+            text = f"metrics   {event.site} {event.node} [{frame_text(event.frame)}]{step} {numbers}"
+        case _:
+            text = f"worker    {event.site} {event.kind}: {event.detail}"
+    return safe(text).replace("\n", "\\n")
+
+
+def _summary(error: DfmError) -> str:
+    """Return the message of an error without its remote traceback."""
+    text, traceback = str(error), getattr(error, "remote_traceback", "").rstrip()
+    return (text.removesuffix(traceback) if traceback else text).rstrip()
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,177 @@
+"""``dfm-async run``: run a pipeline, show its progress, write its results."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any
+
+from dfm_async.cli.flare.kits import flare_options
+from dfm_async.cli.options import Output, RunOptions, Target
+from dfm_async.cli.params import ParameterFile, ParameterSet, parse_params
+from dfm_async.cli.program import BadInput, Exit, Unwritable, exit_of_status
+from dfm_async.cli.references import find_federation, find_pipeline, set_workers
+from dfm_async.cli.results import check_places, writer_of
+from dfm_async.cli.terminal import StandardOutput
+from dfm_async.cli.view import LineView, LiveView, counted, follow, view_of, watched
+from dfm_async.errors import JobAborted, JobFailed, JobInterrupted, JobOwned
+from dfm_async.federation.federation import Federation
+from dfm_async.language.pipeline import Pipeline
+from dfm_async.model.policies import RetryPolicy
+from dfm_async.model.status import JobStatus
+from dfm_async.planning.plan import Plan
+from dfm_async.planning.prepare import parameter_types
+from dfm_async.session.job import Job
+from dfm_async.session.session import Session
+from dfm_async.telemetry.sinks import FileSink
+
+
+def run_pipeline(options: RunOptions, output: Output) -> Coroutine[Any, Any, int]:
+    """Find what to run, and return the coroutine that runs it to its end and returns the exit code.
+
+    Cancellation cancels the job, and waits until it has stopped. A job in a store is interrupted instead: the same
+    command resumes it.
+    """
+    if options.pipeline == options.params == "-":
+        raise BadInput("standard input cannot be both the pipeline and its parameters: write one of them to a file")
+    flare = flare_options(options)
+    federation, module = find_federation(options.federation, compat=options.compat)
+    if options.workers is not None and options.target is Target.INLINE:
+        raise BadInput("--workers cannot be used with --target inline: everything runs in this process")
+    set_workers(federation, options.workers)
+    session = Session(
+        federation,
+        homesite=options.homesite,
+        target=options.target.value if flare is None else "flare",
+        options=flare,
+        store=options.store,
+        trace=options.trace,
+    )
+    return _run(session, find_pipeline(options.pipeline, module, federation), options, output)
+
+
+async def _run(session: Session, pipeline: Pipeline, options: RunOptions, output: Output) -> int:
+    stdout = StandardOutput()
+    _check_trace(options.trace)
+    # The same command can only find a job whose id it names.
+    durable = options.store is not None
+    job_id = secrets.token_hex(8) if options.job_id is None and durable else options.job_id
+    async with session:
+        plan = await session.prepare(pipeline)
+        check_places(output, plan.places)
+        file, sets = await _sets(options, plan, session.federation)
+        writer = writer_of(output, stdout)
+        view = view_of(quiet=output.quiet, sets=len(sets) if isinstance(sets, list) else None)
+        with view.shown(stdout):
+            live = isinstance(view, LiveView)
+            try:
+                job = await session.execute(
+                    plan,
+                    sets,
+                    job_id=job_id,
+                    deadline=options.deadline,
+                    on_error=options.on_error.value,
+                    concurrency=options.concurrency,
+                    retry=_retry(options.retry),
+                    watch=live,
+                )
+            except ValueError as error:  # such as an invalid job id
+                raise BadInput(str(error)) from error
+            if job.status is JobStatus.INTERRUPTED:  # by an earlier run of the same command
+                rest = None if isinstance(sets, list) else _rest(sets, job.info().sets or 0)
+                job = await session.resume(job.job_id, input_params=rest, watch=live)
+            try:
+                async with watched(job, view), job.events() as events:
+                    last = await follow(events, writer, view, output.places or (), options.limit)
+                if options.limit is not None and (last is None or not last.status.ended):
+                    await _stop(job, view, options.limit)
+                    return Exit.SUCCESS
+            except (asyncio.CancelledError, BrokenPipeError, Unwritable):
+                if durable:
+                    _leave(job, view, ours=session._coordinator(job.job_id) is not None)
+                else:
+                    await _cancel(job, view)
+                raise
+        await _show_end(job, view)
+    if file is not None and file.problem is not None:
+        raise file.problem
+    return exit_of_status(job.status)
+
+
+def _retry(attempts: int | None) -> RetryPolicy | None:
+    """Return the policy for calls whose operation has none, and for lost workers."""
+    return None if attempts is None else RetryPolicy(attempts=attempts, on_worker_lost=attempts - 1)
+
+
+def _check_trace(path: Path | None) -> None:
+    """Raise ``BadInput`` if spans cannot be appended to the file."""
+    if path is not None:
+        sink = FileSink(path)
+        try:
+            sink.open()
+            sink.close()
+        except OSError as error:
+            raise BadInput(f"--trace {path}: {error.strerror or error}") from error
+
+
+async def _sets(
+    options: RunOptions, plan: Plan, federation: Federation
+) -> tuple[ParameterFile | None, list[ParameterSet] | AsyncIterator[ParameterSet]]:
+    given = parse_params(options.param or (), parameter_types(plan, federation))
+    if options.params is None:
+        return None, [given]
+    file = ParameterFile(options.params, given)
+    return file, await file.sets()
+
+
+async def _rest(sets: AsyncIterator[ParameterSet], taken: int) -> AsyncGenerator[ParameterSet, None]:
+    """Yield the parameter sets after those that an interrupted job has taken."""
+    async for found in sets:
+        if taken:
+            taken -= 1
+        else:
+            yield found
+
+
+async def _cancel(job: Job, view: LineView) -> None:
+    """Cancel a job, and wait until every site has confirmed that."""
+    view.print("cancelling the job; press Ctrl-C again to exit at once", "yellow")
+    try:
+        outcomes = await job.cancel("cancelled from the command line")
+    except JobOwned as error:
+        view.print(f"process {error.pid} on {error.host} runs the job, and continues it", "yellow")
+        return
+    view.print("job " + job.job_id + " cancelled: " + (", ".join(f"{s} {o}" for s, o in outcomes.items()) or "stopped"))
+
+
+async def _stop(job: Job, view: LineView, limit: int) -> None:
+    """Cancel a job that has enough results."""
+    with contextlib.suppress(JobOwned):  # another process runs it
+        await job.cancel(f"stopped after {counted(limit, 'result')}")
+    view.print(f"job {job.job_id} stopped after {counted(limit, 'result')}")
+
+
+def _leave(job: Job, view: LineView, *, ours: bool) -> None:
+    """Show what becomes of a job in a store when the command ends: closing the session interrupts our own jobs."""
+    if ours:
+        view.print(f"interrupting job {job.job_id}; press Ctrl-C again to exit at once", "yellow")
+        view.print(f"the same command with --job-id {job.job_id} resumes it")
+    elif not job.status.ended:
+        view.print(f"another process runs job {job.job_id}, and continues it", "yellow")
+
+
+async def _show_end(job: Job, view: LineView) -> None:
+    view.status = job.status
+    try:
+        await job
+    except JobFailed as error:
+        for hidden in error.errors[view.failures :]:  # errors outside of nodes have no event
+            view.print(f"error: {hidden}", "red")
+        view.summarize(job.job_id)
+    except (JobAborted, JobInterrupted) as error:
+        view.summarize(job.job_id, error.reason)
+    else:
+        view.summarize(job.job_id)

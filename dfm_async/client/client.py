@@ -1,0 +1,304 @@
+"""The client of a web service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Literal, Self, overload
+from urllib.parse import quote
+
+import httpx
+import msgspec
+from httpx_sse import SSEError, aconnect_sse
+
+from dfm_async.client.connection import INVALID, Connection
+from dfm_async.errors import ServiceError
+from dfm_async.language.pipeline import Pipeline
+from dfm_async.model.events import Activity, Event, Result
+from dfm_async.model.info import JobInfo
+from dfm_async.model.status import JobStatus
+from dfm_async.results.event_codec import event_from_data
+
+_log = logging.getLogger(__name__)
+
+_ATTEMPTS: Final = 8
+"""How many times in a row a broken stream is opened again without receiving an event."""
+_TEMPORARY: Final = (502, 503, 504)
+"""The statuses of a service that restarts, or of the proxy in front of it."""
+_PAGE: Final = 500
+_LONGEST_DELAY: Final = 60.0
+"""The longest delay before a broken stream is opened again, in seconds, whatever the service asks for."""
+
+ParameterSet = Mapping[str, Any]
+
+
+class ServedPipeline(msgspec.Struct, frozen=True, kw_only=True):
+    """A pipeline that a service runs for its clients.
+
+    Attributes:
+        name: the name to submit it by.
+        pipeline: the name of the pipeline itself.
+        params: the JSON schema of one parameter set.
+        results: the JSON schema of the results of each place.
+        definitions: the schemas that ``params`` and ``results`` refer to as ``#/$defs/...``.
+    """
+
+    name: str
+    pipeline: str | None
+    params: dict[str, Any]
+    results: dict[str, Any]
+    definitions: dict[str, Any] = {}
+
+
+class Client:
+    """Submit jobs to a web service, follow them, and cancel them.
+
+    An async context manager. All methods raise :class:`~dfm_async.errors.ServiceError` when the service cannot be
+    reached, refuses the request or gives an invalid answer, and the errors of a session where they apply:
+    ``JobNotFound``, ``JobExists``, ``ParameterError``, ``PipelineError``, ``ResultsExpired``.
+
+    Args:
+        url: the address of the service, with the path that it is mounted at: ``http://127.0.0.1:8000/dfm``.
+        token: the token to authenticate with, if the service needs one.
+        transport: what sends requests: ``httpx.ASGITransport(app)`` for an application in the same process.
+
+    Raises:
+        ValueError: the URL is invalid.
+    """
+
+    def __init__(
+        self, url: str, *, token: str | None = None, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        self._connection = Connection(url, token, transport)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections to the service. Jobs continue."""
+        await self._connection.http.aclose()
+
+    # pipelines and submissions
+
+    async def pipelines(self) -> list[ServedPipeline]:
+        """Return the pipelines that the service has registered, with the schemas of their parameters and results."""
+        found = await self._connection.request("GET", "/pipelines")
+        try:
+            listed = [{**data, "definitions": found.get("$defs", {})} for data in found["pipelines"]]
+            return msgspec.convert(listed, list[ServedPipeline])
+        except INVALID as error:
+            raise self._connection.invalid(error) from error
+
+    async def submit(
+        self,
+        pipeline: str | Pipeline,
+        params: ParameterSet | Sequence[ParameterSet] | None = None,
+        *,
+        stay_open: bool = False,
+        job_id: str | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        on_error: Literal["continue", "stop"] = "continue",
+    ) -> JobInfo:
+        """Submit a job.
+
+        Args:
+            pipeline: the name of a registered pipeline, or a pipeline of your own if the service allows that.
+            params: one parameter set, or several; None for one without parameters.
+            stay_open: accept further parameter sets by :meth:`send_input_params`, until :meth:`send_stop_frame`.
+            job_id: an id of your own; submitting the same job with the same id again returns the existing one.
+            priority: jobs with the highest priority run first; above 0 this needs a permission.
+            deadline: abort the job after this many seconds.
+            on_error: whether other work continues after an error.
+        """
+        given: Any = {} if params is None and not stay_open else params
+        body: dict[str, Any] = {
+            "params": given,
+            "open": stay_open,
+            "priority": priority,
+            "deadline": deadline,
+            "on_error": on_error,
+        }
+        if job_id is not None:
+            body["job_id"] = job_id
+        path = f"/pipelines/{quote(pipeline, safe='')}/jobs" if isinstance(pipeline, str) else "/jobs"
+        if isinstance(pipeline, Pipeline):
+            body["pipeline"] = pipeline.model_dump()
+        return self._info(await self._connection.request("POST", path, job_id or "", body=body))
+
+    # jobs
+
+    async def jobs(self, limit: int = 50, status: JobStatus | None = None) -> list[JobInfo]:
+        """Return the newest jobs, the newest first.
+
+        Args:
+            limit: the maximum number of jobs.
+            status: only jobs with this status.
+        """
+        found: list[JobInfo] = []
+        query: dict[str, Any] = {} if status is None else {"status": status.value}
+        while len(found) < limit:
+            query["limit"] = min(limit - len(found), _PAGE)
+            listed, following = self._page(await self._connection.request("GET", "/jobs", query=query), "jobs")
+            found += [self._info(data) for data in listed]
+            if following is None or not listed:
+                break
+            query["after"] = following
+        return found[:limit]
+
+    async def info(self, job_id: str) -> JobInfo:
+        """Return what is known of a job."""
+        return self._info(await self._connection.request("GET", _path(job_id), job_id))
+
+    async def send_input_params(self, job_id: str, params: ParameterSet | Sequence[ParameterSet]) -> JobInfo:
+        """Send further parameter sets to a job that was submitted with ``stay_open``."""
+        body = {"params": params}
+        return self._info(await self._connection.request("POST", f"{_path(job_id)}/inputs", job_id, body=body))
+
+    async def send_stop_frame(self, job_id: str) -> JobInfo:
+        """Declare that no further parameter sets will come: the job ends when all are done."""
+        return self._info(await self._connection.request("POST", f"{_path(job_id)}/finish", job_id))
+
+    async def resume(self, job_id: str) -> JobInfo:
+        """Resume a durable job that was interrupted."""
+        return self._info(await self._connection.request("POST", f"{_path(job_id)}/resume", job_id))
+
+    async def cancel(self, job_id: str, reason: str | None = None) -> dict[str, str]:
+        """Cancel a job, wait until nothing of it runs, and return the outcome at each site."""
+        body = {"reason": reason}
+        found = await self._connection.request("POST", f"{_path(job_id)}/cancel", job_id, body=body)
+        try:
+            return msgspec.convert(found["outcomes"], dict[str, str])
+        except INVALID as error:
+            raise self._connection.invalid(error) from error
+
+    async def forget(self, job_id: str) -> None:
+        """Delete a job that has ended, with its events."""
+        await self._connection.request("DELETE", _path(job_id), job_id)
+
+    # results and events
+
+    async def results(
+        self, job_id: str, *, places: Collection[str] = (), after: int = -1
+    ) -> AsyncGenerator[Result, None]:
+        """Yield the results of a job as they arrive, until it ends or is interrupted.
+
+        A broken connection is opened again; no result is lost or repeated. Values are as JSON represents them.
+
+        Args:
+            job_id: the job.
+            places: only results of these places; empty for all.
+            after: begin after this offset, such as the offset of the last result that was processed.
+        """
+        async for event in self._follow(job_id, after, activity=False):
+            if isinstance(event, Result) and (not places or event.place in places):
+                yield event
+
+    @overload
+    def events(
+        self, job_id: str, *, after: int = -1, follow: bool = True, activity: Literal[False] = False
+    ) -> AsyncGenerator[Event, None]: ...
+    @overload
+    def events(
+        self, job_id: str, *, after: int = -1, follow: bool = True, activity: bool
+    ) -> AsyncGenerator[Event | Activity, None]: ...
+    def events(
+        self, job_id: str, *, after: int = -1, follow: bool = True, activity: bool = False
+    ) -> AsyncGenerator[Any, None]:
+        """Yield the events of a job in the order of its log; a broken connection is opened again.
+
+        Args:
+            job_id: the job.
+            after: begin after this offset.
+            follow: wait for further events until the job ends or is interrupted, instead of ending with the newest one.
+            activity: while following, also yield what operations do, if the service counts it.
+        """
+        return self._follow(job_id, after, activity=activity) if follow else self._stored(job_id, after)
+
+    async def _stored(self, job_id: str, after: int) -> AsyncGenerator[Event | Activity, None]:
+        end = (await self.info(job_id)).events
+        while after + 1 < end:
+            query = {"after": after, "limit": _PAGE}
+            path = f"{_path(job_id)}/events"
+            listed, following = self._page(
+                await self._connection.request("GET", path, job_id, after=after, query=query), "events"
+            )
+            if not listed:
+                return
+            for data in listed:
+                event = self._event(data.get("event") if isinstance(data, dict) else None, data)
+                if event is not None:
+                    yield event
+            if not isinstance(following, int) or following <= after:
+                raise self._connection.invalid(
+                    ValueError(f"the page after offset {after} is followed by {following!r}")
+                )
+            after = following
+
+    async def _follow(self, job_id: str, after: int, *, activity: bool) -> AsyncGenerator[Event | Activity, None]:
+        connection = self._connection
+        query = {"activity": "true"} if activity else {}
+        delay, failed = 1.0, 0
+        while True:
+            headers = {} if after < 0 else {"last-event-id": str(after)}
+            try:
+                async with aconnect_sse(
+                    connection.http, "GET", f"{_path(job_id)}/stream", headers=headers, params=query
+                ) as source:
+                    status = source.response.status_code
+                    if status == 204:  # all events were read before
+                        return
+                    if status in _TEMPORARY:
+                        raise httpx.RemoteProtocolError(f"the service answered with status {status}")
+                    await connection.check(source.response, job_id, after)
+                    async for sent in source.aiter_sse():
+                        if sent.retry is not None:
+                            delay = min(max(sent.retry / 1000, 0.0), _LONGEST_DELAY)
+                        if sent.event in ("end", "interrupted"):
+                            return
+                        event = self._event(sent.event, connection.decoded(sent.data)) if sent.data else None
+                        if event is not None:
+                            failed = 0
+                            after = after if isinstance(event, Activity) else event.offset
+                            yield event
+                problem = "the service ended the stream"
+            except (httpx.TransportError, SSEError) as error:
+                problem = str(error) or type(error).__name__
+                if after < 0 and not failed and isinstance(error, httpx.ConnectError):
+                    raise connection.unreachable(error) from error
+            failed += 1
+            if failed > _ATTEMPTS:
+                raise ServiceError(connection.url, f"the stream of job {job_id} broke {failed} times: {problem}")
+            _log.warning("the stream of job %s broke: %s; reconnecting in %g s", job_id, problem, delay)
+            await asyncio.sleep(delay)  # as long as the service asks for
+
+    # decoding
+
+    def _page(self, page: Any, name: str) -> tuple[list[Any], Any]:
+        """Return the items of a page, and where the next page begins."""
+        if not isinstance(page, dict) or not isinstance(page.get(name), list) or "next" not in page:
+            raise self._connection.invalid(ValueError(f"a page without {name!r} and 'next'"))
+        return page[name], page["next"]
+
+    def _event(self, name: Any, data: Any) -> Event | Activity | None:
+        try:
+            return event_from_data(name, data)
+        except INVALID as error:
+            raise self._connection.invalid(error) from error
+
+    def _info(self, data: Any) -> JobInfo:
+        try:
+            return msgspec.convert({**data, "label": data.get("principal")}, JobInfo)
+        except INVALID as error:
+            raise self._connection.invalid(error) from error
+
+
+def _path(job_id: str) -> str:
+    return f"/jobs/{quote(job_id, safe='')}"

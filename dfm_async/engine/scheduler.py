@@ -1,0 +1,123 @@
+"""Which jobs run, on which lane, and which of them wait. Pure: no asyncio, no I/O."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from typing import Generic, TypeVar
+
+J = TypeVar("J")
+
+
+class Scheduler(Generic[J]):
+    """Give slots to jobs: the highest priority first, among equals the first that came, on the lane with the fewest.
+
+    Args:
+        lanes: how many lanes there are.
+        slots: how many jobs may run at the same time.
+        limit: how many jobs may wait; further ones are kept, but their submitters have to wait.
+    """
+
+    def __init__(self, lanes: int, slots: int, limit: int) -> None:
+        self._loads: list[dict[J, None]] = [{} for _ in range(lanes)]
+        self._slots = slots
+        self._limit = limit
+        self._lane_of: dict[J, int] = {}
+        self._heap: list[tuple[int, int, J]] = []
+        self._waiting: set[J] = set()
+        self._numbers = itertools.count(1)
+        self._front = itertools.count(-1, -1)
+        self._excess: deque[J] = deque()
+
+    @property
+    def running(self) -> int:
+        """The number of jobs that have a slot."""
+        return len(self._lane_of)
+
+    @property
+    def waiting(self) -> int:
+        """The number of jobs that wait for one."""
+        return len(self._waiting)
+
+    @property
+    def empty(self) -> bool:
+        """Whether neither jobs nor submitters wait."""
+        return not self._heap and not self._excess
+
+    @property
+    def overflows(self) -> bool:
+        """Whether a further job would exceed the limit of those that wait."""
+        return len(self._lane_of) >= self._slots and len(self._waiting) >= self._limit
+
+    def lane(self, index: int) -> list[J]:
+        """Return the jobs of a lane."""
+        return list(self._loads[index])
+
+    def waits(self, job: J) -> bool:
+        """Return whether a job waits for a slot."""
+        return job in self._waiting
+
+    def start(self, job: J) -> int | None:
+        """Give a slot to a job that need not wait; return its lane, or None if it has to wait."""
+        if self._waiting or len(self._lane_of) >= self._slots:
+            return None
+        return self._enter_lane(job)
+
+    def _enter_lane(self, job: J) -> int:
+        sizes = [len(load) for load in self._loads]
+        lane = sizes.index(min(sizes))
+        self._loads[lane][job] = None
+        self._lane_of[job] = lane
+        return lane
+
+    def put(self, job: J, priority: int) -> bool:
+        """Add a job; return whether its submitter need not wait."""
+        excess = self.overflows
+        self._push(job, priority, next(self._numbers))
+        if excess:
+            self._excess.append(job)
+        return not excess
+
+    def put_back(self, job: J, priority: int) -> None:
+        """Take a slot from a job that has to run again: it is the next one of its priority."""
+        self._leave_lane(job)
+        self._push(job, priority, next(self._front))
+
+    def _push(self, job: J, priority: int, number: int) -> None:
+        heapq.heappush(self._heap, (-priority, number, job))
+        self._waiting.add(job)
+
+    def take(self) -> tuple[J, int] | None:
+        """Give a slot to the next job; return the job and its lane, or None if no slot is free or no job waits."""
+        while self._heap and len(self._lane_of) < self._slots:
+            *_, job = heapq.heappop(self._heap)
+            if job in self._waiting:
+                self._waiting.discard(job)
+                return job, self._enter_lane(job)
+        return None
+
+    def release(self, job: J) -> None:
+        """Forget a job that has ended: it has no slot, and does not wait for one."""
+        self._leave_lane(job)
+        if job in self._waiting:
+            self._waiting.discard(job)
+            if len(self._heap) > 2 * len(self._waiting) + 64:  # what was taken out is not kept for ever
+                self._heap = [entry for entry in self._heap if entry[2] in self._waiting]
+                heapq.heapify(self._heap)
+
+    def _leave_lane(self, job: J) -> None:
+        lane = self._lane_of.pop(job, None)
+        if lane is not None:
+            del self._loads[lane][job]
+
+    def take_accepted(self) -> list[J]:
+        """Return the jobs whose submitters need not wait any longer."""
+        if not self._excess:
+            return []
+        accepted = [job for job in self._excess if job not in self._waiting]
+        if accepted:
+            self._excess = deque(job for job in self._excess if job in self._waiting)
+        while self._excess and len(self._waiting) - len(self._excess) < self._limit:
+            accepted.append(self._excess.popleft())
+        return accepted

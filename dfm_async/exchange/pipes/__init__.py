@@ -1,1 +1,0 @@
-"""Transports: how messages get from one end to the other."""

@@ -1,1 +1,0 @@
-"""Pipeline and federation in, plan out: checks, placement, nets. Pure."""

@@ -1,0 +1,272 @@
+"""Submitting jobs: new ones, interrupted ones that go on, and further parameter sets for those that run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from dfm_async.base.tasks import completed
+from dfm_async.engine.frames import Row
+from dfm_async.engine.jobs import JobControl
+from dfm_async.engine.target import AlreadySubmitted, Target
+from dfm_async.errors import DfmError, JobExists, ParameterError
+from dfm_async.model.job_spec import JobSpec
+from dfm_async.model.status import JobStatus
+from dfm_async.planning.plan import Plan
+from dfm_async.results.record import JobRecord
+from dfm_async.results.watching import JobActivity
+from dfm_async.runtime.faults import cancel_task
+from dfm_async.session.callbacks import Callbacks
+from dfm_async.session.job import Job
+from dfm_async.session.lifecycle import Supervisor
+from dfm_async.session.parameters import ParameterSets, is_stream
+from dfm_async.session.preparation import Preparation
+from dfm_async.session.profiling import SessionProfile
+from dfm_async.telemetry.traces import ApplicationSpan, Traces
+
+if TYPE_CHECKING:
+    from dfm_async.session.durable import DurableJobs
+
+_log = logging.getLogger(__name__)
+
+Params: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]] | None
+"""One parameter set, several, a stream of them, or none yet."""
+
+
+class Submission:
+    """Submit the jobs of one session, and steer those that run.
+
+    ``grace`` is the grace period of running operations when a resumed job has to stop, in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        target: Target,
+        durable: DurableJobs | None,
+        preparation: Preparation,
+        params: ParameterSets,
+        traces: Traces,
+        profile: SessionProfile,
+        supervisor: Supervisor,
+        grace: float,
+    ) -> None:
+        self._target = target
+        self._jobs = target.jobs
+        self._durable = durable
+        self._preparation = preparation
+        self._params = params
+        self._pack_rows = params.pack
+        self._traces = traces
+        self._profile = profile
+        self._supervisor = supervisor
+        self._grace = grace
+
+    # new jobs
+
+    async def execute(
+        self,
+        plan: Plan,
+        input_params: Params,
+        spec: JobSpec,
+        *,
+        autostop: bool,
+        id_chosen: bool,
+        callbacks: Callbacks | None,
+        began: tuple[float, int],
+    ) -> Job:
+        """Start a job; return when it runs, or waits for its turn. See :meth:`Session.execute`.
+
+        If the caller has chosen the id, an equal job with the same id is the same job. ``began`` is when the call
+        began: by the clock of the loop, and in nanoseconds since 1970.
+        """
+        stream = input_params if is_stream(input_params) else None
+        given = stream is None and input_params is not None
+        rows = await self._params.pack_in_turns(plan, input_params) if given else []  # type: ignore[arg-type]
+        if id_chosen:
+            spec = msgspec.structs.replace(spec, fingerprint=self._params.fingerprint(plan, input_params))
+        record = JobRecord(spec, plan)
+        record.activity = JobActivity() if spec.watch else None
+        if id_chosen and (known := self._jobs.find(spec.job_id)) is not None:
+            return self._same(known, record)
+        coordinator = self._target.coordinate(record, self._pack_rows)
+        coordinator.add(rows, last=autostop and given)
+        with self._supervisor.submitting, self._traces.execution(began[1], plan.pipeline) as execution:
+            if self._durable is not None and not await self._store(self._durable, coordinator, rows, id_chosen):
+                return self._same(await self._durable.find(record.job_id), record)
+            job = Job(self, record.job_id, record)
+            try:
+                self._supervisor.check_open()
+                if callbacks is not None:
+                    job._start_callbacks(self._supervisor.spawn, callbacks)
+                if spec.deadline is not None:
+                    coordinator.watch_deadline(began[0])
+                await self._launch(coordinator, execution, stream, autostop)
+            except AlreadySubmitted:
+                return self._same(await self._target.find(record.job_id), record)
+            except BaseException:
+                await completed(self._withdraw(coordinator))
+                raise
+        return job
+
+    async def _launch(
+        self,
+        coordinator: JobControl,
+        execution: ApplicationSpan | None,
+        stream: AsyncIterable[Mapping[str, Any]] | None,
+        autostop: bool,
+    ) -> None:
+        if execution is not None:
+            plan = coordinator.plan
+            coordinator.trace = execution.job(coordinator.record.job_id, plan.pipeline, plan.sites_at)
+            self._profile.watch(coordinator)
+        if stream is not None:
+            self._supervisor.spawn(self._feed(stream, coordinator, autostop))
+        await self._target.submit(coordinator)
+
+    def _same(self, known: JobRecord | None, wanted: JobRecord) -> Job:
+        """Return the job that was submitted before with the same id and the same content."""
+        if known is None or known.fingerprint != wanted.fingerprint:
+            raise JobExists(wanted.job_id)
+        return Job(self, known.job_id, known)
+
+    async def _store(self, durable: DurableJobs, coordinator: JobControl, rows: list[Row], id_chosen: bool) -> bool:
+        """Write a new job to the store; False if its id is taken. Cancelled, it leaves nothing there."""
+        record, stopped = coordinator.record, coordinator.frames.stopped
+
+        async def undo(created: bool) -> None:
+            if created:
+                self._jobs.forget(record.job_id)
+                await durable.forget(record)
+
+        # Two calls with one id must not run at the same time: the second has to find the job of the first.
+        async with durable.lock if id_chosen else contextlib.AsyncExitStack():
+            work = durable.create(record, rows, stopped=stopped)
+            return await completed(work, undo, lambda _: durable.store.withdraw(record.job_id))
+
+    async def _withdraw(self, coordinator: JobControl) -> None:
+        """Drop a job that was not submitted after all."""
+        record = coordinator.record
+        self._jobs.forget(record.job_id)
+        if self._durable is not None:
+            await self._durable.forget(record)
+        coordinator.halt(JobStatus.ABORTED, "it was not submitted", coordinator.spec.grace)
+
+    # interrupted jobs
+
+    async def resume(self, job_id: str, priority: int, input_params: Params, watch: bool) -> Job:
+        """Go on with an interrupted job. See :meth:`Session.resume`."""
+        assert self._durable is not None  # noqa: S101 - the caller has checked it
+        stream = input_params if is_stream(input_params) else None
+        start = time.time_ns()
+        with self._supervisor.submitting:
+            async with self._durable.lock:
+                running = self._jobs.coordinator(job_id)
+                if running is not None:
+                    return Job(self, job_id, running.record)
+                known = await self._durable.find(job_id)
+                rows: list[Row] = []
+                if known is not None:
+                    self._preparation.check_offered(known.plan)
+                    if stream is None and input_params is not None:
+                        rows = self._params.pack(known.plan, input_params)  # type: ignore[arg-type]
+                work = self._durable.take_over(job_id, more=input_params is not None)
+                left = await completed(work, self._durable.give_back, asyncio.Task.cancel)
+                changed = {"grace": self._grace, "priority": priority, "measured": self._profile.measuring}
+                left.record.spec = msgspec.structs.replace(left.record.spec, watch=watch, **changed)
+                left.record.activity = JobActivity() if watch else None
+                coordinator = self._target.coordinate(left.record, self._pack_rows)
+                coordinator.resume(left.rows, left.frames, left.history.seen, left.history.failed)
+                coordinator.frames.stopped = left.stopped
+                coordinator.add(rows)
+                if left.record.spec.fed and stream is None:
+                    coordinator.stop()
+            with self._traces.execution(start, left.record.plan.pipeline, resumed=True) as execution:
+                try:
+                    self._supervisor.check_open()
+                    await self._launch(coordinator, execution, stream, left.record.spec.fed)
+                except BaseException:
+                    coordinator.shut_down("it was not submitted again", coordinator.spec.grace)
+                    raise
+        return Job(self, job_id, left.record)
+
+    # parameter sets
+
+    async def _feed(self, stream: AsyncIterable[Mapping[str, Any]], coordinator: JobControl, autostop: bool) -> None:
+        """Pull parameter sets from the application as fast as the job accepts them. A job that ends closes them."""
+        task, pulling = asyncio.current_task(), False
+
+        def ended(_: JobControl) -> None:
+            if pulling and task is not None:  # the next one may never come
+                cancel_task(task)
+
+        try:
+            coordinator.on_end(ended)
+            sets = aiter(stream)
+            while coordinator.accepts:
+                pulling = True
+                try:
+                    params = await anext(sets)
+                except StopAsyncIteration:
+                    break
+                finally:
+                    pulling = False
+                coordinator.add(self._params.pack(coordinator.plan, params))
+                await coordinator.room()
+            else:
+                return
+        except DfmError as error:
+            coordinator.fail(error)
+        except Exception as error:  # noqa: BLE001 - the application's own iterator: its failure is the job's
+            failed = ParameterError([f"the stream of parameters raised {type(error).__name__}: {error}"])
+            failed.__cause__ = error
+            coordinator.fail(failed)
+        else:
+            if autostop:
+                coordinator.stop()
+        finally:
+            close = getattr(stream, "aclose", None)
+            if close is not None:
+                try:
+                    await close()
+                except Exception:  # noqa: BLE001 - the job has what it needs, or has failed already
+                    _log.warning("the stream of parameters raised when it was closed", exc_info=True)
+
+    async def send_params(self, job_id: str, params: Any) -> None:
+        """Add parameter sets to a job. See :meth:`Job.send_input_params`."""
+        coordinator = self.coordinator(job_id)
+        if coordinator is None:
+            await self.check_steerable(job_id)
+        if coordinator is None or not coordinator.accepts:
+            raise ParameterError(["the job takes no further parameter sets: its input was stopped, or it has ended"])
+        rows = await self._params.pack_in_turns(coordinator.plan, params)
+        for start in range(0, len(rows), 64):
+            await coordinator.room()
+            if not coordinator.accepts:
+                raise ParameterError(["the job ended before it took all parameter sets"])
+            coordinator.add(rows[start : start + 64])
+        if self._durable is not None:
+            await self._durable.store.flush()
+
+    # steering
+
+    def coordinator(self, job_id: str) -> JobControl | None:
+        """Return what runs a job, while it runs here."""
+        return self._jobs.coordinator(job_id)
+
+    async def check_steerable(self, job_id: str) -> None:
+        """Raise ``JobOwned`` if another process runs a job."""
+        if self._durable is not None:
+            await self._durable.check_steerable(job_id)
+
+    async def abort_interrupted(self, job_id: str, reason: str) -> None:
+        """End an interrupted job for good."""
+        self._supervisor.check_open()
+        if self._durable is not None:
+            await self._durable.abort(job_id, reason)

@@ -1,0 +1,387 @@
+"""The transactions and queries of a store in SQLite.
+
+A file may be damaged, or untrusted: every value is checked before it is used. A row of ``jobs`` that cannot be read is
+still listed, with what is wrong with it; other rows raise :class:`~dfm_async.store.database.Damage`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from dfm_async.base.text import shortened
+from dfm_async.errors import JobNotFound, JobOwned, StoreError
+from dfm_async.model.status import JobStatus
+from dfm_async.store.base import Entry, NewJob, Owner, StoredJob
+from dfm_async.store.batching import Batch, Committed, JobState
+from dfm_async.store.database import FENCES, Damage
+from dfm_async.store.processes import Locks
+
+LARGEST_NUMBER: Final = 1 << 53
+"""The limit of offsets and counts."""
+_LAST_TIME: Final = 253_370_764_800.0
+"""The beginning of the year 9999: later times cannot be shown in every time zone."""
+_STATES: Final = frozenset(status.value for status in JobStatus) - {JobStatus.UNKNOWN.value}
+
+_JOBS: Final = """
+    SELECT job_id, plan, fingerprint, options, created, finished, status, reason, "end", frames, stopped, errors, done,
+    jobs.fence, pid, host FROM jobs LEFT JOIN plans USING (job) LEFT JOIN owners ON owners.fence = jobs.fence
+"""
+_FENCE: Final = 13
+_ONE: Final = f"{_JOBS} WHERE job_id = ?"
+_NEWEST: Final = f"{_JOBS} ORDER BY job DESC LIMIT ?"
+_OWNERS: Final = "SELECT fence FROM owners"
+_NUMBER: Final = "SELECT job FROM jobs WHERE job_id = ?"
+_ENTRIES: Final = """
+    SELECT first, count, kind, head, payload FROM entries WHERE job = ? AND first >= (
+        SELECT first FROM entries WHERE job = ? AND first <= ? ORDER BY first DESC LIMIT 1)
+    ORDER BY first
+"""
+_HEADS: Final = "SELECT first, count, kind, head FROM entries WHERE job = ? AND first >= ? ORDER BY first LIMIT 1000"
+_PARAMS: Final = "SELECT data FROM params WHERE job = ? AND frame = ?"
+_ADDRESS: Final = "SELECT address FROM owners WHERE fence = ?"
+_IDLE: Final = "SELECT fence FROM owners WHERE NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.fence = owners.fence)"
+_LAST_EVENT: Final = "SELECT first + count FROM entries WHERE job = ? ORDER BY first DESC LIMIT 1"
+_PARAMS_STORED: Final = "SELECT count(*), coalesce(max(frame) + 1, 0) FROM params WHERE job = ? AND frame >= 0"
+_DELETE: Final = tuple(f"DELETE FROM {table} WHERE job = ?" for table in ("entries", "params", "plans", "jobs"))  # noqa: S608 - constants
+_STATE: Final = 'SELECT job, fence, "end", frames FROM jobs WHERE job_id = ?'
+_CHANGE: Final = """
+    UPDATE jobs SET "end" = :end, frames = :frames, errors = errors + :errors, done = done + :done,
+    status = coalesce(:status, status), stopped = coalesce(:stopped, stopped),
+    reason = CASE WHEN :status IS NULL THEN reason ELSE :reason END,
+    finished = CASE WHEN :status IS NULL THEN finished ELSE :finished END WHERE job = :job
+"""
+_ADD_ENTRY: Final = "INSERT INTO entries (job, first, count, kind, head, payload) VALUES (?, ?, ?, ?, ?, ?)"
+_ADD_PARAMS: Final = "INSERT INTO params (job, frame, data) VALUES (?, ?, ?)"
+
+
+# writing
+
+
+def commit(connection: sqlite3.Connection, batch: Batch, fence: int, path: str, check: Callable[[], None]) -> None:
+    """Carry out a batch in one transaction: all of it, or nothing if it raises.
+
+    Writes for jobs with another fence are left out. ``check`` raises if the transaction must not be committed.
+    """
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        done = Committed({}, [], [])
+        _write(connection, batch, fence, path, done)
+        for command in batch.commands:
+            command.run(connection, done.ends)
+        check()
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.rollback()
+        raise
+    batch.committed = done
+
+
+def _write(connection: sqlite3.Connection, batch: Batch, fence: int, path: str, done: Committed) -> None:
+    def load(job_id: str) -> JobState | None:
+        row = connection.execute(_STATE, (job_id,)).fetchone()
+        return None if row is None else JobState(*row)
+
+    entries: list[tuple[Any, ...]] = []
+    params: list[tuple[Any, ...]] = []
+    changes: list[dict[str, Any]] = []
+    for change in batch.changes(load, fence, path, done):
+        job, writes = change.key, change.writes
+        entries += [(job, e.first, e.count, e.kind, e.head, e.payload) for e in writes.entries]
+        params += [(job, number, data) for number, data in writes.params]
+        changes.append(
+            {
+                "job": job,
+                "end": change.end,
+                "frames": change.frames,
+                "errors": writes.errors,
+                "done": writes.done,
+                "status": None if writes.status is None else writes.status.value,
+                "reason": writes.reason,
+                "finished": writes.finished,
+                "stopped": writes.stopped,
+            }
+        )
+    for statement, rows in ((_ADD_ENTRY, entries), (_ADD_PARAMS, params), (_CHANGE, changes)):
+        if rows:
+            connection.executemany(statement, rows)
+
+
+class Ownership:
+    """The transactions that create, take over and delete jobs, under the fencing number of one open store.
+
+    The methods run in the writer's thread and, except :meth:`register`, inside its transaction. ``ends`` gets the jobs
+    that they change, and the offset that each has reached.
+    """
+
+    def __init__(self, path: str, locks: Locks) -> None:
+        self.locks = locks
+        self.fence = 0
+        """Its number; 0 if it could not be written yet: then the store can own nothing."""
+        self._path = path
+
+    def register(self, connection: sqlite3.Connection, address: bytes | None) -> None:
+        """Take the next fencing number and its lock; remove owners that own nothing."""
+        if self.fence:
+            return  # another call has taken it meanwhile
+        connection.execute("BEGIN IMMEDIATE")
+        with connection:
+            idle = connection.execute(_IDLE).fetchall()
+            gone = [row for row in idle if row[0] not in FENCES or not self.locks.held(row[0])]
+            connection.executemany("DELETE FROM owners WHERE fence = ?", gone)
+            fence = connection.execute("SELECT last_fence FROM meta").fetchone()[0] + 1
+            while not self.locks.acquire(fence):  # held by one whose database was deleted, and its counter with it
+                fence += 1
+            try:
+                connection.execute("UPDATE meta SET last_fence = ?", (fence,))
+                row = (fence, os.getpid(), socket.gethostname(), address)
+                connection.execute("INSERT INTO owners (fence, pid, host, address) VALUES (?, ?, ?, ?)", row)
+                connection.execute("COMMIT")
+            except BaseException:  # the number is not ours
+                self.locks.release(fence)
+                raise
+        self.fence = fence
+
+    def create(self, job: NewJob, connection: sqlite3.Connection, ends: dict[str, int]) -> bool:
+        """Store a new job; False if its id is taken."""
+        cursor = connection.execute(
+            'INSERT INTO jobs (job_id, fence, created, status, "end", frames, stopped, errors, done) '
+            "VALUES (?, ?, ?, ?, 0, ?, ?, 0, 0) ON CONFLICT (job_id) DO NOTHING",
+            (job.job_id, self.fence, job.created, JobStatus.SUBMITTED.value, len(job.params), job.stopped),
+        )
+        if not cursor.rowcount:
+            return False
+        connection.execute(
+            "INSERT INTO plans (job, plan, fingerprint, options) VALUES (?, ?, ?, ?)",
+            (cursor.lastrowid, job.plan, job.fingerprint, job.options),
+        )
+        connection.executemany(_ADD_PARAMS, [(cursor.lastrowid, *numbered) for numbered in enumerate(job.params)])
+        ends[job.job_id] = 0
+        return True
+
+    def take_over(self, job_id: str, connection: sqlite3.Connection, ends: dict[str, int]) -> StoredJob:
+        """Make this store the owner of a job."""
+        found = self._available(connection, job_id)
+        self._check(connection, found)
+        if found.status.terminal:
+            connection.execute("UPDATE jobs SET fence = ? WHERE job_id = ?", (self.fence, job_id))
+        else:  # it does not run yet: it must look neither interrupted nor running
+            connection.execute(
+                "UPDATE jobs SET fence = ?, status = ? WHERE job_id = ?",
+                (self.fence, JobStatus.SUBMITTED.value, job_id),
+            )
+        found = self._available(connection, job_id)
+        ends[job_id] = found.end
+        return found
+
+    def give_back(self, job_id: str, connection: sqlite3.Connection, _ends: dict[str, int]) -> None:
+        """Undo :meth:`take_over`: the job is interrupted as before."""
+        connection.execute(
+            "UPDATE jobs SET status = ? WHERE job_id = ? AND fence = ? AND status = ?",
+            (JobStatus.INTERRUPTED.value, job_id, self.fence, JobStatus.SUBMITTED.value),
+        )
+
+    def _check(self, connection: sqlite3.Connection, found: StoredJob) -> None:
+        """Refuse a job that cannot go on because its rows do not belong together."""
+        problem = found.damage
+        if problem is None:
+            number = connection.execute(_NUMBER, (found.job_id,)).fetchone()
+            last = connection.execute(_LAST_EVENT, number).fetchone()
+            end, frames = 0 if last is None else last[0], connection.execute(_PARAMS_STORED, number).fetchone()
+            if end != found.end:
+                problem = f"it has {found.end} events, but those that are stored end at {end}"
+            elif frames != (found.frames, found.frames):
+                problem = f"it has {found.frames} parameter sets, but {frames[0]} are stored"
+        if problem is not None:
+            raise StoreError(self._path, f"job {found.job_id} is damaged: {problem}", "Restore the file from a copy")
+
+    def delete(self, job_id: str, connection: sqlite3.Connection, ends: dict[str, int]) -> None:
+        """Delete a job."""
+        self._available(connection, job_id)
+        number = connection.execute(_NUMBER, (job_id,)).fetchone()
+        for statement in _DELETE:
+            connection.execute(statement, number)
+        ends.pop(job_id, None)
+
+    def _available(self, connection: sqlite3.Connection, job_id: str) -> StoredJob:
+        found = find_job(connection, self.locks, self.fence, job_id)
+        if found is None:
+            raise JobNotFound(job_id)
+        if found.owner.alive and not found.owner.mine:
+            raise JobOwned(job_id, found.owner.pid, found.owner.host)
+        return found
+
+
+# reading
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and (value.isascii() or value.encode("utf-8", "replace").decode() == value)
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, float) and 0 <= value < _LAST_TIME
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < LARGEST_NUMBER
+
+
+def _is_bytes(value: Any) -> bool:
+    return isinstance(value, bytes)
+
+
+def _or_null(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or check(value)
+
+
+_CHECKS: Final[tuple[tuple[str, Callable[[Any], bool], Any], ...]] = (
+    ("job_id", lambda value: _is_text(value) and bool(value), ""),
+    ("plan", _is_bytes, b""),
+    ("fingerprint", _or_null(_is_text), None),
+    ("options", _is_bytes, b""),
+    ("created", _is_time, 0.0),
+    ("finished", _or_null(_is_time), None),
+    ("status", lambda value: isinstance(value, str) and value in _STATES, JobStatus.INTERRUPTED.value),
+    ("reason", _or_null(_is_text), None),
+    ("end", _is_number, 0),
+    ("frames", _is_number, 0),
+    ("stopped", _is_number, 0),
+    ("errors", _or_null(_is_number), None),
+    ("done", _or_null(_is_number), None),
+    ("fence", lambda value: isinstance(value, int) and value in FENCES, 0),
+)
+"""The columns of a job: the check of each, and the value that replaces one that fails it."""
+
+
+def find_job(connection: sqlite3.Connection, locks: Locks, fence: int, job_id: str) -> StoredJob | None:
+    """Return a job, or None."""
+    if not _is_text(job_id):
+        return None  # nothing can be stored under such an id
+    found = _load(connection, locks, fence, _ONE, (job_id,), set())
+    return found[0] if found else None
+
+
+def newest_jobs(connection: sqlite3.Connection, locks: Locks, fence: int, limit: int) -> list[StoredJob]:
+    """Return the newest jobs, in the order in which they were created."""
+    owners = [row[0] for row in connection.execute(_OWNERS)]
+    dead = {number for number in owners if number in FENCES and not locks.held(number)}
+    return _load(connection, locks, fence, _NEWEST, (limit,), dead)[::-1]
+
+
+def _load(
+    connection: sqlite3.Connection, locks: Locks, fence: int, query: str, arguments: tuple[Any, ...], dead: set[int]
+) -> list[StoredJob]:
+    while True:
+        texts: dict[bytes, bytes] = {}  # many jobs have the same plan and options: one copy of each is enough
+        rows = []
+        for row in connection.execute(query, arguments):
+            values = list(row)
+            for at in (1, 3):
+                if isinstance(values[at], bytes):
+                    values[at] = texts.setdefault(values[at], values[at])
+            rows.append(values)
+        # An owner may have ended its jobs and itself since the rows were read. Read behind its death, they are final.
+        fences = {row[_FENCE] for row in rows if isinstance(row[_FENCE], int) and row[_FENCE] in FENCES} - dead
+        gone = {number for number in fences if not locks.held(number)}
+        if not gone:
+            return [_job(row, row[_FENCE] in fences, fence) for row in rows]
+        dead |= gone
+
+
+def _job(row: list[Any], alive: bool, fence: int) -> StoredJob:
+    damage = None
+    if not _CHECKS[0][1](row[0]):
+        damage = f"column 'job_id' cannot be read ({shortened(row[0])})"
+        raw = row[0] if isinstance(row[0], bytes) else str(row[0]).encode("utf-8", "surrogateescape")
+        row[0] = raw.decode("utf-8", "backslashreplace")
+    for at, (column, check, instead) in enumerate(_CHECKS[1:], 1):
+        if not check(row[at]):
+            damage = damage or f"column {column!r} cannot be read ({shortened(row[at])})"
+            row[at] = instead
+    *values, found_fence, pid, host = row
+    status = values[6] = JobStatus(values[6])
+    if not status.ended:
+        values[5] = values[7] = None  # those of an interruption that is over
+        if not alive:
+            values[6] = JobStatus.INTERRUPTED
+    values[10] = bool(values[10])
+    owner = Owner(
+        fence=found_fence,
+        pid=pid if isinstance(pid, int) else 0,
+        host=host if _is_text(host) else "",
+        alive=alive,
+        mine=alive and found_fence == fence,
+    )
+    columns = {column: value for (column, _, _), value in zip(_CHECKS, values, strict=False)}
+    return StoredJob(**columns, owner=owner, damage=damage)
+
+
+def _number(connection: sqlite3.Connection, job_id: str) -> int | None:
+    row = connection.execute(_NUMBER, (job_id,)).fetchone() if _is_text(job_id) else None
+    return None if row is None else row[0]
+
+
+def _entry(job_id: str, expected: int | None, row: tuple[Any, ...]) -> Entry:
+    first, count, kind, head, payload = row
+    whole = _is_number(first) and _is_number(count) and count and first + count < LARGEST_NUMBER
+    if not whole or not _is_number(kind) or not isinstance(head, bytes) or not isinstance(payload, bytes):
+        raise Damage(f"job {job_id}: a row of its events cannot be read ({shortened(row)})")
+    if expected is not None and first != expected:
+        raise Damage(f"job {job_id}: its events {expected} to {first - 1} are missing")
+    return Entry(first, count, kind, head, payload)
+
+
+def read_entries(connection: sqlite3.Connection, job_id: str, start: int, max_bytes: int) -> list[Entry]:
+    """Return the entry that holds an offset and those behind it, at least one."""
+    found: list[Entry] = []
+    size = 0
+    job = _number(connection, job_id)
+    if not _is_number(start):
+        return []
+    rows = connection.execute(_ENTRIES, (job, job, start))
+    try:
+        expected = None
+        for row in rows:
+            entry = _entry(job_id, expected, row)
+            expected = entry.first + entry.count
+            if expected <= start:
+                continue  # the last entry, or one before a gap
+            if entry.first > start and not found:
+                raise Damage(f"job {job_id}: its events {start} to {entry.first - 1} are missing")
+            size += len(entry.head) + len(entry.payload)
+            if found and size > max_bytes:
+                break
+            found.append(entry)
+    finally:
+        rows.close()  # an open cursor would keep the log of writes from being emptied
+    return found
+
+
+def read_heads(connection: sqlite3.Connection, job_id: str, start: int) -> list[Entry]:
+    """Return the next entries that begin at an offset or behind it, without their payloads."""
+    rows = connection.execute(_HEADS, (_number(connection, job_id), start)).fetchall()
+    return [_entry(job_id, None, (*row, b"")) for row in rows]
+
+
+def read_params(connection: sqlite3.Connection, job_id: str, frames: Sequence[int]) -> dict[int, bytes]:
+    """Return parameter sets by their numbers, as far as they are stored."""
+    job = _number(connection, job_id)
+    found: dict[int, bytes] = {}
+    for frame in frames:  # one by one: a statement takes a limited number of variables
+        row = connection.execute(_PARAMS, (job, frame)).fetchone()
+        if row is not None:
+            if not isinstance(row[0], bytes):
+                raise Damage(f"job {job_id}: parameter set {frame} cannot be read ({shortened(row[0])})")
+            found[frame] = row[0]
+    return found
+
+
+def owner_address(connection: sqlite3.Connection, fence: int) -> bytes | None:
+    """Return the address at which an owner announces its commits."""
+    row = connection.execute(_ADDRESS, (fence,)).fetchone()
+    return row[0] if row is not None and isinstance(row[0], bytes) else None

@@ -1,0 +1,483 @@
+"""A job that runs in the federation, as the application sees it: its log is a copy, its commands travel."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from dfm_async.base.signals import Outcome, Signal
+from dfm_async.engine.coordinator import log_overflow
+from dfm_async.engine.frames import Row
+from dfm_async.engine.intake import LoggedErrors
+from dfm_async.engine.machine import Phase
+from dfm_async.engine.target import AlreadySubmitted
+from dfm_async.errors import DfmError, EncodingError, JobExists, ParameterError, QueueFull, ResultsExpired
+from dfm_async.model.events import Event, Failure, FrameCompleted, Result, StatusChanged
+from dfm_async.model.ids import JobNumber
+from dfm_async.model.stats import Traffic
+from dfm_async.model.status import JobStatus
+from dfm_async.results.event_codec import decode_error, encode_error
+from dfm_async.results.record import JobRecord
+from dfm_async.results.seen import Seen
+from dfm_async.runtime.site import encode_net
+from dfm_async.targets.flare import protocol as fm
+from dfm_async.targets.flare.event_messages import EventReader
+from dfm_async.targets.flare.hub_connection import HubConnection
+from dfm_async.targets.flare.message_parts import TooLarge
+from dfm_async.telemetry.traces import JobTrace
+from dfm_async.wire import messages as msg
+from dfm_async.wire.codec import Codec
+
+_AHEAD: Final = 1024
+"""The largest number of events in flight to us."""
+_ALL: Final = 1 << 40
+_ROWS: Final = msg.BATCH_BYTES
+"""The largest number of bytes of parameter sets in one message; a larger set goes alone."""
+_CONFIRM: Final = 256 * 1024
+"""The number of bytes after which they are confirmed to the hub, at the latest."""
+
+
+@dataclass(slots=True)
+class _RemoteFrames:
+    """The progress of the parameter sets, as the hub has reported it."""
+
+    added: int = 0
+    opened: int = 0
+    open: range = range(0)
+    stopped: bool = False
+
+
+class RemoteJob:
+    """Steers one job in the federation, and fills the application's copy of its log.
+
+    Args:
+        record: the application's copy.
+        codec: how values travel.
+        detach: whether it goes on when the session is closed.
+    """
+
+    def __init__(self, record: JobRecord, codec: Codec, *, detach: bool) -> None:
+        self.record = record
+        self.plan = record.plan
+        self.spec = record.spec
+        self.outcomes: dict[str, str] = {}
+        self.trace: JobTrace | None = None
+        self.frames = _RemoteFrames()
+        self.yielded = Traffic()
+        self.phase = Phase.WAITING
+        self.connection: HubConnection | None = None
+        """The connection to the hub that has the job."""
+        self._codec = codec
+        self._detach = detach
+        self._reader = EventReader(record.plan, codec)
+        self._rows: list[Row] = []
+        self._submitted: Outcome[fm.Submitted] | None = None
+        self._known = False
+        """Whether the hub has the job."""
+        self._began = asyncio.get_running_loop().time()
+        self._token = ""
+        """Names our submission of the job; empty if we have not submitted it."""
+        self._on_end: list[Callable[[RemoteJob], None]] = []
+        self._room = Signal()
+        self._state = "waits for the federation"
+        self._finished: float | None = None
+        self._size = 0
+        """The number of bytes of events that were received."""
+        self._confirmed = 0
+        self._granted = 0
+        self._end_there = 0
+        """The end of the hub's log."""
+        self._ending = False
+        """Whether the job is about to end, so that nothing holds its last events up."""
+        limits = record.log.limits
+        # What is in flight must fit into the hub's log, too: else that would wait for us, and we for it.
+        self._ahead = min(_AHEAD, 4 * limits.window, limits.max_items)
+        self._confirm_after = min(_CONFIRM, limits.window_bytes // 4, limits.max_bytes // 4)
+        record.log.owner = self
+        record.execution = self
+        record.number = JobNumber(0)
+
+    def _send(self, message: Any) -> None:
+        if self.connection is not None:
+            self.connection.send(message)
+
+    # parameter sets
+
+    def add(self, rows: Sequence[Row], *, last: bool = False) -> None:
+        """Add parameter sets; they are sent at once, if the hub knows the job. ``last``: no further ones will come."""
+        if self.phase in (Phase.STOPPING, Phase.ENDED):
+            return
+        first = self.frames.added
+        self.frames.added += len(rows)
+        for index in range(first, self.frames.added):
+            self.record.open_frames[index] = 1
+        self.record.next_frame = self.frames.added
+        if not self._known:
+            self._rows.extend(rows)
+        elif rows:
+            self._send_rows(rows)
+        if last:
+            self.stop()
+
+    def _send_rows(self, rows: Sequence[Row]) -> None:
+        """Send parameter sets that the hub does not have, in messages that are not too large."""
+        packed = self._codec.dumps(list(rows))
+        if len(packed) > _ROWS and len(rows) > 1:
+            self._send_rows(rows[: len(rows) // 2])
+            self._send_rows(rows[len(rows) // 2 :])
+            return
+        try:
+            self._send(fm.AddRows(self.record.job_id, packed))
+        except TooLarge as error:
+            self.fail(ParameterError([f"a parameter set cannot be sent: {error}"]))
+
+    def stop(self) -> None:
+        """Note that no further parameter set will come."""
+        if not self.frames.stopped:
+            self.frames.stopped = True
+            if self._known:
+                self._send(fm.StopFrames(self.record.job_id))
+
+    @property
+    def accepts(self) -> bool:
+        """Whether further parameter sets may come."""
+        return not self.frames.stopped and self.phase not in (Phase.STOPPING, Phase.ENDED)
+
+    async def room(self) -> None:
+        """Wait until there is room for a further parameter set, or the job takes none any longer."""
+        most = 2 * self.spec.window
+        await self._room.wait_until(lambda: len(self.record.open_frames) < most or not self.accepts)
+
+    def resume(self, rows: Mapping[int, Row], added: int, seen: Seen, failed: LoggedErrors) -> None:
+        """Refuse: jobs of a federation are not interrupted.
+
+        Raises:
+            DfmError: always.
+        """
+        raise DfmError("jobs on FLARE live in the federation: find them again with session.reattach")
+
+    # lifecycle
+
+    def on_end(self, call: Callable[[RemoteJob], None]) -> None:
+        """Call back when the job has ended."""
+        self._on_end.append(call)
+
+    def watch_deadline(self, began: float) -> None:
+        """Abort the job at its deadline, if it has one; ``began``: when the job began, by the loop's clock."""
+        self._began = began
+
+    @property
+    def state(self) -> str:
+        """The state of the job, as text."""
+        if self.phase is Phase.WAITING:
+            return self._state
+        frames = self.frames
+        done = frames.added - len(self.record.open_frames)
+        total = f"{frames.added}" if frames.stopped else f"{frames.added} so far"
+        return f"{self.phase.value}, {done} of {total} parameter sets done"
+
+    async def submit(self, offers: dict[str, str]) -> None:
+        """Submit the job to the hub; return when the hub has it.
+
+        Raises:
+            JobExists: another job has its id.
+            AlreadySubmitted: the same job was submitted before.
+            QueueFull: too many jobs wait.
+            ParameterError: it is too large.
+            DfmError: it cannot be sent.
+        """
+        record, plan = self.record, self.plan
+        try:
+            nets = tuple(encode_net(net, self._codec) for net in plan.nets)
+            packed = plan.to_json()
+        except EncodingError as error:
+            raise DfmError(f"a literal of the pipeline cannot be sent to other organisations: {error}") from error
+        traced = None
+        if self.trace is not None:
+            launched = self.trace.launch()
+            traced = fm.Traced(self.trace.trace_id, self.trace.span, tuple(span for _, span, _ in launched))
+        first = self._first_rows()  # the others follow when the hub knows the job
+        self._token = secrets.token_hex(8)
+        message = fm.Submit(
+            spec=self.spec,
+            plan=packed,
+            nets=nets,
+            offers={site: key for site, key in offers.items() if site in plan.sites_at},
+            rows=self._codec.dumps(first) if first else b"",
+            stopped=self.frames.stopped and len(first) == len(self._rows),
+            elapsed=asyncio.get_running_loop().time() - self._began,
+            trace=traced,
+            token=self._token,
+            until=self._ahead,
+        )
+        self._granted = self._ahead
+        self._submitted = Outcome()
+        try:
+            self._send(message)
+        except TooLarge as error:
+            self._submitted = None
+            text = f"the pipeline and its first parameter set cannot be sent: {error} (max_message_bytes of its site)"
+            raise ParameterError([text]) from None
+        answer = await self._submitted
+        if answer.outcome == "full":
+            raise QueueFull(int(answer.reason or 0))
+        if answer.outcome == "same":
+            raise AlreadySubmitted
+        if answer.outcome == "other":
+            if answer.reason:
+                raise DfmError(f"the federation cannot run the job: {answer.reason}")
+            raise JobExists(record.job_id)
+        late, self._rows = self._rows[len(first) :], []
+        self._known = True
+        if late:
+            self._send_rows(late)
+        if self.frames.stopped and not message.stopped:
+            self._send(fm.StopFrames(record.job_id))
+
+    def _first_rows(self) -> list[Row]:
+        """Return the first parameter sets, as far as they are not too large together."""
+        first = list(self._rows)
+        while len(first) > 1 and len(self._codec.dumps(first)) > _ROWS:
+            del first[len(first) // 2 :]
+        return first
+
+    def answered(self, answer: fm.Submitted) -> None:
+        """Note the hub's answer to the submission."""
+        if self._submitted is not None:
+            self._submitted.settle(answer)
+
+    @property
+    def _only_here(self) -> bool:
+        """Whether the hub was never sent the job."""
+        return self._submitted is None and not self._known
+
+    def follow(self) -> None:
+        """Have the hub send the events that we do not have yet."""
+        self._known = True
+        self._size = 0
+        self._send(fm.Follow(self.record.job_id, self.record.log.end))
+        self._grant(force=True)
+
+    def halt(self, status: JobStatus, reason: str, grace: float) -> None:
+        """Stop the job; it ends with this status when the federation has stopped it."""
+        if self.phase in (Phase.STOPPING, Phase.ENDED):
+            return
+        if self._only_here:
+            self._end(status, reason)
+            return
+        self.phase = Phase.STOPPING
+        kind: Any = status.value  # one of those that Halt may have: no other ends a job early
+        self._halting = fm.Halt(self.record.job_id, self._token, kind, reason, grace)
+        self._send(self._halting)
+        self._take_the_rest()
+        self._room.notify()
+
+    def shorten(self, grace: float) -> None:
+        """Kill what has not stopped after a further grace."""
+        if self.phase is Phase.STOPPING and grace < self._halting.grace:
+            self._send(msgspec.structs.replace(self._halting, grace=grace))
+
+    def shut_down(self, reason: str, grace: float) -> None:
+        """Note that the session is closed: the job ends, or goes on without the application."""
+        if self.phase is Phase.ENDED:
+            return
+        if self._detach and self._known:
+            self._end(JobStatus.INTERRUPTED, f"{reason}; the job continues in the federation (session.reattach)")
+        else:
+            self.halt(JobStatus.ABORTED, reason, grace)
+
+    def fail(self, error: DfmError) -> None:
+        """End the job with an error of the application's side."""
+        if self.phase in (Phase.STOPPING, Phase.ENDED):
+            return
+        if self._only_here:
+            self.record.add_error(error)
+            self.record.add(Failure(self.record.log.end, None, error, (), self.plan.homesite, "job"))
+            self._end(JobStatus.FAILED, str(error))
+            return
+        self._send(fm.Fail(self.record.job_id, self._token, encode_error(error)))
+        self._take_the_rest()
+
+    def abandon(self, at: int, how: str = "abandoned") -> None:
+        """Abandon the job: its outcome cannot be known any longer."""
+        self._end(JobStatus.ABORTED, "the session has ended")
+
+    def lost(self, error: DfmError) -> None:
+        """Note that the federation cannot be reached any longer."""
+        if self.phase is not Phase.ENDED:
+            if self._submitted is not None:
+                self._submitted.fail(error)
+            self.record.cause = error
+            self._end(JobStatus.ABORTED, str(error))
+
+    def _end(self, status: JobStatus, reason: str | None) -> None:
+        if self.phase is not Phase.ENDED:
+            self._close(status, reason)
+            self.record.change(status, reason)
+            self._notify_end()
+
+    def _ended_there(self, status: JobStatus, reason: str | None) -> None:
+        """Note that the job has ended in the federation."""
+        self._close(status, reason)
+        self.record.adopt(status, reason, self._finished or time.time())
+        self._notify_end()
+
+    def _close(self, status: JobStatus, reason: str | None) -> None:
+        self.phase = Phase.ENDED
+        self._room.notify()
+        log = self.record.log
+        log.owner = self.record.execution = None
+        if self._known:
+            self._send(fm.Unfollow(self.record.job_id))
+        if self.trace is not None:
+            failed = reason or (None if status is JobStatus.FINISHED else f"{self.record.error_count} errors")
+            self.trace.end(status.value, failed)
+            self.trace = None
+
+    def _notify_end(self) -> None:
+        calls, self._on_end = self._on_end, []
+        for call in calls:
+            call(self)
+
+    # messages of the hub
+
+    def take_state(self, state: fm.JobState) -> None:
+        """Take a progress report of the hub."""
+        frames = self.frames
+        frames.added = max(frames.added, state.added)
+        frames.opened, frames.open = state.opened, range(state.open)
+        frames.stopped = frames.stopped or state.stopped
+        self._state = state.state
+        self.outcomes = dict(state.outcomes)
+        self._finished = state.finished
+        if state.cause and self.record.cause is None:
+            self.record.cause = decode_error(state.cause)
+        self._end_there = max(self._end_there, state.end)
+        if self.phase is Phase.WAITING and state.phase != "waiting":
+            self.phase = Phase.RUNNING
+        self.record.changed()
+        self._check_stalled()
+        status = JobStatus(state.status)
+        if status.ended and not self._ending and self.phase is not Phase.ENDED and not self.record.log.readers:
+            self._take_the_rest()
+        if status.ended and self.record.log.end >= state.end and self.phase is not Phase.ENDED:
+            # Its last event, which has the outcome, is not kept any longer.
+            self._ended_there(status, state.reason)
+
+    def take_expired(self, message: fm.Expired) -> None:
+        """Note that events that we do not have are gone: the log may begin later, but must have no gap."""
+        log = self.record.log
+        if message.first is None:
+            self.lost(DfmError(f"the federation does not know job {self.record.job_id} any longer"))
+        elif log.begin_at(message.first):
+            self.follow()
+        else:
+            self.lost(ResultsExpired(self.record.job_id, log.end, message.first))
+
+    def take_events(self, message: fm.Events) -> None:
+        """Take events of the hub, except those that we have already."""
+        if self.phase is Phase.ENDED:
+            return
+        log = self.record.log
+        self._end_there = message.end
+        if message.first + len(message.heads) <= log.end:
+            return
+        try:
+            events = self._reader.read(message, log.end)
+        except (EncodingError, ValueError) as error:
+            self.lost(DfmError(f"what the federation sent of job {self.record.job_id} cannot be read: {error}"))
+            return
+        self._take(events[log.end - message.first :], message)
+        self._size += message.size
+        self._grant()
+
+    def _take(self, events: list[Event], message: fm.Events) -> None:
+        record, log = self.record, self.record.log
+        if self.trace is not None and message.values:
+            self.trace.arrived(self.trace.origin(), len(events), message.size)
+        results, position = 0, 0
+        last: StatusChanged | None = None
+        for position, event in enumerate(events):
+            if type(event) is Result:
+                results += 1
+            elif type(event) is FrameCompleted:
+                record.open_frames.pop(event.frame[0], None)
+                self._room.notify()
+            elif type(event) is Failure:
+                if event.place is None or message.heads[position].kind == "result":
+                    record.add_error(event.error)
+            elif type(event) is StatusChanged:
+                last = event
+        self.yielded += Traffic(results, len(message.values))
+        log.extend(events, message.size // max(1, len(events)))
+        log.changed.notify()
+        record.changed()
+        if last is not None:
+            self._take_status(last)
+
+    def _take_status(self, event: StatusChanged) -> None:
+        if event.status.ended:
+            self._ended_there(event.status, event.reason)
+        else:
+            self.phase = Phase.RUNNING if self.phase is Phase.WAITING else self.phase
+            self.record.adopt(event.status, event.reason, None)
+
+    def take_relayed(self, relayed: fm.Relayed) -> None:
+        """Take a location's report of calls or spans."""
+        message = msg.decoder.decode(relayed.message)
+        if isinstance(message, msg.CallsMade):
+            activity = self.record.activity
+            if activity is not None:
+                if message.at < 0:
+                    activity.restarted()
+                else:
+                    site = self.plan.sites_at[message.at]
+                    activity.made(message.at, site, message.nodes, message.calls, message.left_out)
+        elif isinstance(message, msg.SpansMade) and self.trace is not None:
+            self.trace.take(message.at, message.spans, message.count, last=message.last)
+
+    # room
+
+    def _grant(self, *, force: bool = False) -> None:
+        """Grant the hub credit: as far as our log has room."""
+        log = self.record.log
+        if log.full and not self._ending:
+            self._check_stalled()
+            return
+        until = log.end + (_ALL if self._ending else self._ahead)
+        if force or until - self._granted > self._ahead // 2 or self._size > self._confirmed + self._confirm_after:
+            self._granted, self._confirmed = until, self._size
+            self._send(fm.Taken(self.record.job_id, log.end, until, self._size))
+
+    def _take_the_rest(self) -> None:
+        """Have the last events of an ending job sent, even if nobody reads them. The hub's log bounds them."""
+        self._ending = True
+        self._grant(force=True)
+
+    def log_has_room(self) -> None:
+        """Let the hub send more."""
+        self._grant(force=True)
+
+    def log_is_full(self) -> None:
+        """Fail the job, or notify its waiters: our log is full, and can drop nothing."""
+        if self.record.log.limits.overflow == "fail":
+            self.fail(log_overflow(self.record))
+        else:
+            self._check_stalled()
+
+    def _check_stalled(self) -> None:
+        if self.waiting_for_reader:
+            self.record.stalled()
+
+    @property
+    def waiting_for_reader(self) -> bool:
+        """Whether the job cannot go on before somebody reads its log."""
+        log = self.record.log
+        blocks = log.full and log.limits.overflow == "block" and not log.readers
+        return bool(blocks and self._end_there > log.end and self.phase is Phase.RUNNING)

@@ -1,0 +1,199 @@
+"""The client and a real service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from dfm_async import Federation, JobNotFound, JobStatus, OperationFailed, ParameterError, PipelineError
+from dfm_async.client import Client
+from dfm_async.errors import JobExists, ServiceError
+from dfm_async.events import Failure, Metrics, Progress, Result, StatusChanged
+from dfm_async.web import TokenAuthorizer
+from tests.support.pipelines import pipeline_of
+from tests.web.rig import PIPELINES, Server, gates, new_service, serving
+
+TOKEN = "a-token-of-the-tests"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    """Return a service that anyone may use."""
+    async with serving(new_service(allow_pipelines=True)) as found:
+        yield found
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[Client]:
+    """Return a client of that service."""
+    async with Client(str(server.client.base_url)) as found:
+        yield found
+
+
+async def test_results_of_a_submitted_job_arrive(client: Client) -> None:
+    submitted = await client.submit("squares", [{"x": 3}, {"x": 4}], job_id="order-17")
+    assert (submitted.job_id, submitted.pipeline) == ("order-17", "squares")
+    results = [result async for result in client.results("order-17")]
+    assert sorted(result.value for result in results) == [9, 16]
+    rest = [result async for result in client.results("order-17", after=results[0].offset)]
+    assert [result.value for result in rest] == [results[1].value]
+    assert [result async for result in client.results("order-17", places=["elsewhere"])] == []
+    info = await client.info("order-17")
+    assert (info.status, info.done) == (JobStatus.FINISHED, 2)
+
+
+async def test_events_have_the_types_of_a_local_job(client: Client) -> None:
+    await client.submit("telling", {"x": 1}, job_id="telling")
+    followed = [event async for event in client.events("telling")]
+    assert {type(event) for event in followed} >= {StatusChanged, Progress, Metrics, Result}
+    assert [event.offset for event in followed] == list(range(len(followed)))
+    assert [event async for event in client.events("telling", follow=False)] == followed
+    assert [event async for event in client.events("telling", follow=False, after=len(followed) - 1)] == []
+
+
+async def test_a_failure_has_the_error_of_the_operation(client: Client) -> None:
+    await client.submit("failing", {"x": 1}, job_id="failing")
+    failures = [event async for event in client.events("failing") if isinstance(event, Failure)]
+    assert isinstance(failures[0].error, OperationFailed)
+    assert failures[0].error.message == "no 1"
+
+
+async def test_stored_events_end_with_the_newest_one(client: Client) -> None:
+    gates["open"] = asyncio.Event()
+    await client.submit("gated", {"n": 4, "gate": "open"}, job_id="gated")
+    async for event in client.events("gated"):
+        if isinstance(event, Result) and event.value == 1:
+            break
+    newest = [event async for event in client.events("gated", follow=False)]
+    assert [event.value for event in newest if isinstance(event, Result)] == [0, 1]
+    gates["open"].set()
+    assert [result.value async for result in client.results("gated", after=newest[-1].offset)] == [2, 3]
+
+
+async def test_an_open_job_takes_further_parameter_sets(client: Client) -> None:
+    await client.submit("squares", stay_open=True, job_id="open")
+    await client.send_input_params("open", [{"x": 2}, {"x": 3}])
+    await client.send_stop_frame("open")
+    assert sorted([result.value async for result in client.results("open")]) == [4, 9]
+
+
+async def test_a_cancelled_job_is_aborted_and_can_be_forgotten(client: Client) -> None:
+    await client.submit("endless", job_id="endless")
+    assert await client.cancel("endless", "enough") == {"lab": "stopped"}
+    info = await client.info("endless")
+    assert (info.status, info.reason) == (JobStatus.ABORTED, "enough")
+    await client.forget("endless")
+    with pytest.raises(JobNotFound, match="'endless' is known to the service http"):
+        await client.info("endless")
+
+
+async def test_jobs_are_listed_newest_first(client: Client) -> None:
+    for name in ("a", "b", "c"):
+        await client.submit("squares", {"x": 1}, job_id=name)
+        assert [result.value async for result in client.results(name)] == [1]
+    assert [info.job_id for info in await client.jobs()] == ["c", "b", "a"]
+    assert [info.job_id for info in await client.jobs(limit=2)] == ["c", "b"]
+    assert await client.jobs(status=JobStatus.FAILED) == []
+
+
+async def test_pipelines_have_the_schemas_of_their_parameters(client: Client) -> None:
+    found = {pipeline.name: pipeline for pipeline in await client.pipelines()}
+    assert found.keys() == PIPELINES.keys()
+    assert found["squares"].params["properties"]["x"]["type"] == "integer"
+
+
+async def test_a_pipeline_of_the_client_runs(client: Client) -> None:
+    info = await client.submit(PIPELINES["squares"], {"x": 5})
+    assert [result.value async for result in client.results(info.job_id)] == [25]
+
+
+def _crater() -> int:
+    return 1
+
+
+async def test_refusals_are_the_errors_of_a_session(client: Client) -> None:
+    with pytest.raises(ParameterError) as wrong:
+        await client.submit("squares", {"x": "three", "y": 1})
+    assert len(wrong.value.problems) == 2
+    await client.submit("squares", {"x": 1}, job_id="taken")
+    with pytest.raises(JobExists) as taken:
+        await client.submit("squares", {"x": 2}, job_id="taken")
+    assert taken.value.job_id == "taken"
+    elsewhere = Federation("elsewhere").site("moon").operation(_crater)
+    with pytest.raises(PipelineError, match="_crater"):
+        await client.submit(pipeline_of(elsewhere))
+    with pytest.raises(ServiceError) as unknown:
+        await client.submit("no-such-pipeline")
+    assert (unknown.value.status, unknown.value.code) == (404, "pipeline")
+    with pytest.raises(ServiceError) as ended:
+        await client.resume("taken")
+    assert (ended.value.status, ended.value.code) == (409, "not interrupted")
+
+
+class Broken(httpx.AsyncByteStream):
+    """The body of an answer whose connection breaks in the middle."""
+
+    def __init__(self, body: Any) -> None:
+        self._body = body
+        self._left = 50_000
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for chunk in self._body:
+            yield chunk
+            self._left -= len(chunk)
+            if self._left < 0:
+                raise httpx.RemoteProtocolError("peer closed connection")
+
+    async def aclose(self) -> None:
+        await self._body.aclose()
+
+
+class Unreliable(httpx.AsyncHTTPTransport):
+    """Connections of which the first one with a stream breaks."""
+
+    streams = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        answer = await super().handle_async_request(request)
+        if request.url.path.endswith("/stream"):
+            self.streams += 1
+            answer.stream = Broken(answer.stream) if self.streams == 1 else answer.stream
+        return answer
+
+
+async def test_a_broken_connection_continues_after_the_last_event(server: Server) -> None:
+    transport = Unreliable()
+    async with Client(str(server.client.base_url), transport=transport) as client:
+        await client.submit("texts", {"n": 300, "size": 1000}, job_id="broken")
+        results = [result async for result in client.results("broken")]
+    assert [int(result.value.split()[0]) for result in results] == list(range(300)), "every result comes once"
+    assert transport.streams == 2
+
+
+async def test_a_token_is_sent() -> None:
+    async with serving(new_service(authorizer=TokenAuthorizer(TOKEN))) as server:
+        url = str(server.client.base_url)
+        async with Client(url, token=TOKEN) as known:
+            assert await known.jobs() == []
+        async with Client(url) as unknown:
+            with pytest.raises(ServiceError) as refused:
+                await unknown.jobs()
+    assert refused.value.status == 401
+
+
+async def test_a_service_that_does_not_run_is_an_error() -> None:
+    async with Client("http://127.0.0.1:9") as client:
+        for request in (client.jobs(), anext(client.results("j"))):
+            with pytest.raises(ServiceError) as refused:
+                await request
+            assert (refused.value.url, refused.value.status) == ("http://127.0.0.1:9", None)
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://example.org", "http://a:b"])
+def test_an_invalid_url_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="invalid service URL"):
+        Client(url)

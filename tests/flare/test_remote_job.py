@@ -1,0 +1,163 @@
+"""A job in the federation, as the application sees it, with a hub that a test plays."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from dfm_async import JobStatus, ParameterError, ResultLimits
+from dfm_async.errors import DecodingError, DfmError
+from dfm_async.model.ids import JobId
+from dfm_async.model.job_spec import JobSpec
+from dfm_async.results.event_codec import Head, decode_error
+from dfm_async.results.record import JobRecord
+from dfm_async.targets.flare import protocol as fm
+from dfm_async.targets.flare.message_parts import TooLarge
+from dfm_async.targets.flare.remote_job import RemoteJob
+from tests.flare.test_hub import B, codec, plan
+
+LIMITS = ResultLimits(max_items=10, window=4)
+
+
+class Connection:
+    """Records the messages to the hub."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.largest = 1 << 30
+
+    def send(self, message: Any) -> None:
+        size = len(fm.encode(message))
+        if size > self.largest:
+            raise TooLarge(f"{size} bytes are more than {self.largest}")
+        self.sent.append(message)
+
+    def granted(self) -> int:
+        return max((message.until for message in self.sent if isinstance(message, fm.Taken)), default=0)
+
+
+@pytest.fixture
+async def connection() -> Connection:
+    return Connection()
+
+
+@pytest.fixture
+async def job(connection: Connection) -> RemoteJob:
+    record = JobRecord(JobSpec(job_id=JobId("job"), limits=LIMITS), plan)
+    job = RemoteJob(record, codec, detach=False)
+    job.connection = connection  # type: ignore[assignment] # it only sends
+    job.follow()
+    return job
+
+
+def results(first: int, count: int) -> fm.Events:
+    heads = [Head(kind="result", frame=(0, first + n), point=0, at=B) for n in range(count)]
+    values = codec.dumps(list(range(count)))
+    return fm.Events("job", first, heads, values, [], first + count, len(values))
+
+
+def fill(job: RemoteJob, connection: Connection) -> int:
+    """Sends results as far as there is room; gives how many."""
+    sent = 0
+    while connection.granted() > sent:
+        count = connection.granted() - sent
+        job.take_events(results(sent, count))
+        sent += count
+    return sent
+
+
+async def test_a_log_that_nobody_reads_stops_the_hub(job: RemoteJob, connection: Connection) -> None:
+    assert LIMITS.max_items < fill(job, connection) <= 2 * LIMITS.max_items + 1
+    assert job.record.log.full
+
+
+@pytest.mark.parametrize("how", ["halted", "failed", "ended there"])
+async def test_the_last_events_of_a_job_come_although_nobody_reads(
+    job: RemoteJob, connection: Connection, how: str
+) -> None:
+    sent = fill(job, connection)
+    if how == "halted":
+        job.halt(JobStatus.ABORTED, "enough", 1.0)
+    elif how == "failed":
+        job.fail(DfmError("it is full"))
+    else:
+        job.take_state(state("finished", sent + 3))
+    assert connection.granted() > sent + 1000
+    job.take_events(results(sent, 2))
+    last = Head(kind="status", status="aborted", text="enough")
+    job.take_events(fm.Events("job", sent + 2, [last], b"", [], sent + 3, 0))
+    assert job.record.completion_event.is_set()
+    assert job.record.status is JobStatus.ABORTED
+
+
+async def test_a_job_whose_last_events_are_not_kept_ends_by_its_state(job: RemoteJob) -> None:
+    job.take_state(state("finished", 0))
+    assert job.record.status is JobStatus.FINISHED
+
+
+async def test_a_job_that_the_hub_does_not_know_any_more_ends(job: RemoteJob) -> None:
+    job.take_expired(fm.Expired("job", None))
+    assert job.record.status is JobStatus.ABORTED
+    assert "does not know" in str(job.record.reason)
+
+
+def state(status: str, end: int) -> fm.JobState:
+    return fm.JobState("job", status, None, status, 1, 1, 0, 0, True, False, {}, 1.0, end, "ended")
+
+
+async def test_what_is_too_large_for_the_server_is_not_sent(connection: Connection) -> None:
+    record = JobRecord(JobSpec(job_id=JobId("job"), limits=LIMITS), plan)
+    job = RemoteJob(record, codec, detach=False)
+    job.connection = connection  # type: ignore[assignment] # it only sends
+    connection.largest = 1000
+    job.add([{"x": b"x" * 2000}])
+    with pytest.raises(ParameterError, match=r"bytes are more than .* \(max_message_bytes"):
+        await job.submit({})
+    assert connection.sent == []
+
+
+async def test_a_further_set_that_is_too_large_fails_its_job(job: RemoteJob, connection: Connection) -> None:
+    connection.largest = 1000
+    job.add([{"x": b"x" * 2000}])
+    (failed,) = (message for message in connection.sent if isinstance(message, fm.Fail))
+    assert "a parameter set cannot be sent" in str(decode_error(failed.error))
+
+
+async def test_many_sets_go_in_parts_and_none_is_left_out(
+    job: RemoteJob, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dfm_async.targets.flare.remote_job._ROWS", 100)
+    job.add([{"x": n} for n in range(500)])
+    parts = [message.rows for message in connection.sent if isinstance(message, fm.AddRows)]
+    assert len(parts) > 5
+    assert [row["x"] for part in parts for row in codec.loads(part)] == list(range(500))
+
+
+async def test_the_first_sets_go_with_the_job_and_the_others_follow(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dfm_async.targets.flare.remote_job._ROWS", 100)
+    job = RemoteJob(JobRecord(JobSpec(job_id=JobId("job"), limits=LIMITS), plan), codec, detach=False)
+    job.connection = connection  # type: ignore[assignment] # it only sends
+    job.add([{"x": n} for n in range(500)])
+    job.stop()
+    submitting = asyncio.create_task(job.submit({}))
+    await asyncio.sleep(0)
+    (submit,) = (message for message in connection.sent if isinstance(message, fm.Submit))
+    assert not submit.stopped
+    job.answered(fm.Submitted("job", "new"))
+    await submitting
+    parts = [submit.rows, *(message.rows for message in connection.sent if isinstance(message, fm.AddRows))]
+    assert [row["x"] for part in parts for row in codec.loads(part)] == list(range(500))
+    assert isinstance(connection.sent[-1], fm.StopFrames)
+
+
+async def test_a_value_that_cannot_be_rebuilt_counts_as_an_error(job: RemoteJob) -> None:
+    heads = [Head(kind="result", frame=(0, 0), point=0, at=B)]
+    values = msgspec.msgpack.encode([msgspec.msgpack.Ext(99, b"")])
+    job.take_events(fm.Events("job", 0, heads, values, [], 1, len(values)))
+    assert job.record.error_count == 1
+    assert isinstance(job.record.errors[0], DecodingError)
