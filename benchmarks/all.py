@@ -19,6 +19,8 @@ from benchmarks.external import ROOT, environment
 NAMES = (
     "job_round_trip",
     "jobs_per_second",
+    "parallel_calls",
+    "batch",
     "small_results",
     "time_to_first_result",
     "startup",

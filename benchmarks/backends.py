@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 
 from benchmarks import operations
 
-Function = Callable[[int], Any]
+Function = Callable[[Any], Any]
 
 
 class Backend(abc.ABC):
@@ -46,6 +46,10 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def call(self, site: int, function: Function, argument: Any) -> Awaitable[Any]:
         """Runs a function at a site."""
+
+    async def each(self, function: Function, arguments: Sequence[Any]) -> list[Any]:
+        """Calls a function at the first site for each argument, all at once."""
+        return await asyncio.gather(*(self.call(0, function, argument) for argument in arguments))
 
     async def through(self, value: int, stages: Sequence[int]) -> int:
         """Sends a value through one stage at each of these sites."""
@@ -139,6 +143,10 @@ class DaskBackend(Backend):
         found: Awaitable[Any] = self.client.gather(self._submit(site, function, argument))
         return found
 
+    async def each(self, function: Function, arguments: Sequence[Any]) -> list[Any]:
+        found: list[Any] = await self.client.gather(self.client.map(function, arguments, pure=False))
+        return found
+
     async def through(self, value: int, stages: Sequence[int]) -> int:
         last: Any = value
         for site in stages:
@@ -168,7 +176,7 @@ class _RayActor:
 
 
 class RayBackend(Backend):
-    """Ray, with one actor per worker."""
+    """Ray, with one actor per worker; many calls of one function are tasks."""
 
     cost = 6.0
 
@@ -177,8 +185,10 @@ class RayBackend(Backend):
 
         import ray  # type: ignore[import-not-found]
 
-        ray.init(num_cpus=self.sites * self.workers, include_dashboard=False, logging_level=logging.ERROR)
+        cores = self.sites * self.workers
+        ray.init(num_cpus=cores, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
         self.stack.callback(ray.shutdown)
+        self.remote = ray.remote
         actor = ray.remote(_RayActor).options(num_cpus=0)
         self.actors = [[actor.remote() for _ in range(self.workers)] for _ in range(self.sites)]
         self.turns = [itertools.cycle(actors) for actors in self.actors]
@@ -188,6 +198,10 @@ class RayBackend(Backend):
 
     async def call(self, site: int, function: Function, argument: Any) -> Any:
         return await self._submit(site, function, argument)
+
+    async def each(self, function: Function, arguments: Sequence[Any]) -> list[Any]:
+        task = self.remote(lambda argument: function(argument))  # Ray takes no partial functions
+        return await asyncio.gather(*(task.remote(argument) for argument in arguments))
 
     async def through(self, value: int, stages: Sequence[int]) -> int:
         last: Any = value

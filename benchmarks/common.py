@@ -9,6 +9,7 @@ import os
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -251,6 +252,15 @@ class Usage:
         """Percent of one processor, and voluntary context switches per second, since then."""
         seconds = self.at - before.at
         return (self.cpu - before.cpu) / seconds * 100, (self.switches - before.switches) / seconds
+
+
+def cpu_times(processes: Iterable[psutil.Process]) -> dict[int, float]:
+    """The seconds that each of these processes has used a processor, as far as it still exists."""
+    found = {}
+    for process in processes:
+        with suppress(psutil.Error, OSError):
+            found[process.pid] = _usage(process)[0]
+    return found
 
 
 def _usage(process: psutil.Process) -> tuple[float, int]:

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import Block, Figure, Options, Target, interleave, main
-from dfm_async import CacheConfig
-from dfm_async.runtime.cache import SiteCache
-from dfm_async.runtime.stored_values import StoredValues
+from dfm_async.federation import CacheConfig
+from dfm_async.runtime.cache import SiteCache, StoredValues
 from dfm_async.wire.codec import Codec
 
 SIZES = {"1 KiB": 1024, "1 MiB": 1024**2, "32 MiB": 32 * 1024**2}
@@ -64,7 +63,7 @@ async def run(options: Options) -> list[Figure]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         stored = StoredValues(CacheConfig(base_path=f"{folder}/cache"), "benchmark", "site")
-        cache = SiteCache(Codec(trusted=True), stored)
+        cache = SiteCache(Codec.for_processes(), stored)
         blocks: dict[str, Block] = {}
         for size, count in SIZES.items():
             value = os.urandom(count)

@@ -14,7 +14,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from benchmarks import workloads
@@ -25,6 +25,11 @@ LIMIT = 120
 _MODULES = {"aiomultiprocess": "aiomultiprocess", "dask": "distributed", "ray": "ray"}
 
 Block = Callable[[Backend], Awaitable[float]]
+
+
+def _parallel(calls: workloads.Calls) -> Block:
+    return lambda b: workloads.parallel_calls(b, calls, min(calls.count, 2000))
+
 
 # Per workload: sites, workers, and the blocks with the names under which they are reported.
 WORKLOADS: dict[str, tuple[int, int, dict[str, Block]]] = {
@@ -37,6 +42,7 @@ WORKLOADS: dict[str, tuple[int, int, dict[str, Block]]] = {
             "256": lambda b: workloads.jobs_per_second(b, 1000, 256),
         },
     ),
+    "parallel_calls": (1, 2, {name: _parallel(calls) for name, calls in workloads.CALLS.items()}),
     "small_results": (
         1,
         1,
@@ -59,13 +65,13 @@ WORKLOADS: dict[str, tuple[int, int, dict[str, Block]]] = {
 }
 
 
-def interpreters() -> dict[str, str]:
-    """The Python interpreter for each peer that is there."""
+def interpreters(peers: Collection[str] = tuple(_MODULES)) -> dict[str, str]:
+    """The Python interpreter for each of these peers that is there."""
     found = {}
     directory = os.environ.get("DFM_BENCH_PEERS")
-    for peer, module in _MODULES.items():
+    for peer in peers:
         theirs = Path(directory) / peer / "bin" / "python" if directory else None
-        if importlib.util.find_spec(module) is not None:
+        if importlib.util.find_spec(_MODULES[peer]) is not None:
             found[peer] = sys.executable
         elif theirs is not None and theirs.exists():
             found[peer] = str(theirs)
@@ -80,11 +86,14 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
 
 
-def measure(workload: str, quick: bool) -> dict[str, dict[str, float]]:
+def measure(
+    workload: str, quick: bool, *, peers: Collection[str] = tuple(_MODULES), workers: int | None = None
+) -> dict[str, dict[str, float]]:
     """Runs a workload with every peer that is there; gives for each metric the value of each peer."""
     found: dict[str, dict[str, float]] = {}
-    for peer, python in interpreters().items():
-        command = [python, "-m", "benchmarks.external", peer, workload, "1" if quick else "3"]
+    for peer, python in interpreters(peers).items():
+        count = str(workers or WORKLOADS[workload][1])
+        command = [python, "-m", "benchmarks.external", peer, workload, "1" if quick else "3", count]
         try:
             done = subprocess.run(
                 command, env=environment(), cwd=ROOT, timeout=LIMIT, check=True, capture_output=True, text=True
@@ -98,8 +107,8 @@ def measure(workload: str, quick: bool) -> dict[str, dict[str, float]]:
     return found
 
 
-async def _run(peer: str, workload: str, repeats: int) -> dict[str, float]:
-    sites, workers, blocks = WORKLOADS[workload]
+async def _run(peer: str, workload: str, repeats: int, workers: int) -> dict[str, float]:
+    sites, _, blocks = WORKLOADS[workload]
     async with BACKENDS[peer](sites, workers) as backend:
         await backend.warm()
         found = {}
@@ -110,4 +119,4 @@ async def _run(peer: str, workload: str, repeats: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(_run(sys.argv[1], sys.argv[2], int(sys.argv[3])))))
+    print(json.dumps(asyncio.run(_run(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))))

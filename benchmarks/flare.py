@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 from benchmarks import operations
 from benchmarks.external import ROOT
-from dfm_async import Federation, ForEach, Pipeline, PlaceParam, Plan, Session, Yield
-from dfm_async.deploy import LocalFlare
+from dfm_async import Federation, ForEach, Pipeline, PlaceParam, Session, Yield
+from dfm_async.flare import LocalFlare
 from dfm_async.model.flare import FlareOptions
+from dfm_async.planning import Plan
 
 SITES = ("a", "b")
 KITS = ROOT / ".nox" / "federations" / "kits"
@@ -41,7 +42,7 @@ class Contender:
     Args:
         flare: the federation.
         gateway: whether results may come through the homesite's client.
-        linger: for how many seconds the carrier stays when no session needs it.
+        linger: for how many seconds the host job stays when no session needs it.
     """
 
     def __init__(self, flare: LocalFlare, gateway: Literal["auto", "never"] = "auto", linger: float = 60.0) -> None:
@@ -69,7 +70,7 @@ class Contender:
     @property
     def way(self) -> str:
         """How results come."""
-        return str(self.session.stats().way)
+        return str(self.session.stats().transport)
 
     # pipelines
 

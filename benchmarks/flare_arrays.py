@@ -14,7 +14,7 @@ import asyncio
 from benchmarks import flare, flare_dfm, workloads
 from benchmarks.common import Block, Figure, Options, Target, interleave, main, scaled
 from benchmarks.flare_raw import RawJob
-from dfm_async import Plan
+from dfm_async.planning import Plan
 
 MIB = 1024 * 1024
 AUX, AUX_4 = "aux message", "4 at a time"

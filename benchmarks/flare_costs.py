@@ -19,7 +19,7 @@ from benchmarks import flare, workloads
 from benchmarks.common import Options, Usage
 from benchmarks.flare_model import AT_ONCE, COSTS
 from benchmarks.flare_raw import RawJob
-from dfm_async.deploy import LocalFlare
+from dfm_async.flare import LocalFlare
 
 MIB = 1024 * 1024
 LARGE = 32 * MIB

@@ -248,11 +248,9 @@ async def _federation(folder: Path) -> AsyncIterator[tuple[Path, str]]:
     """A server and two clients of nvflare 2.6, whose kits are not those of 2.9; gives the kit of a user."""
     import yaml
 
-    from dfm_async.deploy.guard import guarded
+    from dfm_async.deploy.flare_process import FlareProcess, guarded, kill_marked
     from dfm_async.deploy.kit import Kit
     from dfm_async.deploy.local import _free_ports
-    from dfm_async.deploy.node import Node
-    from dfm_async.deploy.processes import end_marked
     from dfm_async.deploy.project import Project, User
 
     port, admin_port = _free_ports()
@@ -276,15 +274,17 @@ async def _federation(folder: Path) -> AsyncIterator[tuple[Path, str]]:
     mark = secrets.token_hex(8)
     environment = {"PYTHONPATH": os.environ["PYTHONPATH"]}
     async with guarded(mark, ()):
-        server = Node(Kit(kits / "localhost"), "server", org=project.org, mark=mark, environment=environment)
-        clients = [Node(Kit(kits / n), "client", org=project.org, mark=mark, environment=environment) for n in sites]
+        server = FlareProcess(Kit(kits / "localhost"), "server", org=project.org, mark=mark, environment=environment)
+        clients = [
+            FlareProcess(Kit(kits / n), "client", org=project.org, mark=mark, environment=environment) for n in sites
+        ]
         try:
             async with asyncio.timeout(60):
                 await server.start()
                 await asyncio.gather(*(client.start() for client in clients))
             yield kits / user.name, user.name
         finally:
-            await end_marked(mark)
+            await kill_marked(mark)
             for node in (server, *clients):
                 await node.kill()
 

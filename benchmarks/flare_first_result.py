@@ -1,7 +1,7 @@
 """A warm federation on FLARE gives the first result of a job in milliseconds, where a FLARE job takes seconds.
 
 One small operation at one site. Cold is from the start of a session in a federation that carries nothing yet; a new
-session finds the carrier running; warm is a further job of a session. The last two come through the gateway of the
+session finds the host job running; warm is a further job of a session. The last two come through the gateway of the
 homesite, and by app commands. A bare FLARE job is from its submission until it answers a command and both sites have
 said that they are there, in the same federation, without the connection to the server. nv_dfm_core makes one FLARE job
 of each of its own; beside cold, its time to connect counts, too.
@@ -22,8 +22,8 @@ from typing import Literal
 from benchmarks import flare, flare_dfm, workloads
 from benchmarks.common import Figure, Options, Target, main
 from benchmarks.flare_raw import RawJob
-from dfm_async import Plan
-from dfm_async.deploy import LocalFlare
+from dfm_async.flare import LocalFlare
+from dfm_async.planning import Plan
 
 BARE = "bare FLARE job"
 WAYS: dict[str, Literal["auto", "never"]] = {"gateway": "auto", "commands": "never"}
@@ -78,7 +78,7 @@ async def run(options: Options) -> list[Figure]:
     theirs = flare_dfm.beside(peer, "first result", 1e3)
     connected = {name: value + peer["connect"] * 1e3 for name, value in theirs.items()}
     return [
-        Figure("cold: session, carrier, workers", "ms", found["cold"], {**bare, **connected}, Target(3, BARE)),
+        Figure("cold: session, host job, workers", "ms", found["cold"], {**bare, **connected}, Target(3, BARE)),
         Figure("new session, gateway", "ms", found["session, gateway"], {**bare, **connected}, Target(0.1, BARE)),
         Figure("new session, app commands", "ms", found["session, commands"], {**bare, **connected}),
         Figure("warm, gateway", "ms", found["warm, gateway"], {**bare, **theirs}, Target(0.02, BARE)),

@@ -28,7 +28,7 @@ class Scenario:
     Attributes:
         sites: how many sites there are.
         jobs: how many jobs each application keeps running.
-        applications: how many there are, each with a carrier, a hub and a gateway.
+        applications: how many there are, each with a host job, a hub and a gateway.
         gateway: whether results come through the gateway.
         locations: at how many sites a job runs.
         tokens: how many go from each location to the next.
@@ -370,7 +370,7 @@ class Job:
         scenario = self._scenario = federation.scenario
         self._federation, self._application, self._costs = federation, application, federation.costs
         self._sites = federation.random.sample(federation.sites, min(scenario.locations, scenario.sites))
-        self._unseated = len(self._sites)
+        self._unassigned = len(self._sites)
         self._began = federation.clock.now
         self._step = self._costs["job_hub"] / 4
         """The hub's work for a job comes in four parts, for each of its locations."""
@@ -394,12 +394,12 @@ class Job:
             self._federation.link(self._application.hub, site).send(
                 1500,
                 self._costs["job_site"] / 2,
-                lambda back=back: back.send(150, self._step, self._seated),  # type: ignore[misc]
+                lambda back=back: back.send(150, self._step, self._assigned),  # type: ignore[misc]
             )
 
-    def _seated(self) -> None:
-        self._unseated -= 1
-        if not self._unseated:
+    def _assigned(self) -> None:
+        self._unassigned -= 1
+        if not self._unassigned:
             self._application.from_hub(100, 1, _nothing)  # it has begun
             for at, site in enumerate(self._sites):
                 link = self._federation.link(self._application.hub, site)

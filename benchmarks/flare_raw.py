@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from dfm_async.deploy import LocalFlare
+    from dfm_async.flare import LocalFlare
 
 FROM, TO = "a", "b"
 SITE = "benchmarks.flare_raw_site"

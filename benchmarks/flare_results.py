@@ -14,7 +14,7 @@ import asyncio
 from benchmarks import flare, flare_dfm, workloads
 from benchmarks.common import Figure, Options, Target, interleave, main
 from benchmarks.flare_raw import RawJob
-from dfm_async import Plan
+from dfm_async.planning import Plan
 
 COMMAND = "command"
 

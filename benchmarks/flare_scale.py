@@ -3,16 +3,17 @@
 ``python -m benchmarks.flare_scale`` prints tables, ``--svg FOLDER`` also draws them. The costs are those of
 ``benchmarks/flare_costs.json``, which ``python -m benchmarks.flare_costs --save`` measures anew.
 
-What is simulated, event by event: applications, each with a carrier of its own, keep so many jobs in the federation. A
-job has locations at some sites: it is submitted, seated and started there, its operations take their time one after
-the other, tokens go from each location to the next, and the last one yields results; no message of a job is left out.
+What is simulated, event by event: applications, each with a host job of its own, keep a number of jobs in the
+federation. A job has locations at some sites: it is submitted, assigned and started there, its operations take their
+time one after the other, tokens go from each location to the next, and the last one yields results; no message of a job
+is left out.
 Each process is a queue that does one thing at a time (Python has one loop, and one lock around its threads). The relay,
 which is the server's own process and passes every packet on, and all hubs share the server's processors. Links have
-batches and a window as the real ones do: four packets under way, and what comes meanwhile goes with the next. Between
+batches and a window as the real ones do: four packets in flight, and what comes meanwhile goes with the next. Between
 a site and the server the network takes its time, also back, for the acknowledgement.
 
 Through the gateway, messages between hub and application are packets, too. By app commands, each application has one
-command under way while it has jobs; the server serves one command at a time, of all applications, and that one waits
+command in flight while it has jobs; the server serves one command at a time, of all applications, and that one waits
 at its hub until there is something to say, for at most a tenth of a second.
 
 What the columns mean: ``jobs/s`` is how many jobs end per second, ``median`` and ``95%`` how long they take from

@@ -20,7 +20,8 @@ import psutil
 from benchmarks import operations, workloads
 from benchmarks.common import Figure, Options, Target, interleave, main, tree
 from benchmarks.raw import PickledPipe, SharedCopy
-from dfm_async import Federation, Pipeline, PlaceParam, Plan, ResultLimits, Session, Yield
+from dfm_async import Federation, Pipeline, PlaceParam, ResultLimits, Session, Yield
+from dfm_async.planning import Plan
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"64 KiB": 64 * KIB, "256 KiB": 256 * KIB, "1 MiB": MIB, "16 MiB": 16 * MIB}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import statistics
 import time
 from collections.abc import AsyncIterator, Iterator
+from datetime import datetime
 from typing import Any
 
 
@@ -27,6 +30,53 @@ async def stage_async(v: int) -> int:
 
 def process(_: int) -> int:
     return os.getpid()
+
+
+STEPS = "DFM_BENCH_STEPS"
+"""The environment variable with the number of steps that a core takes in a second, for all processes of a run."""
+
+
+def compute(steps: int) -> int:
+    """Keep a core busy: a fixed amount of pure Python, which takes longer if calls share a core."""
+    value = 0
+    for _ in range(steps):
+        value = (value * 1103515245 + 12345) & 0x7FFFFFFF
+    return value
+
+
+def scale(array: Any, steps: int) -> Any:
+    """Keep a core busy; take an array, and return another one."""
+    compute(steps)
+    return array * 2
+
+
+def summarize(path: str) -> dict[str, Any]:
+    """Parse a file of JSON lines with measurements; return the mean and the span of time of each sensor."""
+    values: dict[str, list[float]] = {}
+    times: dict[str, list[datetime]] = {}
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            row = json.loads(line)
+            values.setdefault(row["sensor"], []).append(float(row["value"]))
+            times.setdefault(row["sensor"], []).append(datetime.fromisoformat(row["time"]))
+    return {
+        "path": path,
+        "rows": sum(map(len, values.values())),
+        "means": {sensor: statistics.fmean(found) for sensor, found in sorted(values.items())},
+        "seconds": {sensor: (max(found) - min(found)).total_seconds() for sensor, found in sorted(times.items())},
+    }
+
+
+def steps_in(seconds: float) -> int:
+    """Return the number of steps that take this long on a free core. Measured once in a run."""
+    if STEPS not in os.environ:
+        times = []
+        for _ in range(10):
+            start = time.thread_time()
+            compute(100_000)
+            times.append(time.thread_time() - start)
+        os.environ[STEPS] = str(100_000 / min(times))
+    return round(seconds * float(os.environ[STEPS]))
 
 
 async def hold(seconds: float) -> None:

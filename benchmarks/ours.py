@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Self
 
 from benchmarks import operations
-from dfm_async import Federation, Pipeline, PlaceParam, Plan, Session, Yield
+from dfm_async import Federation, Pipeline, PlaceParam, Session, Yield
+from dfm_async.planning import Plan
 
 SITES = ("a", "b", "c")
 
@@ -75,7 +76,7 @@ class Contender:
         """One independent operation at each of these sites; no parameter."""
         with Pipeline("fan") as pipeline:
             for i, site in enumerate(sites):
-                Yield(self.echo[is_async](i, site=site), multiuse=True)
+                Yield(self.echo[is_async](i, site=site))
         return pipeline
 
     async def chain(self, sites: list[str], is_async: bool = False) -> Plan:

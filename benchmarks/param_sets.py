@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator
 from benchmarks.backends import PoolBackend
 from benchmarks.common import Figure, Options, Target, main, memory, tree
 from benchmarks.ours import SITES, Contender
-from dfm_async import Plan, ResultLimits
+from dfm_async import ResultLimits
+from dfm_async.planning import Plan
 
 FEW, MANY = 1_000, 10_000
 WINDOW = 256

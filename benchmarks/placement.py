@@ -15,20 +15,20 @@ from random import Random
 from time import process_time
 
 from benchmarks.common import Figure, Options, Target, main
-from dfm_async.planner.estimate import estimate
-from dfm_async.planner.graph import Graph
-from dfm_async.planner.greedy import greedy
-from dfm_async.planner.placement import best_placement
-from tests.planner.graphs import SHAPES, exhaustive, random_graph
+from dfm_async.planning.estimate import estimate
+from dfm_async.planning.heuristics import greedy
+from dfm_async.planning.placement import best_placement
+from dfm_async.planning.work_graph import WorkGraph
+from tests.planning.graphs import SHAPES, exhaustive, random_graph
 
 SMALL, LARGE = 7, 100
 
 
-def _best(graph: Graph) -> float:
+def _best(graph: WorkGraph) -> float:
     return best_placement(graph)[0].total
 
 
-def _greedy(graph: Graph) -> float:
+def _greedy(graph: WorkGraph) -> float:
     return estimate(graph, greedy(graph)).total
 
 

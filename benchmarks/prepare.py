@@ -20,8 +20,9 @@ from benchmarks import workloads
 from benchmarks.common import Block, Figure, Options, Target, interleave, main
 from benchmarks.external import ROOT
 from benchmarks.ours import SITES, Contender
-from dfm_async import BestOf, Cost, Federation, Pipeline, PlaceParam, SendCost, Yield
-from dfm_async.planner.plan import prepare
+from dfm_async import BestOf, Federation, Pipeline, PlaceParam, Yield
+from dfm_async.federation import Cost, SendCost
+from dfm_async.planning.prepare import prepare
 from tests.interop.environments import NV_DFM_CORE, environment
 
 SIZES = (10, 100, 1000, 10_000)

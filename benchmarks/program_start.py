@@ -22,8 +22,8 @@ from typing import Any
 from benchmarks.common import Figure, Options, Target, interleave, main, scaled
 from benchmarks.external import environment
 from dfm_async.exchange import ExecutorOptions, Invitation, LauncherExecutor, SubprocessLauncher, Task
-from dfm_async.exchange.gate import SocketGate
-from dfm_async.exchange.pipes.base import Pipe
+from dfm_async.exchange.connection import Pipe
+from dfm_async.exchange.handshake import HandshakeTransport
 
 ANY = ExecutorOptions(other_tasks=("*",))
 
@@ -46,7 +46,7 @@ os.write(1, b"x")
 """
 
 
-class _Gate(SocketGate):
+class _Gate(HandshakeTransport):
     """Notes when a program is expected, and when it is up."""
 
     seconds = 0.0

@@ -143,20 +143,19 @@ async def ours(executor: Any, n: int) -> list[float]:
 
 async def with_script_of_2_8(python: str, n: int) -> float:
     """The median seconds of a task, with our executor and their script over files."""
-    from dfm_async.exchange import LauncherExecutor, SubprocessLauncher
-    from dfm_async.exchange.filepipe.gate import FilePipeGate
+    from dfm_async.exchange import FilePipeTransport, LauncherExecutor, SubprocessLauncher
 
     launcher = SubprocessLauncher([python, SCRIPT, "script"], on_output=lambda _: None)
-    async with LauncherExecutor(launcher, transport=FilePipeGate()) as executor:
+    async with LauncherExecutor(launcher, transport=FilePipeTransport()) as executor:
         return statistics.median(await ours(executor, n))
 
 
 async def _site_2_9(n: int) -> list[float]:
     from dfm_async.exchange import LauncherExecutor, SubprocessLauncher
-    from dfm_async.exchange.cell.gate import CellGate
+    from dfm_async.exchange.cell.transport import CellTransport
 
     launcher = SubprocessLauncher([sys.executable, SCRIPT, "script"], on_output=lambda _: None)
-    async with LauncherExecutor(launcher, transport=CellGate()) as executor:
+    async with LauncherExecutor(launcher, transport=CellTransport()) as executor:
         return await ours(executor, n)
 
 

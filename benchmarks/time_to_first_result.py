@@ -13,7 +13,7 @@ from benchmarks.backends import PoolBackend
 from benchmarks.common import Figure, Options, Target, interleave, main, scaled
 from benchmarks.ours import Contender
 from benchmarks.raw import QueueStream
-from dfm_async import Plan
+from dfm_async.planning import Plan
 
 SIZE = 10_000
 

@@ -6,6 +6,8 @@ import asyncio
 import statistics
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks import operations
@@ -35,6 +37,37 @@ async def rate(one: Callable[[int], Awaitable[Any]], n: int, concurrency: int) -
     start = now()
     await asyncio.gather(*(caller() for _ in range(concurrency)))
     return n / (now() - start)
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls that compute, all at once."""
+
+    count: int
+    seconds: float
+    """How long each takes on a free core."""
+    size: int = 0
+    """The number of bytes of the array that each takes and returns; none if 0."""
+
+    @property
+    def steps(self) -> int:
+        """The amount of work of a call."""
+        return operations.steps_in(self.seconds)
+
+    def arrays(self, count: int) -> list[Any]:
+        """The arguments of this many calls."""
+        import numpy
+
+        return [numpy.full(self.size // 8, float(i)) for i in range(count)]
+
+
+CALLS = {
+    "20 ms": Calls(100, 0.02),
+    "1 ms": Calls(1000, 0.001),
+    "50 us": Calls(10_000, 0.00005),
+    "1 MiB": Calls(200, 0.005, 1 << 20),
+}
+"""What one job computes in parallel."""
 
 
 async def elapsed(work: Awaitable[Any]) -> float:
@@ -92,3 +125,17 @@ async def fan(backend: Backend, n: int) -> float:
 async def chain(backend: Backend, n: int) -> float:
     """Seconds of n calls, each with the result of the one before."""
     return await elapsed(backend.through(0, [0] * n))
+
+
+async def parallel_calls(backend: Backend, calls: Calls, count: int) -> float:
+    """Calls per second of this many calls that compute."""
+    function: Callable[[Any], Any] = operations.compute
+    arguments: list[Any] = [calls.steps] * count
+    if calls.size:
+        function, arguments = partial(operations.scale, steps=calls.steps), calls.arrays(count)
+    start = now()
+    found = await backend.each(function, arguments)
+    took = now() - start
+    if calls.size and any(array[0] != 2 * i for i, array in enumerate(found)):
+        raise RuntimeError("an array came out of turn")
+    return count / took
