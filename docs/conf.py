@@ -30,19 +30,20 @@ myst_heading_anchors = 3
 
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
-autodoc_mock_imports = ["dfm_async.exchange.filepipe.fobs"]  # needs an extra, and nothing of it is shown
+autodoc_mock_imports = ["dfm_async.exchange.filepipe.fobs"]  # needs an extra, and is not documented
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
 nitpicky = True
 nitpick_ignore_regex = [
-    # Other projects: their pages cannot be looked up while these are built.
-    (r"py:.*", r"(asyncio|collections|contextlib|logging|os|pathlib|starlette|typing|upath)\..*|UPath"),
-    # Type variables, and pieces of types that Sphinx has cut in two.
+    # Names of other projects, whose inventories are not available during the build.
+    (r"py:.*", r"(asyncio|collections|contextlib|httpx|logging|os|pathlib|starlette|typing|upath)\..*|UPath"),
+    # Type variables, and fragments of types that Sphinx has split.
     (r"py:.*", r"(.*\.)?[A-Z]|dict\[.*|.*Literal\[.*"),
-    # Types in signatures of what stands below the session; nobody makes or holds one.
-    (r"py:class", r"(dfm_async\.(exchange|federation|model|results|targets|wire)\..*|Store|Target)"),
+    # Internal types in signatures; applications do not use them.
+    (r"py:class", r"dfm_async\.(base|engine|exchange|federation|model|results|targets|wire|workers)\..*"),
+    (r"py:class", r"SiteWorker|Store|Target"),
 ]
 
 html_theme = "furo"

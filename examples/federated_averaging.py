@@ -1,7 +1,8 @@
-"""Federated averaging: three clinics train one model together, and their data stays where it is.
+"""Federated averaging: three clinics train one model together, and their data stays local.
 
 The rounds are one pipeline. In each of them every clinic trains the model on its own data, in an external program
-(``federated_trainer.py``), and ``hub`` averages what they made of it. What the programs measure is drawn meanwhile.
+(``federated_trainer.py``), and ``hub`` averages the models. A clinic that fails, or takes too long, is left out of the
+round: two of three are enough. The metrics of the programs are drawn while they train.
 """
 
 import asyncio
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dfm_async import Federation, Job, Metrics, Pipeline, Program, Repeat, Result, Session, Yield
+from dfm_async import Federation, Job, Pipeline, Program, Repeat, Reply, Result, Session, Yield, gather
+from dfm_async.events import FailureHandled, Metrics
 from dfm_async.exchange import Model
 
 ROUNDS = 5
@@ -25,16 +27,16 @@ clinics = [fed.site(name) for name in ("north", "south", "west")]
 program = Program(argv=[sys.executable, TRAINER], launch_once=True)
 
 
-# What a program takes and returns is declared by a function. It is never run.
+# A function declares the parameters and the result of a program. It never runs.
 @clinics[0].operation(program=program)
 def train(model: Model, round: int, total_rounds: int) -> Model:
-    """Trains the model for one round."""
+    """Train the model for one round."""
     raise NotImplementedError
 
 
 @clinics[0].operation(program=program)
 def validate(model: Model) -> Model:
-    """Measures the model."""
+    """Evaluate the model."""
     raise NotImplementedError
 
 
@@ -45,36 +47,38 @@ for clinic in clinics[1:]:
 
 @hub.operation
 def initial(features: int) -> Model:
-    """Makes a model that only guesses."""
+    """Return an untrained model."""
     weights = np.random.default_rng(1).normal(size=features)
     return Model(params={"weights": weights, "bias": np.zeros(())}, meta={"round": 0})
 
 
 @hub.operation
-def average(models: list[Model], number: int) -> Model:
-    """Averages models; those that have seen more rows count more."""
+def average(replies: list[Reply[Model]], number: int) -> Model:
+    """Average models, weighted by the number of rows that each has seen."""
+    models = [reply.value for reply in replies]
     rows = [model.meta["rows"] for model in models]
     params = {
         name: np.average([model.params[name] for model in models], axis=0, weights=rows) for name in models[0].params
     }
-    metrics = {"accuracy": mean_accuracy(models)}
+    metrics = {"accuracy": mean_accuracy(replies)}
     return Model(params=params, metrics=metrics, meta={"round": number + 1})
 
 
 @hub.operation
-def mean_accuracy(models: list[Model]) -> float:
-    """Averages what the clinics have measured."""
-    return float(np.mean([(model.metrics or {})["accuracy"] for model in models]))
+def mean_accuracy(replies: list[Reply[Model]]) -> float:
+    """Average the accuracies of the clinics."""
+    return float(np.mean([(reply.value.metrics or {})["accuracy"] for reply in replies]))
 
 
 with Pipeline("federated averaging") as pipeline:
     with Repeat(initial(20), times=ROUNDS) as model:
         number = model.meta["round"]
-        trained = [train(model, round=number, total_rounds=ROUNDS, site=clinic) for clinic in clinics]
-        averaged = average(trained, number)
-        Yield(averaged.metrics, place="before")  # as measured before this round's training
+        training = [train(model, round=number, total_rounds=ROUNDS, site=clinic) for clinic in clinics]
+        averaged = average(gather(training, at_least=2, within=60), number)
+        Yield(averaged.metrics, place="before")  # measured before the training of this round
         model.next(averaged)
-    Yield(mean_accuracy([validate(model, site=clinic) for clinic in clinics]), place="final")
+    validation = [validate(model, site=clinic) for clinic in clinics]
+    Yield(mean_accuracy(gather(validation, at_least=2, within=60)), place="final")
 
 
 class Chart:
@@ -83,15 +87,16 @@ class Chart:
     def __init__(self) -> None:
         self._lines: dict[str, list[float]] = {clinic.name: [] for clinic in clinics}
         self._drawn = False
+        self.lost: list[str] = []
 
     def add(self, metrics: Metrics) -> None:
-        """Takes what a program has measured."""
+        """Add the metrics of a program."""
         self._lines[metrics.site].append(float(metrics.values["accuracy"]))
         if sys.stdout.isatty():
             self.draw()
 
     def draw(self) -> None:
-        """Draws all lines; on a terminal over those of the last time."""
+        """Draw all lines; on a terminal over the previous ones."""
         if self._drawn:
             print(f"\033[{len(self._lines)}F", end="")
         self._drawn = sys.stdout.isatty()
@@ -103,12 +108,15 @@ class Chart:
 
 
 async def watch(job: Job, chart: Chart) -> list[float]:
-    """Follows a job by its events. Returns the accuracy before each round, and after the last."""
+    """Follow a job by its events. Return the accuracy before each round, and after the last."""
     before: dict[int, float] = {}
     final = 0.0
     async for event in job.events():
         if isinstance(event, Metrics):
             chart.add(event)
+        elif isinstance(event, FailureHandled):
+            round_text = f" in round {event.frame[1] + 1}" if len(event.frame) > 1 else ""
+            chart.lost.append(f"without {event.site}{round_text}: {event.type_name}")
         elif isinstance(event, Result):
             if event.place == "final":
                 final = event.value
@@ -126,7 +134,8 @@ async def main() -> None:
         accuracies = await watch(job, chart)
         status = await job
     chart.draw()
-    print("\nthe model of all, averaged over the clinics")
+    print(*chart.lost, sep="\n", end="\n" if chart.lost else "")
+    print("\nthe common model, averaged over the clinics")
     for number, accuracy in enumerate(accuracies):
         print(f"after round {number}  {accuracy:6.1%}  {'█' * round(40 * (accuracy - 0.4))}")
     seconds = time.perf_counter() - start

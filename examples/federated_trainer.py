@@ -1,6 +1,6 @@
 """The training program of ``federated_averaging.py``: an ordinary script, without an event loop.
 
-A site launches it and gives it tasks. Its data never leaves it: what it hands back are parameters and metrics.
+A site launches it and sends it tasks. The data never leaves the program: it returns only parameters and metrics.
 """
 
 import zlib
@@ -17,7 +17,7 @@ Array: TypeAlias = NDArray[np.float64]
 
 
 def load(site: str, count: int = 600) -> tuple[Array, Array]:
-    """Makes the data of a site. The rule is the same everywhere, but every site sees another part of the world."""
+    """Return the data of a site. All sites share one rule, but each has different data."""
     rule = np.random.default_rng(0).normal(size=FEATURES)
     noise = np.random.default_rng(zlib.crc32(site.encode()))
     spread = noise.uniform(0.2, 2.0, size=FEATURES)
@@ -27,20 +27,20 @@ def load(site: str, count: int = 600) -> tuple[Array, Array]:
 
 
 def predict(params: dict[str, Array], x: Array) -> Array:
-    """Returns how likely each row is a 1."""
+    """Return the probability of class 1 for each row."""
     chances: Array = 1 / (1 + np.exp(-(x @ params["weights"] + params["bias"])))
     return chances
 
 
 def score(params: dict[str, Array], x: Array, y: Array) -> dict[str, float]:
-    """Measures a model."""
+    """Evaluate a model."""
     chances = np.clip(predict(params, x), 1e-9, 1 - 1e-9)
     loss = -np.mean(y * np.log(chances) + (1 - y) * np.log(1 - chances))
     return {"loss": float(loss), "accuracy": float(np.mean((chances > 0.5) == y))}
 
 
 def step(params: dict[str, Array], x: Array, y: Array, rate: float = 0.5) -> dict[str, Array]:
-    """Follows the gradient over all rows once."""
+    """Take one gradient step over all rows."""
     error = predict(params, x) - y
     return {"weights": params["weights"] - rate * (x.T @ error) / len(y), "bias": params["bias"] - rate * error.mean()}
 
@@ -51,7 +51,7 @@ def main() -> None:
     train, test = slice(0, 400), slice(400, None)
     while (task := sync.receive()) is not None:
         params = dict(task.data["model"].params)
-        metrics = score(params, x[test], y[test])  # of the model as it came
+        metrics = score(params, x[test], y[test])  # of the received model
         if task.name == "train":
             for epoch in range(EPOCHS):
                 params = step(params, x[train], y[train])

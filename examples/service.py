@@ -1,13 +1,13 @@
 r"""A FastAPI service over three sites, with a live page: ``python examples/service.py``.
 
 Needs ``pip install 'dfm-async[web,sqlite]' fastapi uvicorn``; ``python3 noxfile.py serve`` installs and starts it.
-Open the address that it prints in a browser, and submit a job in another terminal, with the token of the address::
+Open the printed address in a browser, and submit a job in another terminal, with the token in the address::
 
     curl http://127.0.0.1:8000/dfm/pipelines/report/jobs -H 'authorization: Bearer TOKEN' \
         -H 'content-type: application/json' -d '{"params": [{"day": "mon"}, {"day": "tue"}]}'
 
-Then kill a worker whose number the page shows, reload the page, end the service and start it again: nothing is lost.
-Jobs are kept in ``example-jobs.db`` in the current folder; ``--store`` names another file.
+Then kill a worker whose pid the page shows, reload the page, and restart the service: nothing is lost. Jobs are stored
+in ``example-jobs.db`` in the current folder; ``--store`` sets another file.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from dfm_async import (
 from dfm_async.web import Service
 
 DAYS = {"mon": [14.0, 19.5, 16.0, 12.5], "tue": [9.5, 12.0, 21.5], "wed": [15.5, 17.0, 13.0, 18.5, 11.0]}
-AGAIN = RetryPolicy(on_worker_lost=5)  # what a lost worker did runs again
+AGAIN = RetryPolicy(on_worker_lost=5)  # the work of a lost worker runs again
 
 fed = Federation("weather")
 archive, lab, office = fed.site("archive"), fed.site("lab"), fed.site("office")
@@ -39,13 +39,13 @@ archive, lab, office = fed.site("archive"), fed.site("lab"), fed.site("office")
 
 @archive.operation(retry=AGAIN)
 async def load(day: str) -> list[float]:
-    """Reads the temperatures of one day."""
+    """Return the temperatures of one day."""
     return DAYS[day]
 
 
 @lab.operation(retry=AGAIN)
 async def anomaly(value: float, base: float = 15.0) -> float:
-    """Takes a while to tell how far a value lies from the base."""
+    """Return how far a value is from the base, slowly."""
     for step in range(10):
         current_context().progress(step, 10)
         await asyncio.sleep(0.2)
@@ -54,12 +54,12 @@ async def anomaly(value: float, base: float = 15.0) -> float:
 
 @office.operation(retry=AGAIN)
 async def summary(day: str, deltas: list[float]) -> str:
-    """Writes one line about a day."""
+    """Return one line about a day."""
     return f"{day}: {min(deltas):+.1f} to {max(deltas):+.1f}"
 
 
 with Pipeline("report") as report:
-    day = PlaceParam("day", multiuse=True)
+    day = PlaceParam("day")
     with ForEach(load(day), concurrency=2) as temperature:
         delta = anomaly(temperature)
         Yield(delta, place="delta")
@@ -67,18 +67,18 @@ with Pipeline("report") as report:
 
 
 def make_service(store: Path) -> Service:
-    """Makes the service; jobs are kept in a file, so that they outlive it."""
+    """Return the service, with a store so that its jobs survive a restart."""
     return Service(session=lambda: Session(fed, store=f"sqlite:///{store}"), pipelines={"report": report})
 
 
 def make_app(service: Service) -> FastAPI:
-    """Makes the application."""
+    """Return the application."""
     app = FastAPI(lifespan=service.lifespan)
     app.mount("/dfm", service.app)
 
     @app.get("/lines")
-    async def lines(session: Session = Depends(service.session)) -> list[str]:  # noqa: B008 - as FastAPI wants it
-        """Runs the report for all days, as a handler of one's own does."""
+    async def lines(session: Session = Depends(service.session)) -> list[str]:  # noqa: B008 - FastAPI requires it
+        """Run the report for all days, as an example of a custom handler."""
         job = await session.execute(report, [{"day": name} for name in DAYS])
         return [result.value async for result in job.results("line", ordered=True)]
 

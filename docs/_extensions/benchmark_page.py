@@ -1,4 +1,4 @@
-"""Puts the stored figures of the benchmarks where a page says ``<!-- figures -->``."""
+"""Insert the stored figures of the benchmarks into a page at ``<!-- figures -->``."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ RESULTS = Path("benchmarks") / "results.json"
 
 
 def insert(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Replaces the mark; the page is made anew when the figures have changed."""
+    """Replace the marker; Sphinx rebuilds the page when the figures change."""
     if MARK in source[0]:
         path = Path(app.srcdir) / RESULTS
         app.env.note_dependency(str(path), docname=docname)
@@ -19,6 +19,6 @@ def insert(app: Sphinx, docname: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Registers it with Sphinx."""
+    """Register the extension with Sphinx."""
     app.connect("source-read", insert)
     return {"parallel_read_safe": True}

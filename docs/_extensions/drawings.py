@@ -1,8 +1,8 @@
-r"""Drawings inside of a page, rather than behind a link, so that they have its colours: light and dark.
+r"""Directives that embed drawings in a page, so that they follow its light and dark colours.
 
-``drawing`` shows an SVG of the folder ``drawings``. Such a file holds shapes with classes and no colours;
-``_static/pages.css`` has those. ``pipeline`` draws a pipeline that the code on the page above it has made, over the
-sites of its federation; so the drawing cannot say anything else than the code.
+``drawing`` shows an SVG from the folder ``drawings``. Such a file contains shapes with classes and no colours;
+``_static/pages.css`` defines the colours. ``pipeline`` draws a pipeline that the code above it on the page defines,
+with the sites of its federation, so that the drawing always matches the code.
 """
 
 import ast
@@ -16,7 +16,7 @@ from sphinx.application import Sphinx
 
 from dfm_async import Federation
 from dfm_async.drawing import graph_of, svg
-from dfm_async.planner.plan import prepare
+from dfm_async.planning.prepare import prepare
 
 ARROW = (
     '<defs><marker id="{id}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
@@ -26,7 +26,7 @@ CODE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def figure(directive: Directive, kind: str, image: str) -> list[nodes.Node]:
-    """An SVG, with the content of the directive as its caption."""
+    """Return an SVG with the content of the directive as its caption."""
     made = nodes.container(classes=[kind])
     made += nodes.raw("", image, format="html")
     caption = nodes.container(classes=["caption"])
@@ -37,17 +37,17 @@ def figure(directive: Directive, kind: str, image: str) -> list[nodes.Node]:
 
 
 class Drawing(Directive):
-    """Shows ``drawings/NAME.svg``."""
+    """Show ``drawings/NAME.svg``."""
 
     required_arguments = 1
     has_content = True
 
     def run(self) -> list[nodes.Node]:
-        """Gives the figure."""
+        """Return the figure."""
         return figure(self, "drawing", self.image(self.arguments[0]))
 
     def image(self, name: str) -> str:
-        """Reads it, and gives its arrows an end, and an id of their own."""
+        """Read the SVG, and give its arrows heads with a unique id."""
         environment = self.state.document.settings.env
         path = Path(environment.srcdir) / "drawings" / f"{name}.svg"
         environment.note_dependency(str(path))
@@ -61,17 +61,17 @@ class Drawing(Directive):
 
 
 class PipelineDrawing(Directive):
-    """Draws the pipeline that the page has under a name."""
+    """Draw the pipeline that the page defines under a name."""
 
     required_arguments = 1
     has_content = True
 
     def run(self) -> list[nodes.Node]:
-        """Gives the figure."""
+        """Return the figure."""
         return figure(self, "pipeline", self.image(self.arguments[0]))
 
     def image(self, name: str) -> str:
-        """Runs what the page defines, and draws it."""
+        """Run the definitions of the page, and draw the pipeline."""
         page = Path(self.state.document.current_source)
         above = page.read_text(encoding="utf-8").splitlines(keepends=True)[: self.lineno]
         made = defined("".join(above), str(page), name)
@@ -82,26 +82,28 @@ class PipelineDrawing(Directive):
 
 
 def defined(text: str, page: str, name: str) -> dict[str, Any]:
-    """Runs what the code of a page needs to make a value, and nothing else; gives all that it has made."""
+    """Run only the code of a page that a value depends on, and return its namespace."""
     statements = [statement for code in CODE.findall(text) for statement in parsed(code, page)]
     needed, taken = {name}, []
     for statement in reversed(statements):
+        if isinstance(statement, ast.ImportFrom) and f"# {statement.module}.py\n" in text:
+            continue  # the page itself defines what is imported
         if needed & (made := bound(statement)):
             needed = needed - made | loaded(statement)
             taken.append(statement)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     module = ast.Module(body=taken[::-1], type_ignores=[])
-    exec(compile(module, page, "exec", dont_inherit=True), namespace)  # noqa: S102 - the pages are our own
+    exec(compile(module, page, "exec", dont_inherit=True), namespace)  # noqa: S102 - our own pages
     return namespace
 
 
 def parsed(code: str, page: str) -> list[ast.stmt]:
-    """The statements of a block, which may use ``await`` on its top level."""
+    """Return the statements of a block, which may use ``await`` at its top level."""
     return compile(code, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST).body
 
 
 def bound(statement: ast.stmt) -> set[str]:
-    """The names that a statement defines; none if it is no definition."""
+    """Return the names that a statement defines; none if it is not a definition."""
     match statement:
         case ast.Import(names) | ast.ImportFrom(names=names):
             return {found.asname or found.name for found in names}
@@ -114,12 +116,12 @@ def bound(statement: ast.stmt) -> set[str]:
 
 
 def loaded(statement: ast.stmt) -> set[str]:
-    """The names that a statement uses."""
+    """Return the names that a statement uses."""
     return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Registers them with Sphinx."""
+    """Register the directives with Sphinx."""
     app.add_directive("drawing", Drawing)
     app.add_directive("pipeline", PipelineDrawing)
     return {"parallel_read_safe": True}

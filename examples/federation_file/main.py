@@ -1,6 +1,6 @@
 r"""A federation from a file: ``python examples/federation_file/main.py``.
 
-The same from a shell, which prints the results of the pipeline that stands in ``warn.json``, in DFM's format::
+To run the pipeline in ``warn.json``, which is in DFM's format, from a shell::
 
     cd examples/federation_file
     RIVERS_TOKEN=demo dfm-async run rivers/federation.dfm.yaml rivers/warn.json --param river=Elbe
@@ -21,20 +21,20 @@ with Pipeline("which rivers", mode="discovery") as question:
     ops.water.Levels(river=Advise())
 
 with Pipeline("highest") as highest:
-    river = PlaceParam("river", multiuse=True)
+    river = PlaceParam("river")
     with TryFromCache(key=("highest", river), site="model") as level:
         level.store(ops.water.Highest(ops.water.Levels(river)))
     Yield(fed.sites["office"].operations.office.Report(river, level, words="keep your feet dry"))
 
 
 async def main() -> None:
-    """Asks which rivers there are, and reports on all of them, twice."""
+    """Discover the rivers, and run two pipelines for all of them."""
     async with Session(fed) as session:
         discovery = await session.discover(question)
         print(discovery)
         advice = discovery.sites["gauges"]["water.Levels#0"]
         if not isinstance(advice, SingleFieldAdvice):
-            raise SystemExit("the gauges do not tell which rivers there are")
+            raise SystemExit("the site 'gauges' returned no advice for 'river'")
         params = [{"river": river} for river in advice]
 
         print((await session.prepare(highest)).explain())

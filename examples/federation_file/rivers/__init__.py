@@ -1,1 +1,1 @@
-"""A federation of three sites that watch rivers: ``federation.dfm.yaml`` says what they offer, ``adapters`` does it."""
+"""A federation of three sites that watch rivers: ``federation.dfm.yaml`` declares it, ``adapters`` implements it."""
