@@ -12,7 +12,7 @@ import pytest
 from dfm_async import Federation, FlareOptions, Pipeline, Yield
 from dfm_async.planning.prepare import prepare
 from dfm_async.targets.flare import protocol as fm
-from dfm_async.targets.flare.admin_process import _refused_by, _runs
+from dfm_async.targets.flare.admin_process import _outcome, _refused_by, _runs
 from dfm_async.targets.flare.flare_target import FlareTarget
 from dfm_async.targets.flare.hub_connection import _has_all
 
@@ -73,6 +73,26 @@ def test_sites_that_refuse_a_host_job_are_known() -> None:
     details = ["server: OK", "lab: BYOC: not allowed", "archive: OK"]
     assert _refused_by({"job_deploy_detail": details}) == ["lab"]
     assert _refused_by({}) == []
+
+
+FAILED = {"status": "FINISHED:FAILED_TO_RUN"}
+REASON = {**FAILED, "job_deploy_detail": ["server: OK", "lab: BYOC not permitted"]}
+
+
+@pytest.mark.parametrize(
+    ("metas", "outcome"),
+    [
+        ([{"status": "RUNNING"}], ""),
+        ([{"status": "FINISHED:COMPLETED"}], "FINISHED:COMPLETED"),
+        ([REASON], "FINISHED:FAILED_TO_RUN; lab: BYOC not permitted"),
+        ([FAILED, FAILED, REASON], "FINISHED:FAILED_TO_RUN; lab: BYOC not permitted"),
+        ([FAILED] * 6, "FINISHED:FAILED_TO_RUN"),
+    ],
+)
+def test_the_reason_why_a_host_job_did_not_run_may_be_written_later(metas: list[dict[str, Any]], outcome: str) -> None:
+    unread = iter(metas)
+    assert _outcome(lambda: next(unread)) == outcome
+    assert list(unread) == []
 
 
 @pytest.mark.parametrize("python", [fm.PYTHON, "2.7"])

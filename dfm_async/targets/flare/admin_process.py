@@ -15,6 +15,8 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
+from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -26,6 +28,8 @@ COMMAND: Final = "dfm_async"
 _RETRY: Final = 0.1
 """The pause before a login is retried, in seconds."""
 _RUNNING: Final = ("SUBMITTED", "APPROVED", "DISPATCHED", "RUNNING")
+_REASON_PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
+"""The pauses before a reason that FLARE has not written yet is read again, in seconds."""
 
 
 class _Link:
@@ -83,12 +87,7 @@ class _Admin:
         return str(self._session.submit_job(folder))
 
     def ended(self, job_id: str) -> str:
-        meta = self._session.get_job_meta(job_id)
-        status = str(meta.get("status", ""))
-        if not status.startswith("FINISHED"):
-            return ""
-        details = [str(detail) for detail in meta.get("job_deploy_detail") or ()]
-        return "; ".join([status, *(detail for detail in details if not detail.endswith(": OK"))])
+        return _outcome(lambda: self._session.get_job_meta(job_id))
 
     def abort(self, job_id: str) -> None:
         self._session.abort_job(job_id)
@@ -99,6 +98,24 @@ class _Admin:
 
     def close(self) -> None:
         self._session.close()
+
+
+def _outcome(read_meta: Callable[[], dict[str, Any]]) -> str:
+    """Return how and why a job has ended; empty if it has not.
+
+    FLARE writes that a job failed to run before it writes why: a missing reason is read again.
+    """
+    meta = read_meta()
+    for pause in _REASON_PAUSES:
+        if meta.get("status") != "FINISHED:FAILED_TO_RUN" or meta.get("job_deploy_detail"):
+            break
+        time.sleep(pause)
+        meta = read_meta()
+    status = str(meta.get("status", ""))
+    if not status.startswith("FINISHED"):
+        return ""
+    details = [str(detail) for detail in meta.get("job_deploy_detail") or ()]
+    return "; ".join([status, *(detail for detail in details if not detail.endswith(": OK"))])
 
 
 def _runs(job: dict[str, Any], began: float) -> bool:
