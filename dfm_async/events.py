@@ -15,4 +15,5 @@ with lazy_imports(__name__):
     from dfm_async.model.events import Result as Result
     from dfm_async.model.events import StatusChanged as StatusChanged
     from dfm_async.model.events import WorkerNotice as WorkerNotice
+    from dfm_async.model.info import FailedSet as FailedSet
     from dfm_async.model.replies import Replies as Replies

@@ -63,6 +63,9 @@ class Intake:
             broken = [event.error for event in events if type(event) is Failure] if Broken in map(type, fresh) else ()
             for error in broken:
                 record.add_error(error)
+            if broken and record.log.unfinished is not None:
+                for event in events:
+                    record.note(event)
             if record.journal is not None:
                 whole = message.payload if len(fresh) == len(values) and type(message.payload) is bytes else b""
                 record.journal.results(first, message.at, runs, fresh, whole, len(broken))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
+from dfm_async.errors import DfmError
 from dfm_async.model.ids import Frame
 from dfm_async.model.status import JobStatus
 
@@ -52,6 +54,7 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
         sets: how many parameter sets have come; None if that is not known here.
         done: how many of them are done; None if that is not known here.
         accepts: whether it takes further parameter sets here.
+        retry_of: the id of the job whose failed parameter sets it runs again, if it does.
     """
 
     job_id: str
@@ -68,3 +71,18 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     sets: int | None
     done: int | None
     accepts: bool
+    retry_of: str | None = None
+
+
+class FailedSet(msgspec.Struct, frozen=True, kw_only=True):
+    """A parameter set that has failed, or was not completed because its job ended early.
+
+    Attributes:
+        index: its number in the job, counted from 0: the first part of the frames of its results.
+        params: its parameters.
+        error: its first error; for a set that was not completed, the error of the job.
+    """
+
+    index: int
+    params: dict[str, Any]
+    error: DfmError

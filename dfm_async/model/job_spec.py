@@ -54,6 +54,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """Whether results are written to a store, so that they must not need pickle."""
     fed: bool = False
     """Whether the job ends with a stream of parameter sets that the application feeds it."""
+    retry_of: JobId | None = None
+    """The job whose failed parameter sets this one runs again."""
 
     def __post_init__(self) -> None:
         if self.on_error not in ("continue", "stop"):

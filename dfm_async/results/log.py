@@ -10,6 +10,7 @@ from dfm_async.base.signals import Signal
 from dfm_async.errors import ResultsExpired
 from dfm_async.model.events import Event, Failure, FrameCompleted, Result
 from dfm_async.model.options import ResultLimits
+from dfm_async.results.unfinished import UnfinishedSets
 
 _COMPACT = 4096
 _EVENT = 256
@@ -68,6 +69,8 @@ class ResultLog:
         """The number of bytes of encoded values that are kept."""
         self.full = False
         """Whether the log holds more than its limits and can drop nothing."""
+        self.unfinished: UnfinishedSets | None = None
+        """The parameter sets of the job that have not succeeded, if they are kept here."""
         self._expired = False
         self._cut = False
         self.seen = 0
@@ -90,7 +93,8 @@ class ResultLog:
     @property
     def weight(self) -> int:
         """The approximate number of bytes of memory that the log takes."""
-        return self.size + _EVENT * self.held
+        kept = 0 if self.unfinished is None else self.unfinished.size
+        return self.size + _EVENT * self.held + kept
 
     @property
     def readers(self) -> int:
@@ -172,6 +176,7 @@ class ResultLog:
             self._start = self.size = 0
             self._events.clear()
             self._sizes.clear()
+            self.unfinished = None
 
     def reader(self, after: int | None, *, data_only: bool = False) -> LogReader:
         """Attach a reader that begins after an offset, or at the log's beginning.

@@ -11,7 +11,7 @@ import msgspec
 
 from dfm_async.base.signals import Signal
 from dfm_async.errors import DecodingError, DfmError, JobAborted, JobFailed, JobInterrupted, ResultsUnread
-from dfm_async.model.events import Event, Failure, StatusChanged
+from dfm_async.model.events import Event, Failure, FrameCompleted, StatusChanged
 from dfm_async.model.ids import JobId, JobNumber
 from dfm_async.model.job_spec import JobSpec
 from dfm_async.model.status import JobStatus
@@ -154,7 +154,19 @@ class JobRecord:
         """Add an event to the log, whose offset must be the log's end; ``point``: the yield that it is about."""
         if self.journal is not None:
             self.journal.event(event, point)
+        elif self.log.unfinished is not None:
+            self.note(event)
         self.log.append(event, size)  # last: a log that is full by it may fail the job, which adds further events
+
+    def note(self, event: Event) -> None:
+        """Note what an event means for the parameter sets that are kept for a retry."""
+        sets = self.log.unfinished
+        if sets is None:
+            return
+        if type(event) is FrameCompleted:
+            sets.completed(event.frame[0])
+        elif type(event) is Failure:
+            sets.failed(event.frame, event.error)
 
     def change(self, status: JobStatus, reason: str | None = None) -> None:
         """Enter another state. One that ends the job ends the log, and the terminal ones never change."""

@@ -48,7 +48,9 @@ class Retention:
         self._all.pop(log, None)
 
     def _evict(self, limit: int) -> None:
-        found = [(log, label, ref) for ref, label in list(self._all.items()) if (log := ref()) is not None and log.held]
+        found = [
+            (log, label, ref) for ref, label in list(self._all.items()) if (log := ref()) is not None and log.weight
+        ]
         self._all = {ref: label for _, label, ref in found}
         self._weight = sum(log.weight for log, _, _ in found)
         weights: Counter[str | None] = Counter()

@@ -395,19 +395,43 @@ class DurableJobs:
         self._attach(record)
         return LeftOver(record, history, rows, stored.frames, stored.stopped)
 
+    async def unfinished(self, record: JobRecord) -> dict[int, tuple[dict[str, Any], DfmError | None]]:
+        """Return the parameter sets of a job that have not succeeded, with their first errors.
+
+        Raises:
+            JobNotFound: the store does not have the job any longer.
+            StoreError: what is stored of it is damaged.
+        """
+        await self.store.flush()
+        stored = await self.store.find(record.job_id)
+        if stored is None:
+            raise JobNotFound(record.job_id, "the store")
+        history = await read_history(self.store, record.job_id, record.plan, 0)
+        of_all, errors = history.first_errors.get(-1), history.first_errors
+        numbers = [index for index in range(stored.frames) if of_all or index in errors or index not in history.done]
+        packed = await self.store.params(record.job_id, numbers)
+        return {
+            index: (self._params(stored, index, packed.get(index), record.plan), errors.get(index, of_all))
+            for index in numbers
+        }
+
     async def give_back(self, left: LeftOver) -> None:
         """Leave a job interrupted that was taken over, and is not resumed after all."""
         left.record.change(JobStatus.INTERRUPTED, "it was not resumed")
         await self.store.flush()
 
     def _row(self, stored: StoredJob, index: int, data: bytes | None, plan: Plan) -> Row:
+        row = self._params(stored, index, data, plan)
+        return {name: self._target_codec.pack(value) for name, value in row.items()}
+
+    def _params(self, stored: StoredJob, index: int, data: bytes | None, plan: Plan) -> dict[str, Any]:
         try:
             row = None if data is None else self.codec.loads(data)
         except EncodingError as error:
             raise self._damaged(stored, f"parameter set {index} cannot be read ({error})") from error
         if not isinstance(row, dict) or row.keys() != set(plan.params):
             raise self._damaged(stored, f"parameter set {index} cannot be read")
-        return {name: self._target_codec.pack(value) for name, value in row.items()}
+        return row
 
     def _damaged(self, stored: StoredJob, problem: str) -> StoreError:
         return StoreError(self.store.path, f"job {stored.job_id} is damaged: {problem}", _RESTORE)

@@ -11,7 +11,7 @@ from dfm_async.base.rendering import Shown, renderer
 from dfm_async.engine.jobs import JobControl
 from dfm_async.errors import DfmError, JobNotFound
 from dfm_async.model.events import Failure, Result, Results
-from dfm_async.model.info import JobInfo
+from dfm_async.model.info import FailedSet, JobInfo
 from dfm_async.model.status import JobStatus
 from dfm_async.planning.plan import Plan
 from dfm_async.results.record import JobRecord
@@ -39,6 +39,12 @@ class Steering(Protocol):
 
     async def abort_interrupted(self, job_id: str, reason: str) -> None:
         """End an interrupted job for good."""
+
+    async def failures(self, record: JobRecord) -> list[FailedSet]:
+        """Return the parameter sets of an ended job that have not succeeded."""
+
+    async def retry_failed(self, record: JobRecord, changed: Mapping[str, Any]) -> Job:
+        """Run the failed parameter sets of an ended job again, as a new job with some changed options."""
 
 
 class Job(Shown):
@@ -262,9 +268,56 @@ class Job(Shown):
         """Whether :meth:`activity` is available."""
         return self._record is not None and self._record.activity is not None
 
-    async def collect(self) -> Results:
-        """Wait for the end, and return all results, as a list; raise if the job failed."""
-        return Results([result async for result in self.results()])
+    @overload
+    async def collect(self, errors: Literal["raise", "skip"] = "raise") -> Results: ...
+    @overload
+    async def collect(self, errors: Literal["yield"]) -> list[Result | Failure]: ...
+    async def collect(self, errors: Literal["raise", "skip", "yield"] = "raise") -> Any:
+        """Wait for the end, and return all results, as a list.
+
+        Args:
+            errors: "raise" raises if the job failed; "skip" returns the good results; "yield" returns failures as
+                items, in their order. A job that was aborted or interrupted raises in any case.
+        """
+        if errors == "skip":
+            return Results([item async for item in self.results(errors="yield") if type(item) is Result])
+        if errors == "yield":
+            return [item async for item in self.results(errors="yield")]
+        return Results([result async for result in self.results(errors=errors)])
+
+    async def failures(self) -> list[FailedSet]:
+        """Wait for the end, and return the parameter sets that have failed, with their parameters and first errors.
+
+        Sets that were not completed because the job failed or was aborted are among them.
+
+        Raises:
+            DfmError: the parameters are not known here. Without a store, a session keeps up to 64 MiB of them for each
+                job, as long as the log of the job.
+        """
+        record = self._known()
+        await record.wait()
+        return await self._steering.failures(record)
+
+    async def retry_failed(
+        self, label: str | None = None, priority: int | None = None, watch: bool | None = None
+    ) -> Job:
+        """Wait for the end, and run the parameter sets of :meth:`failures` again, as a new job.
+
+        ``info().retry_of`` of the new job is the id of this one. It has the options of this one, unless they are given.
+
+        Args:
+            label: as in :meth:`Session.execute`.
+            priority: as in :meth:`Session.execute`.
+            watch: as in :meth:`Session.execute`.
+
+        Raises:
+            DfmError: there are none, they are not known here, or the job is interrupted: resume it then.
+            PipelineError: the federation does not offer what the job needs, or operations take other parameters now.
+        """
+        record = self._known()
+        await record.wait()
+        given = {"label": label, "priority": priority, "watch": watch}
+        return await self._steering.retry_failed(record, {name: v for name, v in given.items() if v is not None})
 
     async def first(self, place: str | None = None) -> Result:
         """Wait for the first result, of one place or of any.

@@ -138,6 +138,8 @@ class History(msgspec.Struct):
     failed: dict[int, dict[tuple[str, Frame], DfmError]] = {}
     errors: list[DfmError] = []
     error_count: int = 0
+    first_errors: dict[int, DfmError] = {}
+    """The first error of each parameter set that has one; -1: of all of them."""
 
 
 async def read_history(store: Store, job_id: str, plan: Plan, errors_kept: int) -> History:
@@ -183,10 +185,11 @@ def _readable(path: str, job_id: str, entry: Entry) -> Iterator[None]:
 
 
 def _remember(history: History, head: Head, error: DfmError, errors_kept: int) -> None:
+    root = head.frame[0] if head.frame else -1
+    history.first_errors.setdefault(root, error)
     if head.point >= 0:
         history.seen.add(head.point, head.frame, -1, 1)
         return
-    root = head.frame[0] if head.frame else -1
     history.failed.setdefault(root, {})[head.node, head.frame] = error
     history.error_count += 1
     if len(history.errors) < errors_kept:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import AsyncIterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,10 +17,13 @@ from dfm_async.engine.frames import Row
 from dfm_async.engine.jobs import JobControl
 from dfm_async.engine.target import AlreadySubmitted, Target
 from dfm_async.errors import DfmError, JobExists, ParameterError
+from dfm_async.model.ids import JobId
+from dfm_async.model.info import FailedSet
 from dfm_async.model.job_spec import JobSpec
 from dfm_async.model.status import JobStatus
 from dfm_async.planning.plan import Plan
 from dfm_async.results.record import JobRecord
+from dfm_async.results.unfinished import UnfinishedSets
 from dfm_async.results.watching import JobActivity
 from dfm_async.runtime.faults import cancel_task
 from dfm_async.session.callbacks import Callbacks
@@ -96,7 +100,7 @@ class Submission:
         if id_chosen and (known := self._jobs.find(spec.job_id)) is not None:
             return self._same(known, record)
         coordinator = self._target.coordinate(record, self._pack_rows)
-        coordinator.add(rows, last=autostop and given)
+        self._add(coordinator, rows, last=autostop and given)
         with self._supervisor.submitting, self._traces.execution(began[1], plan.pipeline) as execution:
             if self._durable is not None and not await self._store(self._durable, coordinator, rows, id_chosen):
                 return self._same(await self._durable.find(record.job_id), record)
@@ -198,6 +202,69 @@ class Submission:
 
     # parameter sets
 
+    def _add(self, coordinator: JobControl, rows: list[Row], *, last: bool = False) -> None:
+        """Add parameter sets to a job, and keep them until they succeed, unless the store does."""
+        if self._durable is None and rows:
+            log = coordinator.record.log
+            if log.unfinished is None:
+                log.unfinished = UnfinishedSets()
+            log.unfinished.add(coordinator.frames.added, rows)
+        coordinator.add(rows, last=last)
+
+    async def failures(self, record: JobRecord) -> list[FailedSet]:
+        """Return the parameter sets of an ended job that have not succeeded. See :meth:`Job.failures`."""
+        if record.status is JobStatus.FINISHED:
+            return []
+        outcome = record.outcome() or DfmError(f"job {record.job_id} is {record.status.value}")
+        if self._durable is not None:
+            stored = await self._durable.unfinished(record)
+            ended = record.status.terminal  # the sets of an interrupted job can still be done
+            found = [(index, params, error) for index, (params, error) in stored.items() if ended or error is not None]
+            return [FailedSet(index=index, params=params, error=error or outcome) for index, params, error in found]
+        sets = record.log.unfinished
+        if sets is None:
+            why = "their application keeps them, as long as it keeps the log of the job"
+            raise DfmError(f"the parameter sets of job {record.job_id} are not known here: {why}")
+        numbers = sets.numbers
+        if missing := [index for index in numbers if sets.rows.get(index) is None]:
+            which = f"{missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+            problem = f"the parameters of set {which} of job {record.job_id} were not kept"
+            raise DfmError(f"{problem}: they were too large, or came from another job. Use a store to keep all of them")
+        return [
+            FailedSet(index=index, params=self._unpacked(sets.rows[index]), error=sets.error(index) or outcome)
+            for index in numbers
+        ]
+
+    def _unpacked(self, row: Row | None) -> dict[str, Any]:
+        codec = self._target.codec
+        values = codec.loads(codec.payload([list((row or {}).values())]))
+        return dict(zip(row or {}, values[0], strict=True))
+
+    async def retry_failed(self, record: JobRecord, changed: Mapping[str, Any]) -> Job:
+        """Run the failed parameter sets of a job again, as a new job. See :meth:`Job.retry_failed`."""
+        self._supervisor.check_open()
+        if record.status is JobStatus.INTERRUPTED:
+            raise DfmError(f"job {record.job_id} is interrupted: session.resume runs the rest of it")
+        failed = await self.failures(record)
+        if not failed:
+            raise DfmError(f"job {record.job_id} has no failed parameter sets")
+        await self._preparation.check(record.plan)
+        began = asyncio.get_running_loop().time(), time.time_ns()
+        spec = msgspec.structs.replace(
+            record.spec,
+            job_id=JobId(os.urandom(8).hex()),
+            created=time.time(),
+            fingerprint=None,
+            fed=False,
+            measured=self._profile.measuring,
+            retry_of=record.spec.job_id,
+            **changed,
+        )
+        params = [found.params for found in failed]
+        return await self.execute(
+            record.plan, params, spec, autostop=True, id_chosen=False, callbacks=None, began=began
+        )
+
     async def _feed(self, stream: AsyncIterable[Mapping[str, Any]], coordinator: JobControl, autostop: bool) -> None:
         """Pull parameter sets from the application as fast as the job accepts them. A job that ends closes them."""
         task, pulling = asyncio.current_task(), False
@@ -217,7 +284,7 @@ class Submission:
                     break
                 finally:
                     pulling = False
-                coordinator.add(self._params.pack(coordinator.plan, params))
+                self._add(coordinator, self._params.pack(coordinator.plan, params))
                 await coordinator.room()
             else:
                 return
@@ -250,7 +317,7 @@ class Submission:
             await coordinator.room()
             if not coordinator.accepts:
                 raise ParameterError(["the job ended before it took all parameter sets"])
-            coordinator.add(rows[start : start + 64])
+            self._add(coordinator, rows[start : start + 64])
         if self._durable is not None:
             await self._durable.store.flush()
 

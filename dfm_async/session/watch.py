@@ -139,4 +139,5 @@ def job_info(found: JobRecord | JobSummary, coordinator: JobControl | None = Non
         sets=sets,
         done=done,
         accepts=coordinator is not None and coordinator.accepts,
+        retry_of=found.spec.retry_of,
     )

@@ -409,7 +409,9 @@ class RemoteJob:
             elif type(event) is FrameCompleted:
                 record.open_frames.pop(event.frame[0], None)
                 self._room.notify()
+                record.note(event)
             elif type(event) is Failure:
+                record.note(event)
                 if event.place is None or message.heads[position].kind == "result":
                     record.add_error(event.error)
             elif type(event) is StatusChanged:
