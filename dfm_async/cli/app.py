@@ -110,6 +110,18 @@ def cancel(
     return cancel_job(source, job, reason, as_json=as_json)
 
 
+@command(app)
+def retry(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The id of the job.", show_default=False)],
+    source: SourceOptions,
+    as_json: JsonOption = False,
+) -> Work:
+    """Run the failed parameter sets of a job again."""
+    from dfm_async.cli.jobs import retry as retry_job
+
+    return retry_job(source, job, as_json=as_json)
+
+
 @command(app, handles_signals=True)
 def serve(options: ServeOptions) -> Work:
     """Serve a federation over HTTP, with a live page."""

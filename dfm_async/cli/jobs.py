@@ -1,4 +1,4 @@
-"""``dfm-async jobs``, ``attach``, ``logs`` and ``cancel``: jobs of other processes, from a service or a store."""
+"""``dfm-async jobs``, ``attach``, ``logs``, ``retry``, ``cancel``: jobs of other processes, of a service or a store."""
 
 from __future__ import annotations
 
@@ -108,6 +108,13 @@ class _StoredJobs:
                 f"there, or send it SIGINT (kill -INT {error.pid}); if it is a service, give --url"
             ) from error
 
+    async def retry_failed(self, job_id: str) -> JobInfo:
+        """Refuse: a store has no operations."""
+        raise Unreachable(
+            f"job {job_id} needs its operations to run again: give --url of the service that serves this store, or "
+            "call job.retry_failed() in a program"
+        )
+
     async def _job(self, job_id: str) -> Job:
         job = await self._session.reattach(job_id)
         if not job.was_found:
@@ -209,6 +216,19 @@ async def cancel(options: SourceOptions, job_id: str, reason: str, *, as_json: b
         return Exit.SUCCESS
     sites = "".join(f"\n  {safe(site)}: {safe(outcome)}" for site, outcome in outcomes.items())
     await output.line(f"job {safe(job_id)} is {info.status.value}{sites}")
+    return Exit.SUCCESS
+
+
+async def retry(options: SourceOptions, job_id: str, *, as_json: bool) -> int:
+    """Run the failed parameter sets of a job again, and show the new job."""
+    output = StandardOutput()
+    async with _open(options) as source:
+        info = await source.retry_failed(job_id)
+    if as_json:
+        await output.line(safe_json(msgspec.json.encode(info)))
+        return Exit.SUCCESS
+    sets = "" if info.sets is None else f" with {counted(info.sets, 'parameter set')}"
+    await output.line(f"job {safe(info.job_id)} runs the failed parameter sets of {safe(job_id)} again{sets}")
     return Exit.SUCCESS
 
 

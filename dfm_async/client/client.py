@@ -170,6 +170,10 @@ class Client:
         """Resume a durable job that was interrupted."""
         return self._info(await self._connection.request("POST", f"{_path(job_id)}/resume", job_id))
 
+    async def retry_failed(self, job_id: str) -> JobInfo:
+        """Run the failed parameter sets of an ended job again; return the new job."""
+        return self._info(await self._connection.request("POST", f"{_path(job_id)}/retry", job_id))
+
     async def cancel(self, job_id: str, reason: str | None = None) -> dict[str, str]:
         """Cancel a job, wait until nothing of it runs, and return the outcome at each site."""
         body = {"reason": reason}

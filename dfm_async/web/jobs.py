@@ -183,6 +183,22 @@ class JobHandlers(Handlers):
             state.quota.add(principal, job)
         return answer(info_data(job.info()), 202)
 
+    async def retry(self, request: Request, _send: Send) -> Response:
+        """Run the failed parameter sets of a job again, as a new job of the principal that requests it."""
+        state = self._state
+        await state.authorize(request, "submit")
+        principal, job, info = await state.job(request, "read")
+        state.guard.check_job(principal, "send", info)
+        state.streams.check_draining()
+        if not info.status.terminal:
+            message = f"the job is {info.status.value}: failed parameter sets can run again when it has ended"
+            raise Refusal(409, "not ended", message)
+        priority = None if state.guard.allows(principal, "prioritize") else 0
+        with state.quota.reserve(principal, slots=state.session.options.max_concurrent_jobs):
+            again = await job.retry_failed(label=principal.id, priority=priority, watch=state.page)
+            state.quota.add(principal, again)
+        return answer(info_data(again.info()), 201)
+
     async def forget(self, request: Request, _send: Send) -> Response:
         """Forget a job that has ended, with its events."""
         _, job, info = await self._state.job(request, "forget")

@@ -53,6 +53,7 @@ _JOB: Final[Schema] = {
         "sets": _MAYBE_COUNT,
         "done": _MAYBE_COUNT,
         "accepts": {"type": "boolean", "description": "whether further parameter sets are taken"},
+        "retry_of": {**_MAYBE_TEXT, "description": "the job whose failed parameter sets it runs again"},
     },
 }
 _EVENT: Final[Schema] = {
@@ -273,6 +274,7 @@ def _fixed(page_size: int) -> Schema:
         "/jobs/{job_id}/inputs": _post("sendInputs", "Send further parameter sets", "202", Inputs),
         "/jobs/{job_id}/finish": _post("finishInputs", "Close the inputs: no more parameter sets will come", "202"),
         "/jobs/{job_id}/resume": _post("resumeJob", "Resume an interrupted job", "202"),
+        "/jobs/{job_id}/retry": _post("retryJob", "Run the failed parameter sets again, as a new job", "201"),
         "/jobs/{job_id}/cancel": _post("cancelJob", "Cancel a job", "200", Cancel),
     }
 

@@ -157,6 +157,7 @@ class Service:
             route("POST", "/jobs/{job_id}/inputs", jobs.send),
             route("POST", "/jobs/{job_id}/finish", jobs.finish),
             route("POST", "/jobs/{job_id}/resume", jobs.resume),
+            route("POST", "/jobs/{job_id}/retry", jobs.retry),
             route("POST", "/jobs/{job_id}/cancel", jobs.cancel),
         ]
 

@@ -82,8 +82,24 @@ def test_cancel_ends_a_job_and_ctrl_c_only_the_command(url: str, tmp_path: Path)
     assert "job long aborted (enough)" in ended.stderr
 
 
+def test_retry_runs_the_failed_sets_of_a_job_again(url: str) -> None:
+    submit(url, "anomalies", "partial", [{"day": "mon"}, {"day": "fri"}])
+    assert invoked("attach", "partial", "--url", url).exit_code == 1
+    done = invoked("retry", "partial", "--url", url)
+    assert done.exit_code == 0
+    assert re.fullmatch(r"job \w+ runs the failed parameter sets of partial again with 1 parameter set\n", done.stdout)
+    (info,) = lines(invoked("retry", "partial", "--url", url, "--json").stdout)
+    assert (info["retry_of"], info["sets"]) == ("partial", 1)
+    assert "raised KeyError: 'fri'" in invoked("attach", info["job_id"], "--url", url).stderr
+    submit(url, "squares", "good", {"x": 3})
+    assert invoked("attach", "good", "--url", url).exit_code == 0
+    refused = invoked("retry", "good", "--url", url)
+    assert refused.exit_code != 0
+    assert "job good has no failed parameter sets" in refused.stderr
+
+
 def test_what_does_not_exist_is_3(url: str) -> None:
-    for name in ("attach", "logs", "cancel"):
+    for name in ("attach", "logs", "cancel", "retry"):
         done = invoked(name, "nothing", "--url", url)
         assert (done.exit_code, done.stdout) == (3, "")
         assert f"no job 'nothing' is known to the service {url}" in done.stderr

@@ -134,6 +134,14 @@ async def test_refusals_are_the_errors_of_a_session(client: Client) -> None:
     assert (ended.value.status, ended.value.code) == (409, "not interrupted")
 
 
+async def test_failed_sets_run_again_as_a_new_job(client: Client) -> None:
+    failed = await client.submit("failing", [{"x": 1}, {"x": 2}])
+    assert [event async for event in client.results(failed.job_id)] == []
+    again = await client.retry_failed(failed.job_id)
+    assert (again.retry_of, again.sets, again.pipeline) == (failed.job_id, 2, "failing")
+    assert again.job_id != failed.job_id
+
+
 class Broken(httpx.AsyncByteStream):
     """The body of an answer whose connection breaks in the middle."""
 

@@ -270,6 +270,34 @@ async def test_read_only_principal_gets_forbidden() -> None:
         assert (await eve.get(f"/jobs/{job.job_id}/stream?on_disconnect=cancel")).status_code == 403
 
 
+async def test_failed_sets_run_again_for_the_principal_that_wants_it() -> None:
+    service = new_service(authorizer=Tokens())
+    async with service.lifespan(), client_of(service, authorization="ada") as ada:
+        assert service.current is not None
+        job = await service.current.execute(PIPELINES["failing"], [{"x": 1}, {"x": 2}], label="ada", priority=7)
+        retry = f"/jobs/{job.job_id}/retry"
+        await job.wait_until_finished()
+        async with client_of(service, authorization="bob") as bob:
+            assert (await bob.post(retry)).status_code == 404
+        async with client_of(service, authorization="root") as root:
+            found = await root.post(retry)
+            assert (found.status_code, found.json()["principal"]) == (201, "root")
+        found = await ada.post(retry)
+        assert (found.status_code, found.json()["retry_of"], found.json()["sets"]) == (201, job.job_id, 2)
+        again = await service.current.reattach(found.json()["job_id"])
+        assert again.plan is job.plan
+        assert again._known().spec.priority == 0, "ada may not have one above 0"
+        running = await service.current.execute(PIPELINES["endless"], label="ada")
+        finished = await service.current.execute(PIPELINES["squares"], {"x": 1}, label="ada")
+        await finished
+        assert await refusal(ada.post(f"/jobs/{running.job_id}/retry")) == (409, "not ended")
+        assert await refusal(ada.post(f"/jobs/{finished.job_id}/retry")) == (409, "refused")
+        eves = await service.current.execute(PIPELINES["failing"], {"x": 1}, label="eve")
+        await eves.wait_until_finished()
+        async with client_of(service, authorization="eve") as eve:
+            assert await refusal(eve.post(f"/jobs/{eves.job_id}/retry")) == (403, "forbidden")
+
+
 async def test_job_id_of_another_principal_is_taken() -> None:
     service = new_service(authorizer=Tokens())
     body = {"params": {"x": 1}, "job_id": "order-17"}

@@ -58,7 +58,16 @@ def address() -> Iterator[str]:
 def operations() -> list[str]:
     """The operations that the document has, by their names."""
     names = ["health", "ready", "metrics", "openapi", "listPipelines", "listJobs", "showJob", "forgetJob"]
-    names += ["readEvents", "streamEvents", "sendInputs", "finishInputs", "resumeJob", "cancelJob", "drawJob"]
+    names += [
+        "readEvents",
+        "streamEvents",
+        "sendInputs",
+        "finishInputs",
+        "resumeJob",
+        "retryJob",
+        "cancelJob",
+        "drawJob",
+    ]
     names += ["page", "pageFile", "runPipeline"]
     return names + [f"run_{name}" for name in PIPELINES]
 

@@ -24,12 +24,13 @@ export class JobView {
    * @param info what is known of the job
    * @param confirm asks the user; gives whether they want it
    * @param tell gets the state of the connection
+   * @param open shows another job, given what is known of it
    */
-  constructor(root, info, { confirm, tell }) {
+  constructor(root, info, { confirm, tell, open }) {
     const model = (this.model = new JobModel(info));
     this.#status = info.status;
     const color = site => this.#color(site);
-    Object.assign(this, { root, confirm, tell });
+    Object.assign(this, { root, confirm, tell, open });
     this.graph = new Graph(model, { drawn: sites => this.#know(sites) });
     this.nodes = new Nodes(model, color);
     this.time = new Timeline(model, color);
@@ -53,6 +54,7 @@ export class JobView {
     this.buttons = {
       finish: button("Finish inputs", "plain", () => this.#steer("finish")),
       resume: button("Resume", "primary", () => this.#steer("resume")),
+      retry: button("Run failed sets again", "primary", () => this.#steer("retry", undefined, info => this.open(info))),
       cancel: button("Cancel job", "danger", () => this.#cancel()),
     };
     this.title = h("h1", { tabindex: -1 }, h("span", {}, pipeline ?? "pipeline"), this.badge);
@@ -156,6 +158,7 @@ export class JobView {
     this.buttons.cancel.hidden = over && info.status !== "interrupted";
     this.buttons.finish.hidden = over || !info.accepts;
     this.buttons.resume.hidden = info.status !== "interrupted";
+    this.buttons.retry.hidden = !["failed", "aborted"].includes(info.status) || info.sets === 0;
     const took = (info.finished ?? Date.now() / 1000) - info.created;
     const sets = info.sets === null ? null : `${info.done === null ? "" : `${count(info.done)} of `}${count(info.sets)}${info.accepts ? " or more" : ""}`;
     this.facts.replaceChildren(...[
@@ -164,6 +167,7 @@ export class JobView {
       ["Errors", count(errors), errors > 0],
       ["Submitted", moment(info.created)],
       ["Submitted by", info.principal],
+      ["Retry of", info.retry_of && h("a", { href: `?job=${encodeURIComponent(info.retry_of)}`, "data-link": true }, info.retry_of)],
       ["Reason", info.reason],
     ].filter(([, value]) => value).map(([name, value, wrong]) =>
       h("div", { class: wrong && "wrong" }, h("dt", {}, name), h("dd", { class: name === "Reason" && "small" }, value))));
@@ -178,13 +182,13 @@ export class JobView {
     await this.#steer("cancel", { reason: "cancelled on the live page" });
   }
 
-  async #steer(action, body) {
+  async #steer(action, body, took = info => this.update(info)) {
     const button = this.buttons[action];
     const focused = document.activeElement === button;
     button.disabled = true; // takes the focus away
     this.problem.hidden = true;
     try {
-      this.update(await post(jobPath(this.model.info.job_id, `/${action}`), body));
+      took(await post(jobPath(this.model.info.job_id, `/${action}`), body));
     } catch (refused) {
       this.problem.hidden = false;
       say(this.problem, `The request failed: ${refused.message}.`);

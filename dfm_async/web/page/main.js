@@ -13,7 +13,8 @@ const main = document.getElementById("main");
 const link = document.getElementById("link");
 const dialog = document.getElementById("ask");
 
-const submit = new Submit({ submitted: info => { jobs.take(info); go(`?job=${encodeURIComponent(info.job_id)}`); } });
+const open = info => { jobs.take(info); go(`?job=${encodeURIComponent(info.job_id)}`); };
+const submit = new Submit({ submitted: open });
 const sites = new Sites(document.getElementById("health"));
 const create = h("button", { type: "button", hidden: true, onclick: () => { go("?"); submit.focus(); } }, "New job");
 const jobs = new JobList(document.getElementById("jobs"), { create });
@@ -75,7 +76,7 @@ async function route({ moved = false } = {}) {
     if (!info) return missing(id, refused);
   }
   if (new URLSearchParams(location.search).get("job") !== id) return;
-  view = new JobView(main, info, { confirm, tell: state => tell("job", state) });
+  view = new JobView(main, info, { confirm, tell: state => tell("job", state), open });
   if (!moved) return undefined;
   view.title.focus({ preventScroll: true });
   scrollTo(0, 0);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Locator, Page, expect
@@ -202,6 +204,17 @@ async def test_a_job_that_is_open_for_inputs_can_be_finished(server: Server, ope
     page = await opened(await server.submit("counting", {"n": 1}, open=True))
     await page.get_by_role("button", name="Finish inputs").click()
     await finished(page)
+
+
+async def test_failed_sets_run_again_and_the_page_shows_the_new_job(server: Server, opened: Open) -> None:
+    job_id = await server.submit("breaking", {"x": 1})
+    page = await opened(job_id)
+    await expect(page.locator("h1 .badge")).to_contain_text("failed")
+    await page.get_by_role("button", name="Run failed sets again").click()
+    await expect(page.locator(".facts")).to_contain_text(job_id)
+    assert job_id not in page.url
+    await page.locator(".facts").get_by_role("link", name=job_id).click()
+    await expect(page).to_have_url(re.compile(f"job={job_id}$"))
 
 
 async def test_a_reload_loses_nothing(server: Server, opened: Open) -> None:
