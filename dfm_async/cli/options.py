@@ -237,6 +237,9 @@ class ServeOptions(SessionOptions):
     allow_pipelines: Annotated[
         bool, typer.Option("--allow-pipelines", help="Let clients submit pipelines of their own.")
     ] = False
+    resume: Annotated[bool, typer.Option("--resume", help="With --store: resume the jobs that were interrupted.")] = (
+        False
+    )
     token_file: Annotated[
         Path | None, option("A file with the token that clients need; by default DFM_TOKEN.", "FILE")
     ] = None

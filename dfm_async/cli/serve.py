@@ -42,6 +42,8 @@ def serve_federation(options: ServeOptions) -> Coroutine[Any, Any, int]:
     """Find what to serve, and return the coroutine that serves it until the process is asked to end."""
     token = server_token(options.token_file, options.host)
     flare = flare_options(options)
+    if options.resume and options.store is None:
+        raise BadInput("--resume needs a store: give --store sqlite:///jobs.db")
     federation, module = find_federation(options.federation, compat=options.compat)
     set_workers(federation, options.workers, options.idle_after)
     pipelines = _chosen_pipelines(options, module, federation)
@@ -57,6 +59,7 @@ def serve_federation(options: ServeOptions) -> Coroutine[Any, Any, int]:
         pipelines=pipelines,
         authorizer=local if token is None else TokenAuthorizer(token),
         allow_pipelines=options.allow_pipelines,
+        resume=options.resume,
     )
     names = ", ".join([*pipelines, *["those of clients"] * options.allow_pipelines])
     return _serve(options, service, federation.name, names, None if local is None else local.token)

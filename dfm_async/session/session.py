@@ -249,6 +249,11 @@ class Session(DirectCalls):
         """Raise ``JobOwned`` if another process runs a job."""
         await self._submission.check_steerable(job_id)
 
+    @property
+    def _has_store(self) -> bool:
+        """Whether jobs are kept in a store."""
+        return self._durable is not None
+
     def _claim_service(self) -> None:
         """Make this the one session on its store that a web service serves.
 

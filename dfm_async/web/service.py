@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import signal
 import sys
@@ -18,12 +19,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Send
 
-from dfm_async.errors import SessionClosed
+from dfm_async.errors import DfmError, SessionClosed
 from dfm_async.federation.federation import Federation
 from dfm_async.language.pipeline import Pipeline
+from dfm_async.model.status import JobStatus
 from dfm_async.session.session import Session
 from dfm_async.telemetry.metrics import METRICS, Metric, counter, gauge, prometheus_text, value_of
-from dfm_async.web.access import Authorizer, Guard, LocalAuthorizer
+from dfm_async.web.access import Authorizer, Guard, LocalAuthorizer, Principal
 from dfm_async.web.assets import Assets, Drawings
 from dfm_async.web.endpoints import Endpoint, Handler, SocketEndpoint, traced
 from dfm_async.web.jobs import JobHandlers
@@ -34,6 +36,8 @@ from dfm_async.web.responses import Refusal, answer, unknown_route
 from dfm_async.web.state import Handlers, State
 from dfm_async.web.streams import Streams
 from dfm_async.web.writers import LiveHandlers, SocketHandlers
+
+_log = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._~-]+")
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -79,6 +83,8 @@ class Service:
         drain_on_signals: whether the service drains on SIGINT and SIGTERM. Servers wait for open connections before
             they end the lifespan, so that streams would delay the end otherwise.
         page: whether the live page is served, at ``/``. Jobs of clients are then executed with ``watch=True``.
+        resume: whether jobs in the store of the session that were interrupted are resumed when the service starts, the
+            oldest first. Those that cannot be resumed are reported in the log, and stay interrupted.
     """
 
     def __init__(
@@ -92,6 +98,7 @@ class Service:
         allow_pipelines: bool = False,
         drain_on_signals: bool = True,
         page: bool = True,
+        resume: bool = False,
     ) -> None:
         if (federation is None) == (session is None):
             raise TypeError("give either a federation or a session")
@@ -111,6 +118,7 @@ class Service:
         self._federation = federation
         self._session = session
         self._drain_on_signals = drain_on_signals
+        self._resume = resume
         self.limits = limits or WebLimits()
         """What clients may have at most."""
         self._local: LocalAuthorizer | None = None
@@ -184,14 +192,20 @@ class Service:
         Raises:
             PipelineError: a registered pipeline cannot be run.
             StoreError: another process serves the same store.
+            ValueError: interrupted jobs are to be resumed, and the session has no store.
         """
         state = self._state
         if state.current is not None:
             raise SessionClosed("the service is already open")
         session = self._new_session()
+        if self._resume and not session._has_store:
+            raise ValueError(
+                "Service(resume=True) needs a session with a store: Session(..., store='sqlite:///jobs.db')"
+            )
         ours = not session.connected
         if ours:
             await session.connect()
+        resuming: asyncio.Task[None] | None = None
         try:
             session._claim_service()
             for pipeline in state.pipelines.values():
@@ -202,15 +216,34 @@ class Service:
             if self._local is not None and self._local.generated:
                 sys.stderr.write(_NOTICE.format(self._local.token))
                 sys.stderr.flush()
+            if self._resume:
+                resuming = session._spawn(self._resume_jobs(session))
             with _on_shutdown_signal(state.streams.drain) if self._drain_on_signals else nullcontext():
                 yield
                 await self.drain()
         finally:
             state.streams.drain()
+            if resuming is not None:
+                resuming.cancel()
+                await asyncio.wait([resuming])
             state.current = None
             state.forget()
             if ours:
                 await session.close()
+
+    async def _resume_jobs(self, session: Session) -> None:
+        """Resume the interrupted jobs, one after the other: each waits until the session can take it."""
+        interrupted = [info for info in session.infos() if info.status is JobStatus.INTERRUPTED]
+        for info in sorted(interrupted, key=lambda info: (info.created, info.job_id)):
+            try:
+                job = await session.resume(info.job_id, watch=self._state.page)
+            except SessionClosed:
+                return
+            except DfmError as error:
+                _log.warning("job %s stays interrupted: %s", info.job_id, error, extra={"job": info.job_id})
+            else:
+                if info.label is not None:
+                    self._state.quota.add(Principal(info.label), job)
 
     def _new_session(self) -> Session:
         if self._federation is not None:

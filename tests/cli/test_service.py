@@ -154,6 +154,20 @@ def test_a_signal_interrupts_the_stored_jobs_of_a_service(
         assert process.wait(30) in (128 + number, -number)
     assert statuses(store) == ["interrupted"]
     assert client_token(None, address) is None, "it is removed at the end of the service"
+    if number is signal.SIGTERM:
+        (tmp_path / "gate").touch()
+        with serving(*store, "--resume") as (process, address):
+            until(process.stdout, "in a browser")
+            assert invoked("attach", "long", "--url", address).exit_code == 0
+            process.send_signal(number)
+            process.wait(30)
+        assert statuses(store) == ["finished"]
+
+
+def test_resume_without_a_store_is_invalid_input() -> None:
+    done = invoked("serve", STATIONS, "--resume", "--port", "0")
+    assert done.exit_code == 2
+    assert "--resume needs a store" in done.stderr
 
 
 def test_a_second_ctrl_c_ends_a_service_at_once(store: list[str]) -> None:

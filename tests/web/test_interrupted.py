@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import connect
 
-from dfm_async import JobStatus
+from dfm_async import Federation, JobStatus, LocalOptions, Session
 from dfm_async.web import WebLimits
-from tests.web.rig import Server, events, gates, inline, new_service, serving
+from tests.support.pipelines import pipeline_of
+from tests.web.rig import PIPELINES, Server, events, gates, inline, new_service, serving, square
 
 COUNT = 6
 
@@ -26,10 +27,10 @@ def store(tmp_path: Path) -> str:
 
 
 @asynccontextmanager
-async def restarted(store: str) -> AsyncIterator[tuple[Server, int, list[int]]]:
+async def restarted(store: str, **options: Any) -> AsyncIterator[tuple[Server, int, list[int]]]:
     """A service whose job was interrupted by a restart; gives what a reader had before it."""
     limits = WebLimits(heartbeat=0.1)
-    service = new_service(store=store, limits=limits)
+    service = new_service(store=store, limits=limits, **options)
     seen: list[int] = []
     last = -1
     async with serving(service) as server:
@@ -128,3 +129,54 @@ async def test_a_stream_ends_when_its_interrupted_job_is_forgotten(store: str) -
                 if event.name == "interrupted":
                     assert (await server.client.delete("/jobs/kept")).status_code == 204
         assert event.name == "drain"
+
+
+async def test_a_service_resumes_interrupted_jobs_when_it_starts(store: str, caplog: pytest.LogCaptureFixture) -> None:
+    more = Federation("more")
+    lab = more.site("lab")
+    lab.operation(square)
+
+    @lab.operation
+    async def gone(x: int) -> int:
+        await asyncio.Event().wait()
+        return x
+
+    async def unfinished() -> AsyncIterator[dict[str, int]]:
+        yield {"x": 1}
+        await asyncio.Event().wait()
+
+    async with Session(more, target="inline", store=store) as session:
+        await session.execute(pipeline_of(gone, "x"), {"x": 1}, job_id="not offered")
+        fed_job = await session.execute(PIPELINES["squares"], unfinished(), job_id="not fed")
+        await fed_job.first()
+    async with restarted(store, resume=True) as (server, last, seen):
+        gates["restart"].set()
+        async with server.follow("/jobs/kept/stream", headers={"last-event-id": str(last)}) as found:
+            seen += [event.data["value"] async for event in found if event.name == "result"]
+        assert seen == list(range(COUNT))
+        for job_id in ("not offered", "not fed"):
+            assert (await server.client.get(f"/jobs/{job_id}")).json()["status"] == "interrupted"
+            assert f"job {job_id} stays interrupted: " in caplog.text
+        assert (await server.client.get("/ready")).status_code == 200
+
+
+async def test_a_service_that_ends_while_it_resumes_jobs_leaves_the_rest_interrupted(store: str) -> None:
+    options = LocalOptions(max_concurrent_jobs=1, queue_limit=1)
+    async with inline(store=store) as session:
+        for number in range(5):
+            await session.execute(PIPELINES["endless"], job_id=f"{number}")
+    async with serving(new_service(store=store, options=options, resume=True)) as server:
+        async with server.follow("/jobs/0/stream") as found:
+            async for event in found:
+                if event.name == "status" and event.data["status"] == "running":
+                    break
+    async with inline(store=store) as session:
+        assert {job.job_id: job.status for job in session.jobs()} == {
+            f"{number}": JobStatus.INTERRUPTED for number in range(5)
+        }
+
+
+async def test_a_service_without_a_store_cannot_resume_jobs() -> None:
+    with pytest.raises(ValueError, match=r"resume=True\) needs a session with a store"):
+        async with new_service(resume=True).lifespan():
+            pass
