@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from dfm_async.base.signals import Signal
+from dfm_async.base.timers import Timer
 from dfm_async.engine import machine as do
 from dfm_async.engine.frames import Answer, Batch, FrameLedger, IncomingSets, Row
 from dfm_async.engine.intake import Intake, LoggedErrors, Values, rebuild
@@ -101,7 +102,7 @@ class Coordinator:
         self._room: Signal | None = None
         self._incoming: IncomingSets | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._grace: asyncio.TimerHandle | None = None
+        self._grace: Timer | None = None
         self._pending: deque[do.Effect] | None = None
         record.log.owner = self
         record.execution = self.machine
@@ -339,20 +340,15 @@ class Coordinator:
         self.halt(JobStatus.FAILED, str(error), self.spec.grace)
 
     def _set_grace(self, effect: do.SetGrace) -> None:
-        loop = asyncio.get_running_loop()
-        if self._grace is not None:
-            if self._grace.when() <= loop.time() + effect.seconds:
-                return
-            self._grace.cancel()
-        self._grace = loop.call_later(effect.seconds, self._grace_over)
+        if self._grace is None:
+            self._grace = Timer(self._grace_over)
+        self._grace.advance(asyncio.get_running_loop().time() + effect.seconds)
 
     def _clear_grace(self) -> None:
         if self._grace is not None:
             self._grace.cancel()
-            self._grace = None
 
     def _grace_over(self) -> None:
-        self._grace = None
         self._carry_out(self.machine.grace_over())
 
     def _ended(self, effect: do.End) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from dfm_async.base.cores import usable_cores, usable_memory
 from dfm_async.base.signals import Outcome, Throttle
+from dfm_async.base.timers import Timer
 from dfm_async.errors import DfmError
 from dfm_async.federation.operation import Adapter
 from dfm_async.model.call_limits import CallLimits, SiteCapacity
@@ -153,7 +154,7 @@ class SitePermits:
         self._limits: SiteLimits[tuple[Hashable, int]] = SiteLimits(SiteCapacity(0, 0, 0))
         self._clients: dict[Hashable, dict[int, Callable[[msg.PermitGranted], None]]] = {}
         """For each process, how its calls that wait or run are answered."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = Timer(self._tick)
         self._changes = None if on_change is None else Throttle(_CHANGES, on_change)
         self._closed = False
         self._declared = SiteCapacity()
@@ -213,15 +214,9 @@ class SitePermits:
             return
         if self._changes is not None:
             self._changes.request()
-        due = self._limits.due
-        if self._timer is not None and (due is None or self._timer.when() != due):
-            self._timer.cancel()
-            self._timer = None
-        if due is not None and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_at(due, self._tick)
+        self._timer.set(self._limits.due)
 
     def _tick(self) -> None:
-        self._timer = None
         self._carry_out(self._limits.tick(_now()))
 
     def stats(self) -> tuple[LimitStats, ...]:
@@ -234,9 +229,7 @@ class SitePermits:
         self._clients.clear()
         if self._changes is not None:
             self._changes.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
 
     def receive(self, client: Permits, message: msg.Message) -> None:
         """Handle a message of the calls of this process."""

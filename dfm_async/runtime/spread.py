@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from dfm_async.base.signals import Outcome
+from dfm_async.base.timers import Timer
 from dfm_async.errors import WorkerLost
 from dfm_async.model.events import ErrorRecord
 from dfm_async.runtime.dispatch import Dispatcher, OperationCost
@@ -105,7 +106,7 @@ class CallSpread:
         """The call that was the next to start when calls were started for the last time."""
         self._samples: dict[ThreadCall, tuple[float, float]] = {}
         """When calls that run here are checked next, and after how many seconds that is."""
-        self._sampling: asyncio.TimerHandle | None = None
+        self._sampling = Timer(self._sample_due)
         self._since = 0.0
         """Since when it is the next one."""
         self._overdue: asyncio.TimerHandle | None = None
@@ -213,22 +214,16 @@ class CallSpread:
     def _sample_in(self, call: ThreadCall, seconds: float) -> None:
         due = self._loop.time() + seconds
         self._samples[call] = (due, seconds)
-        self._sample_at(due)
-
-    def _sample_at(self, due: float) -> None:
-        if self._sampling is None or due < self._sampling.when():
-            if self._sampling is not None:
-                self._sampling.cancel()
-            self._sampling = self._loop.call_at(due, self._sample_due)
+        self._sampling.advance(due)
 
     def _sample_due(self) -> None:
         """Check the calls whose time has come: one timer serves all, since most end before."""
-        self._sampling, now = None, self._loop.time()
+        now = self._loop.time()
         for call, (due, seconds) in list(self._samples.items()):
             if due <= now and self._samples.pop(call, None) is not None:
                 self._sample(call, seconds)
         if self._samples:
-            self._sample_at(min(due for due, _ in self._samples.values()))
+            self._sampling.advance(min(due for due, _ in self._samples.values()))
 
     def _sample(self, call: ThreadCall, seconds: float) -> None:
         """Let another call run beside one that waits, rather than computes."""
