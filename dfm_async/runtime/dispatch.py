@@ -151,7 +151,8 @@ class Dispatcher(Generic[C]):
 
     def _taken(self, call: C) -> None:
         job = self._waiting.pop(call)
-        if not self._turns[job].calls:
+        turns = self._turns.get(job)
+        if turns is not None and not turns.calls:
             del self._turns[job]
 
     def pump(self, overdue: C | None = None) -> Iterator[tuple[C, str | None]]:
@@ -173,13 +174,24 @@ class Dispatcher(Generic[C]):
                     else:
                         worker = self._least_loaded(call)
             self._head = None
-            self._taken(call)
-            if worker is not None:
-                self._where[call] = worker
-                self._lent[worker][call] = None
-            elif not stays:
-                self._here[call] = call.cost.known or None
+            self._begin(call, worker, stays)
             yield call, worker
+
+    def pump_generators(self) -> Iterator[tuple[C, str | None]]:
+        """Take all generators that wait behind functions: those that run here may need their elements to end."""
+        for call in self._queue.take_all(lambda call: call.stream is not None):
+            stays = self.stays(call)
+            worker = None if stays else self._find_worker(call) or self._least_loaded(call)
+            self._begin(call, worker, stays)
+            yield call, worker
+
+    def _begin(self, call: C, worker: str | None, stays: bool) -> None:
+        self._taken(call)
+        if worker is not None:
+            self._where[call] = worker
+            self._lent[worker][call] = None
+        elif not stays:
+            self._here[call] = call.cost.known or None
 
     def _may_start_here(self, call: C) -> bool:
         """Return whether no other call computes here, as far as is known, or this is the first of its operation."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final
 
 from dfm_async.base.signals import Outcome
@@ -138,9 +138,18 @@ class CallSpread:
     def _pump(self, overdue: ThreadCall | None = None) -> None:
         if self._pumping:
             return
+        self._start(self._dispatcher.pump(overdue))
+        self._ask()
+        head = self._dispatcher.head
+        if head is not self._next:
+            self._next, self._since = head, self._loop.time()
+            if head is not None and self._overdue is None:
+                self._overdue = self._loop.call_later(_PATIENCE, self._start_overdue)
+
+    def _start(self, calls: Iterator[tuple[ThreadCall, str | None]]) -> None:
         self._pumping = True
         try:
-            for call, worker in self._dispatcher.pump(overdue):
+            for call, worker in calls:
                 if call.ended:  # a generator that was closed before it began
                     self._left(call)
                 elif worker is None:
@@ -149,12 +158,6 @@ class CallSpread:
                     self._run_there(call, worker)
         finally:
             self._pumping = False
-        self._ask()
-        head = self._dispatcher.head
-        if head is not self._next:
-            self._next, self._since = head, self._loop.time()
-            if head is not None and self._overdue is None:
-                self._overdue = self._loop.call_later(_PATIENCE, self._start_overdue)
 
     def _start_overdue(self) -> None:
         """Let a call share a processor with others that take long, rather than wait for their end."""
@@ -167,6 +170,8 @@ class CallSpread:
             self._overdue = self._loop.call_at(due, self._start_overdue)
         elif head.stream is None and self._threads.full:  # here, it could not begin either
             self._overdue = self._loop.call_later(_PATIENCE, self._start_overdue)
+            if not self._pumping:  # what runs here may wait for elements of generators, which need no free thread
+                self._start(self._dispatcher.pump_generators())
         else:
             self._pump(overdue=head)
 

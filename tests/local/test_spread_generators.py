@@ -28,6 +28,7 @@ from dfm_async import (
     Session,
     Yield,
 )
+from tests.chaos.operations import fed as chaos
 from tests.local.test_spread import names, values, workers
 from tests.support.pipelines import pipeline_of
 from tests.support.waiting import until
@@ -211,3 +212,24 @@ async def home_of_generators(session: Session) -> int:
     """Return the process that runs the nets."""
     (found,) = await values(await session.execute(pipeline_of(here)))
     return int(found)
+
+
+async def test_readers_that_have_all_threads_get_the_elements_that_they_wait_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DFM_SPREAD", "always")
+    ops = chaos.operations
+    with Pipeline("crossed") as pipeline:
+        one = ops["stream"](1, site="archive")
+        some = ops["stream"](ops["inc"](PlaceParam("x")), site="desk")
+        five = ops["stream"](5, site="desk")
+        count = ops["counted"](ops["begun"](one, site="archive"), site="archive", after=[five])
+        ops["total"](ops["tripled"](some, site="archive"), site="lab", after=[one])
+        ops["total"](ops["shifted"](five, site="desk"), site="archive", after=[some])
+        ops["add"](PlaceParam("x"), 0, site="lab")
+        ops["stream"](count, site="archive")
+        ops["consume"]({"numbers": [1, 2]}, 5, site="archive")
+        Yield(count)
+    async with Session(chaos, options=LocalOptions(max_concurrent_jobs=1)) as session:
+        job = await session.execute(pipeline, [{"x": x} for x in (8, 5, 3, 6, 2, 9, 4, 4)])
+        assert [result.value for result in await job.collect()] == [1] * 8

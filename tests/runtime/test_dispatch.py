@@ -155,6 +155,30 @@ def test_an_overdue_call_starts_beside_others() -> None:
     assert dispatcher.head is third
 
 
+def test_generators_start_although_functions_before_them_wait() -> None:
+    dispatcher: Dispatcher[Call] = Dispatcher()
+    slow, stream = cost(SLOW), cost(SLOW)
+    functions = [Call(slow) for _ in range(3)]
+    generators = [Call(stream, stream=object()) for _ in range(3)]
+    for job, function, generator in zip(("a", "b", "b"), functions, generators, strict=True):
+        dispatcher.put(job, 0, function)
+        dispatcher.put(job, 0, generator)
+    ((first, _),) = started(dispatcher)
+    head = dispatcher.head
+    assert head in functions
+    assert [call for call, _ in dispatcher.pump_generators()] == generators
+    assert (dispatcher.head, list(dispatcher.pump_generators())) == (head, [])
+    for call in generators:
+        dispatcher.left(call)
+    rest = [first]
+    while len(rest) < 3:
+        dispatcher.left(rest[-1])
+        ((call, _),) = started(dispatcher)
+        rest.append(call)
+    assert set(rest) == set(functions)
+    assert (dispatcher.waiting, dispatcher.withdraw("a"), dispatcher.withdraw("b")) == (0, [], [])
+
+
 def test_a_pinned_call_runs_here() -> None:
     dispatcher: Dispatcher[Call] = Dispatcher()
     dispatcher.lend("w")
