@@ -9,13 +9,16 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from dfm_async.base.signals import Outcome
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+INTERRUPTS: Final = (KeyboardInterrupt, SystemExit, asyncio.CancelledError, GeneratorExit)
+"""What ends a program, a task or a generator. Other base exceptions are failures, such as the panics of Rust."""
 
 
 class OwnedTasks:
@@ -131,14 +134,15 @@ async def in_thread(call: Callable[[], T], name: str) -> T:
         try:
             settle, result = outcome.settle, call()
         except BaseException as error:  # noqa: BLE001 - raised again in the waiter
-            _on_loop(loop, outcome.fail, error)
+            on_loop(loop, outcome.fail, error)
         else:
-            _on_loop(loop, settle, result)
+            on_loop(loop, settle, result)
 
     threading.Thread(target=run, name=f"dfm-{name}", daemon=True).start()
     return await outcome
 
 
-def _on_loop(loop: asyncio.AbstractEventLoop, call: Callable[[Any], object], argument: object) -> None:
+def on_loop(loop: asyncio.AbstractEventLoop, call: Callable[[Any], object], argument: object) -> None:
+    """Call a function on the loop of another thread, unless the loop is closed."""
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any longer
         loop.call_soon_threadsafe(call, argument)

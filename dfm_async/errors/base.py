@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, dataclass_trans
 
 from dfm_async.base.rendering import Shown
 
-__all__ = ["DfmError", "declared", "listed", "output_excerpt", "public", "signal_name"]
+__all__ = ["DfmError", "declared", "exit_text", "listed", "output_excerpt", "public", "signal_name"]
 
 _SHOWN: Final = 10
 _LISTED: Final = 50
@@ -123,6 +123,13 @@ def signal_name(exit_code: int) -> str:
         return signal.Signals(-exit_code).name
     except ValueError:  # a signal without a name
         return f"signal {-exit_code}"
+
+
+def exit_text(exit_code: int | None) -> str:
+    """Return how a process has ended: the name of a signal, or an exit code."""
+    if exit_code is None:
+        return "an unknown exit code"
+    return signal_name(exit_code) if exit_code < 0 else f"exit code {exit_code}"
 
 
 def output_excerpt(head: str, lines: Sequence[str]) -> str:

@@ -151,6 +151,7 @@ class WorkerLost(DfmError):
         detail: why, as far as is known.
         lines: the last lines of its output.
         out_of_memory: whether it is likely that the kernel ended it because memory ran out.
+        operations: the operations of the job that it ran, or could run; empty if the job had not started on it.
     """
 
     site: str
@@ -158,6 +159,7 @@ class WorkerLost(DfmError):
     detail: str = ""
     lines: Sequence[str] = ()
     out_of_memory: bool = False
+    operations: Sequence[str] = ()
 
     @property
     def signal_name(self) -> str | None:

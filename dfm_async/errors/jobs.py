@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from dfm_async.errors.base import DfmError, declared, public
+from dfm_async.errors.federations import WorkerLost
 from dfm_async.errors.pipelines import ParameterError
 
 __all__ = [
@@ -22,6 +24,10 @@ __all__ = [
     "SessionClosed",
     "StoreError",
 ]
+
+
+_NAMED: Final = 3
+"""How many operations of a lost worker are named."""
 
 
 @public
@@ -66,12 +72,20 @@ class NotEnoughReplies(DfmError):
         return f"{self.replies} of {self.replies + len(self.failures)} calls succeeded, {self.at_least} needed:{failed}"
 
 
-@declared("job {job_id} was aborted: {reason}")
+@declared("job {job_id} was aborted: {reason}{_advice}")
 class JobAborted(DfmError):
     """A job was cancelled, exceeded its deadline, or lost its workers."""
 
     job_id: str
     reason: str
+
+    @property
+    def _advice(self) -> str:
+        lost = self.__cause__
+        if not isinstance(lost, WorkerLost) or not lost.operations:
+            return ""
+        names = ", ".join(map(repr, lost.operations[:_NAMED])) + ", ..." * (len(lost.operations) > _NAMED)
+        return f"\nThe worker ran {names}. retry=RetryPolicy(on_worker_lost=...) runs lost calls again"
 
 
 @declared("job {job_id} was interrupted: {reason}{_advice}")
@@ -135,14 +149,22 @@ class ResultsExpired(DfmError):
 
 
 @declared(
-    "job {job_id} is blocked: its log holds {held:,} unread events, its limit, and has no reader. "
+    "job {job_id} is blocked: its log holds {held:,} unread events and has no reader{_limit}. "
     "Read the results (async for result in job), or raise ResultLimits"
 )
 class ResultsUnread(DfmError):
-    """A job whose end is awaited cannot continue, because its log is full and has no reader."""
+    """A job whose end is awaited cannot continue, because its log is full and has no reader.
+
+    ``held`` is the number of events in the log; ``limit`` is the limit that it has reached, as in ``ResultLimits``.
+    """
 
     job_id: str
     held: int
+    limit: str = ""
+
+    @property
+    def _limit(self) -> str:
+        return f"; its limit is {self.limit}" if self.limit else ""
 
 
 @declared("{detail}")

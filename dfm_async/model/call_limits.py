@@ -9,6 +9,8 @@ from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 import msgspec
 
+from dfm_async.model.checks import whole
+
 Shared: TypeAlias = Literal["cpus", "memory", "gpus"]
 """The resources of a site that the calls of all its operations share."""
 SHARED: Final[tuple[Shared, ...]] = ("cpus", "memory", "gpus")
@@ -72,17 +74,6 @@ def bytes_text(size: int) -> str:
         if size and not size % _UNITS[unit]:
             return f"{size // _UNITS[unit]}{unit}"
     return f"{size}B"
-
-
-def whole(name: str, value: object, *, least: int = 1) -> int:
-    """Return a whole number.
-
-    Raises:
-        ValueError: it is not, or too small or too large.
-    """
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < _MOST:
-        raise ValueError(f"{name} must be a whole number, {least} or more, not {value!r}")
-    return value
 
 
 class CallLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):

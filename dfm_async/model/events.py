@@ -7,7 +7,7 @@ it is in ``runtime/context.py``.
 
 from __future__ import annotations
 
-from typing import Any, Literal, SupportsIndex, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeAlias, overload
 
 import msgspec
 
@@ -16,11 +16,20 @@ from dfm_async.errors import DfmError
 from dfm_async.model.ids import Frame
 from dfm_async.model.status import JobStatus
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    V_co = TypeVar("V_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    V_co = TypeVar("V_co", covariant=True)
+
 Scalar: TypeAlias = bool | int | float | str
 """The value of a metric."""
 
 
-class Result(Shown, msgspec.Struct, frozen=True):
+class Result(Shown, msgspec.Struct, Generic[V_co], frozen=True):
     """A value that a pipeline yielded.
 
     Attributes:
@@ -34,7 +43,7 @@ class Result(Shown, msgspec.Struct, frozen=True):
 
     offset: int
     place: str
-    value: Any
+    value: V_co
     frame: Frame
     site: str
     node: str

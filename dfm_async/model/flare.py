@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from dfm_async.model.checks import Options, check_number
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.resources import ClassPath
 
@@ -17,7 +18,7 @@ FEDERATION_FOLDER = "federation"
 """Where the files of the federation are, in the same folder."""
 
 
-class FlareOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FlareOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a session reaches a federation that runs on NVIDIA FLARE."""
 
     startup_kit: str | os.PathLike[str]
@@ -59,11 +60,9 @@ class FlareOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.on_close not in ("abort", "detach"):
             raise ValueError(f"on_close must be 'abort' or 'detach', not {self.on_close!r}")
         for name in ("delivery_timeout", "start_timeout"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)!r}")
+            check_number(name, getattr(self, name), positive=True)
         for name in ("linger", "keep_unread"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, not {getattr(self, name)!r}")
+            check_number(name, getattr(self, name))
         if not all(isinstance(found, type) for found in self.classes):
             raise TypeError(f"classes must be classes, not {self.classes!r}")
         if not isinstance(self.local, LocalOptions):

@@ -41,3 +41,7 @@ class Location(msgspec.Struct, frozen=True, omit_defaults=True):
     def __str__(self) -> str:
         part = "cache" if self.cache else self.operation
         return f"{self.site}:{part}" if part else self.site
+
+
+OperationKey: TypeAlias = tuple[str, str, str | None]
+"""A site, an operation of it, and the provider."""

@@ -55,6 +55,8 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
         done: how many of them are done; None if that is not known here.
         accepts: whether it takes further parameter sets here.
         retry_of: the id of the job whose failed parameter sets it runs again, if it does.
+        waits_for: what it waits for, in words, such as ``gpus of site 'lab': 1 of 1 in use, 3 calls waiting``; None if
+            it has ended, or nothing is known that it waits for.
     """
 
     job_id: str
@@ -72,6 +74,7 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     done: int | None
     accepts: bool
     retry_of: str | None = None
+    waits_for: str | None = None
 
 
 class FailedSet(msgspec.Struct, frozen=True, kw_only=True):

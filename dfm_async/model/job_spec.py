@@ -6,8 +6,9 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
+from dfm_async.model.checks import check_number, whole
 from dfm_async.model.ids import JobId
-from dfm_async.model.options import ResultLimits
+from dfm_async.model.options import DEFAULT_GRACE, DEFAULT_LIMITS, ResultLimits
 from dfm_async.model.policies import RetryPolicy
 
 FRAME_WINDOW: Final = 256
@@ -27,7 +28,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     job_id: JobId = JobId("")
     created: float = 0.0
     """When the job was submitted, in seconds since 1970, by the application's clock."""
-    limits: ResultLimits = ResultLimits()
+    limits: ResultLimits = DEFAULT_LIMITS
     """What its log may hold."""
     on_error: Literal["continue", "stop"] = "continue"
     reruns: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -36,7 +37,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """How calls are tried again whose operation has no policy of its own."""
     window: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = FRAME_WINDOW
     """How many parameter sets are in flight at the same time."""
-    grace: Seconds = 5.0
+    grace: Seconds = DEFAULT_GRACE
     """The grace period of running operations when the job has to stop, in seconds."""
     priority: Annotated[int, msgspec.Meta(ge=-(1 << 31), le=1 << 31)] = 0
     """Jobs with a higher priority get slots and free threads first."""
@@ -46,10 +47,18 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """What the application noted about the job."""
     fingerprint: str | None = None
     """A hash of what was submitted, for jobs whose id the caller chose."""
+    checkpoint: Literal["marked", "calls"] = "marked"
+    """Which calls are recorded, if the job is stored: those of operations with ``checkpoint=True``, or all."""
+    checkpoints: str = ""
+    """Names the checkpoints of a stored job. No other job has the same name, not even one that gets the same id."""
+    code: tuple[tuple[str, str], ...] = ()
+    """The operations of a stored job, each with the site, and the fingerprints of their code, as far as it is known."""
     watch: bool = False
     """Whether calls of operations are counted."""
     measured: bool = False
     """Whether spans have the sizes of arguments and results."""
+    sampled: bool = False
+    """Whether spans of calls have the stacks of their threads."""
     stored: bool = False
     """Whether results are written to a store, so that they must not need pickle."""
     fed: bool = False
@@ -60,7 +69,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     def __post_init__(self) -> None:
         if self.on_error not in ("continue", "stop"):
             raise ValueError(f"on_error must be 'continue' or 'stop', not {self.on_error!r}")
-        if self.deadline is not None and self.deadline <= 0:
-            raise ValueError(f"the deadline must be positive, not {self.deadline}")
-        if self.window < 1:
-            raise ValueError(f"concurrency must be at least 1, not {self.window}")
+        if self.checkpoint not in ("marked", "calls"):
+            raise ValueError(f"checkpoint must be 'marked' or 'calls', not {self.checkpoint!r}")
+        if self.deadline is not None:
+            check_number("deadline", self.deadline, positive=True)
+        whole("concurrency", self.window)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Final, Literal
 
-import msgspec
-
+from dfm_async.model.checks import Options, check_number
 from dfm_async.model.pool_size import Workers, fewest_workers
 
 
-class ResultLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ResultLimits(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much a job's log may hold, and what happens when it is full.
 
     The oldest events that every attached reader has seen make room for new ones. When there are none, ``block``
@@ -44,14 +43,19 @@ class ResultLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ValueError(f"{name} must be a positive whole number, not {value!r}")
 
 
-class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+# One object for each default: what is the same object as a default is not encoded with each job.
+DEFAULT_LIMITS: Final = ResultLimits()
+DEFAULT_GRACE: Final = 5.0
+
+
+class LocalOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a session runs on this machine. All defaults are good ones."""
 
     start_method: Literal["forkserver", "spawn"] | None = None
     """How worker processes start; None means forkserver where there is one, else spawn."""
     uvloop: bool = False
     """Whether workers use uvloop; it must be installed (extra ``uvloop``)."""
-    results: ResultLimits = ResultLimits()
+    results: ResultLimits = DEFAULT_LIMITS
     """What the logs of jobs may hold, unless ``execute(options=...)`` says otherwise."""
     lanes: int | None = None
     """How many jobs can run in processes of their own: each lane has one worker of every site. None means as many as
@@ -76,7 +80,7 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     jobs are dropped when they take more; reading them raises ``ResultsExpired``, unless there is a store."""
     keep_summaries: int = 10_000
     """Of how many further ended jobs a summary is kept; the oldest are forgotten first."""
-    cancel_grace: float = 5.0
+    cancel_grace: float = DEFAULT_GRACE
     """How many seconds running operations get when a job fails, runs out of its deadline or loses a worker."""
     shutdown_grace: float = 5.0
     """How many seconds ``close()`` gives running operations before their processes are killed."""
@@ -85,6 +89,10 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     output: Literal["log", "inherit"] = "log"
     """Where the standard output and standard error of workers go: to the logger ``dfm_async.site.<site>``, or to where
     those of the application go. Log records go to that logger in any case."""
+    checkpoints: str | None = None
+    """The folder for the values of completed calls, one file per site; None means beside the file of the store."""
+    checkpoint_bytes: int = 10 * 1024**3
+    """How many bytes the checkpoints of a site may take. A call whose value does not fit fails."""
     unresponsive_after: float | None = 10.0
     """After how many seconds without a heartbeat a worker with jobs is reported; None means never."""
 
@@ -98,8 +106,7 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if not isinstance(self.results, ResultLimits):
             raise TypeError(f"results must be ResultLimits, not {self.results!r}")
         for name in ("keep_finished", "keep_finished_for", "keep_summaries", "cancel_grace", "shutdown_grace"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, not {getattr(self, name)!r}")
+            check_number(name, getattr(self, name))
         for name in (
             "lanes",
             "max_workers",
@@ -107,6 +114,7 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "max_concurrent_jobs",
             "queue_limit",
             "keep_finished_bytes",
+            "checkpoint_bytes",
         ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
@@ -115,5 +123,5 @@ class LocalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(f"queue_overflow must be 'block' or 'fail', not {self.queue_overflow!r}")
         if self.output not in ("log", "inherit"):
             raise ValueError(f"output must be 'log' or 'inherit', not {self.output!r}")
-        if self.unresponsive_after is not None and not self.unresponsive_after > 0:
-            raise ValueError(f"unresponsive_after must be positive or None, not {self.unresponsive_after!r}")
+        if self.unresponsive_after is not None:
+            check_number("unresponsive_after", self.unresponsive_after, positive=True)

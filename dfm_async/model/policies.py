@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from dfm_async.base.backoff import delay_after
+from dfm_async.model.checks import FINITE, Options, check_number, is_number, whole
 
 _MOST: Final = 1_000_000_000
 """How often anything may be tried."""
@@ -24,7 +25,7 @@ def retry_after(error: BaseException) -> float:
     return 0.0
 
 
-class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RetryPolicy(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How often an operation is tried, and for which exceptions.
 
     Attributes:
@@ -53,18 +54,12 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         if self.attempts is None:
             msgspec.structs.force_setattr(self, "attempts", 1 if self.on_worker_lost else 3)
-        elif self.attempts < 1:
-            raise ValueError(f"attempts must be at least 1, not {self.attempts}")
-        for name, count in (("attempts", self.attempts), ("on_worker_lost", self.on_worker_lost)):
-            if count is not None and count > _MOST:
-                raise ValueError(f"{name} must be at most {_MOST:,}, not {count}")
-        if self.backoff < 0 or self.max_backoff < 0:
-            raise ValueError("backoff and max_backoff must not be negative")
-        if not 0 <= self.jitter <= 1:
-            raise ValueError(f"jitter must be a number from 0 to 1, not {self.jitter}")
-        if self.on_worker_lost < 0:
-            raise ValueError(f"on_worker_lost must not be negative, not {self.on_worker_lost}")
-        if not isinstance(self.on, tuple):
+        whole("attempts", self.attempts, most=_MOST)
+        whole("on_worker_lost", self.on_worker_lost, least=0, most=_MOST)
+        check_number("backoff", self.backoff)
+        check_number("max_backoff", self.max_backoff)
+        check_number("jitter", self.jitter, most=1)
+        if not isinstance(self.on, tuple) or not all(isinstance(found, (str, type)) for found in self.on):
             raise TypeError(f"on must be a tuple of exception types or names, not {self.on!r}")
         names = tuple(o if isinstance(o, str) else f"{o.__module__}.{o.__qualname__}" for o in self.on)
         msgspec.structs.force_setattr(self, "on", names)  # names travel, classes do not
@@ -93,7 +88,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return max(longest - saved, asked + saved if asked else 0.0)
 
 
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
+class Cost(Options, frozen=True, kw_only=True):
     """What an operation costs at a site.
 
     Compute time is ``fixed_time + input_bytes / throughput``; output size is
@@ -112,9 +107,16 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     output_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.throughput is not None and not self.throughput > 0:
-            raise ValueError(f"throughput must be positive, not {self.throughput}")
+        if self.throughput is not None:
+            check_number("throughput", self.throughput, positive=True)
         for name in ("fixed_time", "fixed_size", "output_factor"):
-            value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"{name} must be a number that is not negative, not {value}")
+            check_number(name, getattr(self, name), most=FINITE)
+
+
+def call_problem(retry: object, deadline: object) -> str | None:
+    """Return what is wrong with the policy or the deadline of a call; None if nothing is."""
+    if retry is not None and not isinstance(retry, RetryPolicy):
+        return f"retry= takes a RetryPolicy, not {retry!r}"
+    if deadline is not None and not is_number(deadline, positive=True, most=FINITE):
+        return f"deadline= takes a positive number of seconds, not {deadline!r}"
+    return None

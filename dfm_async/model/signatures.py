@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+from dfm_async.model.checks import unexpected
 
 ANNOTATIONS = "__annotate__" if sys.version_info >= (3, 14) else "__annotations__"
 """The attribute that one function takes over from another without evaluating it."""
@@ -26,3 +28,14 @@ def signature_of(code: Callable[..., Any]) -> inspect.Signature:
 
         return inspect.signature(code, annotation_format=annotationlib.Format.FORWARDREF)
     return inspect.signature(code)
+
+
+def unknown_keyword(signature: inspect.Signature, kwargs: Mapping[str, Any], options: Iterable[str] = ()) -> str | None:
+    """Return which argument does not exist, and which may be meant: more than that another one is missing.
+
+    ``options`` may be meant as well.
+    """
+    known = signature.parameters
+    if any(found.kind is inspect.Parameter.VAR_KEYWORD for found in known.values()):
+        return None
+    return next((unexpected(name, known, sorted(options)) for name in kwargs if name not in known), None)
