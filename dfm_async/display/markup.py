@@ -5,8 +5,14 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
+from typing import Any, Final
 
+from dfm_async.base.tasks import INTERRUPTS
+from dfm_async.wire.codec.registry import preview
+
+_ROWS: Final = 5
+_COLUMNS: Final = 20
+"""The most rows and columns of a table that are shown."""
 _STYLE = (
     ".dfm{font-size:13px;line-height:1.5}"
     ".dfm .dfm-scroll{overflow-x:auto}"
@@ -65,7 +71,9 @@ def short_repr(value: Any) -> str:
     """Return a value in a few words, whatever it is."""
     try:
         return _short.repr(value)
-    except Exception as error:  # noqa: BLE001 - the value's own code runs here
+    except INTERRUPTS:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the value's own code runs here
         return f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
 
 
@@ -75,8 +83,30 @@ def value_html(value: Any) -> str:
     if callable(own):
         try:
             found = own()
-        except Exception:  # noqa: BLE001 - the value's own code runs here
+        except INTERRUPTS:
+            raise
+        except BaseException:  # noqa: BLE001 - the value's own code runs here
             found = None
         if isinstance(found, str):
             return found
+    shown = _table_html(value)
+    if shown is not None:
+        return shown
     return f"<code>{escape(short_repr(value))}</code>"
+
+
+def _table_html(value: Any) -> str | None:
+    """Return the shape, the columns and the first rows of a table that does not show itself; None for other values."""
+    try:
+        found = preview(value, _ROWS * _COLUMNS)
+    except INTERRUPTS:
+        raise
+    except BaseException:  # noqa: BLE001 - the value's own code runs here
+        return None
+    if not isinstance(found, dict) or "rows" not in found:
+        return None
+    height, width = found["shape"]
+    names = [str(name) for name in found["columns"][:_COLUMNS]]
+    rows = ([escape(short_repr(cell)) for cell in row[:_COLUMNS]] for row in found["rows"][:_ROWS])
+    head = f"<div><code>{escape(found['type'])}</code>, {height:,} rows x {width:,} columns</div>"
+    return head + table(names, rows)

@@ -8,12 +8,15 @@ import operator
 import reprlib
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import accumulate, islice
 from typing import Any, Final
 
 import msgspec
 
+from dfm_async.base.tasks import INTERRUPTS
 from dfm_async.wire.codec import type_name
+from dfm_async.wire.codec.registry import preview
 
 _PREVIEW: Final = 200
 """The number of characters that are shown of an object without a rule."""
@@ -47,7 +50,8 @@ class JsonValues:
     Dates and times are written as ISO 8601, bytes as base64, decimals and UUIDs as text, sets and tuples as lists,
     enums by their value; dataclasses, pydantic models and structs as objects; NaN and infinity as null. Arrays are
     nested lists as far as the limits allow, else a summary with their shape and type; whole numbers of more than 4,000
-    digits are a summary with their type and number of bits. What no rule knows is a summary with its type and the
+    digits are a summary with their type and number of bits. Tables, series and datasets are objects with their type,
+    shape, columns and first rows, as far as the limits allow. What no rule knows is a summary with its type and the
     beginning of its ``repr``.
 
     Attributes:
@@ -62,9 +66,9 @@ class JsonValues:
 
     def encode(self, value: Any) -> bytes:
         """Write a value; of one that is too large, or that cannot be written, a summary."""
-        room = _Room(self, self.record_bytes)
+        write = self._carefully if _has_large_numbers(value) else self._written
         try:
-            data = self._carefully(value) if _has_large_numbers(value) else self._written(value, room)
+            data = write(value, self.record_bytes)
         except _TooMuch:
             return msgspec.json.encode({"type": type_name(type(value)), "omitted": True})
         if len(data) > self.record_bytes:
@@ -74,24 +78,24 @@ class JsonValues:
     def encode_whole(self, value: Any) -> bytes:
         """Write a value, however large it is."""
         try:
-            return self._written(value, _Room(self, None))
+            return self._written(value, None)
         except _TooMuch:
             return msgspec.json.encode(_summary(value))
 
-    def _written(self, value: Any, room: _Room) -> bytes:
+    def _written(self, value: Any, size: int | None) -> bytes:
         try:
-            return msgspec.json.encode(value, enc_hook=room.plain)
-        except _TooMuch:
+            return msgspec.json.encode(value, enc_hook=_Room(self, size).plain)
+        except (_TooMuch, *INTERRUPTS):
             raise
-        except Exception:  # noqa: BLE001 - there are many reasons, some of them in the user's classes
-            return self._carefully(value)
+        except BaseException:  # noqa: BLE001 - there are many reasons, some of them in the user's classes
+            return self._carefully(value, size)
 
-    def _carefully(self, value: Any) -> bytes:
+    def _carefully(self, value: Any, size: int | None) -> bytes:
         try:
-            return msgspec.json.encode(_Careful(self).written(value, 0))
-        except _TooMuch:
+            return msgspec.json.encode(_Careful(self, _Room(self, size)).written(value, 0))
+        except (_TooMuch, *INTERRUPTS):
             raise
-        except Exception:  # noqa: BLE001 - the user's class
+        except BaseException:  # noqa: BLE001 - the user's class
             return msgspec.json.encode(_summary(value))
 
     @property
@@ -101,6 +105,9 @@ class JsonValues:
 
     def stand_in(self, value: Any) -> Any:
         """Return what stands for an object that the encoder does not know."""
+        found = preview(value, self.array_items)
+        if found is not NotImplemented:
+            return found
         if isinstance(getattr(type(value), "model_fields", None), dict):
             return {name: getattr(value, name) for name in type(value).model_fields}
         if hasattr(value, "dtype") and hasattr(value, "tolist"):
@@ -122,7 +129,7 @@ class JsonValues:
         """Return the number of elements that :meth:`stand_in` makes of an object; may be far more than its bytes."""
         if isinstance(value, range):
             return min(len(value[: self.array_items]), self.array_items)
-        if hasattr(value, "dtype") and hasattr(value, "tolist"):
+        if hasattr(value, "dtype") and hasattr(value, "tolist") and preview(value, 0) is NotImplemented:
             count = _lists_and_elements(value, [int(length) for length in value.shape])
             return count if count <= self.array_items else _SUMMARY
         return 1
@@ -149,14 +156,39 @@ class _Room:
         if isinstance(value, (tuple, list, dict)):  # the encoder knows them, but not as keys: so others write them
             raise TypeError("a key that JSON does not have")
         try:
-            self._take(_LEAST * self._values.cost(value))
-            return self._values.stand_in(value)
-        except _TooMuch:
+            self.take(_LEAST * self._values.cost(value))
+            found = self._values.stand_in(value)
+            if type(found) is dict:
+                self._take_all(found)
+        except (_TooMuch, *INTERRUPTS):
             raise
-        except Exception:  # noqa: BLE001 - the user's class
+        except BaseException:  # noqa: BLE001 - the user's class
             return _summary(value)
+        return found
 
-    def _take(self, size: int) -> None:
+    def _take_all(self, value: Any) -> None:
+        """Take the size of plain data, in which one large value can occur many times."""
+        if isinstance(value, (str, bytes)):
+            self.take(max(_LEAST, len(value)))
+        elif isinstance(value, Decimal):
+            self.take(len(str(value)))
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                self._take_all(key)
+                self._take_all(item)
+        elif isinstance(value, (list, tuple, Set)):
+            self.take(_LEAST)
+            for item in value:
+                self._take_all(item)
+        else:
+            self.take(_LEAST)
+
+    def take(self, size: int) -> None:
+        """Take a number of bytes of JSON.
+
+        Raises:
+            _TooMuch: there is no room for them.
+        """
         if self._left is not None:
             self._left -= size
             if self._left < 0:
@@ -172,7 +204,9 @@ def _has_large_numbers(value: Any) -> bool:
         msgspec.msgpack.encode(value, enc_hook=_fields)
     except OverflowError:
         return True
-    except Exception:  # noqa: BLE001, S110 - the encoder for JSON finds the same
+    except INTERRUPTS:
+        raise
+    except BaseException:  # noqa: BLE001, S110 - the encoder for JSON finds the same
         pass
     return False
 
@@ -204,8 +238,9 @@ def _items(dtype: Any) -> int:
 class _Careful:
     """Writes a value that the encoder refuses: by the same rules, part by part, up to a bound."""
 
-    def __init__(self, values: JsonValues) -> None:
+    def __init__(self, values: JsonValues, room: _Room) -> None:
         self._values = values
+        self._room = room
         self._left = values.elements
 
     def written(self, value: Any, depth: int) -> Any:
@@ -214,14 +249,15 @@ class _Careful:
             raise _TooMuch
         try:
             return self._one(value, depth)
-        except _TooMuch:
+        except (_TooMuch, *INTERRUPTS):
             raise
-        except Exception:  # noqa: BLE001 - the user's class
+        except BaseException:  # noqa: BLE001 - the user's class
             return _summary(value)
 
     def _one(self, value: Any, depth: int) -> Any:
-        if isinstance(value, str):
-            return _text(value)
+        if isinstance(value, (str, bytes)):
+            self._room.take(len(value))
+            return _text(value) if isinstance(value, str) else value
         if isinstance(value, bool) or value is None:
             return value
         if isinstance(value, int):
@@ -244,7 +280,9 @@ class _Careful:
             return {field.name: self.written(getattr(value, field.name, None), depth + 1) for field in fields}
         try:
             msgspec.json.encode(value)
-        except Exception:  # noqa: BLE001 - the same reasons
+        except INTERRUPTS:
+            raise
+        except BaseException:  # noqa: BLE001 - the same reasons
             plain = self._values.stand_in(value)
             return plain if type(plain) is dict and "repr" in plain else self.written(plain, depth + 1)
         return value
@@ -275,7 +313,9 @@ def _key(key: Any) -> str:
         return _text(key)
     try:
         return _text(str(key))
-    except Exception:  # noqa: BLE001 - the user's class, or a very large number
+    except INTERRUPTS:
+        raise
+    except BaseException:  # noqa: BLE001 - the user's class, or a very large number
         return f"{type_name(type(key))} at {id(key):#x}"
 
 
@@ -284,6 +324,8 @@ def _summary(value: Any) -> dict[str, Any]:
         # The repr of a list is as long as the list: only its beginning is made.
         text = _repr.repr(value) if type(value) in _BUILTIN else repr(value)
         text = _text(text[:_PREVIEW])
-    except Exception as error:  # noqa: BLE001 - the user's code
+    except INTERRUPTS:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the user's code
         text = f"repr raised {type(error).__name__}"
     return {"type": type_name(type(value)), "repr": text}

@@ -30,7 +30,11 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class _JobMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A message of a job. ``job``: its number. ``at``: the location that it is for, or comes from."""
+    """A message of a job. ``job``: its number. ``at``: the location that it is for, or comes from.
+
+    Between locations, ``source`` is the one that it comes from, and ``incarnation`` how often the worker of one of the
+    two was lost, as far as the sender knows; a receiver that knows better ignores it.
+    """
 
     job: int
     at: int
@@ -51,7 +55,7 @@ class StartJob(_JobMessage, frozen=True, tag=2):
     """A job begins, with its first parameter sets as in :class:`OpenFrames`. ``routes``: each location's address.
 
     ``trace``: the trace that it belongs to, the id of the location's span, and which run of the job this is; None if
-    it is not traced.
+    it is not traced. ``recorded``: calls of it may have been recorded before.
     """
 
     spec: JobSpec
@@ -63,6 +67,9 @@ class StartJob(_JobMessage, frozen=True, tag=2):
     last: bool
     trace: tuple[str, int, int] | None = None
     origin: Origin | None = None
+    recorded: bool = False
+    incarnation: int = 0
+    """How often the worker of the location was lost in this run. If it was, :class:`RestoreJob` follows."""
 
 
 class OpenFrames(_JobMessage, frozen=True, tag=3):
@@ -117,6 +124,23 @@ class SpansTaken(_JobMessage, frozen=True, tag=41):
     count: int
 
 
+class LocationLost(_JobMessage, frozen=True, tag=43):
+    """A location that this one calls has lost its worker. ``incarnation``: how often that has happened in this run."""
+
+    location: int
+    incarnation: int
+    error: ErrorRecord
+
+
+class LocationBack(_JobMessage, frozen=True, tag=44):
+    """A location that was lost has another worker, which waits for :class:`RestoreJob`, with these parameter sets."""
+
+    location: int
+    incarnation: int
+    address: str
+    frames: list[int]
+
+
 # Between sites.
 
 
@@ -126,6 +150,8 @@ class Tokens(_JobMessage, frozen=True, tag=10):
     heads: list[tuple[int, Frame, int]]
     payload: bytes | Payload
     origin: Origin | None = None
+    source: int = -1
+    incarnation: int = 0
 
 
 class LoopEnded(_JobMessage, frozen=True, tag=11):
@@ -136,6 +162,8 @@ class LoopEnded(_JobMessage, frozen=True, tag=11):
     total: int
     state: int
     error: ErrorRecord | None
+    source: int = -1
+    incarnation: int = 0
 
 
 class ElementDone(_JobMessage, frozen=True, tag=12):
@@ -143,6 +171,21 @@ class ElementDone(_JobMessage, frozen=True, tag=12):
 
     loop: int
     frames: list[Frame]
+    source: int = -1
+    incarnation: int = 0
+
+
+class RestoreJob(_JobMessage, frozen=True, tag=16):
+    """A location takes the place of one that was lost; tokens follow.
+
+    ``done``: parameter sets that it has nothing to do for. ``instances``: where it begins with the others: frame,
+    scope, outputs of the calls that are resolved, and the number of elements that are done of each loop.
+    """
+
+    done: list[int]
+    instances: list[tuple[Frame, int, list[int], list[tuple[int, int]]]]
+    source: int
+    incarnation: int
 
 
 class StreamPull(_JobMessage, frozen=True, tag=13):
@@ -219,6 +262,16 @@ class FramesDone(_JobMessage, frozen=True, tag=25):
     """The location is done with these parameter sets; all their results were sent before."""
 
     frames: list[int]
+
+
+class LossNotContained(_JobMessage, frozen=True, tag=37):
+    """The job cannot go on without a location that was lost, as its caller reports."""
+
+    location: int
+
+
+class JobRestarted(_JobMessage, frozen=True, tag=38):
+    """The location has the job, in the place of one that was lost, and waits for :class:`RestoreJob`."""
 
 
 class JobStopped(_JobMessage, frozen=True, tag=26):
@@ -321,8 +374,8 @@ class SpansMade(_JobMessage, frozen=True, tag=40):
 class RunCall(_JobMessage, frozen=True, tag=50):
     """Run an attempt of a call for the worker at ``home``, which knows it by its number.
 
-    ``trace``: the trace, and the id of the call's span; None if the job is not traced. ``timed``: whether the start is
-    reported by :class:`CallStarted`.
+    ``trace``: the trace, the id of the call's span, and whether the call is sampled; None if the job is not traced.
+    ``timed``: whether the start is reported by :class:`CallStarted`.
     """
 
     number: int
@@ -336,7 +389,7 @@ class RunCall(_JobMessage, frozen=True, tag=50):
     payload: bytes | Payload
     retry: RetryPolicy | None
     priority: int
-    trace: tuple[str, int] | None
+    trace: tuple[str, int, bool] | None
     timed: bool
 
 
@@ -350,6 +403,7 @@ class CallReturned(_JobMessage, frozen=True, tag=52):
     """A call has returned a value, or the elements of an iterator.
 
     ``start``: when it began, in seconds since 1970. ``wall``, ``used``: how many seconds it took, and used a processor.
+    ``stacks``: what was sampled of it.
     """
 
     number: int
@@ -358,6 +412,7 @@ class CallReturned(_JobMessage, frozen=True, tag=52):
     used: float
     pid: int
     spans: bytes
+    stacks: str
     payload: bytes | Payload
     iterated: bool
 
@@ -375,6 +430,7 @@ class CallRaised(_JobMessage, frozen=True, tag=53):
     used: float
     pid: int
     spans: bytes
+    stacks: str
     error: ErrorRecord
     again: bool
     unsendable: bool
@@ -487,6 +543,12 @@ class WorkerGone(_Message, frozen=True, tag=61):
     address: str
     reason: str
     exit_code: int | None
+
+
+class SuspendDeadlines(_Message, frozen=True, tag=68):
+    """A debugger is open in some worker, so that no deadline may expire, or none is open any longer."""
+
+    suspended: bool
 
 
 # Between a worker and the process that started it, about the limits of the site.

@@ -77,11 +77,19 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", omit_defaults=True
     bound: tuple[str, str] | None = None
 
 
-Output: TypeAlias = LogRecord | Heartbeat | str
-"""A record, a heartbeat, or a plain line."""
+class Debugging(msgspec.Struct, frozen=True, tag="debugging"):
+    """A debugger begins to use the terminal of the application, or to wait for it, or leaves it."""
+
+    active: bool
+
+
+Output: TypeAlias = LogRecord | Heartbeat | Debugging | str
+"""A record, a heartbeat, a report of a debugger, or a plain line."""
 
 _encoder = msgspec.json.Encoder()
-_decoder: msgspec.json.Decoder[LogRecord | Heartbeat] = msgspec.json.Decoder(LogRecord | Heartbeat)
+_decoder: msgspec.json.Decoder[LogRecord | Heartbeat | Debugging] = msgspec.json.Decoder(
+    LogRecord | Heartbeat | Debugging
+)
 
 
 def cut(text: str, missing: int = 0) -> str:
@@ -91,7 +99,7 @@ def cut(text: str, missing: int = 0) -> str:
     return f"{text[:LONGEST]} [... cut: {len(text) - LONGEST + missing:,} more characters]"
 
 
-def encode_output(item: LogRecord | Heartbeat) -> bytes:
+def encode_output(item: LogRecord | Heartbeat | Debugging) -> bytes:
     """Encode a record."""
     try:
         return b"\x1e%b\n" % _encoder.encode(item)

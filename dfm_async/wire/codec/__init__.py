@@ -2,8 +2,9 @@
 
 Plain values (None, booleans, 64-bit integers, floats, strings, bytes, lists, dicts) are MessagePack as they are.
 Everything else becomes an extension: tuples, sets, datetimes, containers of ``collections``, enums, dataclasses,
-pydantic models, numpy arrays. :mod:`.kinds` has one row for each of them. Values that no row knows are pickled, but
-only by a codec for the processes of our own tree.
+pydantic models, numpy arrays. :mod:`.kinds` has one row for each of them. Types that applications register, and those
+of well-known libraries, have named codecs (:mod:`.registry`). Values that no row knows are pickled, but only by a codec
+for the processes of our own tree.
 
 Encoding has two steps. :meth:`Codec.pack` takes a snapshot: it walks the value, copies its containers and fails for
 what cannot travel. :meth:`Codec.dumps` then turns one snapshot, or a whole batch of them, into bytes. A producer can
@@ -18,23 +19,20 @@ from __future__ import annotations
 import dataclasses
 from functools import cached_property
 
-from dfm_async.wire.codec.arrays import ARRAY_KINDS
-from dfm_async.wire.codec.engine import Broken, Engine, Kinds, Mode, Packed, type_name, weight
-from dfm_async.wire.codec.kinds import VALUE_KINDS
-from dfm_async.wire.codec.pickling import PICKLE_KINDS, dumps_by_value, pack_pickle
+from dfm_async.wire.codec.engine import Broken, Engine, Mode, Packed, type_name, weight
+from dfm_async.wire.codec.pickling import dumps_by_value
+from dfm_async.wire.codec.registry import KINDS
 from dfm_async.wire.codec.untrusted import KnownClasses
 from dfm_async.wire.memory import Allocator
 
 __all__ = ["Broken", "Codec", "KnownClasses", "Packed", "dumps_by_value", "type_name", "weight"]
-
-_KINDS = Kinds((*VALUE_KINDS, *ARRAY_KINDS, *PICKLE_KINDS), otherwise=pack_pickle)
 
 
 class Codec(Engine):
     """Encodes and decodes values, in one of the modes that its named constructors make."""
 
     def __init__(self, mode: Mode, arena: Allocator | None = None) -> None:
-        super().__init__(_KINDS, mode, arena)
+        super().__init__(KINDS, mode, arena)
 
     @classmethod
     def for_processes(cls, arena: Allocator | None = None) -> Codec:

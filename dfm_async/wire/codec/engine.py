@@ -8,6 +8,7 @@ import itertools
 import sys
 import threading
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,7 @@ class Kind:
         matches: for a family: whether a type belongs to it.
         pack: makes the extension.
         unpack: rebuilds the value.
+        parts: for error messages: the parts that the extension is made of, each with the step that leads to it.
     """
 
     code: int
@@ -95,6 +97,7 @@ class Kind:
     matches: Callable[[Engine, type], bool] | None = None
     pack: Packer | None = None
     unpack: Unpacker
+    parts: Callable[[Any], list[tuple[str, Any]]] | None = None
 
 
 class Kinds:
@@ -105,6 +108,7 @@ class Kinds:
         self.unpackers: dict[int, Unpacker] = {row.code: row.unpack for row in rows}
         self._families = [row for row in rows if row.matches is not None]
         self._otherwise = otherwise
+        self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
     def packer(self, engine: Engine, kind: type) -> Packer:
         """Return the packer for a type that has no row of its own."""
@@ -112,6 +116,23 @@ class Kinds:
             if row.matches is not None and row.pack is not None and row.matches(engine, kind):
                 return row.pack
         return self._otherwise
+
+    def parts(self, engine: Engine, value: Any) -> list[tuple[str, Any]]:
+        """Return the parts of a value, each with the step that leads to it."""
+        kind = type(value)
+        for row in self._families:
+            if row.parts is not None and row.matches is not None and row.matches(engine, kind):
+                return row.parts(value)
+        return _children(value)
+
+    def used_by(self, engine: Engine) -> None:
+        """Add an engine that is notified when a family has changed."""
+        self._engines.add(engine)
+
+    def changed(self) -> None:
+        """Notify the engines that a family has changed: they look up packers again."""
+        for engine in list(self._engines):
+            engine.forget()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,6 +183,11 @@ class Engine:
         self._broken: Broken | None = None
         self._suspect = False  # whether the value that is being read may have large maps of untrusted keys
         self._parts: dict[int, Part] = {}
+        kinds.used_by(self)
+
+    def forget(self) -> None:
+        """Look up the packers of all types again."""
+        self._packers = dict(self._kinds.packers)
 
     # encoding
 
@@ -343,7 +369,7 @@ class Engine:
         """Find the part of a value that cannot be encoded. Runs only after a failure."""
         path = "value"
         while True:
-            for step, part in _children(value):
+            for step, part in self._kinds.parts(self, value):
                 try:
                     self.pack_part(part)
                 except BaseException as inner:  # noqa: BLE001 - this is what is being looked for
@@ -412,6 +438,12 @@ class Engine:
         if not isinstance(found, list):
             raise TypeError("a list was expected")
         return found
+
+    def check_whole(self, state: Any) -> None:
+        """For kinds: raise the error of a part that could not be rebuilt, if there is one in a state."""
+        found = None if self._broken is None else _find_broken(state)
+        if found is not None:
+            raise found.error
 
     def part(self, offset: int, size: int) -> memoryview:
         """For kinds: return the bytes of a block of the message that is being read, read-only."""
@@ -506,7 +538,9 @@ def _find_broken(value: Any) -> Broken | None:
     elif isinstance(value, (list, tuple, set, frozenset, deque)):
         items = list(value)
     else:
-        items = [part for _, part in _children(value)] or list(getattr(value, "__dict__", {}).values())
+        items = [part for _, part in _children(value)]
+        if dataclasses.is_dataclass(value):
+            items += getattr(value, "__dict__", {}).values()
     for item in items:
         found = _find_broken(item)
         if found is not None:

@@ -6,6 +6,7 @@ is a row of ``_STANDARD``; one with an extension of its own, or a family of clas
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import datetime as dt
 import decimal
@@ -24,7 +25,7 @@ import msgspec
 from msgspec.msgpack import Ext
 
 from dfm_async.model.replies import Replies
-from dfm_async.wire.codec.engine import BIG_INT, ITEMS, SURROGATES, Broken, Engine, Kind
+from dfm_async.wire.codec.engine import BIG_INT, ITEMS, SURROGATES, Engine, Kind
 from dfm_async.wire.codec.pickling import importable, pack_pickle
 from dfm_async.wire.codec.untrusted import check_hashes
 
@@ -39,7 +40,7 @@ _FACTORIES: Final[tuple[Callable[[], Any], ...]] = (
 _FACTORY_OF: Final = {factory.__name__: factory for factory in _FACTORIES}
 _LARGEST_PART: Final = 1 << 17
 """The most bits that the numbers of a fraction may have: reducing larger ones would take long."""
-_ZONE: Final = re.compile(r"[A-Za-z0-9_+-]{1,40}(/[A-Za-z0-9_+-]{1,40}){0,3}")
+ZONE_NAME: Final = re.compile(r"[A-Za-z0-9_+-]{1,40}(/[A-Za-z0-9_+-]{1,40}){0,3}")
 """The names of time zones. They are looked up as files below the folders of the time zone data."""
 
 
@@ -65,13 +66,13 @@ def _moment(kind: type[dt.datetime | dt.time]) -> Callable[[Any], Any]:
 
 def _zone_name(zone: dt.tzinfo | None) -> str:
     key = zone.key if type(zone) is zoneinfo.ZoneInfo else None
-    if key is None or not _ZONE.fullmatch(key):
+    if key is None or not ZONE_NAME.fullmatch(key):
         raise TypeError(f"its time zone {zone!r} is neither a fixed offset nor a zoneinfo.ZoneInfo with a name")
     return key
 
 
 def _zone(name: Any) -> zoneinfo.ZoneInfo:
-    if not isinstance(name, str) or not _ZONE.fullmatch(name):
+    if not isinstance(name, str) or not ZONE_NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not the name of a time zone")
     return zoneinfo.ZoneInfo(name)
 
@@ -117,6 +118,53 @@ def _replies(state: Any) -> Replies[Any]:
     return Replies(replies, failures)
 
 
+def _ordered_state(value: OrderedDict[Any, Any]) -> Any:
+    # The state of a module of PyTorch has the versions of its parts in this attribute.
+    attributes = vars(value)
+    if attributes.keys() - {"_metadata"}:
+        raise TypeError(f"it has attributes of its own: {', '.join(attributes)}")
+    return [dict(value), attributes["_metadata"]] if attributes else dict(value)
+
+
+def _ordered(state: Any) -> OrderedDict[Any, Any]:
+    if type(state) is not list:
+        return OrderedDict(_mapping(state))
+    items, metadata = state
+    found = OrderedDict(_mapping(items))
+    found._metadata = metadata  # type: ignore[attr-defined] # noqa: SLF001 - the name is PyTorch's
+    return found
+
+
+_EXCEPTION_STATE: Final = frozenset({"__notes__", "name", "path"})
+"""The attributes of exceptions that are not arguments."""
+
+
+def _exception_state(value: Exception) -> list[Any]:
+    reduced: Any = value.__reduce__()
+    _, arguments, *rest = reduced
+    attributes = (rest[0] if rest else None) or {}
+    if attributes.keys() - _EXCEPTION_STATE:
+        raise TypeError(f"it has attributes of its own: {', '.join(attributes)}")
+    return [list(arguments), attributes]
+
+
+def _exception(kind: type[Exception]) -> Callable[[Any], Any]:
+    def build(state: Any) -> Any:
+        arguments, attributes = state
+        if type(arguments) is not list or _mapping(attributes).keys() - _EXCEPTION_STATE:
+            raise ValueError("this is not the state of an exception")
+        value = kind(*arguments)
+        value.__setstate__(attributes)
+        return value
+
+    return build
+
+
+_EXCEPTIONS: Final = frozenset(
+    kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, Exception)
+)
+
+
 def _mapping(state: Any) -> dict[Any, Any]:
     if type(state) is not dict:
         raise TypeError("a dict was expected")
@@ -134,7 +182,7 @@ def _address(kind: type[Any]) -> Callable[[Any], Any]:
 
 _STANDARD: Final[dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]]] = {
     Counter: (dict, lambda state: Counter(_mapping(state))),
-    OrderedDict: (dict, lambda state: OrderedDict(_mapping(state))),
+    OrderedDict: (_ordered_state, _ordered),
     defaultdict: (lambda value: [_factory_name(value.default_factory), dict(value)], _default_dict),
     deque: (lambda value: [list(value), value.maxlen], _deque),
     Fraction: (_fraction_state, _fraction),
@@ -144,6 +192,7 @@ _STANDARD: Final[dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]]] 
     zoneinfo.ZoneInfo: (_zone_name, _zone),
     Replies: (lambda value: [list(value), value.failures], _replies),
     **{kind: (str, _address(kind)) for kind in _ADDRESSES},
+    **{kind: (_exception_state, _exception(kind)) for kind in _EXCEPTIONS},
 }
 """By type, exactly: what makes the state of a value, and what rebuilds the value from it."""
 _BUILDERS: Final = {kind.__name__: build for kind, (_, build) in _STANDARD.items()}
@@ -162,8 +211,7 @@ def _pack_standard(engine: Engine, value: Any) -> Ext:
 
 def _unpack_standard(engine: Engine, data: memoryview) -> Any:
     name, state = engine.decode_list(data)
-    if type(state) is Broken:
-        raise state.error
+    engine.check_whole(state)
     return rebuild_standard(name, state)
 
 
@@ -299,6 +347,7 @@ def _family(
 
     def unpack(engine: Engine, data: memoryview) -> Any:
         ref, state = engine.decode_list(data)
+        engine.check_whole(state)
         return build(engine, _resolve(engine, ref, base), state)
 
     return Kind(code=code, matches=named, pack=pack, unpack=unpack)

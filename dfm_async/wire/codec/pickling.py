@@ -103,7 +103,10 @@ def pack_pickle(engine: Engine, value: Any) -> Ext:
         rule = "stores do not hold pickled values" if engine.mode.stored else "pickle is not allowed here"
         if _is_data(kind) and not importable(kind):
             raise TypeError(f"{rule}, and only this process knows its class; put it in a module")
-        raise TypeError(f"{rule}, and no codec knows this type; convert it to plain data, such as a dataclass")
+        raise TypeError(
+            f"{rule}, and no codec knows this type; convert it to plain data, such as a dataclass, or register a codec "
+            "(dfm_async.codecs)"
+        )
     data, kept = _dump(value, by_value=kind.__module__ != "builtins" and not importable(kind))
     buffers: list[Any] = []
     for buffer in kept:
