@@ -264,7 +264,7 @@ class Discovery(Shown):
     __slots__ = ("pipeline", "sites")
 
     def __init__(self, pipeline: str | None, sites: Mapping[str, Mapping[str, Found]]) -> None:
-        self.pipeline = pipeline
+        self.pipeline: str | None = pipeline
         self.sites: Mapping[str, Mapping[str, Found]] = MappingProxyType(
             {site: MappingProxyType(dict(nodes)) for site, nodes in sites.items()}
         )

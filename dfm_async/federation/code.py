@@ -38,7 +38,17 @@ def signature_of(code: Any, program: ExternalCode | None) -> Signature:
     """Read the signature of what a site offers: of the code, or of what declares the program."""
     if program is not None:
         return declared_by(code)
+    check_code(code)
     return Signature.of(function_of(code), bound=isinstance(code, type))
+
+
+def check_code(code: Any) -> None:
+    """Raise TypeError for what cannot be the code of an operation."""
+    if isinstance(code, type) and not callable(getattr(code, "body", None)):
+        hint = "write what a call does as a method 'body(self, ...)', or offer a function"
+        raise TypeError(f"class {code.__qualname__!r} cannot be an operation, because it has no method 'body': {hint}")
+    if not callable(function_of(code)):
+        raise TypeError(f"an operation is made of a function, or of a class or object with a 'body', not of {code!r}")
 
 
 def plain_function(code: Any, args: Mapping[str, Any] | None) -> Callable[..., Any]:

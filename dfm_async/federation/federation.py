@@ -12,7 +12,8 @@ from dfm_async.federation.namespace import Namespace, Operations
 from dfm_async.federation.operation import RESERVED, Adapter, Declaration, Operation, Signature
 from dfm_async.federation.schemas import Models
 from dfm_async.federation.site import Site
-from dfm_async.model.call_limits import LimitOptions, SiteCapacity, parse_bytes, whole
+from dfm_async.model.call_limits import LimitOptions, SiteCapacity, parse_bytes
+from dfm_async.model.checks import whole
 from dfm_async.model.http import HttpOptions
 from dfm_async.model.pool_size import IDLE_AFTER, check_workers
 from dfm_async.model.resources import CacheConfig, ClassPath, SendCost, VaultConfig
@@ -52,21 +53,21 @@ class Federation(Shown):
         self.description = description
         if isinstance(packages, str):
             raise TypeError(f"packages must be a tuple of names, such as ({packages!r},), not a text")
-        self.packages = None if packages is None else tuple(packages)
+        self.packages: tuple[str, ...] | None = None if packages is None else tuple(packages)
         self.compat = compat
         self.sites: dict[str, Site] = {}
-        self.revision = 0
+        self.revision: int = 0
         """The number of changes of its sites and operations: connected sessions reload code when it differs."""
         self.callee: Callable[[Adapter], Any] | None = None
         """The ``callee`` of new adapters. For tests."""
-        self.operations = Operations()
+        self.operations: Operations = Operations()
         self.info: dict[str, Any] = {}
         """Other information from its file."""
         self.provision: dict[str, Any] = {}
         """How it is deployed; kept for other tools."""
         self.files: tuple[str, ...] = ()
         """The paths of the files that it was read from: its own first, then those that it refers to."""
-        self.models = Models({})
+        self.models: Models = Models({})
         """The schemas that its file names; ``models.declared`` holds them as JSON schemas."""
         self.schemas: Namespace[Any] = Namespace("schema", self.models)
         """The same by attributes: ``federation.schemas.tasks.State(value=1.5)``."""

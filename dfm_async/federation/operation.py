@@ -9,34 +9,41 @@ import types
 import typing
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, Protocol, TypeVar, overload
 
 from dfm_async.discovery.advisors import Advisor, advisor
 from dfm_async.federation.bindings import Binding, ExposedParameter
 from dfm_async.federation.schemas import plain_data
 from dfm_async.language.current import current_builder
 from dfm_async.model.call_limits import LIMITS, CallLimits
+from dfm_async.model.checks import unexpected
 from dfm_async.model.policies import Cost, RetryPolicy
 from dfm_async.model.resources import ClassPath
-from dfm_async.model.signatures import signature_of
+from dfm_async.model.signatures import signature_of, unknown_keyword
 
 if TYPE_CHECKING:
-    from dfm_async.language.statements import BestOf
+    from dfm_async.federation.call_types import Arguments, SiteChoice, Takes, TakesOne, TakesThree, TakesTwo
 
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
 P = ParamSpec("P")
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
-    V_co = TypeVarWithDefault("V_co", covariant=True, default=R)
+    V_co = TypeVarWithDefault("V_co", covariant=True, default=R_co)
 else:
     V_co = TypeVar("V_co", covariant=True)
 F = TypeVar("F", bound=Callable[..., Any])
 
 RESERVED = frozenset({"site", "provider", "after", "retry", "deadline", "fallback"})
 """Arguments of a call inside a pipeline that are not the operation's own."""
+
+DIRECT = frozenset({"site", "provider", "retry", "deadline"})
+"""Those of them that direct calls take, too."""
 
 _CONTEXT = "context"
 _WHOLE = (list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Collection)
@@ -162,6 +169,7 @@ class OperationOptions:
     cost: Cost | None = None
     in_process: bool = False
     spread: bool | None = None
+    checkpoint: bool = False
     args: Mapping[str, Any] | None = None
     program: ExternalCode | None = None
     limits: CallLimits | None = None
@@ -173,6 +181,10 @@ class OperationOptions:
             TypeError: an option does not exist.
             ValueError: a limit is not what it should be.
         """
+        known = sorted({found.name for found in fields(self)} - {"limits"} | LIMITS)
+        for name in options:
+            if name not in known:
+                raise TypeError(f"an operation {unexpected(name, known, ('name', 'provider'))}")
         given = {name: value for name, value in options.items() if name not in LIMITS}
         limits = {name: value for name, value in options.items() if name in LIMITS}
         if limits:
@@ -180,13 +192,19 @@ class OperationOptions:
         return replace(self, **given)
 
 
-class Operation(Generic[P, R, V_co]):
+class Operation(Generic[P, R_co, V_co]):
     """A public signature that sites offer. Made by ``@site.operation``, or read from a file.
 
     Called outside a pipeline block it just runs; called inside one, it records a node.
 
-    For type checkers, ``Operation[P, R]`` takes the parameters ``P``, and a call of it has the type ``R``. A third type
-    is that of its value at a site, where it differs: for a coroutine, what it returns.
+    For type checkers, ``Operation[P, R]`` takes the parameters ``P``, and a call has the type ``R`` of the value that
+    it is a placeholder for: for a coroutine function, what it returns. A third type is that of the value which
+    :meth:`Session.call` returns, where it differs: for a generator, a list.
+
+    Attributes:
+        name: its name in the federation.
+        code: the plain function. In code that is type-checked, ``await operation.code(...)`` runs a coroutine function
+            outside a pipeline.
     """
 
     __name__: str
@@ -198,14 +216,14 @@ class Operation(Generic[P, R, V_co]):
             return super().__class_getitem__((*types, types[-1]) if len(types) == 2 else types)
 
     def __init__(
-        self, name: str, code: Callable[P, R], signature: Signature, declaration: Declaration | None = None
+        self, name: str, code: Callable[P, R_co], signature: Signature, declaration: Declaration | None = None
     ) -> None:
         self.name = name
-        self.code = code
+        self.code: Callable[P, Any] = code
         self.signature = signature
         self.source: Any = code
         """What a site was given: the function, or the class or object with a ``body``."""
-        self.options = OperationOptions()
+        self.options: OperationOptions = OperationOptions()
         """How the site that defined it runs it; a site that offers the same code runs it so, too."""
         self.changed: Callable[[], object] = bool
         """Notify the federation that the operation has changed."""
@@ -216,7 +234,7 @@ class Operation(Generic[P, R, V_co]):
         self.advisors: dict[str, Advisor] = {}
         """The advisors of its parameters, at every site that has no advisor of its own."""
         functools.update_wrapper(self, code)
-        self.__signature__ = self.call_signature
+        self.__signature__: inspect.Signature = self.call_signature
 
     def advisor(self, field: str, order: int = -1) -> Callable[[F], F]:
         """Make a function the advisor of a parameter: ``(value, context) -> AdvisedValue``. It may be async.
@@ -247,20 +265,93 @@ class Operation(Generic[P, R, V_co]):
         """What a call inside a pipeline may pass: the operation's own parameters, and those that sites add."""
         return self.signature.with_added(self.exposed)
 
+    if TYPE_CHECKING:
+        # For each number of parameters, mypy infers their types by the first overload and pyright by the second.
+
+        @overload
+        def _takes(self: TakesThree[A, B, C]) -> Arguments[A, B, C, V_co]: ...
+        @overload
+        def _takes(self: Operation[Concatenate[A, B, C, ...], Any, Any]) -> Arguments[A, B, C, V_co]: ...  # type: ignore[overload-overlap]
+        @overload
+        def _takes(self: TakesTwo[A, B]) -> Arguments[A, B, Never, V_co]: ...
+        @overload
+        def _takes(self: Operation[Concatenate[A, B, ...], Any, Any]) -> Arguments[A, B, Never, V_co]: ...  # type: ignore[overload-overlap]
+        @overload
+        def _takes(self: TakesOne[A]) -> Arguments[A, Never, Never, V_co]: ...
+        @overload
+        def _takes(self: Operation[Concatenate[A, ...], Any, Any]) -> Arguments[A, Never, Never, V_co]: ...  # type: ignore[overload-overlap]
+        @overload
+        def _takes(self) -> Arguments[Never, Never, Never, V_co]: ...
+        def _takes(self) -> Any: ...
+
     @overload
-    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
     @overload
-    def __call__(self, /, *args: Any, site: str | BestOf | Any, **kwargs: Any) -> R: ...
+    def __call__(
+        self: Takes[A, B, C, Any],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        site: SiteChoice | None,
+        **kwargs: Any,
+    ) -> R_co: ...
     @overload
-    def __call__(self, /, *args: Any, provider: str, **kwargs: Any) -> R: ...
+    def __call__(
+        self: Takes[A, B, C, Any],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        provider: str | None,
+        **kwargs: Any,
+    ) -> R_co: ...
     @overload
-    def __call__(self, /, *args: Any, after: Any, **kwargs: Any) -> R: ...
+    def __call__(
+        self: Takes[A, B, C, Any],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        after: Any,
+        **kwargs: Any,
+    ) -> R_co: ...
     @overload
-    def __call__(self, /, *args: Any, retry: RetryPolicy, **kwargs: Any) -> R: ...
+    def __call__(
+        self: Takes[A, B, C, Any],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        retry: RetryPolicy | None,
+        **kwargs: Any,
+    ) -> R_co: ...
     @overload
-    def __call__(self, /, *args: Any, deadline: float, **kwargs: Any) -> R: ...
+    def __call__(
+        self: Takes[A, B, C, Any],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        deadline: float | None,
+        **kwargs: Any,
+    ) -> R_co: ...
     @overload
-    def __call__(self, /, *args: Any, fallback: Any, **kwargs: Any) -> R: ...
+    def __call__(
+        self: Takes[A, B, C, Any],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        fallback: Any,
+        **kwargs: Any,
+    ) -> R_co: ...
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the code, or record a node if a pipeline is being built."""
         builder = current_builder()
@@ -271,8 +362,16 @@ class Operation(Generic[P, R, V_co]):
         partial = builder.mode == "discovery"  # what is left out is asked for
         return builder.call(self.name, self.bind(args, kwargs, partial), **options)
 
-    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any], partial: bool = False) -> dict[str, Any]:
+    def bind(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        partial: bool = False,
+        options: frozenset[str] = RESERVED,
+    ) -> dict[str, Any]:
         """Return the arguments of a call by the names of the parameters; with ``partial``, some may be missing.
+
+        ``options`` are other names that the call takes, which an unknown one may mean.
 
         Raises:
             TypeError: they do not fit the parameters.
@@ -281,7 +380,7 @@ class Operation(Generic[P, R, V_co]):
         try:
             bound = (signature.bind_partial if partial else signature.bind)(*args, **kwargs).arguments
         except TypeError as error:
-            raise TypeError(f"{self.name}() {_unknown(signature, kwargs) or error}") from None
+            raise TypeError(f"{self.name}() {unknown_keyword(signature, kwargs, options) or error}") from None
         for name, parameter in self.signature.parameters.parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 bound.update(bound.pop(name, {}))
@@ -291,7 +390,7 @@ class Operation(Generic[P, R, V_co]):
             return {name: plain_data(value) for name, value in bound.items()}
         return bound
 
-    def __get__(self, instance: object, owner: type | None = None) -> Operation[P, R, V_co]:
+    def __get__(self, instance: object, owner: type | None = None) -> Operation[P, R_co, V_co]:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -308,22 +407,6 @@ def advisor_of(operation: Operation[..., Any], field: str, order: int, function:
     if field not in known and not any(found.kind is found.VAR_KEYWORD for found in known.values()):
         raise ValueError(f"operation {operation.name!r} has no parameter {field!r} (it has: {', '.join(known)})")
     return advisor(field, order, function)
-
-
-def _unknown(signature: inspect.Signature, kwargs: Mapping[str, Any]) -> str | None:
-    """Return which argument does not exist, and which may be meant: more than that another one is missing."""
-    known = signature.parameters
-    if any(found.kind is inspect.Parameter.VAR_KEYWORD for found in known.values()):
-        return None
-    for name in kwargs:
-        if name not in known:
-            import difflib  # here: only mistakes need it
-
-            close = difflib.get_close_matches(name, [*known, *sorted(RESERVED)], 1)
-            meant = f" (did you mean {close[0]!r}?)" if close else ""
-            takes = ", ".join(known) or "no parameters"
-            return f"got an unexpected keyword argument {name!r}{meant}; it takes: {takes}"
-    return None
 
 
 def _rebuild(name: str, code: Callable[..., Any]) -> Operation[..., Any]:
@@ -375,6 +458,8 @@ class Adapter:
     limits: CallLimits | None = None
     spread: bool | None = None
     """Whether calls may run in any worker of the site; None: those of functions and generators may."""
+    checkpoint: bool = False
+    """Whether the values of its calls are recorded, so that a job that runs again does not repeat them."""
     declared: Signature | None = None
     external: bool = False
     """Whether it is a program: it gets all arguments by name, also defaults, and streams as lists."""

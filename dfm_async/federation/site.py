@@ -3,65 +3,42 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from dfm_async.federation.bindings import Binding, FromProvider
-from dfm_async.federation.code import body_of, check_parameters, plain_function, same_source, signature_of, stand_in
+from dfm_async.federation.code import (
+    body_of,
+    check_code,
+    check_parameters,
+    plain_function,
+    same_source,
+    signature_of,
+    stand_in,
+)
 from dfm_async.federation.namespace import Namespace, PlacedOperation
 from dfm_async.federation.operation import (
     GENERATORS,
     Adapter,
     CodeKind,
-    ExternalCode,
     Operation,
     OperationOptions,
     Signature,
     advisor_of,
 )
-from dfm_async.model.call_limits import LimitOptions, SiteCapacity
-from dfm_async.model.policies import Cost, RetryPolicy
+from dfm_async.model.call_limits import SiteCapacity
+from dfm_async.model.policies import Cost, call_problem
 from dfm_async.model.pool_size import IDLE_AFTER, Workers, most_workers
 from dfm_async.model.resources import CacheConfig, ClassPath, ProviderConfig, SendCost, SiteConfig, VaultConfig
 
 if TYPE_CHECKING:
+    from dfm_async.federation.decorator import OperationDecorator
     from dfm_async.federation.federation import Federation
 
 P = ParamSpec("P")
 R = TypeVar("R")
-V = TypeVar("V")
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-_Elements: TypeAlias = AsyncIterator[Any] | Iterator[Any]
-"""What a generator returns. In a pipeline, its call and that of a coroutine represent the value that comes later, so
-checkers see Any."""
-
-
-class _Options(LimitOptions, total=False):
-    name: str | None
-    provider: str | None
-    retry: RetryPolicy | None
-    deadline: float | None
-    cost: Cost | None
-    in_process: bool
-    spread: bool | None
-    args: Mapping[str, Any] | None
-    program: ExternalCode | None
-
-
-class _Decorator(Protocol):
-    """What ``site.operation(...)`` gives when it is called with options only."""
-
-    @overload
-    def __call__(self, code: type[Any], /) -> Operation[..., Any]: ...
-    @overload
-    def __call__(self, code: Callable[P, Coroutine[Any, Any, V]], /) -> Operation[P, Any, V]: ...
-    @overload
-    def __call__(self, code: Callable[P, _Elements], /) -> Operation[P, Any]: ...
-    @overload
-    def __call__(self, code: Callable[P, R], /) -> Operation[P, R]: ...
 
 
 class Site:
@@ -81,7 +58,7 @@ class Site:
         self.workers: Workers = workers
         self.idle_after = idle_after
         self.threads = threads
-        self.capacity = SiteCapacity(cpus=most_workers(workers))
+        self.capacity: SiteCapacity = SiteCapacity(cpus=most_workers(workers))
         """What its calls share."""
         self.impl: ClassPath | type[Any] | None = None
         self.cache: CacheConfig | None = None
@@ -169,6 +146,8 @@ class Site:
                     f"argument {argument!r} of {name!r} comes from provider {binding.provider!r}, which site "
                     f"{self.name!r} does not have (it has: {known})"
                 )
+        if not isinstance(code, ClassPath):
+            check_code(code)
         provider = options.pop("provider", None)
         if provider is not None and provider not in self.providers:
             self.provider(provider)
@@ -189,49 +168,47 @@ class Site:
         )
         found.expose(self.adapters[name, provider].exposed)
 
-    @overload
-    def operation(self, code: Operation[P, R, V], /) -> Operation[P, R, V]: ...
-    @overload
-    def operation(self, code: type[Any], /) -> Operation[..., Any]: ...
-    @overload
-    def operation(self, code: Callable[P, Coroutine[Any, Any, V]], /) -> Operation[P, Any, V]: ...
-    @overload
-    def operation(self, code: Callable[P, _Elements], /) -> Operation[P, Any]: ...
-    @overload
-    def operation(self, code: Callable[P, R], /) -> Operation[P, R]: ...
-    @overload
-    def operation(self, code: Any, /, **options: Unpack[_Options]) -> Operation[..., Any]: ...
-    @overload
-    def operation(self, /, **options: Unpack[_Options]) -> _Decorator: ...
-    def operation(self, code: Any = None, /, **options: Any) -> Any:  # noqa: D417 - the options are described
-        """Offer a function, a class or object with a ``body`` method, or another site's operation, at this site.
+    if TYPE_CHECKING:
 
-        Works as a bare decorator, as a decorator with options, and as a call. Another site's operation keeps the
-        options that it was defined with, except for its provider; those that are given replace them.
+        @property
+        def operation(self) -> OperationDecorator:
+            """Offer a function, a class or object with a ``body`` method, or another site's operation, at this site."""
+    else:
 
-        Args:
-            code: the function, class, object or operation.
-            name: the operation's name; by default the function's.
-            provider: the group of adapters that this one belongs to.
-            retry: the number of attempts of a failed call.
-            deadline: how many seconds one try may take, from the moment that it begins; waiting for a thread does
-                not count.
-            cost: the cost that the planner assumes.
-            in_process: run it in a process of its own, away from the site's event loop.
-            spread: whether its calls may run in any worker of the site. By default those of functions and generators
-                may, and those of classes do not; with True, each worker has an object of the class of its own.
-            args: constructor arguments, if the code is a class.
-            program: an external program that does the work. The function only declares what it takes and returns, and
-                is never run; streams come to the program as lists, and defaults are passed to it.
-            limit: the number of its calls that run at the same time at this site, over all jobs; others wait.
-            rate: how often its calls start at this site, such as ``"10/s"``, ``"30/min"`` or ``"0.5/h"``.
-            key: a parameter; ``limit`` and ``rate`` then count for each of its values.
-            cpus: the number of processors of the site that a call needs.
-            gpus: the number of GPUs of the site that a call needs. It runs in a process that sees these GPUs only.
-            memory: how much memory of the site a call needs: a number of bytes, or a text such as ``"8GiB"``.
-        """
-        if code is None:
-            return lambda found: self.operation(found, **options)
+        def operation(self, code=None, /, **options):  # noqa: D417 - the options are described
+            """Offer a function, a class or object with a ``body`` method, or another site's operation, at this site.
+
+            Works as a bare decorator, as a decorator with options, and as a call. Another site's operation keeps the
+            options that it was defined with, except for its provider; those that are given replace them.
+
+            Args:
+                code: the function, class, object or operation.
+                name: the operation's name; by default the function's.
+                provider: the group of adapters that this one belongs to.
+                retry: the number of attempts of a failed call.
+                deadline: how many seconds one try may take, from the moment that it begins; waiting for a thread does
+                    not count.
+                cost: the cost that the planner assumes.
+                in_process: run it in a process of its own, away from the site's event loop.
+                spread: whether its calls may run in any worker of the site. By default those of functions and
+                    generators may, and those of classes do not; with True, each worker has an object of the class of
+                    its own.
+                checkpoint: record the values of its calls in jobs of a session with a store, so that a job that runs
+                    again does not repeat them.
+                args: constructor arguments, if the code is a class.
+                program: an external program that does the work. The function only declares what it takes and
+                    returns, and is never run; streams come to the program as lists, and defaults are passed to it.
+                limit: the number of its calls that run at the same time at this site, over all jobs; others wait.
+                rate: how often its calls start at this site, such as ``"10/s"``, ``"30/min"`` or ``"0.5/h"``.
+                key: a parameter; ``limit`` and ``rate`` then count for each of its values.
+                cpus: the number of processors of the site that a call needs.
+                gpus: the number of GPUs of the site that a call needs. It runs in a process that sees these GPUs only.
+                memory: how much memory of the site a call needs: a number of bytes, or a text such as ``"8GiB"``.
+            """
+            return self._define(code, options) if code is not None else lambda found: self._define(found, options)
+
+    def _define(self, code: Any, given: Mapping[str, Any]) -> Operation[..., Any]:
+        options = dict(given)
         name, provider = options.pop("name", None), options.pop("provider", None)
         if isinstance(code, Operation):
             chosen = code.name if name is None else name
@@ -305,8 +282,13 @@ class Site:
                 f"@{self.name}.implements(...) for other code, or name= for another operation"
             )
         retry, deadline, program, args = options.retry, options.deadline, options.program, options.args
-        if deadline is not None and deadline <= 0:
-            raise ValueError(f"the deadline of operation {name!r} must be positive, not {deadline}")
+        if options.cost is not None and not isinstance(options.cost, Cost):
+            raise TypeError(f"operation {name!r}: cost= takes a Cost, not {options.cost!r}")
+        if args is not None and not isinstance(args, Mapping):
+            raise TypeError(f"operation {name!r}: args= takes a dict of constructor arguments, not {args!r}")
+        wrong = call_problem(retry, deadline)
+        if wrong is not None:
+            raise ValueError(f"operation {name!r}: {wrong}")
         if program is not None:
             if options.in_process or args is not None:
                 what = "in_process=True, because it has a process of its own" if options.in_process else "args="
@@ -324,6 +306,7 @@ class Site:
             in_process=options.in_process,
             limits=options.limits,
             spread=options.spread,
+            checkpoint=options.checkpoint,
             advisors=ChainMap({}, operation.advisors),
             callee=self.federation.callee,
             **about,
@@ -332,6 +315,11 @@ class Site:
             raise TypeError(
                 f"operation {name!r} is a generator: retry and deadline need one that returns, because the elements "
                 "that a generator has yielded may be consumed already. RetryPolicy(attempts=1, on_worker_lost=n) works"
+            )
+        if options.checkpoint and adapter.kind in GENERATORS:
+            raise TypeError(
+                f"operation {name!r} is a generator: it does not take checkpoint=True, because its elements are not "
+                "recorded. Record the calls that use them"
             )
         if options.spread and (adapter.external or adapter.kind in (CodeKind.ASYNC, CodeKind.ASYNC_GENERATOR)):
             what = "an external program" if adapter.external else "asynchronous"

@@ -5,10 +5,11 @@ The pipeline under construction is found by a context variable, so that two task
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+import inspect
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar, cast, overload
 
 import msgspec
 
@@ -16,8 +17,10 @@ from dfm_async.errors import PipelineError, PlaceholderError, Problem
 from dfm_async.language import expressions as ex
 from dfm_async.language import statements as st
 from dfm_async.language.current import current_builder
+from dfm_async.model.checks import FINITE, is_number
 from dfm_async.model.constants import fresh
-from dfm_async.model.policies import RetryPolicy
+from dfm_async.model.info import FailureInfo
+from dfm_async.model.policies import RetryPolicy, call_problem
 from dfm_async.model.replies import Replies
 
 T = TypeVar("T")
@@ -41,6 +44,8 @@ class Builder:
         self.blocks: list[list[st.Statement]] = [[]]
         self.shown: set[str] = set()
         """The texts by which ``repr`` has shown values: they must not end up in constants."""
+        self.unentered: dict[_Block[Any], Problem] = {}
+        """The blocks that were created and have not been entered, and what is wrong if they never are."""
         self._next_id = 0
 
     def new_id(self) -> int:
@@ -78,6 +83,9 @@ class Builder:
             if not isinstance(name, str):
                 self.refuse(where, f"site= takes a site, its name or BestOf([...]), not {site!r}")
             site = name
+        wrong = call_problem(retry, deadline)
+        if wrong is not None:
+            self.refuse(where, wrong)
         self.add(
             st.CallStatement(
                 id=node,
@@ -103,7 +111,8 @@ class Builder:
 def _builder(what: str) -> Builder:
     builder = current_builder()
     if builder is None:
-        raise PipelineError(None, [Problem(what, "can only be used inside a 'with Pipeline(...)' block")])
+        hint = "can only be used inside a 'with Pipeline(...)' block or a function with @federation.pipeline"
+        raise PipelineError(None, [Problem(what, hint)])
     return builder
 
 
@@ -123,7 +132,9 @@ class Value:
 
     def __getitem__(self, key: Any) -> Value:
         if not isinstance(key, (int, str, bool, float, type(None))):
-            self._builder.refuse(self._text(), f"a field is chosen by a string or a number, not by {key!r}")
+            self._builder.refuse(
+                self._text(), f"a field is chosen by a string or a number, not by {key!r}. {_BY_OPERATION}"
+            )
         return self._field(ex.Item(key=key))
 
     def __getattr__(self, name: str) -> Value:
@@ -151,8 +162,8 @@ class Value:
         raise PlaceholderError(self._builder.name, [Problem(self._text(), message)])
 
     def _compare(self, op: Any, other: Any) -> Value:
-        right = to_expression(other, self._builder, "a comparison")
-        return Value(ex.Comparison(op=op, left=self._expression, right=right), self._builder)
+        left, right = (to_expression(side, self._builder, "a comparison") for side in (self, other))
+        return Value(ex.Comparison(op=op, left=left, right=right), self._builder)
 
     def __eq__(self, other: object) -> Any:
         return self._compare("==", other)
@@ -173,7 +184,11 @@ class Value:
         return self._compare(">=", other)
 
     def _combine(self, op: Any, other: Any, *, swapped: bool = False) -> Value:
-        terms = (self._expression, to_expression(other, self._builder, f"'{op}'"))
+        sign = "&" if op == "and" else "|"
+        term = to_expression(other, self._builder, f"'{sign}'", is_condition=True)
+        if isinstance(term, (ex.Items, ex.Entries)) or (isinstance(term, ex.Constant) and type(term.value) is not bool):
+            self._refuse(f"{sign} combines conditions, not {other!r}: {_CONDITIONS}")
+        terms = (self._expression, term)
         return Value(ex.Combination(op=op, terms=terms[::-1] if swapped else terms), self._builder)
 
     def __and__(self, other: Any) -> Value:
@@ -211,15 +226,20 @@ _ARITHMETIC: Final = (
     *("lshift", "rshift", "xor"),
 )
 _UNKNOWN: Final = "its value is known only when the pipeline runs. "
-_IN_OPERATION: Final = _UNKNOWN + "Do it in an operation, and call that with this value."
+_BY_OPERATION: Final = "Do it in an operation, and call that with this value."
+_IN_OPERATION: Final = _UNKNOWN + _BY_OPERATION
+_CONDITIONS: Final = (
+    "put each comparison in parentheses, such as (a > 1) & (b == 2). To combine numbers, sets or dicts, write an "
+    "operation, and call that with this value."
+)
 _REFUSED: Final[dict[str, tuple[str, str]]] = {
     "has no value yet": (
         "__bool__",
-        "it is known only when the pipeline runs. Use 'with If(...)' instead of 'if', and &, |, ~ instead of and, or, "
-        "not",
+        "it is known only when the pipeline runs. Use 'with If(...)' instead of 'if', &, |, ~ instead of and, or, not, "
+        "(a < b) & (b < c) instead of a < b < c, and (a == b) | (a == c) instead of a in [b, c]",
     ),
     "has no elements yet": ("__iter__ __reversed__ __next__", "use 'with ForEach(...) as element'"),
-    "has no length yet": ("__len__ __length_hint__", "it is known only when the pipeline runs"),
+    "has no length yet": ("__len__ __length_hint__", _IN_OPERATION),
     "cannot become a part of a text": (
         "__str__ __format__",
         _UNKNOWN + "Write an operation that makes the text, and call it with this value; repr() shows the name.",
@@ -258,16 +278,27 @@ for _what, (_methods, _hint) in _REFUSED.items():
         setattr(Value, _method, _refusal(_what, _hint))
 
 
-def to_expression(value: Any, builder: Builder, where: str) -> ex.Expression:
+def to_expression(value: Any, builder: Builder, where: str, *, is_condition: bool = False) -> ex.Expression:
     """Turn what a user wrote into an expression: values stay references, everything else is a constant.
 
-    A constant is a copy: what the user changes later does not change the pipeline.
+    A constant is a copy: what the user changes later does not change the pipeline. ``is_condition``: only its truth is
+    used.
     """
     if isinstance(value, Value):
         owner: Builder = object.__getattribute__(value, "_builder")
         if owner is not builder:
             builder.refuse(where, f"uses {value!r}, which belongs to pipeline {owner.name!r}")
-        return cast("ex.Expression", object.__getattribute__(value, "_expression"))
+        found = cast("ex.Expression", object.__getattribute__(value, "_expression"))
+        if not is_condition and isinstance(found, (ex.Combination, ex.Negation)) and not _compares(found):
+            text = value._text()  # noqa: SLF001 - it is of this module
+            what = "is a condition over values that are not compared: only If and until take it"
+            hint = f"{text} {what}. For a value that is true or false, {_CONDITIONS}"
+            raise PlaceholderError(builder.name, [Problem(where, hint)])
+        return found
+    if isinstance(value, _Block):
+        word = type(value).__name__
+        builder.unentered.pop(value, None)  # this error names it
+        builder.refuse(where, f"uses a {word} without its block: write 'with {word}(...) as ...', and use that name")
     if isinstance(value, ex.Advise):
         return value
     kind = type(value)
@@ -293,6 +324,14 @@ def to_expression(value: Any, builder: Builder, where: str) -> ex.Expression:
     elif _hides_a_value(value):
         builder.refuse(where, f"a value of the pipeline is hidden in {kind.__name__}: use a list, tuple, set or dict")
     return ex.Constant(value=fresh(value))
+
+
+def _compares(found: ex.Expression) -> bool:
+    """Return whether a condition has a part that is certainly true or false."""
+    return any(
+        isinstance(part, ex.Comparison) or (isinstance(part, ex.Constant) and type(part.value) is bool)
+        for part in ex.walk(found)
+    )
 
 
 def _hides_a_value(value: Any) -> bool:
@@ -348,6 +387,14 @@ def PlaceParam(name: str, multiuse: bool = False, *, default: Any = NOT_GIVEN) -
     return Value(ex.Parameter(name=name, multiuse=multiuse, default=given), builder)
 
 
+if TYPE_CHECKING:
+
+    class Advise(ex.Advise, Any):  # type: ignore[misc] # it is accepted where any other type is expected
+        """Asks the sites which values a parameter may have."""
+else:
+    Advise = ex.Advise
+
+
 def Yield(value: Any, place: str = "yield", multiuse: bool = False, after: Any = None) -> None:
     """Send a value to the application. An iterator or async iterator is sent element by element.
 
@@ -370,6 +417,10 @@ def Yield(value: Any, place: str = "yield", multiuse: bool = False, after: Any =
     )
 
 
+@overload
+def collect(value: T, errors: Literal["fail", "skip"] = "fail") -> list[T]: ...
+@overload
+def collect(value: T, errors: Literal["keep"]) -> list[T | FailureInfo]: ...
 def collect(value: Any, errors: Literal["fail", "skip", "keep"] = "fail") -> Any:
     """Return the list of a loop's values in element order, for use after the loop.
 
@@ -416,12 +467,20 @@ def gather(calls: Iterable[T], at_least: int = 1, within: float | None = None) -
             where, f"at_least must be a number from 0 to {len(found)}, the number of calls, not {at_least!r}"
         )
     if within is not None:
-        if not isinstance(within, (int, float)) or not 0 < within < math.inf:
+        if not is_number(within, positive=True, most=FINITE):
             builder.refuse(where, f"within must be a number of seconds, not {within!r}")
         within = float(within)
     nodes = tuple(ref.node for ref in found)
     builder.add(st.GatherStatement(id=node, calls=nodes, at_least=at_least, within=within))
     return cast("Replies[T]", Value(ex.Ref(node=node), builder))
+
+
+def _caller() -> str:
+    """Return the line that has called this module."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    return "" if frame is None else f" in {Path(frame.f_code.co_filename).name}, line {frame.f_lineno},"
 
 
 class _Block(Generic[T]):
@@ -436,7 +495,19 @@ class _Block(Generic[T]):
         self._given: dict[str, Any] = {}
         self._depth = 0
 
+    def _expect_with(self, remedy: str) -> None:
+        """Report this block when the pipeline is built, unless it is entered before. Constructors end with this."""
+        message = f"the block created{_caller()} is never entered, so no statements belong to it: write '{remedy}:'"
+        self._builder.unentered[self] = Problem(f"{self._word}#{self._node}", message)
+
+    def __bool__(self) -> NoReturn:
+        self._refuse(
+            "is a block, which is neither true nor false: combine conditions in one If, as in "
+            "'with If((a > 1) & (b < 3)):', and enter each block by a 'with' of its own"
+        )
+
     def __enter__(self) -> T:
+        self._builder.unentered.pop(self, None)
         self._builder.blocks.append([])
         self._depth = len(self._builder.blocks)
         return self._value
@@ -453,8 +524,8 @@ class _Block(Generic[T]):
     def _refuse(self, message: str) -> NoReturn:
         self._builder.refuse(f"{self._word}#{self._node}", message)
 
-    def _expression(self, value: Any) -> ex.Expression:
-        return to_expression(value, self._builder, f"{self._word}#{self._node}")
+    def _expression(self, value: Any, *, is_condition: bool = False) -> ex.Expression:
+        return to_expression(value, self._builder, f"{self._word}#{self._node}", is_condition=is_condition)
 
     def give(self, what: str, value: Any, *, later: bool = False) -> None:
         """Record what a method of the block's value sets: in the block itself, and once. ``later``: as it is."""
@@ -477,7 +548,7 @@ class _BlockValue(Value):
         self._block = block
 
 
-class ForEach(_Block[Any]):
+class ForEach(_Block[T]):
     """Runs its block once per element of a list, iterator or async iterator; the elements run concurrently.
 
     Args:
@@ -485,13 +556,14 @@ class ForEach(_Block[Any]):
         concurrency: how many elements run at the same time at most.
     """
 
-    def __init__(self, seq: Any, concurrency: int | None = None) -> None:
+    def __init__(self, seq: Iterable[T] | AsyncIterable[T], concurrency: int | None = None) -> None:
         super().__init__("ForEach")
-        self._value = Value(ex.Ref(node=self._node), self._builder)
+        self._value = cast("T", Value(ex.Ref(node=self._node), self._builder))
         self._seq = self._expression(seq)
         if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
             self._refuse(f"concurrency must be at least 1, not {concurrency!r}")
         self._concurrency = concurrency
+        self._expect_with("with ForEach(...) as element")
 
     def _add(self, body: tuple[st.Statement, ...]) -> None:
         self._builder.add(st.ForEachStatement(id=self._node, seq=self._seq, concurrency=self._concurrency, body=body))
@@ -527,6 +599,7 @@ class Repeat(_Block[Any]):
         self._carry = self._expression(carry)
         self._times = None if times is None else self._expression(times)
         self._given["until"] = until
+        self._expect_with("with Repeat(...) as current")
 
     def _add(self, body: tuple[st.Statement, ...]) -> None:
         following, until = self._given.get("next"), self._given["until"]
@@ -538,7 +611,7 @@ class Repeat(_Block[Any]):
             id=self._node,
             carry=self._carry,
             times=self._times,
-            until=None if until is None else self._expression(until),
+            until=None if until is None else self._expression(until, is_condition=True),
             next=following,
             body=body,
         )
@@ -554,10 +627,11 @@ class If(_Block["If"]):
     def __init__(self, cond: Any) -> None:
         super().__init__("If")
         self._value = self
-        self._cond = self._expression(cond)
+        self._cond = self._expression(cond, is_condition=True)
         self._home = self._builder.blocks[-1]
         self._statement: st.IfStatement | None = None
         self._valued = False
+        self._expect_with("with If(...)")
 
     def _add(self, body: tuple[st.Statement, ...]) -> None:
         self._statement = st.IfStatement(id=self._node, cond=self._cond, body=body)
@@ -613,6 +687,7 @@ class Otherwise(_Block[None]):
         super().__init__("If", builder, node)
         self._value = None
         self._set = add
+        self._expect_with("with branch.otherwise()")
 
     def _add(self, body: tuple[st.Statement, ...]) -> None:
         self._set(body)
@@ -641,6 +716,7 @@ class TryFromCache(_Block[Any]):
         self._value = CacheValue(self, ex.Ref(node=self._node), self._builder)
         self._key = self._expression(key)
         self._site: str | None = getattr(site, "name", site)
+        self._expect_with("with TryFromCache(...) as cached")
 
     def _add(self, body: tuple[st.Statement, ...]) -> None:
         store = self._given.get("store")

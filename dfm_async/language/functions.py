@@ -66,6 +66,11 @@ def pipeline_of(function: Callable[..., Any], name: str | None = None) -> Pipeli
     return pipeline
 
 
+def summary_text(description: str) -> str:
+    """Return what a docstring tells before the section ``Args:``."""
+    return re.split(r"^Args:$", description, maxsplit=1, flags=re.MULTILINE)[0].strip()
+
+
 def parameter_texts(description: str) -> dict[str, str]:
     """Return what the section ``Args:`` of a docstring tells about each parameter."""
     section = re.search(r"^Args:\n((?:[ \t]+.*\n?|\n)+)", description, re.MULTILINE)

@@ -16,7 +16,7 @@ from dfm_async.base.containers import is_deeper
 from dfm_async.base.rendering import Shown, renderer
 from dfm_async.errors import PipelineError, Problem
 from dfm_async.language.builder import Builder, Mode
-from dfm_async.language.current import building
+from dfm_async.language.current import building, current_builder
 from dfm_async.language.expressions import Constant, constant_data
 from dfm_async.language.statements import Statement, walk_statements
 from dfm_async.language.text import pipeline_mermaid, pipeline_text
@@ -132,7 +132,7 @@ class Pipeline(Shown, Generic[P, R_co]):
         if mode not in ("execute", "discovery"):
             raise ValueError(f"mode must be 'execute' or 'discovery', not {mode!r}")
         self.mode: Mode = mode
-        self.body = tuple(body)
+        self.body: tuple[Statement, ...] = tuple(body)
         self._builder: Builder | None = None
         self._token: Token[Builder | None] | None = None
 
@@ -144,12 +144,25 @@ class Pipeline(Shown, Generic[P, R_co]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        assert self._builder is not None  # noqa: S101 - __enter__ set both
+        builder = self._builder
+        assert builder is not None  # noqa: S101 - __enter__ set both
         assert self._token is not None  # noqa: S101
         building.reset(self._token)
-        if kind is None:
-            self.body = tuple(self._builder.blocks[0])
         self._builder = self._token = None
+        if kind is None:
+            if builder.unentered:
+                raise PipelineError(self.name, list(builder.unentered.values()))
+            self.body = tuple(builder.blocks[0])
+
+    if not TYPE_CHECKING:  # type checkers refuse a call themselves
+
+        def __call__(self, *_args: Any, **_kwargs: Any) -> None:
+            """Refuse the call, with a hint."""
+            if current_builder() is not None:
+                hint = "in another pipeline, call a plain function that both pipelines call with their values"
+            else:
+                hint = f"await session.run({self.name}, ...) runs it"
+            raise TypeError(f"pipeline {self.name!r} cannot be called: {hint}")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Pipeline):

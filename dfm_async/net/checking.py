@@ -56,6 +56,8 @@ class _Check:
             _require(net.location not in place.routes, f"place {place.index} is sent to itself")
         for transition in net.transitions:
             self._check_transition(transition)
+        for contained in net.contains:
+            self._check_contained(contained)
         for name, index in net.params:
             _require(index in self.places and self.places[index].scope == 0, f"parameter {name!r} has no place")
 
@@ -128,6 +130,31 @@ class _Check:
         if isinstance(found.action, spec.Call) and found.action.fallback is not None:
             _require(isinstance(found.action.fallback, spec.Const), f"the fallback of {what} is not a constant")
             self._check_formula(found.action.fallback, 0, what)
+
+    def _check_contained(self, found: spec.Contained) -> None:
+        what = f"the description of location {found.location}"
+        self._location(found.location, what)
+        _require(found.location != self.net.location, f"{what} is that of its own location")
+        for index in found.loops:
+            loop = self.loops.get(index)
+            ours = loop is not None and loop.control == self.net.location and found.location in loop.members
+            _require(ours and loop is not None and loop.scope in self.scopes, f"{what} names a loop of others")
+        made: dict[int, int] = {}
+        for call in found.calls:
+            _require(call.scope in self.scopes, f"{what} names a scope that does not exist")
+            above = self._above(call.scope)
+            for given in call.inputs:
+                if given.place not in found.params:
+                    place = self.places.get(given.place)
+                    scope = made.get(given.place, None if place is None else place.scope)
+                    _require(scope in above, f"{what} names an input that is not there")
+            for output in (call.output, call.ended):
+                if output is not None:
+                    self._check_output(output, call.scope, what)
+                    made[output] = call.scope
+            if call.fallback is not None:
+                _require(isinstance(call.fallback, spec.Const), f"{what} has a fallback that is not a constant")
+                self._check_formula(call.fallback, 0, what)
 
     def _check_action(self, found: spec.Transition, what: str) -> None:
         action, scope = found.action, self.scopes[found.scope]

@@ -138,3 +138,33 @@ class ExpectReaders(Effect, frozen=True):
 
     stream: StreamValue
     change: int
+
+
+# About another location whose loss can be contained.
+
+
+class StartClock(Effect, frozen=True):
+    """Report :meth:`~dfm_async.net.containment.ContainingGame.late` after some seconds: a call waits for a worker."""
+
+    location: int
+    frame: Frame
+    output: int
+    seconds: float
+
+
+class NotContained(Effect, frozen=True):
+    """The job cannot go on without a location that was lost."""
+
+    location: int
+
+
+class Restore(Effect, frozen=True):
+    """Let the new worker of a location begin where the lost one has ended; tokens follow.
+
+    ``done``: the parameter sets that it has nothing to do for. ``instances``: the others, and elements of loops: frame,
+    scope, outputs of the calls that are resolved, and how many elements of loops are done.
+    """
+
+    location: int
+    done: list[int]
+    instances: list[tuple[Frame, int, list[int], list[tuple[int, int]]]]

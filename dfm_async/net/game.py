@@ -41,7 +41,19 @@ _TRACEBACK_LINES: Final = 60
 class Instance:
     """One execution of a scope."""
 
-    __slots__ = ("early", "frame", "loops", "missing", "parent", "remaining", "scope", "slots", "waiters")
+    __slots__ = (
+        "early",
+        "frame",
+        "loops",
+        "missing",
+        "over",
+        "parent",
+        "remaining",
+        "scope",
+        "settled",
+        "slots",
+        "waiters",
+    )
 
     def __init__(self, scope: ScopeCode, frame: Frame, parent: Instance | None) -> None:
         self.scope = scope
@@ -54,6 +66,10 @@ class Instance:
         self.loops: dict[int, LoopRecord] = {}
         self.early: dict[int, int] | None = None
         """For slots without a token: how many of the loops that read them are done already."""
+        self.settled: dict[int, dict[int, Any]] | None = None
+        """For other locations that were lost: what was decided for the outputs of their calls."""
+        self.over: set[int] | None = None
+        """The loops that are done, of those that such locations take part in."""
 
 
 class LoopRecord(msgspec.Struct, eq=False):
@@ -116,6 +132,10 @@ class Control(msgspec.Struct, eq=False):
     exhausted: bool = False
     last: tuple[Any, bool] | None = None
     """For a repeat: what the current iteration passes on, and whether it is the last."""
+    owed: dict[int, set[int]] = {}
+    """The elements that locations whose loss can be contained are not done with."""
+    done_here: set[int] = set()
+    """Those of the elements in flight that this location is done with, if there are such locations."""
 
 
 class _Repeating(msgspec.Struct, frozen=True):
@@ -175,7 +195,7 @@ class Game:
         for place, value in zip(self.program.params, params, strict=True):
             self._put(root, place, value)
         for transition in root.scope.transitions:
-            if not transition.inputs:
+            if not transition.inputs and root.missing[transition.index] == 1:
                 self._ready.append((root, transition))
         self._resolve(root)
 
@@ -198,13 +218,17 @@ class Game:
         assert scope.parent is not None  # noqa: S101 - a loop's scope has one
         self._end_here(self._record(self._instance(scope.parent, frame), loop), total, outcome)
 
-    def element_done(self, index: int, frame: Frame) -> None:
-        """Note that another location is done with an element of a loop that is driven here."""
+    def element_done(self, index: int, frame: Frame, source: int = -1) -> None:
+        """Note that another location, ``source``, is done with an element of a loop that is driven here."""
         loop = self.program.loops[index]
         owner = self._find(frame[:-1], loop)
         record = None if owner is None else owner.loops.get(index)
-        if record is not None and record.control is not None:
+        if record is not None and record.control is not None and self._owes(record.control, frame[-1], source):
             self._element_done(record.control, frame[-1])
+
+    def _owes(self, control: Control, index: int, source: int) -> bool:
+        """Return whether a location was not done with an element before."""
+        return True
 
     def complete(self, activity: Activity, value: Any = None) -> None:
         """Note that an activity has succeeded."""
@@ -393,9 +417,12 @@ class Game:
         if place is None:
             return  # it has no readers
         if place.routes:
-            self._effects.append(fx.Send(index, instance.frame, value, place.routes))
+            self._send(index, instance.frame, value, place.routes)
         if place.local:
             self._put(instance, place, value)
+
+    def _send(self, index: int, frame: Frame, value: Any, routes: tuple[int, ...]) -> None:
+        self._effects.append(fx.Send(index, frame, value, routes))
 
     # streams
 
@@ -484,7 +511,7 @@ class Game:
         last = record.total == record.finished  # before the control ends the loop: then it does this itself
         if loop.control == self.program.here:
             assert record.control is not None  # noqa: S101 - elements come from it
-            self._element_done(record.control, instance.frame[-1])
+            self._element_done_here(record.control, instance.frame[-1])
         else:
             self._effects.append(fx.SendElementDone(loop.index, instance.frame, loop.control))
         if last:
@@ -506,10 +533,13 @@ class Game:
             if place.routes:
                 if isinstance(token, StreamValue):
                     self._streams[token].left += len(place.routes)
-                self._effects.append(fx.Send(place_index, frame, token, place.routes))
+                self._send(place_index, frame, token, place.routes)
             if place.local:
                 assert place.scope is not None  # noqa: S101 - local readers have the scope
                 self._put(self._instance(place.scope, frame), place, token)
+
+    def _element_done_here(self, control: Control, index: int) -> None:
+        self._element_done(control, index)
 
     def _element_done(self, control: Control, index: int) -> None:
         left = control.in_flight[index] - 1
@@ -541,9 +571,12 @@ class Game:
         loop = record.loop
         away = tuple(member for member in loop.members if member != self.program.here)
         if away:
-            self._effects.append(fx.SendLoopEnd(loop.index, record.owner.frame, total, outcome, away))
+            self._send_loop_end(loop, record.owner.frame, total, outcome, away)
         if len(away) < len(loop.members):
             self._end_here(record, total, outcome)
+
+    def _send_loop_end(self, loop: spec.Loop, frame: Frame, total: int, outcome: Any, away: tuple[int, ...]) -> None:
+        self._effects.append(fx.SendLoopEnd(loop.index, frame, total, outcome, away))
 
     def _end_here(self, record: LoopRecord, total: int, outcome: Any) -> None:
         record.total = total
@@ -853,7 +886,9 @@ def _text(error: BaseException) -> str:
 
 def _traceback(error: BaseException) -> str:
     try:
-        lines = traceback.format_exception(type(error), error, _of_the_user(error))
+        found = _of_the_user(error)
+        chain = found is not None or not isinstance(error, TimeoutError) or _has_user_frames(error)
+        lines = traceback.format_exception(type(error), error, found, chain=chain)
     except Exception:  # noqa: BLE001 - nor a broken traceback
         return ""
     text = "".join(lines).splitlines()
@@ -871,7 +906,19 @@ def _of_the_user(error: BaseException) -> TracebackType | None:
     package, found = __name__.partition(".")[0], error.__traceback__
     while found is not None and str(found.tb_frame.f_globals.get("__name__")).partition(".")[0] == package:
         found = found.tb_next
-    return error.__traceback__ if found is None and not isinstance(error, DfmError) else found
+    ours = isinstance(error, (DfmError, TimeoutError))  # such as a deadline that is exceeded
+    return error.__traceback__ if found is None and not ours else found
+
+
+def _has_user_frames(error: BaseException) -> bool:
+    """Return whether the user's code is in the traceback of a deadline that is exceeded: where it was cancelled."""
+    ours, cause = (__name__.partition(".")[0], "asyncio"), error.__cause__
+    while cause is not None:
+        modules = (str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(cause.__traceback__))
+        if any(module.partition(".")[0] not in ours for module in modules):
+            return True
+        cause = cause.__cause__
+    return False
 
 
 def describe_error(

@@ -258,7 +258,17 @@ class Program:
         for transition in net.transitions:
             self._add(transition)
         self.params = [self.places[index] for _, index in net.params]
+        for contained in net.contains:
+            for call in contained.calls:
+                self._hold_inputs(contained, call)
         self._await_places()
+
+    def _hold_inputs(self, contained: spec.Contained, call: spec.ContainedCall) -> None:
+        """Keep the inputs of a call at another location: they are sent again if its worker is lost."""
+        for given in call.inputs:
+            place = self.places.get(given.place)
+            if place is not None and not place.local and place.index not in contained.params:
+                self._add_slot(place)
 
     def _add(self, found: spec.Transition) -> None:
         scope = self.scopes[found.scope]
@@ -281,9 +291,7 @@ class Program:
             home = place.scope
             assert home is not None  # noqa: S101 - the planner gives every reader the scope
             if not place.local:
-                place.local = True
-                place.slot = home.slots
-                home.slots += 1
+                self._add_slot(place)
             up = len(scope.path) - len(home.path)
             inputs.append((up, place.slot))
             read = given.role != "after"
@@ -310,6 +318,13 @@ class Program:
             while above is not None:
                 above.emits.append(found.action.point)
                 above = above.parent
+
+    @staticmethod
+    def _add_slot(place: PlaceCode) -> None:
+        assert place.scope is not None  # noqa: S101 - the planner gives every reader the scope
+        place.local = True
+        place.slot = place.scope.slots
+        place.scope.slots += 1
 
     def _await_places(self) -> None:
         """Find the places whose token an instance must wait for although no transition of its own scope does."""

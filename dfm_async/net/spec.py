@@ -278,6 +278,42 @@ class Loop(_Data, frozen=True, kw_only=True, tag="loop"):
     collects: tuple[int, ...] = ()
 
 
+class ContainedCall(_Data, frozen=True, kw_only=True, tag="contained_call"):
+    """A call of another location, as its caller knows it: what it waits for, and what follows if it fails.
+
+    ``reruns``: how many losses of its worker there may be before it is not called again. The rest as in :class:`Call`.
+    """
+
+    label: str
+    operation: str
+    scope: int
+    inputs: tuple[Input, ...]
+    output: int
+    ended: int | None = None
+    fallback: Formula | None = None
+    within: float | None = None
+    reruns: int = 0
+
+
+class Contained(_Data, frozen=True, kw_only=True, tag="contained"):
+    """Another location whose loss is a failure of its calls, and not of the job.
+
+    It only has calls whose failures are handled, and exchanges tokens with no other location than this one, its
+    *caller*. So the caller knows what the location was doing, and goes on without it.
+
+    Attributes:
+        location: its number.
+        calls: its calls, each after those that it needs.
+        params: the places of parameters that it reads.
+        loops: the loops that it takes part in; the caller drives them.
+    """
+
+    location: int
+    calls: tuple[ContainedCall, ...]
+    params: tuple[int, ...] = ()
+    loops: tuple[int, ...] = ()
+
+
 class YieldPoint(_Data, frozen=True, tag="yield_point"):
     """One ``Yield`` of the pipeline: its place and the node whose value it sends."""
 
@@ -297,3 +333,4 @@ class Net(_Data, frozen=True, kw_only=True, tag="net"):
     params: tuple[tuple[str, int], ...]
     points: tuple[YieldPoint, ...]
     literals: tuple[Any, ...] = ()
+    contains: tuple[Contained, ...] = ()

@@ -14,7 +14,7 @@ from dfm_async.federation.site import Site
 from dfm_async.language.expressions import Constant, Expression, Parameter, Ref, references
 from dfm_async.language.statements import CallStatement
 from dfm_async.planning.structure import Spot, Structure
-from dfm_async.planning.types import fits, type_text, validate
+from dfm_async.planning.types import fits, redefinition, type_text, validate
 from dfm_async.planning.work_graph import Option
 
 _KINDS: Final = {"literal": "a constant", "node": "the value of a node", "place": "a parameter of the pipeline"}
@@ -163,7 +163,7 @@ class Candidates:
         hint = self._type(exposed)
         if isinstance(expression, Constant) and expression.value is not None:
             return validate(hint, expression.value, convert=False)[1]
-        if isinstance(expression, Ref) and not expression.path:
+        if isinstance(expression, (Ref, Parameter)):
             return type_conflict(expression, name, hint, self.found, self.federation)
         return None
 
@@ -198,16 +198,26 @@ def _adapters_of(site: Site, operation: str, provider: str | None) -> Iterator[A
                 yield adapter
 
 
-def type_conflict(ref: Ref, name: str, hint: Any, found: Structure, federation: Federation) -> str | None:
-    """Return why the result of a call cannot be passed to a parameter of a declared type; None if it may fit."""
-    target = found.spots.get(ref.node)
-    if target is None or not isinstance(target.statement, CallStatement):
+def type_conflict(ref: Ref | Parameter, name: str, hint: Any, found: Structure, federation: Federation) -> str | None:
+    """Return why the result of a call, or a parameter of the pipeline, cannot be passed where a type is declared.
+
+    None if it may fit; fields of values do.
+    """
+    if ref.path:
         return None
-    source = federation.operations.get(target.statement.operation)
-    if source is None or fits(source.signature.returns, hint):
+    if isinstance(ref, Parameter):
+        source, made = f"parameter {ref.name!r} is declared", found.types.get(ref.name, Any)
+    else:
+        target = found.spots.get(ref.node)
+        if target is None or not isinstance(target.statement, CallStatement):
+            return None
+        operation = federation.operations.get(target.statement.operation)
+        source, made = f"{target.label} returns", Any if operation is None else operation.signature.returns
+    if fits(made, hint):
         return None
-    made = type_text(source.signature.returns)
-    return f"{name} is declared {type_text(shown(hint))}, but {target.label} returns {made}"
+    return (
+        f"{name} is declared {type_text(shown(hint))}, but {source} {type_text(shown(made))}{redefinition(made, hint)}"
+    )
 
 
 def may_stream(federation: Federation, operation: str) -> bool:

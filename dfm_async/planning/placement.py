@@ -80,6 +80,14 @@ class _Following:
             return statement.site, "whose cache it is"
         if isinstance(statement, GatherStatement):
             return self._of_readers(spot)
+        if isinstance(statement, CollectStatement) and statement.errors != "fail":
+            # Not where its values are made: it goes on if that site is lost.
+            return self.found.loops[self.found.scope_of_value(statement.node) - 1], "where its loop is driven"
+        if isinstance(statement, YieldStatement):
+            for _, ref, _ in spot.references:
+                source = self.found.spots.get(ref.node) if isinstance(ref, Ref) else None
+                if source is not None and getattr(source.statement, "fallback", None) is not None:
+                    return self._of_caller(source)
         anchor = statement.anchor
         near, why = (self.homesite, "") if anchor is None else self._value(anchor, spot)
         if isinstance(statement, CacheStatement):
@@ -98,10 +106,25 @@ class _Following:
                             self.needed.setdefault(ref.node, key)
         if spot.statement.id in self.needed:
             return self.needed[spot.statement.id], "where its value is needed"
+        calls = spot.statement.calls if isinstance(spot.statement, GatherStatement) else ()
+        return self._of_caller(next((self.found.spots[key] for key in calls if key in self.found.spots), spot))
+
+    def _of_caller(self, spot: Spot) -> tuple[Leader, str]:
+        """Return where the inputs of a call come from: that site goes on if the site of the call is lost."""
+        sites = self._sites(spot)
+        for _, ref, _ in spot.references:
+            if isinstance(ref, Ref) and ref.node in self.found.spots:
+                source = self.found.spots[ref.node]
+                if isinstance(source.statement, CallStatement) and self._sites(source) == sites and len(sites) == 1:
+                    return self._of_caller(source)
+                return ref.node, "where the inputs of its call come from"
         for key, _ in reversed(spot.path):
             if self.found.spots[key].statement.is_loop:
                 return key, "where its loop is driven"
         return self.homesite, "nothing ties it to another site"
+
+    def _sites(self, spot: Spot) -> set[str]:
+        return {option.site for option in self.options.get(spot.statement.id, ())}
 
     def _value(self, expression: Expression, spot: Spot) -> tuple[Leader, str]:
         for ref in references(expression):

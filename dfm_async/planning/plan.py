@@ -6,11 +6,12 @@ import base64
 import hashlib
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic
 
 import msgspec
 
 from dfm_async.base.rendering import Shown, renderer
+from dfm_async.discovery.advisors import DISCOVER
 from dfm_async.errors import EncodingError, PipelineError, Problem
 from dfm_async.model.ids import Location
 from dfm_async.net import spec
@@ -19,7 +20,15 @@ from dfm_async.planning.estimate import Alternative, NodeCost, PlanCost
 from dfm_async.wire.codec import Codec
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
     from dfm_async.planning.explain import Explanation
+
+    R_co = TypeVar("R_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True)
 
 _codec = Codec.for_untrusted()
 CANONICAL: Final = Codec.for_processes().for_keys()
@@ -79,7 +88,7 @@ class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.location.site
 
 
-class Plan(Shown, msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class Plan(Shown, msgspec.Struct, Generic[R_co], frozen=True, kw_only=True, dict=True):
     """A prepared pipeline: one net per participating location. Reusable for many jobs."""
 
     pipeline: str | None
@@ -114,6 +123,11 @@ class Plan(Shown, msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return [(point.place, point.node) for point in self.nets[0].points] if self.nets else []
 
     @cached_property
+    def declared(self) -> dict[str, Any]:
+        """The types that the function of the pipeline declares for parameters. They are not part of the JSON."""
+        return {}
+
+    @cached_property
     def params_at(self) -> list[list[str]]:
         """The parameters that each location uses."""
         return [[name for name, _ in net.params] for net in self.nets]
@@ -122,6 +136,17 @@ class Plan(Shown, msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def sites_at(self) -> list[str]:
         """The site of each location."""
         return [location.site for location in self.locations]
+
+    def operations_at(self, at: int) -> tuple[str, ...]:
+        """Return the operations that a location calls."""
+        actions = (transition.action for transition in self.nets[at].transitions)
+        names = (action.operation for action in actions if isinstance(action, spec.Call))
+        return tuple(dict.fromkeys(name for name in names if name != DISCOVER))
+
+    @cached_property
+    def contained(self) -> dict[int, int]:
+        """The locations whose loss is a failure of their calls, and the location that calls them."""
+        return {found.location: net.location for net in self.nets for found in net.contains}
 
     @cached_property
     def hash(self) -> str:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any, TypeAlias
 
 from dfm_async.base.text import shortened
 from dfm_async.discovery.advisors import DISCOVER
-from dfm_async.errors import EncodingError, PipelineError, Problem
+from dfm_async.errors import DfmError, EncodingError, PipelineError, Problem
 from dfm_async.federation.federation import Federation
+from dfm_async.federation.fingerprints import fingerprint
 from dfm_async.federation.operation import Adapter, Operation
 from dfm_async.language.expressions import Advise, Constant, Expression, Parameter, Ref, walk
 from dfm_async.language.pipeline import Pipeline
@@ -27,10 +28,11 @@ from dfm_async.language.statements import (
     YieldStatement,
 )
 from dfm_async.language.text import expression_text
-from dfm_async.model.ids import Location
+from dfm_async.model.ids import Location, OperationKey
 from dfm_async.model.policies import RetryPolicy
 from dfm_async.net import spec
 from dfm_async.planning.candidates import Candidates, may_stream, type_conflict
+from dfm_async.planning.containment import contain
 from dfm_async.planning.nets import build_nets
 from dfm_async.planning.placement import Placement, place
 from dfm_async.planning.plan import CANONICAL, NodePlan, ParameterUse, Plan
@@ -73,7 +75,8 @@ def prepare(
         raise PipelineError(pipeline.name, found.problems)
     streams = cache(partial(may_stream, federation))
     locations, nets, params = build_nets(pipeline.body, found, placed, streams)
-    return Plan(
+    nets = contain(nets, partial(_policy, federation))
+    plan = Plan(
         pipeline=pipeline.name,
         federation=federation.name,
         api_version=federation.api_version,
@@ -87,6 +90,8 @@ def prepare(
         cost=cost,
         defaults={name: found.defaults[name] for name in params if name in found.defaults},
     )
+    plan.declared.update({name: hint for name, hint in pipeline.types.items() if hint is not Any})
+    return plan
 
 
 def _analysed(
@@ -140,16 +145,16 @@ def _check_types(found: Structure, federation: Federation) -> tuple[ParameterUse
                     found.report(spot, f"{name}: {wrong}")
                 elif value is not expression.value:
                     found.converted[statement.id, name] = value
-            elif isinstance(expression, Parameter) and not expression.path:
+            elif isinstance(expression, (Ref, Parameter)):
+                conflict = type_conflict(expression, name, hint, found, federation)
+                if conflict is not None:
+                    found.report(spot, conflict)
+            if isinstance(expression, Parameter) and not expression.path:
                 uses.append(ParameterUse(expression.name, operation.name, name))
                 if expression.name in found.defaults:
                     _, wrong = validate(hint, found.defaults[expression.name], convert=False)
                     if wrong is not None:
                         found.report(spot, f"{name}: the default of PlaceParam({expression.name!r}): {wrong}")
-            elif isinstance(expression, Ref) and not expression.path:
-                conflict = type_conflict(expression, name, hint, found, federation)
-                if conflict is not None:
-                    found.report(spot, conflict)
     return tuple(uses)
 
 
@@ -421,6 +426,32 @@ def misfits(plan: Plan, federation: Federation) -> list[Problem]:
     return problems
 
 
+def check_left_out(plan: Plan, federation: Federation, left_out: Mapping[OperationKey, DfmError]) -> None:
+    """Check that a plan uses no operation that workers do not have, because its code could not be given to them.
+
+    Raises:
+        DfmError: it does; the reason why the operation was left out.
+    """
+    for site, _, _, adapter in calls_of(plan, federation) if left_out else ():
+        error = None if adapter is None else left_out.get((site, adapter.operation, adapter.provider))
+        if error is not None:
+            raise type(error)(*error.args) from error.__cause__  # one of its own for each job
+
+
+def code_of(plan: Plan, federation: Federation) -> tuple[tuple[str, str], ...]:
+    """Return the operations of a plan, each with its site, and the fingerprints of their code, as far as known."""
+    calls = [(site, call.operation, adapter) for site, _, call, adapter in calls_of(plan, federation) if adapter]
+    found = {f"{operation!r} at site {site!r}": fingerprint(adapter) for site, operation, adapter in calls}
+    return tuple((name, text) for name, text in sorted(found.items()) if text)
+
+
+def _policy(federation: Federation, net: spec.Net, call: spec.Call) -> RetryPolicy | None:
+    """Return the policy of a call: that of the pipeline, else that of the adapter at its site."""
+    site = federation.sites.get(net.locations[net.location].site)
+    adapter = None if site is None else site.adapter(call.operation, call.provider)
+    return call.retry or (None if adapter is None else adapter.retry)
+
+
 def retry_policies(plan: Plan, federation: Federation) -> list[RetryPolicy | None]:
     """Return the policy of each call in a plan: that of the pipeline, else that of the adapter at its site."""
     return [
@@ -428,9 +459,17 @@ def retry_policies(plan: Plan, federation: Federation) -> list[RetryPolicy | Non
     ]
 
 
+def parameter_names(plan: Plan, pipeline: Pipeline) -> tuple[str, ...]:
+    """Return the parameters of a plan for users: in the order of the function of its pipeline, if there is one."""
+    return plan.params if pipeline.signature is None else tuple(pipeline.signature.parameters)
+
+
 def parameter_types(plan: Plan, federation: Federation) -> dict[str, list[Any]]:
-    """Return the types that operations declare for the parameters of a plan; a parameter without one is not there."""
-    hints: dict[str, list[Any]] = {}
+    """Return the types that are declared for the parameters of a plan; a parameter without one is not there.
+
+    The first one is that of the function of the pipeline, if it declares one; operations declare the others.
+    """
+    hints: dict[str, list[Any]] = {name: [hint] for name, hint in plan.declared.items()}
     for use in plan.uses:
         operation = federation.operations.get(use.operation)
         hint = Any if operation is None else operation.signature.types.get(use.argument, Any)

@@ -49,6 +49,8 @@ class Structure:
     """The values of parameters that a parameter set need not have."""
     gathered: dict[int, float | None] = field(default_factory=dict)
     """The calls of a ``gather``, and the number of seconds that each may take."""
+    types: dict[str, Any] = field(default_factory=dict)
+    """The types that the function of the pipeline declares for its parameters."""
     converted: dict[tuple[int, str], Any] = field(default_factory=dict)
     """Constants as the declared types have them, by the statement and the name of the argument."""
 
@@ -90,7 +92,7 @@ def outer_nodes(statement: st.CacheStatement) -> dict[int, bool]:
 
 def analyse(pipeline: Pipeline) -> Structure:
     """Analyse a pipeline: report everything that is wrong with its references and names."""
-    found = Structure()
+    found = Structure(types=pipeline.types)
     if not pipeline.body:
         found.problems.append(Problem("", "has no statements"))
     _locate(pipeline.body, (), 0, found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc
 import types
 import typing
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,24 @@ _NUMBERS = {bool: 0, int: 1, float: 2, complex: 3}
 def type_text(hint: Any) -> str:
     """Return a type as text."""
     return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint).replace("typing.", "")
+
+
+def redefinition(source: Any, wanted: Any) -> str:
+    """Return a hint for two types that name different classes with the same name; empty for others."""
+    named = {(cls.__module__, cls.__qualname__): cls for cls in _classes(wanted)}
+    for cls in _classes(source):
+        if named.get((cls.__module__, cls.__qualname__), cls) is not cls:
+            again = f"class {cls.__qualname__!r} was defined again after the operation or pipeline that declares it"
+            return f" ({again}: run the cell of the operation or pipeline again)"
+    return ""
+
+
+def _classes(hint: Any) -> Iterator[type]:
+    """Yield the classes that a type names."""
+    if isinstance(hint, type) and not typing.get_args(hint):
+        yield hint
+    for part in typing.get_args(hint):
+        yield from _classes(part)
 
 
 @lru_cache(maxsize=4096)
@@ -67,7 +86,8 @@ def validate(hint: Any, value: Any, *, convert: bool = True) -> tuple[Any, str |
     except _validation_error() as error:
         first = error.errors()[0]  # type: ignore[attr-defined]
         where = "".join(f"[{part!r}]" for part in first["loc"])
-        return value, f"{where}{': ' if where else ''}{first['msg']}, not {shortened(value)}"
+        again = redefinition(type(first["input"]), hint)
+        return value, f"{where}{': ' if where else ''}{first['msg']}, not {shortened(value)}{again}"
     except Exception as error:  # noqa: BLE001 - validators are the user's code
         return value, f"{type(error).__name__}: {error}"
     if not convert and isinstance(value, (str, bytes, int, float)) and found != value:
