@@ -23,6 +23,7 @@ from dfm_async.base.tasks import OwnedTasks, completed
 from dfm_async.deploy.kit import Kit
 from dfm_async.deploy.project import require_nvflare
 from dfm_async.errors import DeploymentError
+from dfm_async.errors.base import exit_text
 from dfm_async.exchange.process import Process, end_watchdog, orphan_reaper, start_watchdog
 from dfm_async.wire.output import Output
 
@@ -137,7 +138,8 @@ class FlareProcess:
         if not ready.done():
             output = "\n".join(process.lines[-_LAST_LINES:]) or "it wrote nothing"
             raise DeploymentError(
-                self.name, [f"the {self._role} ended with exit code {process.exit_code} before it was ready:\n{output}"]
+                self.name,
+                [f"the {self._role} ended with {exit_text(process.exit_code)} before it was ready:\n{output}"],
             )
 
     def _command(self) -> list[str]:

@@ -60,13 +60,13 @@ class LocalFlare:
         self, project: Project, folder: Path, nodes: Mapping[str, FlareProcess], mark: str, *, allow_code: bool
     ) -> None:
         self.folder = folder
-        self.users = tuple(user.name for user in project.users)
-        self.user = self.users[0]
-        self.startup_kit = folder / self.user
-        self.port = project.port
-        self.admin_port = project.admin_port
+        self.users: tuple[str, ...] = tuple(user.name for user in project.users)
+        self.user: str = self.users[0]
+        self.startup_kit: Path = folder / self.user
+        self.port: int = project.port
+        self.admin_port: int = project.admin_port
         self.mark = mark
-        self.sites = (SERVER_SITE, *project.sites)
+        self.sites: tuple[str, ...] = (SERVER_SITE, *project.sites)
         self.allow_code = allow_code
         self._server = project.server
         self._nodes = nodes

@@ -22,6 +22,7 @@ import yaml
 from dfm_async.base.text import install_hint
 from dfm_async.deploy.certificates import forget_ending
 from dfm_async.errors import DeploymentError
+from dfm_async.errors.base import exit_text
 
 SERVER_SITE: Final = "server"
 """The site without a client: it runs in the server's own job process."""
@@ -211,7 +212,7 @@ async def provision(project: Project, folder: Path) -> Path:
     _protect(folder / project.name)
     kits = newest_kits(folder / project.name)
     if code != 0 or kits is None:
-        output = output.strip() or f"it ended with exit code {code}"
+        output = output.strip() or f"it ended with {exit_text(code)}"
         raise DeploymentError(project.name, [f"FLARE cannot provision {folder / PROJECT_FILE}: {output}"])
     return kits
 

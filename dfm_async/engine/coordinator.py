@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from dfm_async.base.signals import Signal
+from dfm_async.base.suspension import DeadlineTimer, suspension
 from dfm_async.base.timers import Timer
 from dfm_async.engine import machine as do
 from dfm_async.engine.frames import Answer, Batch, FrameLedger, IncomingSets, Row
@@ -19,6 +20,8 @@ from dfm_async.model.events import Failure, NoticeKind, WorkerNotice
 from dfm_async.model.ids import JobNumber
 from dfm_async.model.stats import Traffic
 from dfm_async.model.status import JobStatus
+from dfm_async.model.waiting import JobWait
+from dfm_async.net.game import describe_error
 from dfm_async.planning.plan import Plan
 from dfm_async.results.record import JobRecord
 from dfm_async.results.seen import Seen
@@ -38,6 +41,9 @@ _NOTICES: Final[dict[NoticeKind, str]] = {
 
 class Assignment(Protocol):
     """One location of a run, on a worker that is ready or will be."""
+
+    replaceable: bool
+    """Whether the location can get another worker while the run goes on."""
 
     @property
     def address(self) -> str:
@@ -68,8 +74,14 @@ class JobOwner(Protocol):
     def requeue(self, job: Coordinator) -> None:
         """Give a job a slot and workers again, after it has lost one."""
 
+    def replace(self, job: Coordinator, at: int) -> None:
+        """Give a location of a job another worker, after it has lost one and the job goes on."""
+
     def job_ended(self, job: Coordinator) -> None:
         """Note that a job has ended, after everybody else was notified."""
+
+    def queue(self, job: Coordinator) -> tuple[int, int | None]:
+        """Return how many jobs have a slot, and how many get one before this job, if it waits for one."""
 
 
 class Coordinator:
@@ -91,7 +103,9 @@ class Coordinator:
         """Who gives the job a slot and workers."""
         may_rerun = spec.reruns > 0
         locations = self.plan.locations
-        self.frames = FrameLedger(record.open_frames, len(locations), spec.window, may_rerun, _weigh)
+        contained = self.plan.contained
+        keep = may_rerun or bool(contained)
+        self.frames = FrameLedger(record.open_frames, len(locations), spec.window, keep, _weigh, contained)
         self.machine = JobMachine(spec, locations, self.frames, record.log)
         self._intake = Intake(record, codec, may_rerun)
         self._codec = codec
@@ -101,9 +115,11 @@ class Coordinator:
         self._names = self.plan.params_at
         self._room: Signal | None = None
         self._incoming: IncomingSets | None = None
-        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline: DeadlineTimer | None = None
         self._grace: Timer | None = None
         self._pending: deque[do.Effect] | None = None
+        self._recorded = spec.stored and spec.retry_of is not None
+        """Whether calls of the job may have been recorded, because it ran before."""
         record.log.owner = self
         record.execution = self.machine
 
@@ -139,6 +155,20 @@ class Coordinator:
         """A description of the job's progress."""
         return self.machine.state
 
+    def waiting(self) -> JobWait:
+        """Return what is known about what the job waits for."""
+        running, ahead = (0, None) if self.owner is None else self.owner.queue(self)
+        log, frames, waits = self.record.log, self.frames, self.phase is Phase.WAITING
+        return JobWait(
+            waiting_for=self.machine.waiting_for if waits else "",
+            ahead=ahead,
+            running=running,
+            priority=self.spec.priority,
+            log_full=log.full,
+            readers=log.readers,
+            idle=self.accepts and not frames.open and not frames.waiting,
+        )
+
     @property
     def accepts(self) -> bool:
         """Whether further parameter sets may come."""
@@ -154,6 +184,7 @@ class Coordinator:
 
         ``seen`` and ``failed`` are their results and errors that the log has.
         """
+        self._recorded = True
         self.frames.resume(rows, added)
         self._intake.resume(seen, failed)
 
@@ -254,10 +285,12 @@ class Coordinator:
         if self.machine.phase is Phase.WAITING:
             self.record.number = number
             self._assignments = assignments
+            contained = self.plan.contained
+            self.machine.callers = {at: by for at, by in contained.items() if assignments[at].replaceable}
             self._carry_out(self.machine.launch())
 
     def _send(self, at: int, message: msg.Message) -> None:
-        if self._assignments:  # else the job was not launched, or has ended
+        if self._assignments and not self.machine.is_absent(at):  # else it was not launched there, or has ended
             self._assignments[at].send(message)
 
     def _kill(self, effect: do.Kill) -> None:
@@ -269,33 +302,40 @@ class Coordinator:
         if record.decided is JobStatus.SUBMITTED:
             record.change(JobStatus.RUNNING)
         batches = effect.batches
-        head = batches[0] if batches else Batch(0, [], False)
         traced = None if self.trace is None else self.trace.launch()
-        routes = tuple([assignment.address for assignment in self._assignments])
-        for at, names in enumerate(self._names):
-            start = msg.StartJob(
-                record.number,
-                at,
-                self.spec,
-                self.plan.hash,
-                routes,
-                head.first,
-                len(head.rows),
-                self._payload(head.rows, names),
-                head.last,
-                None if traced is None else traced[at],
-                self._origin(),
-            )
-            self._send(at, start)
-            for batch in batches[1:]:
-                self._send(at, self._opening(at, batch, names))
+        for at in range(len(self._names)):
+            self._start_at(at, batches, None if traced is None else traced[at])
         self._opened(batches)
+
+    def _start_at(
+        self, at: int, batches: list[Batch], traced: tuple[str, int, int] | None, incarnation: int = 0
+    ) -> None:
+        names, head = self._names[at], batches[0] if batches else Batch(0, [], False)
+        start = msg.StartJob(
+            self.record.number,
+            at,
+            self.spec,
+            self.plan.hash,
+            tuple([assignment.address for assignment in self._assignments]),
+            head.first,
+            len(head.rows),
+            self._payload(head.rows, names),
+            head.last,
+            traced,
+            self._origin(),
+            self._recorded or incarnation > 0,
+            incarnation,
+        )
+        self._send(at, start)
+        for batch in batches[1:]:
+            self._send(at, self._opening(at, batch, names))
 
     def watch_deadline(self, began: float) -> None:
         """Abort the job at its deadline, if it has one; ``began``: when the job began, by the loop's clock."""
         seconds = self.spec.deadline
         if seconds is not None:
-            self._deadline = asyncio.get_running_loop().call_at(began + seconds, self._too_late, seconds)
+            left = began + seconds - asyncio.get_running_loop().time()
+            self._deadline = suspension().call_later(left, lambda: self._too_late(seconds))
 
     def _too_late(self, seconds: float) -> None:
         reason = f"the deadline of {seconds:g} s was exceeded"
@@ -389,6 +429,9 @@ class Coordinator:
         """Note that the worker of a location has ended, or did not start."""
         if self.trace is not None and self.machine.phase is not Phase.WAITING:
             self.trace.lost(at, str(error))
+        if self.machine.phase is Phase.RUNNING and not error.operations:
+            known = error.site, error.exit_code, error.detail, error.lines, error.out_of_memory
+            error = WorkerLost(*known, operations=self.plan.operations_at(at))
         self._carry_out(self.machine.lost(at, error))
 
     def _rerun(self, effect: do.Rerun) -> None:
@@ -397,8 +440,36 @@ class Coordinator:
         self.record.add(WorkerNotice(self.record.log.end, site, "lost", 0.0, str(error)))
         self.record.log.changed.notify()
 
+    def _contain(self, effect: do.Contain) -> None:
+        number, error, site = self.record.number, effect.error, self.plan.sites_at[effect.at]
+        described = describe_error(error, "", site, "", "", (), 1, b"")
+        if self.record.activity is not None:
+            self.record.activity.restarted(effect.at)
+        lost = msg.LocationLost(number, effect.caller, effect.at, effect.incarnation, described)
+        self._send(effect.caller, lost)
+        self.record.add(WorkerNotice(self.record.log.end, site, "lost", 0.0, str(error)))
+        self.record.log.changed.notify()
+
+    def _replace(self, effect: do.Replace) -> None:
+        assert self.owner is not None  # noqa: S101 - the engine sets it
+        self.owner.replace(self, effect.at)
+
+    def replaced(self, at: int) -> None:
+        """Note that a location has another worker, which is ready."""
+        self._carry_out(self.machine.replaced(at))
+
+    def _restart(self, effect: do.Restart) -> None:
+        traced = None if self.trace is None else self.trace.relaunch(effect.at)
+        self._start_at(effect.at, effect.batches, traced, effect.incarnation)
+
+    def _restore(self, effect: do.Restore) -> None:
+        number, address = self.record.number, self._assignments[effect.at].address
+        back = msg.LocationBack(number, effect.caller, effect.at, effect.incarnation, address, effect.frames)
+        self._send(effect.caller, back)
+
     def _requeue(self, effect: do.Requeue) -> None:
         self._clear_grace()
+        self._recorded = self._recorded or effect.restarted
         if effect.restarted and self.record.activity is not None:
             self.record.activity.restarted()
         assert self.owner is not None  # noqa: S101 - the engine sets it
@@ -498,6 +569,10 @@ _EFFECTS: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
     do.SetGrace: Coordinator._set_grace,  # noqa: SLF001
     do.Rerun: Coordinator._rerun,  # noqa: SLF001
     do.Requeue: Coordinator._requeue,  # noqa: SLF001
+    do.Contain: Coordinator._contain,  # noqa: SLF001
+    do.Replace: Coordinator._replace,
+    do.Restart: Coordinator._restart,  # noqa: SLF001
+    do.Restore: Coordinator._restore,  # noqa: SLF001
     do.Stalled: lambda job, _: job.record.stalled(),
     do.End: Coordinator._ended,  # noqa: SLF001
 }
@@ -511,7 +586,11 @@ _HANDLERS: Final[dict[type, Callable[[Coordinator, Any], None]]] = {
     msg.SpansMade: Coordinator._spans_made,  # noqa: SLF001
     msg.ObjectsBuilt: lambda job, found: job._carry_out(job.machine.objects_built(found.at)),  # noqa: SLF001
     msg.ObjectsClosed: lambda job, found: job._carry_out(job.machine.objects_closed(found.at)),  # noqa: SLF001
-    msg.FramesDone: lambda job, found: job._carry_out(job.machine.frames_done(found.frames)),  # noqa: SLF001
+    msg.FramesDone: lambda job, found: job._carry_out(job.machine.frames_done(found.frames, found.at)),  # noqa: SLF001
+    msg.JobRestarted: lambda job, found: job._carry_out(job.machine.restarted(found.at)),  # noqa: SLF001
+    msg.LossNotContained: lambda job, found: job._carry_out(  # noqa: SLF001
+        job.machine.not_contained(found.at, found.location)
+    ),
     msg.CancelSeen: lambda job, found: job._carry_out(job.machine.cancel_seen(found.at, found.waiting)),  # noqa: SLF001
     msg.JobStopped: lambda job, found: job._carry_out(job.machine.stopped(found.at, found.seconds)),  # noqa: SLF001
     msg.JobBroken: lambda job, found: job.fail(rebuild(found.error)),

@@ -77,6 +77,11 @@ class Engine:
         running = scheduler.running
         coordinator.machine.waiting_for = f"a free slot ({running} job{'s' * (running != 1)} running)"
 
+    def queue(self, coordinator: Coordinator) -> tuple[int, int | None]:
+        """Return how many jobs have a slot, and how many get one before this job, if it waits for one."""
+        scheduler = self._schedulers.get(coordinator)
+        return (0, None) if scheduler is None else (scheduler.running, scheduler.ahead(coordinator))
+
     def _admit(self, scheduler: Jobs) -> None:
         """Give free slots to jobs that wait. A job that ends at once frees its slot again, so this is a loop."""
         if scheduler.empty or scheduler in self._admitting:
@@ -122,6 +127,12 @@ class Engine:
         if self._on_requeue is not None:
             self._on_requeue(coordinator)
         self._admit(scheduler)
+
+    def replace(self, coordinator: Coordinator, at: int) -> None:
+        """Give a location of a job another worker."""
+        run = self._run_of.get(coordinator)
+        if run is not None:
+            run.replace(at, self._host)
 
     def job_ended(self, coordinator: Coordinator) -> None:
         """Leave the workers of a job that has ended, and give its slot to another."""

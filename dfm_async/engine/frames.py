@@ -43,12 +43,15 @@ class FrameLedger:
         window: how many sets may be in flight.
         keep_rows: whether the parameters are kept until a set is done, because it may have to run again.
         weigh: returns the approximate size of a set in bytes; 0 if it does not matter.
+        contained: the locations that may be lost without the job, and those that call them.
     """
 
     __slots__ = (
         "_keep_rows",
         "_last_taken",
         "_locations",
+        "_reported",
+        "_reporting",
         "_requeued",
         "_rows",
         "_tries",
@@ -69,6 +72,7 @@ class FrameLedger:
         window: int,
         keep_rows: bool,
         weigh: Callable[[Row], int],
+        contained: Mapping[int, int] = _NONE,
     ) -> None:
         self.open = open_frames
         self.stopped = False
@@ -87,6 +91,9 @@ class FrameLedger:
         self._rows: dict[int, Row] = {} if keep_rows else _NONE
         self._tries: dict[int, int] = {} if keep_rows else _NONE
         self._last_taken = False
+        self._reporting = frozenset((*contained, *contained.values()))
+        self._reported: dict[int, set[int]] = {} if contained else _NONE
+        """For the sets in flight, which of the contained locations are done, and of those that call them."""
 
     @property
     def waiting(self) -> int:
@@ -186,13 +193,20 @@ class FrameLedger:
         self._weights[index] = size
         return True
 
-    def done(self, index: int) -> bool:
+    def done(self, index: int, at: int = -1) -> bool:
         """Note that one more location is done with a set; return whether all are."""
+        if at in self._reporting:
+            reported = self._reported.setdefault(index, set()) if index in self.open else {at}
+            if at in reported:
+                return False  # its caller has reported the same
+            reported.add(at)
         left = self.open[index] - 1
         if left:
             self.open[index] = left
             return False
         del self.open[index]
+        if self._reporting:
+            self._reported.pop(index, None)
         if self._weights:
             self._weights.pop(index, None)
         if self._keep_rows:
@@ -200,11 +214,54 @@ class FrameLedger:
             self._tries.pop(index, None)
         return True
 
+    def reopen(self, at: int, caller: int) -> list[int]:
+        """Note that a contained location was lost, and that what it has done may not have reached its caller.
+
+        Returns:
+            the sets that the caller is done with, so that nothing is left to do for them.
+        """
+        held_back, over = self._held_back, []
+        for index in sorted(self.open):
+            reported = self._reported.get(index, set())
+            if caller in reported:
+                over.append(index)
+            elif at in reported and index not in held_back:
+                reported.discard(at)
+                self.open[index] += 1
+        return over
+
+    def over_for(self, at: int) -> bool:
+        """Return whether a contained location is done with all sets that there will be."""
+        return self._last_taken and all(at in self._reported.get(index, ()) for index in self.open)
+
+    def taken_by(self, at: int) -> list[Batch]:
+        """Return the sets in flight that a contained location is not done with, as they were opened."""
+        batches: list[Batch] = []
+        held_back = self._held_back
+        for index in sorted(self.open):
+            if index in held_back or at in self._reported.get(index, ()):
+                continue
+            if batches and index == batches[-1].first + len(batches[-1].rows):
+                batches[-1].rows.append(self._rows[index])
+            else:
+                batches.append(Batch(index, [self._rows[index]], False))
+        if self._last_taken:
+            end = batches.pop() if batches else Batch(self.opened, [], False)
+            batches.append(Batch(end.first, end.rows, True))
+        return batches
+
+    @property
+    def _held_back(self) -> set[int]:
+        """The sets that run again, and are not opened yet."""
+        return {index for index, _ in self._requeued} if self._requeued else set()
+
     def requeue(self) -> int:
         """Requeue the sets in flight, which are lost; return the largest number of times that one set was lost."""
         self._requeued = deque((index, self._rows[index]) for index in sorted(self._rows))
         self._weights = _NONE
         self._last_taken = False
+        if self._reporting:
+            self._reported.clear()
         for index in self._rows:
             self._tries[index] = self._tries.get(index, 0) + 1
         return max(self._tries.values(), default=1)

@@ -37,6 +37,7 @@ class InlineHost:
 class _InlineAssignment:
     """One location of a run on this loop."""
 
+    replaceable = False  # it ends with the application
     __slots__ = ("_at", "_host", "_run", "address", "send")
 
     def __init__(self, host: InlineHost, run: Run, at: int) -> None:
@@ -87,6 +88,7 @@ def inline_runtime(
         grace=options.shutdown_grace,
         config=found.config(homesite) if found else None,
         capacity=found.capacity if found else SiteCapacity(),
+        checkpoints=(options.checkpoints, options.checkpoint_bytes),
         **given,  # type: ignore[arg-type] # codec, report and send
     )
     return SiteRuntime(resources)

@@ -10,7 +10,7 @@ import msgspec
 
 from dfm_async.base.containers import BoundedDict
 from dfm_async.errors import DfmError, OperationFailed
-from dfm_async.model.events import ErrorRecord, Failure, FrameCompleted, Progress
+from dfm_async.model.events import ErrorRecord, Failure, FailureHandled, FrameCompleted, Progress
 from dfm_async.model.ids import Frame
 from dfm_async.results.event_codec import Run, result_events
 from dfm_async.results.record import JobRecord
@@ -128,8 +128,11 @@ class Intake:
     def events(self, message: msg.EventsMade) -> None:
         """Add events, also while the log is full: like errors they use up credit, so that their site holds back."""
         record, log = self._record, self._record.log
-        site = record.plan.sites_at[message.at]
+        sites = record.plan.sites_at
+        called = {sites[at] for at, caller in record.plan.contained.items() if caller == message.at}
         for event in message.events:
+            # A caller reports what it has decided about the calls of a site that was lost.
+            site = event.site if type(event) is FailureHandled and event.site in called else sites[message.at]
             _, _, _, _, *values = msgspec.structs.astuple(event)
             record.add(msgspec.structs.replace(event, offset=log.end, site=site), sum(map(_text_size, values)))
         log.changed.notify()

@@ -14,6 +14,7 @@ from dfm_async.model.job_spec import JobSpec
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.stats import Traffic
 from dfm_async.model.status import JobStatus
+from dfm_async.model.waiting import JobWait
 from dfm_async.planning.plan import Plan
 from dfm_async.results.log import Backing
 from dfm_async.results.record import JobRecord, JobSummary
@@ -70,6 +71,9 @@ class JobControl(Protocol):
     @property
     def state(self) -> str:
         """A description of the job's progress."""
+
+    def waiting(self) -> JobWait:
+        """Return what is known about what the job waits for."""
 
     @property
     def accepts(self) -> bool:

@@ -7,7 +7,7 @@ they return, in their order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum, StrEnum
 from typing import Final, Protocol, TypeAlias
 
@@ -20,7 +20,7 @@ from dfm_async.model.status import JobStatus
 
 _LOSSES: Final = 3
 """A job is aborted when it loses this many workers in a row, with no parameter set done in between."""
-_AT_ONCE: Final = 0.1
+_AT_ONCE: Final = 1.0
 """A location that stops within this many seconds has stopped at once."""
 
 
@@ -121,6 +121,38 @@ class Requeue(_Effect, frozen=True):
     """Whether it had begun."""
 
 
+class Contain(_Effect, frozen=True):
+    """A worker was lost, and the job goes on: notify the caller of the location, and find another worker."""
+
+    at: int
+    caller: int
+    incarnation: int
+    error: Exception
+
+
+class Replace(_Effect, frozen=True):
+    """Find a worker for a location that has none."""
+
+    at: int
+
+
+class Restart(_Effect, frozen=True):
+    """Start the job at a location that has another worker, with the parameter sets that it is not done with."""
+
+    at: int
+    incarnation: int
+    batches: list[Batch]
+
+
+class Restore(_Effect, frozen=True):
+    """Have the caller of a location describe to its new worker where to begin."""
+
+    at: int
+    caller: int
+    incarnation: int
+    frames: list[int]
+
+
 class Stalled(_Effect, frozen=True):
     """The job cannot go on before somebody reads its log."""
 
@@ -133,10 +165,27 @@ class End(_Effect, frozen=True):
     cause: Exception | None = None
 
 
-Effect: TypeAlias = Start | Open | FramesDone | Grant | Cancel | Kill | SetGrace | Rerun | Requeue | Stalled | End
+Effect: TypeAlias = (
+    Start
+    | Open
+    | FramesDone
+    | Grant
+    | Cancel
+    | Kill
+    | SetGrace
+    | Rerun
+    | Requeue
+    | Contain
+    | Replace
+    | Restart
+    | Restore
+    | Stalled
+    | End
+)
 _NOTHING: Final[tuple[Effect, ...]] = ()
 _NO_CREDIT: Final = (0, 0)
 _NOWHERE: Final[frozenset[int]] = frozenset()
+_NO_CALLERS: Final[Mapping[int, int]] = {}
 _CANCELLED: Final[tuple[JobStatus, str]] = (JobStatus.ABORTED, "cancelled")
 
 
@@ -171,9 +220,12 @@ class _Credit:
         window, window_bytes = self._limits.window, self._limits.window_bytes
         return any(items >= window or size >= window_bytes for items, size in self._owed.values())
 
-    def reset(self) -> None:
-        """The locations begin anew."""
-        self._owed.clear()
+    def reset(self, at: int | None = None) -> None:
+        """Note that a location begins anew, or that all do."""
+        if at is None:
+            self._owed.clear()
+        else:
+            self._owed.pop(at, None)
 
 
 class JobMachine:
@@ -181,18 +233,22 @@ class JobMachine:
 
     __slots__ = (
         "_cause",
+        "_contained_error",
         "_credit",
         "_effects",
         "_final",
         "_gone",
         "_holding",
+        "_incarnations",
         "_late",
         "_locations",
         "_log",
         "_losses",
+        "_restarting",
         "_seen",
         "_spec",
         "_stopping",
+        "callers",
         "frames",
         "outcomes",
         "phase",
@@ -218,6 +274,14 @@ class JobMachine:
         """Locations whose workers have ended in this run."""
         self._holding: frozenset[int] = _NOWHERE
         """Locations that have to close objects before the job has ended."""
+        self.callers: Mapping[int, int] = _NO_CALLERS
+        """The locations that can be lost without the job, and the location that calls each of them."""
+        self._incarnations: dict[int, int] = {}
+        """How often such locations were lost in this run."""
+        self._restarting: dict[int, list[int]] = {}
+        """Those that begin again, and with which parameter sets."""
+        self._contained_error: Exception | None = None
+        """The last loss that was contained."""
         self._losses = 0
         self._final = _CANCELLED
         self._cause: Exception | None = None
@@ -241,6 +305,10 @@ class JobMachine:
         done = frames.opened - len(frames.open)
         total = f"{frames.added}" if frames.stopped else f"{frames.added} so far"
         return f"{self.phase.value}, {done} of {total} parameter sets done"
+
+    def is_absent(self, at: int) -> bool:
+        """Return whether a location has no worker that the job was started at."""
+        return at in self._gone and at not in self._restarting
 
     @property
     def accepts(self) -> bool:
@@ -281,16 +349,21 @@ class JobMachine:
         batches = self.frames.take(allow_new=not self._log.full)
         if batches:
             self._effects.append(Open(batches))
+            for frames in self._restarting.values():
+                frames += _indexes(batches)
 
-    def frames_done(self, frames: Collection[int]) -> Sequence[Effect]:
+    def frames_done(self, frames: Collection[int], at: int = -1) -> Sequence[Effect]:
         """A location is done with parameter sets."""
-        self._frames_done(frames)
+        self._frames_done(frames, at)
         return self._drain()
 
-    def _frames_done(self, frames: Collection[int]) -> None:
+    def _frames_done(self, frames: Collection[int], at: int) -> None:
         if self.phase not in (Phase.RUNNING, Phase.STOPPING):
             return  # of a run that begins anew
-        done = [index for index in frames if self.frames.done(index)]
+        done = [index for index in frames if self.frames.done(index, at)]
+        for other in sorted(self._gone):
+            if self.callers.get(other) == at:  # what its caller is done with needs nothing of it
+                done += [index for index in frames if self.frames.done(index, other)]
         if done:
             self._effects.append(FramesDone(done))
             self._losses = 0
@@ -307,6 +380,8 @@ class JobMachine:
         if self.phase is Phase.WAITING:
             self.phase = Phase.RUNNING
             self._holding = self._gone = _NOWHERE
+            self._incarnations.clear()
+            self._restarting.clear()
             self._credit.reset()
             self._effects.append(Start(self.frames.take(allow_new=not self._log.full)))
             self._check_end()
@@ -321,7 +396,7 @@ class JobMachine:
         if full:
             self._check_stalled()
         if frames:
-            self._frames_done(frames)
+            self._frames_done(frames, at)
         return self._drain()
 
     def log_has_room(self) -> Sequence[Effect]:
@@ -359,6 +434,7 @@ class JobMachine:
 
     def _check_end(self) -> None:
         if self.frames.finished and self.phase is Phase.RUNNING and not self._holding:
+            self._effects += [Cancel(at) for at in sorted(self._restarting)]
             self._end(End())
 
     def _end(self, end: End) -> None:
@@ -397,7 +473,8 @@ class JobMachine:
         return self._drain()
 
     def _stop_locations(self, grace: float) -> None:
-        locations = frozenset(range(len(self._locations))) - self._gone
+        locations = frozenset(range(len(self._locations))) - (self._gone - self._restarting.keys())
+        self._restarting.clear()
         self._stopping, self._seen = locations, frozenset()
         self._effects += [Cancel(at) for at in sorted(locations)]
         self._effects.append(SetGrace(grace))
@@ -447,21 +524,72 @@ class JobMachine:
     def lost(self, at: int, error: Exception) -> Sequence[Effect]:
         """Note that the worker of a location has ended."""
         if self.phase is Phase.WAITING:
-            self._lose(error)
+            self._lose(error, in_flight=at not in self.callers)
         elif self.phase is Phase.RUNNING:
+            absent = at in self._gone
             self._gone |= {at}
             if self.frames.finished:  # only objects were left to be closed: they are gone with their worker
                 self._holding -= {at}
                 self._check_end()
-            else:
+            elif self.callers.get(at, at) in self._gone:
                 self._lose(error)
+            elif absent:
+                self._replace(at, error)
+            else:
+                self._contain(at, error)
         else:
             self._location_stopped(at, StopOutcome.KILLED)
         return self._drain()
 
-    def _lose(self, error: Exception) -> None:
+    # losses that the job survives
+
+    def _contain(self, at: int, error: Exception) -> None:
+        """Go on without what a location was doing: its caller decides what becomes of it."""
+        incarnation = self._incarnations[at] = self._incarnations.get(at, 0) + 1
+        self._holding -= {at}
+        self._credit.reset(at)
+        self._contained_error = error
+        caller = self.callers[at]
+        self._frames_done(self.frames.reopen(at, caller), caller)
+        if self.phase is Phase.RUNNING and not self.frames.over_for(at):
+            self._effects += [Contain(at, caller, incarnation, error), Replace(at)]
+
+    def _replace(self, at: int, error: Exception) -> None:
+        """Find another worker in the place of one that was lost before the location had begun."""
+        self._restarting.pop(at, None)
+        if self._losses + 1 >= _LOSSES:
+            self._lose(error)
+        else:
+            self._losses += 1
+            self._effects.append(Replace(at))
+
+    def replaced(self, at: int) -> Sequence[Effect]:
+        """Note that a location has another worker, which is ready."""
+        if self.phase is Phase.RUNNING and at in self._gone and not self.frames.over_for(at):
+            batches = self.frames.taken_by(at)
+            self._restarting[at] = _indexes(batches)
+            self._effects.append(Restart(at, self._incarnations[at], batches))
+        return self._drain()
+
+    def restarted(self, at: int) -> Sequence[Effect]:
+        """Note that a location has begun anew, and has to know where."""
+        frames = self._restarting.pop(at, None)
+        if self.phase is Phase.RUNNING and frames is not None:
+            self._gone -= {at}
+            self._losses = 0
+            self._effects.append(Restore(at, self.callers[at], self._incarnations[at], frames))
+        return self._drain()
+
+    def not_contained(self, at: int, location: int) -> Sequence[Effect]:
+        """The job cannot go on without a location that was lost, as its caller reports."""
+        if self.phase is Phase.RUNNING and self.callers.get(location) == at and self._contained_error is not None:
+            self._lose(self._contained_error)
+        return self._drain()
+
+    def _lose(self, error: Exception, *, in_flight: bool = True) -> None:
+        """Run the job again, or abort it. Unless parameter sets were in flight, none is lost."""
         self._losses += 1
-        tries = self.frames.requeue()
+        tries = self.frames.requeue() if in_flight else 0
         if tries > self._spec.reruns or self._losses >= _LOSSES:
             self._cause = error
             often = f"it has lost {self._losses} workers in a row; the last: " if self._losses >= _LOSSES else ""
@@ -473,3 +601,7 @@ class JobMachine:
             self._stop_locations(self._spec.grace)
         else:
             self._effects.append(Requeue(restarted=False))
+
+
+def _indexes(batches: Iterable[Batch]) -> list[int]:
+    return [index for batch in batches for index in range(batch.first, batch.first + len(batch.rows))]

@@ -52,6 +52,8 @@ class Run:
         self.locations: tuple[Location, ...] = coordinator.plan.locations
         """The locations of the job."""
         self._missing = set(range(len(self.locations)))
+        self._requested: set[int] = set()
+        """The locations for which another worker is being requested."""
         self._released = False
 
     @property
@@ -84,7 +86,9 @@ class Run:
     def assigned(self, at: int) -> None:
         """Note that the worker of a location is ready."""
         self._missing.discard(at)
-        if len(self.assignments) == len(self.locations):  # else the others are being requested
+        if self.started:
+            self._replaced(at)
+        elif len(self.assignments) == len(self.locations):  # else the others are being requested
             self._start()
 
     def _start(self) -> None:
@@ -104,6 +108,31 @@ class Run:
         coordinator.launch(self.number, assignments)
         for assignment in assignments:
             assignment.launched()
+
+    def replace(self, at: int, host: Callable[[str], Host]) -> None:
+        """Request another worker for a location that has lost its own."""
+        self._missing.add(at)
+        self._requested.add(at)
+        self.assignments[at].release(succeeded=False)
+        try:
+            assignment = host(self.locations[at].site).assign(self, at)
+        except DfmError as error:
+            self.refused(at, error)
+            return
+        self._requested.discard(at)
+        if self._released:
+            assignment.release(succeeded=False)
+            return
+        self.assignments[at] = assignment
+        self._replaced(at)
+
+    def _replaced(self, at: int) -> None:
+        if at in self._missing or at in self._requested or self._released:
+            return
+        assignment = self.assignments[at]
+        assignment.prepare()
+        self.coordinator.replaced(at)
+        assignment.launched()
 
     def release(self, *, succeeded: bool) -> None:
         """Leave all workers: the job has ended, or another run takes the place of this one."""

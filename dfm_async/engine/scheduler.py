@@ -29,6 +29,8 @@ class Scheduler(Generic[J]):
         self._numbers = itertools.count(1)
         self._front = itertools.count(-1, -1)
         self._excess: deque[J] = deque()
+        self._ranks: dict[J, int] | None = None
+        """The positions of the jobs that wait, if they are known."""
 
     @property
     def running(self) -> int:
@@ -57,6 +59,16 @@ class Scheduler(Generic[J]):
     def waits(self, job: J) -> bool:
         """Return whether a job waits for a slot."""
         return job in self._waiting
+
+    def ahead(self, job: J) -> int | None:
+        """Return the number of jobs that get a slot before a job that waits; None if it does not wait."""
+        if job not in self._waiting:
+            return None
+        if self._ranks is None:  # once for all of them: it takes time
+            self._ranks = {}
+            for *_, other in sorted(entry for entry in self._heap if entry[2] in self._waiting):
+                self._ranks.setdefault(other, len(self._ranks))
+        return self._ranks[job]
 
     def start(self, job: J) -> int | None:
         """Give a slot to a job that need not wait; return its lane, or None if it has to wait."""
@@ -87,6 +99,7 @@ class Scheduler(Generic[J]):
     def _push(self, job: J, priority: int, number: int) -> None:
         heapq.heappush(self._heap, (-priority, number, job))
         self._waiting.add(job)
+        self._ranks = None
 
     def take(self) -> tuple[J, int] | None:
         """Give a slot to the next job; return the job and its lane, or None if no slot is free or no job waits."""
@@ -94,6 +107,7 @@ class Scheduler(Generic[J]):
             *_, job = heapq.heappop(self._heap)
             if job in self._waiting:
                 self._waiting.discard(job)
+                self._ranks = None
                 return job, self._enter_lane(job)
         return None
 
@@ -102,6 +116,7 @@ class Scheduler(Generic[J]):
         self._leave_lane(job)
         if job in self._waiting:
             self._waiting.discard(job)
+            self._ranks = None
             if len(self._heap) > 2 * len(self._waiting) + 64:  # what was taken out is not kept for ever
                 self._heap = [entry for entry in self._heap if entry[2] in self._waiting]
                 heapq.heapify(self._heap)

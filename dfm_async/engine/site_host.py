@@ -119,6 +119,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerAssignment:
     """One location of a run on a worker process. The owner is notified of what happens to the worker."""
 
+    replaceable = True
+
     def __init__(self, owner: AssignmentOwner, placement: Placement, group: _WorkerGroup) -> None:
         self.placement = placement
         self.job = placement.job
@@ -349,6 +351,7 @@ class SiteHost:
             output=self._options.output,
             unresponsive_after=self._options.unresponsive_after,
             apart=self._apart,
+            checkpoints=(self._options.checkpoints, self._options.checkpoint_bytes),
             known_only=code.known_only,
             environment=self._environment or {},
             forwarded=self._forwarded,

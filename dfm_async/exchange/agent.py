@@ -59,7 +59,7 @@ class FlareAgent:
         pipe: Callable[[], Pipe] | None = None,
     ) -> None:
         _check_options(options)
-        self.options = options or AgentOptions()
+        self.options: AgentOptions = options or AgentOptions()
         self._bootstrap = bootstrap
         self._make_pipe = pipe
         self._codec: ValueCodec = codec or PlainCodec()
@@ -69,9 +69,9 @@ class FlareAgent:
         self._connection: Connection[AgentMachine] | None = None
         self._closed: AgentClosed | None = None
         """Set if it was closed before it was started."""
-        self.site = ""
+        self.site: str = ""
         """The name of the site."""
-        self.job = ""
+        self.job: str = ""
         """The job that the program works for."""
 
     @classmethod

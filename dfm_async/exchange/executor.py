@@ -97,7 +97,7 @@ class LauncherExecutor:
         on_metrics: Callable[[Mapping[str, Any], int | None], None] = _log_metrics,
         on_progress: Callable[[float, float | None, str], None] = _log_progress,
     ) -> None:
-        self.options = options or ExecutorOptions()
+        self.options: ExecutorOptions = options or ExecutorOptions()
         if not isinstance(self.options, ExecutorOptions):
             raise TypeError(f"options must be ExecutorOptions, not {options!r}")
         self._launcher = launcher

@@ -6,7 +6,7 @@ import math
 from types import NoneType
 from typing import Any, Final, get_args, get_type_hints
 
-import msgspec
+from dfm_async.model.checks import Options
 
 _MAY_BE_ZERO: Final = frozenset(
     {
@@ -20,7 +20,7 @@ _MAY_BE_ZERO: Final = frozenset(
 """All other numbers must be positive."""
 
 
-class ExchangeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ExchangeOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What can be set at both sides. All times are in seconds."""
 
     heartbeat_interval: float = 5.0

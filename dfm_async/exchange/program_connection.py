@@ -42,8 +42,8 @@ class OfferedResult:
         exchange = connection.machine.exchange
         assert exchange is not None  # noqa: S101 - it has a result
         self.task = task
-        self.rc = offer.rc
-        self.reason = offer.reason
+        self.rc: str = offer.rc
+        self.reason: str = offer.reason
         self._connection = connection
         self._exchange: Exchange = exchange
         self._offer = offer
@@ -52,7 +52,7 @@ class OfferedResult:
         self._open = set(receivers)
         self._downloads: dict[str, Download] = {}
         self._problems: list[str] = []
-        self.settled = asyncio.Event()
+        self.settled: asyncio.Event = asyncio.Event()
         """Set when no receiver needs the program any longer."""
         if not offer.parts:
             self.settled.set()

@@ -13,14 +13,14 @@ sync.shutdown()
 
 from __future__ import annotations
 
-import asyncio
 import atexit
-import concurrent.futures
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, SupportsFloat, SupportsIndex, TypeVar
 
+from dfm_async.base.loop_thread import LoopStopped, LoopThread
 from dfm_async.errors import AgentClosed, CallStateError
 from dfm_async.exchange.agent import FlareAgent
 from dfm_async.exchange.bootstrap import Bootstrap
@@ -40,53 +40,26 @@ class SyncAgent:
     """
 
     def __init__(self, make: Callable[[], FlareAgent]) -> None:
-        self._pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._lock = threading.Lock()
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run_loop, name="dfm-agent", daemon=True)
-        self._thread.start()
+        self._loop = LoopThread("dfm-agent")
+        self._loop.start()
         try:
-            self._agent = self._wait(_made(make))
+            self._agent = self._loop.call(make)
             self._wait(self._agent.start())
         except BaseException:
-            self._stop()
+            self._loop.stop()
             raise
 
-    def _run_loop(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-            left = asyncio.all_tasks(self._loop)
-            for task in left:  # calls of other threads, which wait for them
-                task.cancel()
-            if left:
-                self._loop.run_until_complete(asyncio.wait(left))
-            self._loop.run_until_complete(asyncio.sleep(0))  # passes on the results of calls that have just ended
-        finally:
-            self._loop.close()
-
-    @property
-    def _forked(self) -> bool:
-        """Whether this is a child of the process that has the thread: nothing would ever answer here."""
-        return self._pid != os.getpid()
-
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._forked:
-            work.close()
-            problem = f"only process {self._pid}, which has connected, can call it, and none of its forks"
-            raise CallStateError(getattr(work, "__name__", "call"), problem)
-        with self._lock:  # what is given to a loop that has stopped would wait for ever
-            if self._stopped:
-                work.close()
-                raise AgentClosed("closed here")
-            future: concurrent.futures.Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        call = getattr(work, "__name__", "call")
         try:
-            return future.result()
-        except concurrent.futures.CancelledError:
+            return self._loop.run(work)
+        except LoopStopped:
+            forked = self._loop.forked
+            if forked is not None:
+                problem = f"only process {forked}, which has connected, can call it, and none of its forks"
+                raise CallStateError(call, problem) from None
             raise AgentClosed("closed here") from None
         except BaseException as error:  # noqa: BLE001 - it is raised again
-            future.cancel()  # an interrupt of the main thread must not leave a call behind
             # Where it came from on the other thread says nothing about the program, and would fill its last lines.
             raise error.with_traceback(None) from error.__cause__
 
@@ -125,7 +98,7 @@ class SyncAgent:
 
     def is_running(self) -> bool:
         """Whether there may be more tasks. Neither waits nor takes a task."""
-        return not self._stopped and not self._forked and self._agent.closed is None
+        return self._loop.running and self._agent.closed is None
 
     def log(self, record: Mapping[str, Any], *, step: SupportsIndex | None = None) -> None:
         """Send metrics to the site."""
@@ -134,29 +107,17 @@ class SyncAgent:
     def progress(self, done: SupportsFloat, total: SupportsFloat | None = None, note: str = "") -> None:
         """Report to the site how far the program is with its task."""
         what = (float(done), None if total is None else float(total), str(note))
-        if self._forked:
-            return
-        with self._lock:
-            if not self._stopped:
-                self._loop.call_soon_threadsafe(self._agent.progress, *what)
+        self._loop.call_soon(self._agent.progress, *what)
 
     def shutdown(self) -> None:
         """End the connection and the thread. Calls that still wait are ended; a second one changes nothing."""
-        if self._forked:
+        if self._loop.forked is not None:
             return
         try:
-            self._wait(self._agent.close())
-        except AgentClosed:
-            self._thread.join()  # another thread is doing it, or has done it
+            with contextlib.suppress(AgentClosed):  # another thread is doing it, or has done it
+                self._wait(self._agent.close())
         finally:
-            self._stop()
-
-    def _stop(self) -> None:
-        with self._lock:
-            if not self._stopped:
-                self._stopped = True
-                self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+            self._loop.stop()
 
 
 def _new_agent(
@@ -165,10 +126,6 @@ def _new_agent(
     if bootstrap is None:
         return FlareAgent.from_environment(options, **rest)
     return FlareAgent(bootstrap, options, **rest)
-
-
-async def _made(make: Callable[[], FlareAgent]) -> FlareAgent:
-    return make()
 
 
 _current: SyncAgent | None = None

@@ -9,10 +9,11 @@ import asyncio
 import contextvars
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from dfm_async.errors import EncodingError
+from dfm_async.base.suspension import DeadlineTimer, suspension
+from dfm_async.errors import EncodingError, StoreError
 from dfm_async.federation.operation import CodeKind
 from dfm_async.model.call_limits import CallLimits
 from dfm_async.model.constants import fresh
@@ -30,9 +31,13 @@ from dfm_async.runtime.scope import JobScope
 from dfm_async.runtime.sources import PLAIN, is_iterator
 from dfm_async.runtime.spread import RemoteFailure
 from dfm_async.runtime.streams import Stream, StreamFailed, Subscription
-from dfm_async.runtime.threads import late
+from dfm_async.runtime.threads import Limit, late
+from dfm_async.telemetry.sampling import CallStacks, await_sampled, generate_sampled, iterate_sampled, run_sampled
 from dfm_async.wire import messages as msg
 from dfm_async.wire.memory import size_of
+
+if TYPE_CHECKING:
+    from dfm_async.site.checkpoints import JobCheckpoints
 
 
 class Call:
@@ -56,34 +61,31 @@ class Call:
         self.lost: BaseException | None = None
         """The loss of that worker."""
         self.deadline = action.deadline or callee.deadline
-        self.expires: float | None = None
-        """When no further attempt may begin."""
-        if action.within is not None:
-            self.deadline = min(self.deadline or action.within, action.within)
-            self.expires = asyncio.get_running_loop().time() + action.within
+        self.limit: Limit | None = None if action.within is None else Limit.of(action.within)
+        """When the call must have returned, with all its attempts and everything that it waits for."""
         self.attempt = 1
         self.opened: Sequence[Subscription] = ()
         self.seen: Observation | None = None
         self.permit: Permit | None = None
         """What it holds of the limits of the site."""
+        self.checkpoints: JobCheckpoints | None = None
+        """Where its value is recorded."""
         self.in_thread = False
         """Whether its code may still run although nobody waits for it any longer."""
         self._scope: asyncio.Timeout | None = None
         """Ends an asynchronous call when its deadline is over."""
+        self._timer: DeadlineTimer | None = None
+        self._began = 0.0
 
     @property
     def simple(self) -> bool:
         """Whether there is one attempt only, and nothing has to be awaited before it."""
-        return self.retry is None and self.deadline is None and not self.reads_whole and self.callee.limits is None
+        timed = self.deadline is not None or self.limit is not None
+        return self.retry is None and not timed and not self.reads_whole and self.callee.limits is None
 
     def may_go_on(self, pause: float) -> bool:
-        """Return whether a further attempt can begin after a pause, and limit its deadline to the time that is left."""
-        if self.expires is None:
-            return True
-        left = self.expires - asyncio.get_running_loop().time() - pause
-        if left > 0 and self.deadline is not None:
-            self.deadline = min(self.deadline, left)
-        return left > 0
+        """Return whether a further attempt can begin after a pause."""
+        return self.limit is None or pause < self.limit.left
 
     def renew(self) -> None:
         """Make the arguments anew: an attempt that failed may have changed constants, lists and dicts."""
@@ -94,7 +96,20 @@ class Call:
         if self.seen is not None:
             self.seen.started()
         if self._scope is not None and self.deadline is not None:
-            self._scope.reschedule(asyncio.get_running_loop().time() + self.deadline)
+            self._count_down(self._scope, started=True)
+
+    def _count_down(self, scope: asyncio.Timeout, *, started: bool) -> None:
+        """Let an attempt expire at the limit of the call, and if it has started, at its deadline."""
+        loop = asyncio.get_running_loop()
+        if started:
+            self._began = loop.time()
+        ends = [] if self.limit is None else [self.limit.left]
+        if started and self.deadline is not None:
+            ends.append(self.deadline)
+        if self._timer is not None:
+            self._timer.cancel()
+        if ends:
+            self._timer = suspension().call_later(min(ends), lambda: scope.reschedule(loop.time()))
 
     async def within_deadline(self, work: Callable[[], Any]) -> Any:
         """Await asynchronous code.
@@ -102,19 +117,49 @@ class Call:
         Raises:
             TimeoutError: the deadline is over.
         """
+        if self.deadline is None and self.limit is None:
+            return await work()
         queued = asyncio.get_running_loop().time()
-        # A program reports when a process is free for the call: its deadline counts from then on.
-        scope = self._scope = asyncio.timeout(None if self.callee.waits else self.deadline)
+        scope = self._scope = asyncio.timeout(None)
         try:
             async with scope:
+                self._count_down(scope, started=not self.callee.waits)  # a program reports when it is free for the call
                 return await work()
         except TimeoutError as error:
-            if scope.expired() and self.deadline is not None:
-                waited = (scope.when() or 0.0) - self.deadline - queued
-                raise late(self.operation, self.deadline, waited) from error
-            raise
+            if not scope.expired():
+                raise
+            if self.limit is not None and self.limit.left <= 0:
+                raise self.limit.exceeded(self.operation) from error
+            assert self.deadline is not None  # noqa: S101 - else nothing could expire
+            raise late(self.operation, self.deadline, self._began - queued) from error
         finally:
             self._scope = None
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    async def within_limit(self, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for what an attempt needs before it can start.
+
+        Raises:
+            TimeoutError: it has waited for too long.
+        """
+        if self.limit is None:
+            await work
+            return
+        timer: DeadlineTimer | None = None
+        try:
+            async with asyncio.timeout(None) as scope:
+                loop = asyncio.get_running_loop()
+                timer = suspension().call_later(self.limit.left, lambda: scope.reschedule(loop.time()))
+                await work
+        except TimeoutError as error:
+            if scope.expired():
+                raise self.limit.exceeded(self.operation, waiting=True) from error
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def close(self) -> None:
         """Stop reading streams: the call has ended."""
@@ -184,7 +229,23 @@ def work_of(job: JobScope, call: Call) -> Callable[[], Any]:
     else:
         positional, named = callee.arguments(args)
         work = functools.partial(function, *positional, **named)
-    return _timed(call.seen, work) if call.seen is not None and callee.kind is CodeKind.SYNC else work
+    if call.seen is None:
+        return work
+    if call.seen.trace is not None and call.seen.trace.stacks is not None and not callee.external:
+        work = _sampled(call.seen.trace.stacks, callee.kind, work)
+    return _timed(call.seen, work) if callee.kind is CodeKind.SYNC else work
+
+
+def _sampled(stacks: CallStacks, kind: CodeKind, work: Callable[[], Any]) -> Callable[[], Any]:
+    match kind:
+        case CodeKind.SYNC:
+            return functools.partial(run_sampled, stacks, work)
+        case CodeKind.ASYNC:
+            return functools.partial(await_sampled, stacks, work)
+        case CodeKind.GENERATOR:
+            return lambda: generate_sampled(stacks, work())
+        case CodeKind.ASYNC_GENERATOR:
+            return lambda: iterate_sampled(stacks, work())
 
 
 def _timed(seen: Observation, work: Callable[[], Any]) -> Callable[[], Any]:
@@ -254,11 +315,11 @@ async def _run_attempts(job: StreamingJob, call: Call) -> None:
 
 async def _attempt(job: StreamingJob, call: Call) -> Any:
     if call.reads_whole:
-        await _read_whole(call)
+        await call.within_limit(_read_whole(call))
     if call.attempt > 1:
         _context.enter(context_of(job, call))
     if call.callee.limits is not None:
-        await _wait_for_permit(job, call, call.callee.limits)
+        await call.within_limit(_wait_for_permit(job, call, call.callee.limits))
     work = work_of(job, call)
     if call.callee.generates:
         return work()
@@ -266,7 +327,9 @@ async def _attempt(job: StreamingJob, call: Call) -> Any:
     if call.callee.kind is CodeKind.SYNC or (remote is not None and remote.bound):
         call.in_thread = True
         try:
-            found = await job.threads.run(call.operation, work, call.deadline, remote=remote, late=call.release)
+            found = await job.threads.run(
+                call.operation, work, call.deadline, remote=remote, late=call.release, limit=call.limit
+            )
         except BaseException as error:
             call.in_thread = is_our_cancellation(error)
             raise
@@ -316,7 +379,42 @@ def _returned(job: StreamingJob, call: Call, value: Any) -> None:
             call.release()
         if not job.resources.useful:
             job.resources.call_completed()
+        if call.checkpoints is None:
+            job.game.complete(call.activity, value)
+        else:
+            job.spawn(_record(job, call, call.checkpoints, value))
+
+
+async def recall(job: StreamingJob, call: Call) -> None:
+    """Complete a call with the value that an earlier run of the job has recorded; else start it."""
+    assert call.checkpoints is not None  # noqa: S101 - the caller has checked it
+    try:
+        data = await call.checkpoints.find(call.activity.label, call.activity.frame)
+        value = None if data is None else job.resources.stored_codec.loads(data)
+    except (StoreError, EncodingError) as error:
+        _raised(job, call, error)
+    else:
+        if data is None:
+            start(job, call)
+        else:
+            if call.streams:
+                _with_readers(job, call)  # it reads none of their elements
+                call.close()
+            job.game.complete(call.activity, value)
+    job.advance()
+
+
+async def _record(job: StreamingJob, call: Call, checkpoints: JobCheckpoints, value: Any) -> None:
+    """Record the value of a call before anything that depends on it begins."""
+    try:
+        codec = job.resources.stored_codec
+        data = codec.dumps(codec.pack(value))
+        await checkpoints.record(call.activity.label, call.activity.frame, data)
+    except (StoreError, EncodingError) as error:
+        job.game.fail(call.activity, job.game.error(call.activity, error, call.attempt, cause_of(error)))
+    else:
         job.game.complete(call.activity, value)
+    job.advance()
 
 
 def _allows(retry: RetryPolicy, error: BaseException, attempt: int) -> bool:
@@ -400,8 +498,8 @@ class _RemoteCall:
             payload=payload,
             retry=call.retry,
             priority=job.priority,
-            trace=None if trace is None else (trace.recorder.trace_id, trace.span),
-            timed=call.deadline is not None,
+            trace=None if trace is None else (trace.recorder.trace_id, trace.span, trace.stacks is not None),
+            timed=call.deadline is not None or call.limit is not None,
         )
         if call.callee.per_job and resources.spread is not None:
             held = resources.spread.hold(worker, (job.number, job.at))
@@ -444,7 +542,7 @@ class _RemoteCall:
         """Return the result, or the error, that a worker reports."""
         seen, recorder = self._call.seen, self._job.recorder
         if seen is not None:
-            seen.ran(message.start, message.wall, message.pid)
+            seen.ran(message.start, message.wall, message.pid, message.stacks)
         if recorder is not None and message.spans:
             recorder.adopt(message.spans)
         if isinstance(message, msg.CallRaised):

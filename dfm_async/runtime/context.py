@@ -81,20 +81,25 @@ class OperationContext:
         caller: Caller,
         trace: TracedCall | None = None,
     ) -> None:
-        self.job_id = job_id
-        self.site = site
-        self.operation = operation
-        self.node = node
-        self.frame = frame
-        self.attempt = attempt
+        self.job_id: str = job_id
+        self.site: str = site
+        self.operation: str = operation
+        self.node: str = node
+        self.frame: Frame = frame
+        self.attempt: int = attempt
         self._caller = caller
         self._on_start: Callable[[], None] | None = None
-        self.trace = trace
+        self.trace: TracedCall | None = trace
 
     @property
     def cancelled(self) -> bool:
         """Whether the job was cancelled. A synchronous operation that takes long should check it, and return."""
         return self._caller.stopping
+
+    @property
+    def idempotency_key(self) -> str:
+        """Names the call, and no other: it is the same in each attempt, and when the job runs again or is resumed."""
+        return "/".join([self.job_id, self.node, ".".join(map(str, self.frame))])
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
         """Report how far the operation is; ``job.events()`` shows it as ``Progress``. Never waits.

@@ -296,6 +296,17 @@ class Dispatcher(Generic[C]):
             del self._waiting[call]
         return found
 
+    def take(self, call: C) -> bool:
+        """Remove a call that waits; return whether it did."""
+        if call not in self._waiting:
+            return False
+        if call is self._head:
+            self._head = None
+        else:
+            self._queue.remove(self._turns[self._waiting[call]], call)
+        self._taken(call)
+        return True
+
     @property
     def head(self) -> C | None:
         """The call that waits for the longest time, and starts next."""

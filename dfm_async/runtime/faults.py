@@ -6,6 +6,8 @@ import asyncio
 import pickle
 import traceback
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import cloudpickle
@@ -15,6 +17,10 @@ from dfm_async.model.events import ErrorRecord
 from dfm_async.model.scalars import plain_text
 
 _LARGEST_CAUSE: Final = 64 * 1024
+
+
+ENDS: Final = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
+"""What ends a task, a process or a generator, although nothing may have failed."""
 
 
 class _Causes:
@@ -48,6 +54,26 @@ def broken_record(site: str, error: BaseException) -> ErrorRecord:
 
 _cancelled: Final[weakref.WeakSet[asyncio.Task[Any]]] = weakref.WeakSet()
 """The tasks that were cancelled here. Their own code can cancel them, too, which is a failure of the code."""
+
+
+def ordinary(error: BaseException, source: str) -> Exception:
+    """Return an error that its readers can raise: it ends no iterator, task or loop. ``source`` is what raised it."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
+        return error
+    found = RuntimeError(f"{source} raised {error!r}")
+    found.__cause__ = error
+    return found
+
+
+@contextmanager
+def survivable(source: str) -> Iterator[None]:
+    """Raise what is neither an ``Exception`` nor one of ``ENDS`` as an error that tasks and servers survive."""
+    try:
+        yield
+    except (Exception, *ENDS):
+        raise
+    except BaseException as error:
+        raise ordinary(error, source) from error
 
 
 def cancel_task(task: asyncio.Task[Any]) -> None:

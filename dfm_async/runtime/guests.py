@@ -127,8 +127,8 @@ class _GuestCall:
         self._recorder: Recorder | None = None
         trace = None
         if message.trace is not None:
-            trace_id, span = message.trace
-            self._recorder = Recorder(scope.resources.site, trace_id, span, 0, lambda: None)
+            trace_id, span, sampled = message.trace
+            self._recorder = Recorder(scope.resources.site, trace_id, span, 0, lambda: None, sampled=sampled)
             trace = TracedCall(self._recorder, span, {})
         self.operation = message.operation
         self.activity: Any = _Activity(message)
@@ -238,11 +238,12 @@ class _GuestCall:
         again = message.retry is not None and message.retry.allows(error, message.attempt)
         self._end(msg.CallRaised(*self._head(), described, again, unsendable, retry_after(error)))
 
-    def _head(self) -> tuple[int, int, int, float, float, float, int, bytes]:
+    def _head(self) -> tuple[int, int, int, float, float, float, int, bytes, str]:
         message, seen = self._message, self.seen
         made = [] if self._recorder is None else self._recorder.take()
         spans = encode_made(made) if made else b""
-        return message.job, message.at, message.number, seen.start, seen.wall, seen.used, os.getpid(), spans
+        stacks = "" if seen.trace is None or seen.trace.stacks is None else seen.trace.stacks.text()
+        return message.job, message.at, message.number, seen.start, seen.wall, seen.used, os.getpid(), spans, stacks
 
     def _end(self, answer: msg.CallReturned | msg.CallRaised) -> None:
         self._answered = True

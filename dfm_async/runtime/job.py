@@ -11,7 +11,8 @@ from dfm_async.errors import EncodingError
 from dfm_async.model.events import ErrorRecord, FailureHandled
 from dfm_async.model.ids import Frame
 from dfm_async.net import effects as fx
-from dfm_async.net.game import Activity, Game
+from dfm_async.net.containment import ContainingGame, RestoredGame, game_of
+from dfm_async.net.game import Activity
 from dfm_async.net.program import Program
 from dfm_async.net.tokens import OPEN, SKIPPED, Failed
 from dfm_async.runtime import calls
@@ -46,7 +47,16 @@ class SiteJob(StreamingJob):
         self.program = program
         self._reruns = start.spec.reruns
         self._retry = start.spec.retry
-        self.game = Game(program, resources.site, f"{start.job}.{start.at}")
+        self._recorded = start.recorded
+        name, checkpoints = start.spec.checkpoints, resources.checkpoints
+        self._checkpoints = checkpoints.of(name) if name and checkpoints is not None else None
+        self._checkpoints_all = start.spec.checkpoint == "calls"
+        restored = start.incarnation > 0
+        prefix = f"{start.job}.{start.at}.{start.incarnation}" if restored else f"{start.job}.{start.at}"
+        self.game = game_of(program, resources.site, prefix, restored=restored, reruns=start.spec.reruns)
+        self._held: list[tuple[int, int, bytes | Payload, bool]] | None = [] if restored else None
+        """Parameter sets that came before it was known where to begin with them."""
+        self._clocks: set[asyncio.TimerHandle] = set()
         if self.recorder is not None:
             self.arrived(start.origin, start.count, start.payload)
         self._blocked: deque[fx.EmitValue] | None = None
@@ -64,6 +74,9 @@ class SiteJob(StreamingJob):
 
     def open(self, first: int, count: int, payload: bytes | Payload, last: bool) -> None:
         """Open the frames of parameter sets; ``last``: no more will come."""
+        if self._held is not None:
+            self._held.append((first, count, payload, last))
+            return
         rows: Sequence[Any] = ((),) * count if payload == b"" else self.resources.codec.loads_batch(payload)
         for index, row in enumerate(rows, first):
             if isinstance(row, Broken):
@@ -73,8 +86,60 @@ class SiteJob(StreamingJob):
         self._last = self._last or last
         self.advance()
 
+    # locations that can be lost
+
+    def is_current(self, message: msg.Tokens | msg.LoopEnded | msg.ElementDone | msg.RestoreJob) -> bool:
+        """Return whether a message is not of, or for, a worker that was lost."""
+        return message.incarnation == self.outbox.incarnation(message.source)
+
+    def location_lost(self, message: msg.LocationLost) -> None:
+        """Go on without another location, as far as that is possible."""
+        assert isinstance(self.game, ContainingGame)  # noqa: S101 - the planner has decided so
+        self.outbox.location_lost(message.location, message.incarnation)
+        self.game.lost(message.location, message.error)
+        self.advance()
+
+    def location_back(self, message: msg.LocationBack) -> None:
+        """Describe to the new worker of a location where to begin."""
+        assert isinstance(self.game, ContainingGame)  # noqa: S101 - the planner has decided so
+        self.outbox.location_back(message.location, message.address)
+        self.game.back(message.location, message.frames)
+        self.advance()
+
+    def restore(self, message: msg.RestoreJob) -> None:
+        """Begin where a worker that was lost has ended."""
+        if self._held is None or not self.is_current(message):
+            return
+        assert isinstance(self.game, RestoredGame)  # noqa: S101 - else nothing would be held
+        self.game.restore(message.done, message.instances)
+        held, self._held = self._held, None
+        for batch in held:
+            self.open(*batch)
+        self.advance()
+
+    def _start_clock(self, effect: fx.StartClock) -> None:
+        """Note how long a call waits for another worker of its location."""
+        game = self.game
+        assert isinstance(game, ContainingGame)  # noqa: S101 - only those have such effects
+        lost = game.losses(effect.location)
+
+        def late() -> None:
+            self._clocks.discard(timer)
+            game.late(effect.location, lost, effect.frame, effect.output)
+            self._advance_later()
+
+        timer = asyncio.get_running_loop().call_later(effect.seconds, late)
+        self._clocks.add(timer)
+
+    def _stop_clocks(self) -> None:
+        for timer in self._clocks:
+            timer.cancel()
+        self._clocks.clear()
+
     def tokens(self, message: msg.Tokens) -> None:
         """Handle tokens from another location."""
+        if not self.is_current(message):
+            return
         values = self.resources.codec.loads_batch(message.payload)
         self.arrived(message.origin, len(values), message.payload)
         for (place, frame, state), value in zip(message.heads, values, strict=True):
@@ -110,6 +175,8 @@ class SiteJob(StreamingJob):
 
     def loop_ended(self, message: msg.LoopEnded) -> None:
         """Handle the end of a loop that another location drives."""
+        if not self.is_current(message):
+            return
         outcome: Any = None
         if message.state == States.SKIPPED:
             outcome = SKIPPED
@@ -120,9 +187,10 @@ class SiteJob(StreamingJob):
 
     def elements_done(self, message: msg.ElementDone) -> None:
         """Note that another location is done with elements of a loop that is driven here."""
-        for frame in message.frames:
-            self.game.element_done(message.loop, frame)
-        self.advance()
+        if self.is_current(message):
+            for frame in message.frames:
+                self.game.element_done(message.loop, frame, message.source)
+            self.advance()
 
     def credit(self, message: msg.Credit) -> None:
         """Note that the application accepts further results."""
@@ -190,6 +258,7 @@ class SiteJob(StreamingJob):
         if held_up and outbox.open:  # what was sent is less than it seemed
             asyncio.get_running_loop().call_soon(self._advance_later)
         if done:
+            self._stop_clocks()
             if self._streams is not None:
                 self._streams.close_all()
             self.host.job_done(self)
@@ -397,9 +466,20 @@ class SiteJob(StreamingJob):
         except (LookupError, PermissionError) as error:
             self.game.fail(effect.activity, self.game.error(effect.activity, error))
             return
-        calls.start(self, calls.Call(callee, effect, self._reruns, self._retry))
+        call = calls.Call(callee, effect, self._reruns, self._retry)
+        if self._checkpoints is not None and not callee.generates and (self._checkpoints_all or callee.checkpoint):
+            call.checkpoints = self._checkpoints
+            if self._recorded:
+                self.spawn(calls.recall(self, call))
+                return
+        calls.start(self, call)
 
     # cancellation
+
+    def cancel(self) -> int:
+        """Cancel all tasks, and drop the synchronous calls that wait for a thread. Return the number of the latter."""
+        self._stop_clocks()
+        return super().cancel()
 
     def abandon(self) -> None:
         """After :meth:`cancel`, when the grace period is over: stop waiting for threads, to be free or to return."""
@@ -456,5 +536,8 @@ _HANDLERS: Final[dict[type, Callable[[SiteJob, Any], object]]] = {
     fx.Abandon: lambda job, effect: job._give_back(effect.ticket),  # noqa: SLF001
     fx.CloseStream: lambda job, effect: job.streams.close(effect.stream, effect.read),
     fx.RunStream: lambda job, effect: job.streams.run(effect.stream, effect.unread),
+    fx.StartClock: SiteJob._start_clock,  # noqa: SLF001
+    fx.NotContained: lambda job, effect: job.outbox.report(msg.LossNotContained(job.number, job.at, effect.location)),
+    fx.Restore: lambda job, effect: job.outbox.restore(effect),
     fx.ExpectReaders: lambda _job, effect: effect.stream.expect(effect.change),
 }

@@ -77,7 +77,7 @@ class JobStreams:
 
     def __init__(self, job: StreamingJob) -> None:
         self._job = job
-        self._next_id = 0
+        self._next_id = job.outbox.incarnation(job.at) << 32  # those of a worker that was lost do not come again
         self._pullers: dict[Control, _Puller] = {}
         self._running: set[Stream] = set()
         self.live: set[Stream] = set()

@@ -50,11 +50,11 @@ class Observation(msgspec.Struct, eq=False):
     def stopped(self) -> None:
         """Note that a synchronous call leaves its code. Called from its thread."""
 
-    def ran(self, start: float, seconds: float, worker: int) -> None:
-        """Note when a call ran in another worker: since when, for how many seconds, and in which process."""
+    def ran(self, start: float, seconds: float, worker: int, stacks: str) -> None:
+        """Note when a call ran in another worker: since when, for how many seconds, in which process; its samples."""
         self._starts(start)
         if self.trace is not None:
-            self.trace.ran(start, seconds, worker)
+            self.trace.ran(start, seconds, worker, stacks)
 
     def _starts(self, now: float) -> None:
         self.start, self.waited = now, max(0.0, now - self.start)

@@ -28,6 +28,7 @@ class Callee:
         self.retry: RetryPolicy | None = adapter.retry
         self.deadline: float | None = adapter.deadline
         self.limits: CallLimits | None = adapter.limits
+        self.checkpoint: bool = adapter.checkpoint
         self.name = adapter.operation if adapter.provider is None else f"{adapter.provider}.{adapter.operation}"
         """Distinguishes it from other operations of the site."""
         self.needs_site = needs_site(adapter)

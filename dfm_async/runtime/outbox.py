@@ -64,7 +64,11 @@ class Outbox:
         self._recorder = recorder
         self._number = start.job
         self._at = start.at
-        self._routes = start.routes
+        self._routes = list(start.routes)
+        self._incarnation = start.incarnation
+        self._incarnations: dict[int, int] = {}
+        self._absent: set[int] = set()
+        """Locations that were lost: nothing is sent there."""
         self._credits = self._window = start.spec.limits.window
         self._byte_credits = start.spec.limits.window_bytes
         self._charged = 0  # for what has been added and not been sent
@@ -254,6 +258,8 @@ class Outbox:
 
     def add_token(self, route: int, place: int, frame: Frame, state: int, packed: Any) -> None:
         """Add a token for another location."""
+        if route in self._absent:
+            return
         found = self._tokens.get(route)
         if found is None:
             found = self._tokens[route] = _Tokens()
@@ -277,12 +283,39 @@ class Outbox:
         elif isinstance(outcome, Failed):
             state, error = States.FAILED, outcome.error
         for route in effect.routes:
-            ended = msg.LoopEnded(self._number, route, effect.loop, effect.frame, effect.total, state, error)
-            self.send(route, ended)
+            heads = (effect.loop, effect.frame, effect.total, state, error)
+            self.send(route, msg.LoopEnded(self._number, route, *heads, *self._sender(route)))
 
     def send(self, route: int, message: msg.Message) -> None:
         """Send a message to another location."""
-        self._resources.send(self._routes[route], message)
+        if route not in self._absent:
+            self._resources.send(self._routes[route], message)
+
+    # other locations that can be lost
+
+    def _sender(self, route: int) -> tuple[int, int]:
+        """Return what a message to another location reports about its sender."""
+        return self._at, self.incarnation(route)
+
+    def incarnation(self, other: int) -> int:
+        """Return how often the worker of another location was lost, or that of this one if only this one can be."""
+        return self._incarnations.get(other, self._incarnation)
+
+    def location_lost(self, location: int, incarnation: int) -> None:
+        """Send nothing to a location any longer."""
+        self._absent.add(location)
+        self._incarnations[location] = incarnation
+        self._tokens.pop(location, None)
+
+    def location_back(self, location: int, address: str) -> None:
+        """Send to the new worker of a location from now on."""
+        self._routes[location] = address
+        self._absent.discard(location)
+
+    def restore(self, effect: fx.Restore) -> None:
+        """Describe to the new worker of a location where to begin."""
+        to = effect.location
+        self.send(to, msg.RestoreJob(self._number, to, effect.done, effect.instances, *self._sender(to)))
 
     def clear(self) -> None:
         """Drop everything that was not sent."""
@@ -309,7 +342,7 @@ class Outbox:
             self._tokens.clear()
         if self._elements_done:
             for (route, loop), frames in self._elements_done.items():
-                self.send(route, msg.ElementDone(number, route, loop, frames))
+                self.send(route, msg.ElementDone(number, route, loop, frames, *self._sender(route)))
             self._elements_done.clear()
         done, self._frames_done = self._frames_done, None
         if self._events and (done or self._values):
@@ -322,7 +355,8 @@ class Outbox:
     def _send_tokens(self, route: int, tokens: _Tokens) -> None:
         payload = self._resources.codec.payload(tokens.values)
         self.sending(len(tokens.heads), payload)
-        self.send(route, msg.Tokens(self._number, route, tokens.heads, payload, self.origin()))
+        sender = self._sender(route)
+        self.send(route, msg.Tokens(self._number, route, tokens.heads, payload, self.origin(), *sender))
 
     def _send_results(self, frames: list[int]) -> None:
         payload = self._resources.codec.payload(self._values)

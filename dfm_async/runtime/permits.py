@@ -22,6 +22,7 @@ from dfm_async.base.timers import Timer
 from dfm_async.errors import DfmError
 from dfm_async.federation.operation import Adapter
 from dfm_async.model.call_limits import CallLimits, SiteCapacity
+from dfm_async.model.ids import OperationKey
 from dfm_async.model.stats import LimitStats
 from dfm_async.runtime.operations import Callee
 from dfm_async.runtime.site_limits import Grant, SiteLimits
@@ -129,8 +130,15 @@ def capacity_of(declared: SiteCapacity) -> SiteCapacity:
     return SiteCapacity(cpus, usable_memory() if declared.memory is None else declared.memory, declared.gpus)
 
 
-def check_capacity(site: str, declared: SiteCapacity, adapters: Iterable[Adapter]) -> None:
+def check_capacity(
+    site: str,
+    declared: SiteCapacity,
+    adapters: Iterable[Adapter],
+    left_out: dict[OperationKey, DfmError] | None = None,
+) -> None:
     """Check that a site has on this machine what each of its operations needs.
+
+    ``left_out`` gets the operations for which it does not; without it, the first of them is raised.
 
     Raises:
         DfmError: it does not.
@@ -140,7 +148,10 @@ def check_capacity(site: str, declared: SiteCapacity, adapters: Iterable[Adapter
     for adapter, limits in limited:
         lacks = capacity.lacks(limits)
         if lacks is not None:
-            raise DfmError(f"operation {adapter.operation!r} of site {site!r} {lacks}")
+            error = DfmError(f"operation {adapter.operation!r} of site {site!r} {lacks}")
+            if left_out is None:
+                raise error
+            left_out[site, adapter.operation, adapter.provider] = error
 
 
 class SitePermits:

@@ -7,7 +7,7 @@ import contextvars
 import logging
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dfm_async.model.call_limits import SiteCapacity
 from dfm_async.model.resources import SiteConfig
@@ -22,6 +22,9 @@ from dfm_async.site.loading import Loader
 from dfm_async.site.secrets import Secrets
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
+
+if TYPE_CHECKING:
+    from dfm_async.site.checkpoints import Checkpoints
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +48,7 @@ class SiteResources:
             this one grants permits.
         on_limits: is called when calls begin or end to wait for the limits of such a site, at most every tenth of a
             second.
+        checkpoints: the folder for the values of completed calls, if there is one, and how many bytes they may take.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class SiteResources:
         enough_workers: int | None = None,
         capacity: SiteCapacity | None = None,
         on_limits: Callable[[], None] | None = None,
+        checkpoints: tuple[str | None, int] = (None, 0),
     ) -> None:
         self.site = site
         self.table = table
@@ -77,6 +82,13 @@ class SiteResources:
         """The secrets of the site."""
         stored = None if config.cache is None else StoredValues(config.cache, config.federation, site)
         self.cache = SiteCache(codec.own, stored)
+        self.checkpoints: Checkpoints | None = None
+        """The values of completed calls, if they can be recorded."""
+        folder, limit = checkpoints
+        if folder is not None:
+            from dfm_async.site.checkpoints import Checkpoints  # only sites of sessions with a store load the database
+
+            self.checkpoints = Checkpoints(folder, site, limit)
         self.stored_codec = Codec.for_store()
         """Encodes results that are written to a store: without pickle."""
         self.address = ""

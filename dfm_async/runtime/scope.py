@@ -324,7 +324,7 @@ class HomeScope(JobScope):
         self.recorder: Recorder | None = None
         """Records spans, if the job is traced."""
         if start.trace is not None:
-            self.recorder = Recorder(resources.site, *start.trace, self._spans_full)
+            self.recorder = Recorder(resources.site, *start.trace, self._spans_full, sampled=start.spec.sampled)
         self.outbox = Outbox(resources, start, self.recorder)
         self.observer: CallObserver | None = None
         """Observes the calls, if they are counted or traced."""

@@ -129,6 +129,8 @@ class SiteRuntime:
             stack.callback(resources.cache.close)
             if resources.limits is not None:
                 stack.callback(resources.limits.close)
+            if resources.checkpoints is not None:
+                stack.push_async_callback(resources.checkpoints.close)
             stack.push_async_callback(resources.close_vault)
             stack.push_async_callback(self._close_objects)
             for job in jobs:
@@ -224,6 +226,8 @@ class SiteRuntime:
             job.broken(error)
         for waiting in early:
             self._to_job(waiting)
+        if message.incarnation:
+            self._report(msg.JobRestarted(message.job, message.at))
 
     def _to_job(self, message: Any) -> None:
         key = (message.job, message.at)
@@ -233,6 +237,12 @@ class SiteRuntime:
                 _HANDLERS[type(message)](job, message)
             except BaseException as error:  # noqa: BLE001 - the failure of one job must not affect others
                 job.broken(error)
+        elif type(message) is msg.LocationBack:  # the job is done here, so that it needs nothing of that location
+            to, number = message.location, message.incarnation
+            done = msg.RestoreJob(message.job, to, message.frames, [], message.at, number)
+            self.resources.send(message.address, done)
+            if self._flush_channels is not None:
+                self._flush_channels()
         elif self._announced is not None:
             if key in self._announced:
                 self._keep_early(self._announced[key], message)
@@ -357,6 +367,9 @@ _HANDLERS: Final[dict[type, Callable[[SiteJob, Any], None]]] = {
     msg.Tokens: SiteJob.tokens,
     msg.LoopEnded: SiteJob.loop_ended,
     msg.ElementDone: SiteJob.elements_done,
+    msg.LocationLost: SiteJob.location_lost,
+    msg.LocationBack: SiteJob.location_back,
+    msg.RestoreJob: SiteJob.restore,
     msg.Credit: SiteJob.credit,
     msg.StreamPull: lambda job, message: job.streams.wanted_elsewhere(message),
     msg.StreamItems: lambda job, message: job.streams.items(message),

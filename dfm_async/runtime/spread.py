@@ -304,6 +304,13 @@ class CallSpread:
                 call.remote.stop(call.worker)
         return self._dispatcher.withdraw(job)
 
+    def take_waiting(self, call: ThreadCall) -> list[ThreadCall]:
+        """Remove a call if it waits for a worker; return the calls that were removed."""
+        if not self._dispatcher.take(call):
+            return []
+        self._loop.call_soon(self._pump)  # the next one may start now
+        return [call]
+
     def abandon(self, call: ThreadCall, error: BaseException, grace: float) -> None:
         """Fail a call that runs elsewhere; its worker has the grace period to return."""
         worker = call.worker

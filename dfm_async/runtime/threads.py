@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import msgspec
 
 from dfm_async.base.signals import Outcome, Signal
+from dfm_async.base.suspension import suspension
 from dfm_async.runtime.dispatch import QUICK, OperationCost
 from dfm_async.runtime.fair_queue import FairQueue, JobCalls
 
@@ -97,6 +98,9 @@ class Spread(Protocol):
 
     def cancel(self, job: JobCalls[ThreadCall]) -> list[ThreadCall]:
         """Stop the calls of a job that run elsewhere; remove and return those that wait."""
+
+    def take_waiting(self, call: ThreadCall) -> list[ThreadCall]:
+        """Remove a call if it waits for a worker; return the calls that were removed."""
 
     def abandon(self, call: ThreadCall, error: BaseException, grace: float) -> None:
         """Fail a call that runs elsewhere; its worker has the grace period to return."""
@@ -366,6 +370,16 @@ class Threads:
             self._finish(call, None, error)
         return len(found)
 
+    def withdraw_waiting(self, call: ThreadCall, error: BaseException) -> bool:
+        """Fail one call if it waits for a thread, or for a worker; return whether it did."""
+        found = self.take_waiting(lambda other: other is call)
+        if not found and self.spread is not None:
+            found = self.spread.take_waiting(call)
+        for waiting in found:
+            waiting.ended = True
+            self._finish(waiting, None, error)
+        return bool(found)
+
     # calls that do not return
 
     def abandon(self, call: ThreadCall, error: BaseException, grace: float) -> bool:
@@ -525,6 +539,28 @@ def _nothing(*_: Any) -> None:
     """Replace a function that is not needed any longer."""
 
 
+class Limit(msgspec.Struct, frozen=True):
+    """The time that a call has, with everything that it waits for: ``seconds``, until ``end``."""
+
+    seconds: float
+    end: float
+    """When it is over, by the clock of deadlines."""
+
+    @classmethod
+    def of(cls, seconds: float) -> Limit:
+        """Return a limit that begins now."""
+        return cls(seconds, suspension().time + seconds)
+
+    @property
+    def left(self) -> float:
+        """The number of seconds until it is over."""
+        return self.end - suspension().time
+
+    def exceeded(self, what: str, *, waiting: bool = False) -> TimeoutError:
+        """Describe a call that has exceeded it, maybe while it was still waiting."""
+        return TimeoutError(f"no result of {what!r} within {self.seconds:g} s{': it was still waiting' * waiting}")
+
+
 class JobThreads:
     """The synchronous calls of one job at one location: counted, so that the job's end can wait for them."""
 
@@ -579,15 +615,16 @@ class JobThreads:
         closes: bool = False,
         remote: RemoteCall | None = None,
         late: Callable[[], None] | None = None,
+        limit: Limit | None = None,
     ) -> Any:
         """Run synchronous code as :meth:`start` does, and wait for it. When cancelled, the code goes on.
 
-        The deadline, in seconds, begins when the code has its thread. ``late`` is called when code has ended for which
-        nobody waits any longer.
+        The deadline, in seconds, begins when the code has its thread; the ``limit`` includes the wait for one. ``late``
+        is called when code has ended for which nobody waits any longer.
 
         Raises:
-            TimeoutError: it has exceeded its deadline, or the grace period of the job's cancellation; its thread is
-                abandoned.
+            TimeoutError: it has exceeded its deadline, its limit, or the grace period of the job's cancellation; its
+                thread is abandoned.
             BaseException: what the code raised.
         """
         outcome: Outcome[tuple[Any, BaseException | None]] = Outcome()
@@ -597,7 +634,7 @@ class JobThreads:
                 late()
 
         call = self.start(what, work, contextvars.copy_context(), done, closes=closes, remote=remote)
-        timer = None if deadline is None else _Deadline(self, what, call, deadline)
+        timer = None if deadline is None and limit is None else _Deadline(self, what, call, deadline, limit)
         try:
             value, error = await outcome
         except asyncio.CancelledError:
@@ -621,6 +658,10 @@ class JobThreads:
         what = self._running.get(call, "")
         if self._threads.abandon(call, error, grace):
             self._threads.watch_abandoned(lambda: call.ended, self._job_id, what, grace)
+
+    def withdraw_waiting(self, call: ThreadCall, error: TimeoutError) -> bool:
+        """Fail a call that waits for a thread, or for a worker; return whether it did."""
+        return self._threads.withdraw_waiting(call, error)
 
     def withdraw(self) -> int:
         """Fail the calls that wait for a thread, because the job was cancelled. Return their number."""
@@ -646,14 +687,27 @@ class JobThreads:
 class _Deadline:
     """Abandons a call that takes too long. Nothing reports when a call gets its thread, so the timer may fire early."""
 
-    def __init__(self, threads: JobThreads, what: str, call: ThreadCall, seconds: float) -> None:
+    def __init__(
+        self, threads: JobThreads, what: str, call: ThreadCall, seconds: float | None, limit: Limit | None
+    ) -> None:
         self._threads = threads
         self._what = what
         self._call = call
         self._seconds = seconds
+        self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._queued = self._loop.time()
-        self._timer = self._loop.call_later(seconds, self._check)
+        self._suspension = suspension()
+        self._lost = self._suspension.lost
+        self._timer = self._suspension.call_later(self._left(None), self._check)
+
+    def _left(self, started: float | None) -> float:
+        """Return the seconds that are left for a call; its deadline counts when it has started."""
+        ends = [] if self._limit is None else [self._limit.left]
+        if self._seconds is not None:
+            suspended = self._suspension.lost - self._lost
+            ends.append(self._seconds - (0.0 if started is None else self._loop.time() - started - suspended))
+        return min(ends)
 
     def cancel(self) -> None:
         """Stop the timer: the call has returned, or its job was cancelled."""
@@ -662,11 +716,15 @@ class _Deadline:
     def _check(self) -> None:
         if self._call.ended:
             return  # it has returned, and its result is about to be passed on
-        started, now = self._call.started, self._loop.time()
-        due = (now if started is None else started) + self._seconds
-        if now < due:  # it got its thread later, or has none
-            self._timer = self._loop.call_at(due, self._check)
-        else:
+        started, limit = self._call.started, self._limit
+        left = self._left(started)
+        if left > 0:  # it got its thread later, or has none
+            self._timer = self._suspension.call_later(left, self._check)
+        elif limit is not None and limit.left <= 0:
+            error = limit.exceeded(self._what, waiting=started is None)
+            if started is not None or not self._threads.withdraw_waiting(self._call, error):
+                self._threads.abandon(self._call, limit.seconds, error)
+        elif self._seconds is not None:
             error = late(self._what, self._seconds, (started or 0.0) - self._queued)
             self._threads.abandon(self._call, self._seconds, error)
 

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, model_serializer
 
 from dfm_async.discovery import FieldAdvice, build_advice
+from dfm_async.language import builder
 from dfm_async.model.resources import VaultConfig
 from dfm_async.site.objects import DfmContext, Span
 from dfm_async.site.vaults import EnvironmentVault
@@ -116,6 +117,16 @@ class PanicError(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
         self.error = error
+
+
+def PlaceParam(place: str, multiuse: bool = False) -> Any:
+    """Return a parameter of a pipeline."""
+    return builder.PlaceParam(place)
+
+
+def Yield(value: Any, place: str = "yield", multiuse: bool = False, dfm_after: Any = None) -> None:
+    """Send a value to the application."""
+    builder.Yield(value, place, after=dfm_after)
 
 
 @dataclass(frozen=True, slots=True)

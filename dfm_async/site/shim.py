@@ -22,7 +22,8 @@ _ROOT_OF_OURS: Final = "dfm_async"
 
 _VERSION: Final = "3.1.31"
 """The version of nv_dfm_core whose names these are."""
-_LANGUAGE: Final = ("Advise", "BestOf", "ForEach", "If", "Operation", "Pipeline", "PlaceParam", "TryFromCache", "Yield")
+_LANGUAGE: Final = ("Advise", "BestOf", "ForEach", "If", "Operation", "Pipeline", "TryFromCache")
+_STATEMENTS: Final = ("PlaceParam", "Yield")
 _CONDITIONS: Final = (
     "And",
     "Equal",
@@ -48,6 +49,12 @@ _ADVISED: Final = (
 )
 _ADVICE: Final = ("BranchFieldAdvice", "ErrorFieldAdvice", "FieldAdvice", "PartialFieldAdvice", "SingleFieldAdvice")
 
+_SESSION: Final = {
+    "Session": ("dfm_async.compat.session", "DfmSession"),
+    "configure_session_logging": ("dfm_async.compat.session", "configure_session_logging"),
+}
+_JOB: Final = {"Job": ("dfm_async.compat.session", "DfmJob"), "JobStatus": (_ROOT_OF_OURS, "JobStatus")}
+
 _MODULES: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "": {},
     "exec": {
@@ -61,6 +68,7 @@ _MODULES: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "SecretsVaultConfig": (_RESOURCES, "VaultConfig"),
         "Site": (_SITE, "Site"),
     },
+    "exec._frame": {name: (_COMPAT, name) for name in ("FlowInfo", "Frame")},
     "exec.discovery": {
         "AdviceBuilder": (_COMPAT, "AdviceBuilder"),
         **{name: (_DISCOVERY, name) for name in _ADVISED},
@@ -70,14 +78,16 @@ _MODULES: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "NodeRef": ("dfm_async.language.expressions", "Ref"),
         "PreparedPipeline": ("dfm_async.planning.plan", "Plan"),
         **{name: (_ROOT_OF_OURS, name) for name in _LANGUAGE},
-        **{name: (_COMPAT, name) for name in (*_CONDITIONS, *_TOKENS)},
+        **{name: (_COMPAT, name) for name in (*_CONDITIONS, *_STATEMENTS, *_TOKENS)},
     },
     "api.discovery": {
         "PartialError": ("dfm_async.errors", "PartialError"),
         **{name: (_DISCOVERY, name) for name in _ADVICE},
     },
     "api.pydantic": {"PolymorphicBaseModel": (_COMPAT, "PolymorphicBaseModel")},
-    "session": {"JobStatus": (_ROOT_OF_OURS, "JobStatus")},
+    "session": {**_SESSION, **_JOB},
+    "session._job": _JOB,
+    "session._session": _SESSION,
     "telemetry": {
         "SpanBuilder": (_SITE, "Span"),
         "adapter_span": (_COMPAT, "adapter_span"),
@@ -109,15 +119,18 @@ class _Shim(ModuleType):
         return value
 
 
-def install() -> bool:
+def install(*, instead: bool = False) -> bool:
     """Provide the names, unless nv_dfm_core is installed. Return whether they are provided.
 
     Adapters can then be imported, in this process, for as long as it lasts.
+
+    Args:
+        instead: provide them also if nv_dfm_core is installed, but was not imported.
     """
     found = sys.modules.get(_ROOT)
     if found is not None:
         return isinstance(found, _Shim)
-    if importlib.util.find_spec(_ROOT) is not None:
+    if not instead and importlib.util.find_spec(_ROOT) is not None:
         return False
     for path, homes in _MODULES.items():
         name = f"{_ROOT}.{path}" if path else _ROOT

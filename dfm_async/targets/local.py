@@ -17,9 +17,10 @@ from dfm_async.engine.run import Host
 from dfm_async.engine.target import LocalTarget
 from dfm_async.errors import DfmError, QueueFull
 from dfm_async.federation.federation import Federation
-from dfm_async.model.ids import HOME
+from dfm_async.model.ids import HOME, OperationKey
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.stats import LaneStats, SiteStats, TargetStats, Traffic
+from dfm_async.planning.prepare import check_left_out
 from dfm_async.wire import messages as msg
 from dfm_async.wire.codec import Codec
 from dfm_async.wire.memory import Arena
@@ -49,6 +50,8 @@ class FederationRunner(LocalTarget):
         self._lanes: list[JobExecution] = []
         self._hosts: dict[str, SiteHost] = {}
         self._shipped: dict[str, ShippedSite] = {}
+        self._left_out: dict[OperationKey, DfmError] = {}
+        """The operations that workers do not have, because something is wrong with them."""
         self._home: InlineHost | None = None
         self._federation: Federation | None = None
         self._revision = -1
@@ -101,10 +104,13 @@ class FederationRunner(LocalTarget):
         slots = min(options.max_concurrent_jobs or lanes * options.jobs_per_lane, lanes * options.jobs_per_lane)
         self._scheduler = Jobs(lanes, slots, options.queue_limit)
         self._lanes = [JobExecution(index, self._scheduler, self._hosts.values()) for index in range(lanes)]
-        self._ship(federation, homesite)
+        self._ship(federation, homesite, None)
 
-    def _ship(self, federation: Federation, homesite: str) -> None:
-        """Give the code that the federation has now to workers that start from now on."""
+    def _ship(self, federation: Federation, homesite: str, left_out: dict[OperationKey, DfmError] | None) -> None:
+        """Give the code that the federation has now to workers that start from now on.
+
+        ``left_out`` gets operations that have to be left out; without it, the first of them raises its error.
+        """
         from dfm_async.engine.site_host import Code, NetCache, SiteHost, may_start_another
         from dfm_async.runtime.permits import check_capacity
         from dfm_async.workers.shipping import ship_site
@@ -114,8 +120,8 @@ class FederationRunner(LocalTarget):
         options, before = self.options, self._shipped
         sites = {name: site for name, site in federation.sites.items() if name != homesite}
         for name, site in sites.items():
-            check_capacity(name, site.capacity, site.adapters.values())
-        self._shipped = {name: ship_site(site, homesite) for name, site in sites.items()}
+            check_capacity(name, site.capacity, site.adapters.values(), left_out)
+        self._shipped = {name: ship_site(site, homesite, left_out) for name, site in sites.items()}
         for name, site in sites.items():
             host, shipped = self._hosts.get(name), self._shipped[name]
             if host is None:
@@ -157,11 +163,13 @@ class FederationRunner(LocalTarget):
 
         Raises:
             QueueFull: it is, and the options say not to wait.
-            ShippingError: the code of an operation that was defined since cannot be sent to a worker.
+            ShippingError: the code of an operation of the job was defined since, and cannot be sent to a worker.
         """
         federation = self._federation
-        if federation is not None and federation.revision != self._revision:
-            self._update(federation)
+        if federation is not None:
+            if federation.revision != self._revision:
+                self._update(federation)
+            check_left_out(coordinator.plan, federation, self._left_out)
         if self.options.queue_overflow == "fail" and self._scheduler.overflows:
             raise QueueFull(self._scheduler.waiting)
         self.jobs.add(coordinator)
@@ -180,7 +188,7 @@ class FederationRunner(LocalTarget):
             from dfm_async.engine.inline_host import operations_at
 
             revision, runtime = federation.revision, self._home.runtime
-            self._ship(federation, runtime.site)
+            self._ship_available(federation, runtime.site)
             home = federation.sites.get(runtime.site)
             config = home.config(runtime.site) if home else runtime.resources.config
             runtime.replace(operations_at(federation, runtime.site), config)
@@ -191,7 +199,13 @@ class FederationRunner(LocalTarget):
         if self._home is not None:
             home = federation.sites.get(self._home.runtime.site)
             self._home.runtime.resources.table.replace(home.adapters.values() if home else ())
-            self._ship(federation, self._home.runtime.site)
+            self._ship_available(federation, self._home.runtime.site)
+
+    def _ship_available(self, federation: Federation, homesite: str) -> None:
+        """Give to workers what can be given to them: only jobs that use the rest fail."""
+        left_out: dict[OperationKey, DfmError] = {}
+        self._ship(federation, homesite, left_out)
+        self._left_out = left_out
 
     # queries
 

@@ -3,6 +3,8 @@
 from dfm_async.base.lazy import lazy_imports
 
 with lazy_imports(__name__):
+    from dfm_async.telemetry.cpu_profile import CpuProfile as CpuProfile
+    from dfm_async.telemetry.cpu_profile import CpuRow as CpuRow
     from dfm_async.telemetry.recorder import UserSpan as UserSpan
     from dfm_async.telemetry.sinks import FileSink as FileSink
     from dfm_async.telemetry.sinks import Sink as Sink

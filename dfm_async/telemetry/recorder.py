@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 import traceback
@@ -15,6 +16,7 @@ from dfm_async.model.events import Scalar
 from dfm_async.model.ids import Frame
 from dfm_async.model.scalars import plain_text, plain_values
 from dfm_async.telemetry.current import Position, current_position, enter_position
+from dfm_async.telemetry.sampling import CallStacks
 from dfm_async.telemetry.spans import (
     Made,
     Origin,
@@ -43,11 +45,13 @@ Failure = tuple[str, str, str]
 class TracedCall:
     """One attempt of a call, while it runs. ``span`` is the id of its span."""
 
-    __slots__ = ("_attributes", "_end", "_queued", "_start", "recorder", "span")
+    __slots__ = ("_attributes", "_end", "_queued", "_start", "recorder", "span", "stacks")
 
     def __init__(self, recorder: Recorder, span: int, attributes: dict[str, Scalar]) -> None:
         self.recorder = recorder
         self.span = span
+        self.stacks = CallStacks() if recorder.sampled else None
+        """The samples of the call, if it is sampled."""
         self._attributes = attributes
         self._queued = self._start = time.time_ns()
         self._end: int | None = None
@@ -76,10 +80,12 @@ class TracedCall:
             self._attributes["dfm.waited"] = round(waited, 6)
         self._start = start
 
-    def ran(self, start: float, seconds: float, worker: int) -> None:
-        """Record when it ran in another process: since when, in seconds since 1970, and for how long."""
+    def ran(self, start: float, seconds: float, worker: int, stacks: str) -> None:
+        """Record when it ran in another process: since when, in seconds since 1970, for how long; and its samples."""
         self._began(int(start * 1e9))
         self._attributes["dfm.worker"] = worker
+        if stacks:
+            self._attributes["dfm.stacks"] = stacks
         self._end = self._start + int(seconds * 1e9)
 
     def returned(self, size: Callable[[], int | None]) -> None:
@@ -98,6 +104,10 @@ class TracedCall:
         """Record that it has returned or raised; only the first call counts."""
         recorder = self.recorder
         if recorder.open.pop(self.span, None) is not None:
+            if self.stacks is not None:
+                self._attributes.setdefault("dfm.worker", os.getpid())
+                if text := self.stacks.text():
+                    self._attributes["dfm.stacks"] = text
             recorder.add("dfm.operation", self.span, recorder.span, self._start, self._attributes, failure, self._end)
 
 
@@ -110,13 +120,17 @@ class Recorder:
         span: the id of the location's own span, ``dfm.site``; the parent of calls.
         run: which run of the job this is.
         on_batch: is called, in whatever thread, when a batch waits to be sent.
+        sampled: whether calls are sampled.
 
     Attributes:
         open: the spans that have not ended, by their ids.
     """
 
-    def __init__(self, site: str, trace_id: str, span: int, run: int, on_batch: Callable[[], None]) -> None:
+    def __init__(
+        self, site: str, trace_id: str, span: int, run: int, on_batch: Callable[[], None], *, sampled: bool = False
+    ) -> None:
         self.trace_id = trace_id
+        self.sampled = sampled
         self.span = span
         self.site = site
         self.open: dict[int, TracedCall | RecordedSpan] = {}

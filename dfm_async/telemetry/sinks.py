@@ -59,7 +59,7 @@ class FileSink:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         self._file: int | None = None
 
     def open(self) -> None:

@@ -235,6 +235,13 @@ class JobTrace:
         self._missing = {at: (new_span_id(), now, _UNREPORTED) for at in range(len(self._sites))}
         return [(self.trace_id, span, self._runs) for span, _, _ in self._missing.values()]
 
+    def relaunch(self, at: int) -> tuple[str, int, int]:
+        """Begin again at one location, whose worker was lost; return what it has to know."""
+        self._end_missing(at)
+        span = new_span_id()
+        self._missing[at] = (span, time.time_ns(), _UNREPORTED)
+        return self.trace_id, span, self._runs
+
     def origin(self) -> Origin:
         """Return the origin of a message that is sent now."""
         return Origin(self.span, time.time_ns(), APPLICATION)
@@ -263,9 +270,10 @@ class JobTrace:
         made: Made = ("dfm.job", self.span, self._parent, self._start, time.time_ns(), {"dfm.status": status}, error)
         self._queue.add(self._source(-1), [made])
 
-    def _end_missing(self) -> None:
+    def _end_missing(self, only: int | None = None) -> None:
         """End the spans of locations that have not reported their ends."""
-        missing, self._missing = self._missing, {}
+        missing = {at: found for at, found in self._missing.items() if only in (None, at)}
+        self._missing = {at: found for at, found in self._missing.items() if at not in missing}
         now = time.time_ns()
         for at, (span, start, why) in missing.items():
             self._queue.add(self._source(at), [("dfm.site", span, 0, start, now, {"dfm.attempt": self._runs}, why)])

@@ -53,7 +53,7 @@ class FilePipeTransport:
         params_transfer_type: ``DIFF`` lets NVFLARE's client send differences, where the script sends parameters.
     """
 
-    codec = ShareableCodec(site=True)
+    codec: ShareableCodec = ShareableCodec(site=True)
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 
@@ -28,8 +28,9 @@ COMMAND: Final = "dfm_async"
 _RETRY: Final = 0.1
 """The pause before a login is retried, in seconds."""
 _RUNNING: Final = ("SUBMITTED", "APPROVED", "DISPATCHED", "RUNNING")
-_REASON_PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""The pauses before a reason that FLARE has not written yet is read again, in seconds."""
+_DETAIL_PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
+"""The pauses before a detail that FLARE has not written yet is read again, in seconds."""
+T = TypeVar("T")
 
 
 class _Link:
@@ -78,8 +79,12 @@ class _Admin:
         FLARE reports jobs of an earlier incarnation of the server as running, for ever: they are left out.
         """
         began = float(self._session.get_system_info().server_info.start_time)
-        found = self._session.list_jobs(name_prefix=name, detailed=True, reverse=False)
-        alive = [job for job in found if job.get("name") == name and _runs(job, began)]
+
+        def listed() -> list[dict[str, Any]]:
+            found = self._session.list_jobs(name_prefix=name, detailed=True, reverse=False)
+            return [job for job in found if job.get("name") == name and _runs(job, began)]
+
+        alive = _read_again(listed, lambda jobs: any(map(_lacks_detail, jobs)))
         alive.sort(key=lambda job: (float(job.get("submit_time") or 0), str(job["job_id"])))
         return [(str(job["job_id"]), _refused_by(job)) for job in alive]
 
@@ -100,17 +105,25 @@ class _Admin:
         self._session.close()
 
 
-def _outcome(read_meta: Callable[[], dict[str, Any]]) -> str:
-    """Return how and why a job has ended; empty if it has not.
-
-    FLARE writes that a job failed to run before it writes why: a missing reason is read again.
-    """
-    meta = read_meta()
-    for pause in _REASON_PAUSES:
-        if meta.get("status") != "FINISHED:FAILED_TO_RUN" or meta.get("job_deploy_detail"):
+def _read_again(read: Callable[[], T], incomplete: Callable[[T], bool]) -> T:
+    """Read until the answer is complete, or for about as long as FLARE may take to complete it."""
+    found = read()
+    for pause in _DETAIL_PAUSES:
+        if not incomplete(found):
             break
         time.sleep(pause)
-        meta = read_meta()
+        found = read()
+    return found
+
+
+def _lacks_detail(job: dict[str, Any]) -> bool:
+    """Return whether FLARE has not written yet where a job was deployed: it writes the status first."""
+    return job.get("status") in ("DISPATCHED", "FINISHED:FAILED_TO_RUN") and not job.get("job_deploy_detail")
+
+
+def _outcome(read_meta: Callable[[], dict[str, Any]]) -> str:
+    """Return how and why a job has ended; empty if it has not."""
+    meta = _read_again(read_meta, _lacks_detail)
     status = str(meta.get("status", ""))
     if not status.startswith("FINISHED"):
         return ""

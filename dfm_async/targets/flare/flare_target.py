@@ -16,14 +16,15 @@ from dfm_async.base.signals import Notifier
 from dfm_async.base.text import cleaned
 from dfm_async.engine.frames import Row
 from dfm_async.engine.jobs import JobTable
-from dfm_async.errors import EncodingError, FlareError, PipelineError, Problem
+from dfm_async.errors import DfmError, EncodingError, FlareError, PipelineError, Problem
 from dfm_async.federation.federation import Federation
 from dfm_async.model.flare import FlareOptions
-from dfm_async.model.ids import Location
+from dfm_async.model.ids import Location, OperationKey
 from dfm_async.model.stats import LimitStats, SiteStats, TargetStats, Traffic, WorkerStats
 from dfm_async.model.status import JobStatus
 from dfm_async.net import spec
 from dfm_async.planning.plan import Plan, plan_from_json
+from dfm_async.planning.prepare import check_left_out
 from dfm_async.results.record import JobRecord
 from dfm_async.targets.flare import protocol as fm
 from dfm_async.targets.flare.host_jobs import HostJobs
@@ -65,6 +66,8 @@ class FlareTarget:
         self._revision = -1
         self._host_jobs = HostJobs(self._new_connection, self._in_use)
         self._offers: dict[str, fm.Offer] = {}
+        self._left_out: dict[OperationKey, DfmError] = {}
+        """The operations whose code cannot be sent."""
         self._reports: dict[tuple[HubConnection, Location], fm.SiteReport] = {}
         """The reports about workers, by connection and by location."""
         self._elsewhere: BoundedDict[str, str] = BoundedDict(_REMEMBERED)
@@ -85,7 +88,7 @@ class FlareTarget:
             ShippingError: the code of an operation cannot be sent to its site.
         """
         self._federation, self._homesite = federation, homesite
-        self._update()
+        self._update(None)
         try:
             async with self._host_jobs.running(federation.sites, homesite):
                 yield
@@ -93,8 +96,10 @@ class FlareTarget:
             self.jobs.close()
             self.worker_changes.close()
 
-    def _update(self) -> None:
+    def _update(self, left_out: dict[OperationKey, DfmError] | None) -> None:
         """Run the code that the federation object has now in jobs that are submitted from now on, if it travels.
+
+        ``left_out`` gets operations whose code cannot be sent; without it, the first of them raises its error.
 
         Raises:
             ShippingError: the code of an operation cannot be sent to its site.
@@ -109,17 +114,20 @@ class FlareTarget:
                 for hint in adapter.signature.named:
                     self._classes.add(hint)
         if self.options.code == "travels":
-            self._offers = self._ship(federation, self._homesite)
+            self._offers = self._ship(federation, self._homesite, left_out)
+        self._left_out = left_out or {}
         self._revision = revision
 
-    def _ship(self, federation: Federation, homesite: str) -> dict[str, fm.Offer]:
+    def _ship(
+        self, federation: Federation, homesite: str, left_out: dict[OperationKey, DfmError] | None
+    ) -> dict[str, fm.Offer]:
         lanes = self._lanes()
         offers = {}
         sites = dict(federation.sites)
         if homesite not in sites:  # it offers nothing, but pipelines may do something without operations there
             sites[homesite] = Federation(federation.name).site(homesite)
         for name, site in sites.items():
-            shipped = ship_site(site, homesite).data
+            shipped = ship_site(site, homesite, left_out).data
             key = hashlib.sha256(shipped).hexdigest()
             offers[name] = fm.Offer(
                 key, name, shipped, site.workers, site.threads, lanes, fm.PYTHON, site.idle_after, site.capacity
@@ -275,9 +283,12 @@ class FlareTarget:
 
         Raises:
             PipelineError: the federation cannot give what the plan needs any longer.
+            ShippingError: the code of an operation of the job was defined since, and cannot be sent to its site.
             FlareError: the federation cannot be reached any longer.
         """
-        self._update()
+        self._update({})
+        if self._federation is not None:
+            check_left_out(job.plan, self._federation, self._left_out)
         connection = await self._connected(job.plan)
         if not _has(connection, job.plan):  # a plan that was prepared when its sites were there
             problems = await self.refusals(job.plan)

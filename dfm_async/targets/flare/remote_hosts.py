@@ -114,6 +114,8 @@ class RemoteHosts:
 class _RemoteAssignment:
     """One location of a run at a site of the federation."""
 
+    replaceable = False
+    """A lost site costs the job, or its run: the hub does not ask for a worker in the middle of a run."""
     address = ""
     """Sites know the addresses of their own workers, and nobody needs those of others."""
 

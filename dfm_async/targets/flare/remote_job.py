@@ -22,6 +22,7 @@ from dfm_async.model.events import Event, Failure, FrameCompleted, Result, Statu
 from dfm_async.model.ids import JobNumber
 from dfm_async.model.stats import Traffic
 from dfm_async.model.status import JobStatus
+from dfm_async.model.waiting import JobWait
 from dfm_async.results.event_codec import decode_error, encode_error
 from dfm_async.results.record import JobRecord
 from dfm_async.results.seen import Seen
@@ -181,6 +182,11 @@ class RemoteJob:
         done = frames.added - len(self.record.open_frames)
         total = f"{frames.added}" if frames.stopped else f"{frames.added} so far"
         return f"{self.phase.value}, {done} of {total} parameter sets done"
+
+    def waiting(self) -> JobWait:
+        """Return what is known about what the job waits for."""
+        waits = self.phase is Phase.WAITING
+        return JobWait(waiting_for=self._state.removeprefix("waits for ") if waits else "")
 
     async def submit(self, offers: dict[str, str]) -> None:
         """Submit the job to the hub; return when the hub has it.
