@@ -28,10 +28,11 @@ from multiprocessing import process, resource_tracker, spawn, util
 from typing import Final, Protocol
 
 from dfm_async.base.descriptors import close_in_children, disconnect, no_fork, occupy_standard_streams
+from dfm_async.errors.base import exit_text
 
 _log = logging.getLogger(__name__)
 
-_PRELOAD: Final = ("dfm_async.workers.start", "dfm_async.workers.worker")
+_PRELOAD: Final = ("dfm_async.workers.start", "dfm_async.workers.worker", "dfm_async.workers.debugger")
 _ANSWER: Final = struct.Struct("<i")
 _STATUS: Final = struct.Struct("<i")
 _MOST_DESCRIPTORS: Final = 64
@@ -233,7 +234,7 @@ class ForkServer:
                 self._loading = None
         if len(data) < _ANSWER.size:
             code = self._end(0)
-            raise ForkServerEnded(f"the process that starts workers has ended with {code}")
+            raise ForkServerEnded(f"the process that starts workers has ended with {exit_text(code)}")
         self._loaded = True
         (answer,) = _ANSWER.unpack(data)
         if answer < 0:
@@ -467,6 +468,8 @@ class _Server:
                 os.close(number)
             resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined] # noqa: SLF001 - as in the standard library
             code = spawn._main(feed, os.dup(feed))  # noqa: SLF001 - as in the standard library
+        except EOFError:  # the application has ended while it started this process
+            code = 1
         except BaseException:  # noqa: BLE001 - the process must end here, whatever happens
             sys.excepthook(*sys.exc_info())
         finally:

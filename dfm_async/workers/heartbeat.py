@@ -150,6 +150,7 @@ class Watch:
         self._jobs = False
         self._begun = 0.0
         self._seen = 0.0
+        self._suspended = False
 
     @property
     def silence(self) -> float:
@@ -165,8 +166,16 @@ class Watch:
             self._jobs = True
             if not self.unresponsive:
                 self._seen = self._begun
-        if self._timer is None and not self.unresponsive:
+        if self._timer is None and not self.unresponsive and not self._suspended:
             self._seen = self._begun
+            self._arm(self._limit)
+
+    def suspend(self, *, suspended: bool) -> None:
+        """Do not wait for the worker, because a person debugs it, or wait for it again."""
+        self._suspended = suspended
+        self._disarm()
+        if not suspended and self._jobs and not self.unresponsive:
+            self._seen = time.monotonic()
             self._arm(self._limit)
 
     def end(self) -> None:
@@ -189,7 +198,7 @@ class Watch:
             self._on_back()
         if quiet:
             self._disarm()
-        elif self._jobs and self._timer is None and not self.unresponsive:
+        elif self._jobs and self._timer is None and not self.unresponsive and not self._suspended:
             self._arm(self._limit - self.silence)
 
     def _arm(self, seconds: float) -> None:

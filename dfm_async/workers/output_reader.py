@@ -1,4 +1,4 @@
-"""In the application: the output of a worker becomes log records."""
+"""In the application: the output of a worker becomes log records, or lines on standard error without handlers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import asyncio
 import fcntl
 import logging
 import os
+import sys
 import termios
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
 from dfm_async.base.descriptors import close_in_children, disconnect
-from dfm_async.wire.output import Heartbeat, LogRecord, Output, OutputSplitter
+from dfm_async.wire.output import Debugging, Heartbeat, LogRecord, Output, OutputSplitter
 
 _AT_ONCE: Final = 64 * 1024
 """How much is read in one turn of the loop: a worker that floods must not keep the others from theirs."""
@@ -26,25 +27,44 @@ def site_logger(site: str) -> logging.Logger:
     return logging.getLogger(f"dfm_async.site.{site}")
 
 
+def _unhandled(logger: logging.Logger, level: int) -> bool:
+    """Return whether the program has configured neither a handler nor a level that decides about a record."""
+    if logger.hasHandlers() or logger.manager.disable >= level:
+        return False
+    named: logging.Logger | None = logger
+    while named is not None and named.parent is not None:  # the level of the root logger is Python's default
+        if named.level:
+            return level >= named.level
+        named = named.parent
+    return True
+
+
 class OutputReader:
     """Reads the pipe of one worker on the loop, and logs its output.
+
+    Lines that were printed go to standard error if the program has not configured logging: Python itself would not show
+    them.
 
     Args:
         site: the worker's site.
         on_heartbeat: is called for every heartbeat.
+        on_debugging: is called when a debugger in the worker uses the terminal, and when none does any longer.
 
     Attributes:
         pid: the worker, as soon as it is known.
         tail: its last lines.
     """
 
-    def __init__(self, site: str, on_heartbeat: Callable[[Heartbeat], None]) -> None:
+    def __init__(
+        self, site: str, on_heartbeat: Callable[[Heartbeat], None], on_debugging: Callable[[Debugging], None]
+    ) -> None:
         self.pid: int | None = None
         self.tail: deque[str] = deque(maxlen=_KEPT)
         self._site = site
         self._logger = site_logger(site)
         self._descriptor = -1
         self._on_heartbeat = on_heartbeat
+        self._on_debugging = on_debugging
         self._splitter = OutputSplitter()
         self._loop = asyncio.get_running_loop()
         self._crashing = False
@@ -111,6 +131,8 @@ class OutputReader:
             try:
                 if isinstance(item, Heartbeat):
                     self._on_heartbeat(item)
+                elif isinstance(item, Debugging):
+                    self._on_debugging(item)
                 elif isinstance(item, LogRecord):
                     self._crashing = False
                     self._record(item)
@@ -130,7 +152,9 @@ class OutputReader:
             self._crashing = True
         self.tail.append(text)
         level = logging.ERROR if self._crashing else logging.INFO
-        if self._logger.isEnabledFor(level):
+        if _unhandled(self._logger, level):
+            self._print(text, None)
+        elif self._logger.isEnabledFor(level):
             self._logger.handle(self._make(level, "", 0, text, None, {"origin": "output"}))
 
     def _record(self, sent: LogRecord) -> None:
@@ -139,6 +163,9 @@ class OutputReader:
         self.tail.extend(text.split("\n"))
         if sent.traceback:
             self.tail.extend(sent.traceback.split("\n"))
+        if printed and _unhandled(self._logger, sent.level):
+            self._print(text, sent.operation)
+            return
         if not self._logger.isEnabledFor(sent.level):
             return
         extra = {name: getattr(sent, name) for name in ("origin", "job", "frame", "node", "operation")}
@@ -151,6 +178,11 @@ class OutputReader:
         record.exc_text = sent.traceback or None
         record.stack_info = sent.stack or None
         self._logger.handle(record)
+
+    def _print(self, text: str, operation: str | None) -> None:
+        if sys.stderr is not None:
+            sys.stderr.write(f"[{self._site}/{operation or self.pid}] {text}\n")
+            sys.stderr.flush()
 
     def _make(
         self, level: int, path: str, line: int, text: str, function: str | None, extra: dict[str, Any]

@@ -20,6 +20,7 @@ from dfm_async.base.cores import usable_cores
 from dfm_async.base.descriptors import occupy_standard_streams
 from dfm_async.base.tasks import completed
 from dfm_async.errors import WorkerLost
+from dfm_async.errors.base import exit_text
 from dfm_async.model.pool_size import IDLE_AFTER
 from dfm_async.model.stats import SiteStats, Traffic
 from dfm_async.runtime.permits import SitePermits
@@ -171,7 +172,7 @@ class SitePool(Pool):  # type: ignore[misc] # aiomultiprocess has no type inform
         code = worker.ended.result()
         self._leave(worker, code)
         if worker.assignments and worker.refused is None:  # its jobs report why a site does not start
-            _log.warning("a worker of site %s ended with %s", self.site, code, extra={"site": self.site})
+            _log.warning("a worker of site %s ended with %s", self.site, exit_text(code), extra={"site": self.site})
         for assigned in list(worker.assignments):
             assigned.lost(worker.lost(code))
         worker.assignments.clear()

@@ -11,7 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
@@ -20,6 +20,7 @@ from aiomultiprocess.pool import PoolWorker
 from dfm_async.base.containers import BoundedDict
 from dfm_async.base.descriptors import close_in_children, no_fork
 from dfm_async.base.signals import Outcome
+from dfm_async.base.suspension import suspension
 from dfm_async.base.tasks import in_thread
 from dfm_async.errors import DfmError, WorkerLost
 from dfm_async.model.events import NoticeKind
@@ -27,13 +28,14 @@ from dfm_async.model.stats import Traffic, WorkerStats
 from dfm_async.runtime.site import PROGRAMS_KEPT
 from dfm_async.wire import messages as msg
 from dfm_async.wire.channel import Channel
-from dfm_async.wire.output import Heartbeat
+from dfm_async.wire.output import Debugging, Heartbeat
 from dfm_async.workers.fork_server import ForkServer, ForkServerEnded, kill_group
 from dfm_async.workers.heartbeat import Watch, heartbeat_interval
 from dfm_async.workers.output import open_pipe
 from dfm_async.workers.output_reader import OutputReader, site_logger
 from dfm_async.workers.process_memory import memory_of, oom_kills
 from dfm_async.workers.start import WorkerProcess
+from dfm_async.workers.terminal import TerminalAccess, own_terminal, take_back
 from dfm_async.workers.worker import WorkerSetup, run
 
 _log = logging.getLogger(__name__)
@@ -99,8 +101,13 @@ class _Ends:
         OSError: there are no more descriptors.
     """
 
-    def __init__(self, reader: OutputReader) -> None:
+    def __init__(self, reader: OutputReader, terminal: str | None) -> None:
+        self.terminal: TerminalAccess | None = None
+        self.grant: socket.socket | None = None
         with no_fork(), ExitStack() as opened:
+            if terminal is not None:
+                self.grant, granted = _socket_pair(opened)
+                self.terminal = TerminalAccess(terminal, os.getpgrp(), granted)
             self.channel, self.their_channel = _socket_pair(opened)
             self.lifeline, self.their_lifeline = _socket_pair(opened)
             output, self.their_output = open_pipe()
@@ -112,11 +119,19 @@ class _Ends:
         """Close the ends that the worker has now."""
         for end in (self.their_channel, self.their_lifeline, self.their_output):
             end.close()
+        if self.terminal is not None:
+            self.terminal.granted.close()
 
     def close(self) -> None:
         """Close our ends. The reader closes that of the output."""
         self.channel.close()
+        self.ended()
+
+    def ended(self) -> None:
+        """Close the ends that the worker has not closed with its channel."""
         self.lifeline.close()
+        if self.grant is not None:
+            self.grant.close()
 
 
 def _socket_pair(opened: ExitStack) -> tuple[socket.socket, socket.socket]:
@@ -146,6 +161,8 @@ class WorkerOptions:
     """With how many other workers one does not compute itself; None: it always does."""
     apart: bool = False
     """Whether other sites and the application are on other machines: nothing of them is unpickled."""
+    checkpoints: tuple[str | None, int] = (None, 0)
+    """The folder for checkpoints, if there is one, and how many bytes they may take."""
     known_only: bool = False
     """Whether values of others may only be of classes that the operations take and return."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -191,7 +208,9 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         self._oom_kills = 0
         self._out_of_memory = False
         self._ends: _Ends | None = None
-        self._output = OutputReader(site, self._heartbeat)
+        self._output = OutputReader(site, self._heartbeat, self._debugged)
+        self._debugging = False
+        """Whether a debugger in it uses the terminal, or waits for it."""
         limit = math.inf if options.unresponsive_after is None else options.unresponsive_after
         self._watch = Watch(limit, self._output.when_read, self._silent, self._back)
         self.tokens = Traffic()
@@ -216,8 +235,10 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
             streams=options.output == "log",
             heartbeat=None if silent is None else heartbeat_interval(silent),
             environment={**os.environ, **options.environment},
+            terminal=ends.terminal,
             enough_workers=options.enough_workers,
             apart=options.apart,
+            checkpoints=options.checkpoints,
             known_only=options.known_only,
         )
 
@@ -234,7 +255,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
             WorkerLost: it cannot be started, or ended before it was ready.
         """
         try:
-            ends = self._ends = _Ends(self._output)
+            ends = self._ends = _Ends(self._output, None if self._options.apart else own_terminal())
             try:
                 setup = self._setup(ends)
                 await in_thread(lambda: self._start(setup), f"start-{self.site}")
@@ -291,6 +312,20 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
             self.report_bound(*heartbeat.bound)
         self._pool.worker_changed()
 
+    def _debugged(self, report: Debugging) -> None:
+        """Suspend all deadlines and the watch of this worker while a person debugs it."""
+        if report.active is not self._debugging:
+            self._debugging = report.active
+            self._watch.suspend(suspended=report.active)
+            (suspension().hold if report.active else suspension().release)()
+            if report.active and self._ends is not None and self._ends.grant is not None:
+                with suppress(OSError):  # it has just died
+                    self._ends.grant.send(b"1")
+
+    def _suspend_deadlines(self, suspended: bool) -> None:
+        if self.channel is not None:
+            self.channel.send(msg.SuspendDeadlines(suspended))
+
     def launched(self, assigned: Assigned) -> None:
         """Note that a job is sent to the worker: from now on it should give heartbeats."""
         self._watch.begin()
@@ -332,6 +367,10 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
     def _hello(self, message: msg.Hello) -> None:
         self.address = message.address
         self.ready.settle(None)
+        suspended = suspension()
+        if suspended.active:
+            self._suspend_deadlines(True)
+        suspended.subscribe(self._suspend_deadlines)
         self._pool.worker_ready(self)
 
     def _wanted(self, message: msg.WorkersWanted) -> None:
@@ -399,6 +438,11 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
 
     def _finish(self, code: int | None) -> None:
         self._output.close()
+        suspension().unsubscribe(self._suspend_deadlines)
+        if self._debugging:
+            self._debugged(Debugging(active=False))
+            if self.pid is not None:
+                take_back(self.pid)
         if self._stuck_timer is not None:
             self._stuck_timer.cancel()
         self._watch.close()
@@ -407,7 +451,7 @@ class SiteWorker(PoolWorker):  # type: ignore[misc] # aiomultiprocess has no typ
         if self.channel is not None:
             self.channel.close()
         if self._ends is not None:
-            self._ends.lifeline.close()
+            self._ends.ended()
         if self.aio_process is not None:
             self.aio_process.close()
         if not self.ready.done():

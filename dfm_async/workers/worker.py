@@ -20,6 +20,7 @@ from typing import Final
 
 from dfm_async.base.descriptors import close_in_children
 from dfm_async.base.sockets import LocalListener, connect_local, same_user
+from dfm_async.base.suspension import suspension
 from dfm_async.base.tasks import in_thread
 from dfm_async.errors import DfmError, LoadingError
 from dfm_async.federation.operation import Adapter, Signature
@@ -38,6 +39,7 @@ from dfm_async.wire.memory import Arena
 from dfm_async.workers.heartbeat import HeartbeatThread
 from dfm_async.workers.output import OutputPipe, capture
 from dfm_async.workers.shipping import load_site
+from dfm_async.workers.terminal import TerminalAccess
 
 _log = logging.getLogger(__name__)
 
@@ -67,11 +69,15 @@ class WorkerSetup:
     """The seconds between two heartbeats; None if nobody waits for them."""
     environment: dict[str, str] = field(repr=False)
     """The environment of the application: that of the fork server may be older."""
+    terminal: TerminalAccess | None = None
+    """The terminal that debuggers may use."""
     enough_workers: int | None = None
     """With how many other workers this one does not compute itself; None: it always does."""
     apart: bool = False
     """Whether other sites and the application are elsewhere: what they send is not unpickled, and nothing is pickled
     for them."""
+    checkpoints: tuple[str | None, int] = (None, 0)
+    """The folder for checkpoints, if there is one, and how many bytes they may take."""
     known_only: bool = False
     """Whether what they send may only be of classes that the operations of this site take and return."""
 
@@ -159,6 +165,9 @@ async def serve(setup: WorkerSetup) -> None:
         if not ended.done():
             ended.set_result(None)
 
+    from dfm_async.workers import debugger  # only workers need it
+
+    debugger.install(setup.site, setup.terminal, setup.output)
     worker = _Worker(setup, ended)
     if setup.apart:
         channel = Channel(worker.receive_forwarded, lost, on_malformed=worker.malformed)
@@ -213,6 +222,7 @@ class _Worker:
             config=config,
             on_abandoned=lambda *found: channel.send(msg.CallsAbandoned(*found)),
             enough_workers=self._setup.enough_workers,
+            checkpoints=self._setup.checkpoints,
         )
         on_busy = None if self._heartbeat is None else self._heartbeat.busy
         runtime = SiteRuntime(resources, flush=self._flush, on_busy=on_busy, announced=self._setup.apart)
@@ -244,7 +254,11 @@ class _Worker:
     def receive(self, message: msg.Message) -> None:
         """Take a message of the application or of a peer."""
         assert self._runtime is not None  # noqa: S101 - nobody writes before the hello
-        self._runtime.receive(message)
+        if isinstance(message, msg.SuspendDeadlines):
+            suspended = suspension()
+            (suspended.hold if message.suspended else suspended.release)()
+        else:
+            self._runtime.receive(message)
 
     def receive_forwarded(self, message: msg.Message) -> None:
         """Take a message that may come from another site, which has no calls to run here."""
