@@ -76,7 +76,7 @@ class ResultLog:
         self.seen = 0
         """The offset after the last event that a reader has read."""
         self._kept_from = 0
-        self._readers: set[LogReader] = set()
+        self._readers: tuple[LogReader, ...] = ()
         self.changed = Signal()
         """Notifies waiting readers of events, and of the end."""
 
@@ -129,6 +129,14 @@ class ResultLog:
     def reopen(self) -> None:
         """Accept further events, after the end or a cut."""
         self.closed = self._cut = False
+
+    @property
+    def limit_reached(self) -> str:
+        """The limit that the log has exceeded, and by how much sites may exceed it."""
+        limits = self.limits
+        if self.held > limits.max_items:
+            return f"max_items={limits.max_items}, which each site may exceed by window={limits.window}"
+        return f"max_bytes={limits.max_bytes}, which each site may exceed by window_bytes={limits.window_bytes}"
 
     def _over(self) -> bool:
         return len(self._events) - self._start > self.limits.max_items or self.size > self.limits.max_bytes
@@ -192,14 +200,14 @@ class ResultLog:
                 raise ResultsExpired(self.job_id, start, self.first)
             start = self.first
         reader = LogReader(self, start)
-        self._readers.add(reader)
+        self._readers += (reader,)
         if self.full:
             self._trim()  # it may need none of the events that fill the log
         return reader
 
     def detach(self, reader: LogReader) -> None:
         """Detach a reader: it no longer keeps events from being dropped."""
-        self._readers.discard(reader)
+        self._readers = tuple([other for other in self._readers if other is not reader])
         if self._expired:
             self.expire()
         elif self.full:
@@ -377,9 +385,12 @@ class LogReader:
         """Wait until there may be a further event; return False if the log has ended."""
         log = self.log
         if log.backing is not None and self.position < min(log.first, log.readable):
-            found = await log.backing.read(self.position)
+            position = self.position
+            found = await log.backing.read(position)
+            if self._fetched or self.position != position:
+                return True  # another task has read on meanwhile
             if not found:
-                raise ResultsExpired(log.job_id, self.position, log.end)
+                raise ResultsExpired(log.job_id, position, log.end)
             self._fetched = deque(found)
         elif log.closed and self.position >= log.readable:
             return False

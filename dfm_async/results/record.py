@@ -90,25 +90,25 @@ class JobRecord:
 
     def __init__(self, spec: JobSpec, plan: Plan, backing: Backing | None = None, start: int = 0) -> None:
         self.spec = spec
-        self.job_id = spec.job_id
-        self.created = spec.created
-        self.label = spec.label
-        self.fingerprint = spec.fingerprint
-        self.number = JobNumber(-1)
+        self.job_id: JobId = spec.job_id
+        self.created: float = spec.created
+        self.label: str | None = spec.label
+        self.fingerprint: str | None = spec.fingerprint
+        self.number: JobNumber = JobNumber(-1)
         """The number of the present run, or -1: the job does not run here."""
         self.plan = plan
-        self.log = ResultLog(spec.job_id, spec.limits, backing, start)
+        self.log: ResultLog = ResultLog(spec.job_id, spec.limits, backing, start)
         self.journal: Journal | None = None
-        self.status = JobStatus.SUBMITTED
-        self.decided = JobStatus.SUBMITTED
+        self.status: JobStatus = JobStatus.SUBMITTED
+        self.decided: JobStatus = JobStatus.SUBMITTED
         """The status that the job has reached, written or not."""
         self.reason: str | None = None
         self.cause: BaseException | None = None
         self.errors: tuple[DfmError, ...] = ()
-        self.error_count = 0
+        self.error_count: int = 0
         self._completion: asyncio.Event | None = None
         self.finished: float | None = None
-        self.ended_at = 0.0
+        self.ended_at: float = 0.0
         """When it ended, by the loop's clock."""
         self.open_frames: dict[int, int] = {}
         """The parameter sets in flight, and the number of locations that are not done with each."""
@@ -230,6 +230,8 @@ class JobRecord:
         if self.status.ended:
             if self.activity is not None:
                 self.activity.close()
+            if self.status is JobStatus.FINISHED:
+                self.log.unfinished = None
             self.log.close()
             if self._completion is not None:
                 self._completion.set()
@@ -283,7 +285,7 @@ class JobRecord:
         """
         while not self.status.ended and self._cut_off is None:
             if self.execution is not None and self.execution.waiting_for_reader:
-                raise ResultsUnread(self.job_id, self.log.held)
+                raise ResultsUnread(self.job_id, self.log.held, self.log.limit_reached)
             if self._ended_or_blocked is None:
                 self._ended_or_blocked = Signal()
             await self._ended_or_blocked.wait()

@@ -31,6 +31,7 @@ class Retention:
         self._unread_limit = unread_limit
         self._logs: list[weakref.ref[ResultLog]] = []
         self._all: dict[weakref.ref[ResultLog], str | None] = {}  # and the label of its job
+        self._on_gone = self._gone  # one for all logs
         self._weight = 0  # an upper bound: what was dropped since the last check is counted
 
     def ended(self, log: ResultLog, label: str | None = None) -> None:
@@ -39,7 +40,7 @@ class Retention:
             self._logs.append(weakref.ref(log))
             self.tidy()
         if self._unread_limit is not None:
-            self._all[weakref.ref(log, self._gone)] = label
+            self._all[weakref.ref(log, self._on_gone)] = label
             self._weight += log.weight
             if self._weight > self._unread_limit:
                 self._evict(self._unread_limit)

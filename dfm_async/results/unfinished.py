@@ -21,7 +21,7 @@ class UnfinishedSets:
     fail, they are known only by their numbers.
     """
 
-    __slots__ = ("_errors", "_job_error", "_limit", "rows", "size")
+    __slots__ = ("_errors", "_heavy", "_job_error", "_limit", "rows", "size")
 
     def __init__(self, limit: int = _LIMIT) -> None:
         self._limit = limit
@@ -29,16 +29,21 @@ class UnfinishedSets:
         """The sets by their numbers, packed by the codec; None if a set was not kept."""
         self.size = 0
         """The approximate number of bytes of the sets."""
+        self._heavy: dict[int, int] | None = None  # the sizes of those that are not small
         self._errors: dict[int, DfmError] | None = None
         self._job_error: DfmError | None = None
 
     def add(self, first: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep sets with the numbers ``first, first + 1, ...``."""
         for index, row in enumerate(rows, first):
-            size = _size(row)
-            fits = self.size + size <= self._limit
+            size = weight(*row.values())
+            fits = self.size + _ROW + size <= self._limit
             self.rows[index] = row if fits else None
-            self.size += size if fits else 0
+            if fits:
+                self.size += _ROW + size
+                if size:
+                    self._heavy = self._heavy or {}
+                    self._heavy[index] = size
 
     def failed(self, frame: Sequence[int], error: DfmError) -> None:
         """Note an error of a set; one without a frame is an error of all sets that have not succeeded."""
@@ -53,9 +58,8 @@ class UnfinishedSets:
         """Drop a set that all sites are done with, unless it has failed."""
         if self._job_error is not None or (self._errors is not None and index in self._errors):
             return
-        row = self.rows.pop(index, None)
-        if row is not None:
-            self.size -= _size(row)
+        if self.rows.pop(index, None) is not None:
+            self.size -= _ROW + (self._heavy.pop(index, 0) if self._heavy else 0)
 
     def error(self, index: int) -> DfmError | None:
         """Return the first error of a set."""
@@ -65,7 +69,3 @@ class UnfinishedSets:
     def numbers(self) -> list[int]:
         """The numbers of the sets that have not succeeded, also of those that are not kept."""
         return sorted(self.rows.keys() | (self._errors or {}).keys())
-
-
-def _size(row: Mapping[str, Any]) -> int:
-    return _ROW + weight(*row.values())

@@ -48,12 +48,13 @@ class JobActivity:
         self.left_out += left_out
         self._notifier.notify()
 
-    def restarted(self) -> None:
-        """Let the locations count anew. Calls that were running have been lost, and are not counted."""
+    def restarted(self, at: int | None = None) -> None:
+        """Let one location count anew, or all. Calls that were running have been lost, and are not counted."""
         self.version += 1
-        for counts in self._nodes.values():
-            counts.restart()
-            counts.version = self.version
+        for (location, _), counts in self._nodes.items():
+            if at in (None, location):
+                counts.restart()
+                counts.version = self.version
         self._notifier.notify()
 
     def close(self) -> None:
@@ -109,7 +110,7 @@ class ActivityReader:
         self._signal = notifier.subscribe(interval)
         self._version = -1
         self._reported = 0
-        self.ended = False
+        self.ended: bool = False
         """Whether there is nothing more to read."""
 
     def __aiter__(self) -> ActivityReader:

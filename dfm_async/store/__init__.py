@@ -9,4 +9,5 @@ with lazy_imports(__name__):
     from dfm_async.store.base import Owner as Owner
     from dfm_async.store.base import Store as Store
     from dfm_async.store.base import StoredJob as StoredJob
+    from dfm_async.store.postgres import PostgresStore as PostgresStore
     from dfm_async.store.urls import open_store as open_store

@@ -129,24 +129,29 @@ class Store(Protocol):
     committed. A store for another database can build on ``dfm_async.store.group_commit``, which has the queue.
 
     Attributes:
-        path: the location of the store.
+        path: the location of the store, without passwords.
+        checkpoints: the default folder for the values that sites record, if there is one.
         fence: the fencing number of this open store: the number of its jobs' owner.
         on_commit: is called after every commit with the jobs that it changed, and the offset that each has reached.
         on_fenced: is called when writes for a job were left out because it has another owner, or is deleted.
         on_gap: is called when writes for a job were left out because others are missing before them; ``on_error`` if it
             is not set.
+        on_interrupted: is called when the owner of jobs that have not ended was found dead. Stores on which only one
+            service can be open need not call it.
         on_error: is called when a commit failed. What was queued stays queued; :meth:`flush` retries it.
     """
 
     path: str
+    checkpoints: str | None
     fence: int
     on_commit: Callable[[dict[str, int]], None] | None
     on_fenced: Callable[[str], None] | None
     on_gap: Callable[[str, StoreError], None] | None
     on_error: Callable[[StoreError], None] | None
+    on_interrupted: Callable[[], None] | None
 
     def claim_service(self) -> bool:
-        """Make this the one open store that a web service serves, until it is closed; False if there is another one."""
+        """Reserve the store for a web service until it is closed; False if another one has reserved it."""
 
     async def open(self) -> None:
         """Open the store, and create it if it does not exist."""

@@ -23,6 +23,7 @@ import aiosqlite
 from dfm_async.base.backoff import delays
 from dfm_async.base.tasks import completed
 from dfm_async.errors import StoreError
+from dfm_async.store.rows import FENCES, Damage
 
 T = TypeVar("T")
 
@@ -46,8 +47,6 @@ _ADVICE = {
 
 VERSION: Final = 1
 """The version of the format. A store of another version is not opened."""
-FENCES: Final = range(1, 1 << 62)
-"""The valid fencing numbers: each is the position of a byte in a file."""
 _APPLICATION: Final = 0x44464D41
 """``PRAGMA application_id``: distinguishes stores from other databases."""
 _MODE: Final = 0o600
@@ -102,10 +101,6 @@ def explain(path: str, error: sqlite3.Error | OSError) -> StoreError:
     found = StoreError(path, problem, advice)
     found.__cause__ = error
     return found
-
-
-class Damage(Exception):
-    """A row that no store has written; the message names it."""
 
 
 class Database:

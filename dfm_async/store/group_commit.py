@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,7 +20,10 @@ from dfm_async.store.batching import Batch, Committed
 _log = logging.getLogger(__name__)
 
 Run = Callable[[Any, dict[str, int]], Any]
-"""A part of a transaction: is called with the connection, and the jobs that the transaction changes with their ends."""
+"""A part of a transaction: is called with the connection, and the jobs that the transaction changes with their ends.
+
+On an asynchronous connection, what it returns is awaited.
+"""
 
 
 class Command:
@@ -40,13 +44,26 @@ class Command:
         self._begun = False
         self._withdrawn = False
 
-    def run(self, connection: Any, ends: dict[str, int]) -> None:
-        """Run it inside the transaction, unless it was withdrawn; from then on it cannot be. May run in a thread."""
+    def _begin(self) -> bool:
+        """Return whether it was not withdrawn; from then on it cannot be."""
         with self._lock:
             self._begun = not self._withdrawn
-        if self._begun:
+            return self._begun
+
+    def run(self, connection: Any, ends: dict[str, int]) -> None:
+        """Run it inside the transaction, unless it was withdrawn. May run in a thread."""
+        if self._begin():
             try:
                 self._result, self._error = self._run(connection, ends), None
+            except DfmError as error:  # it has changed nothing
+                self._result, self._error = None, error
+
+    async def run_async(self, connection: Any, ends: dict[str, int]) -> None:
+        """Run it inside the transaction of an asynchronous connection, unless it was withdrawn."""
+        if self._begin():
+            try:
+                found = self._run(connection, ends)
+                self._result, self._error = (await found if inspect.isawaitable(found) else found), None
             except DfmError as error:  # it has changed nothing
                 self._result, self._error = None, error
 
@@ -267,11 +284,13 @@ class GroupCommitStore:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.checkpoints: str | None = f"{path}-checkpoints"
         self.fence = 0
         self.on_commit: Callable[[dict[str, int]], None] | None = None
         self.on_fenced: Callable[[str], None] | None = None
         self.on_gap: Callable[[str, StoreError], None] | None = None
         self.on_error: Callable[[StoreError], None] | None = None
+        self.on_interrupted: Callable[[], None] | None = None
         self._writer_: Writer | None = None
         self._creating: dict[str, Command] = {}
 

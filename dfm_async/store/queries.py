@@ -1,8 +1,4 @@
-"""The transactions and queries of a store in SQLite.
-
-A file may be damaged, or untrusted: every value is checked before it is used. A row of ``jobs`` that cannot be read is
-still listed, with what is wrong with it; other rows raise :class:`~dfm_async.store.database.Damage`.
-"""
+"""The transactions and queries of a store in SQLite."""
 
 from __future__ import annotations
 
@@ -12,24 +8,14 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from dfm_async.base.text import shortened
 from dfm_async.errors import JobNotFound, JobOwned, StoreError
 from dfm_async.model.status import JobStatus
-from dfm_async.store.base import Entry, NewJob, Owner, StoredJob
+from dfm_async.store.base import Entry, NewJob, StoredJob
 from dfm_async.store.batching import Batch, Committed, JobState
-from dfm_async.store.database import FENCES, Damage
 from dfm_async.store.processes import Locks
+from dfm_async.store.rows import FENCES, JOB, entry_of, is_number, is_text, page, params_of, stored_job
 
-LARGEST_NUMBER: Final = 1 << 53
-"""The limit of offsets and counts."""
-_LAST_TIME: Final = 253_370_764_800.0
-"""The beginning of the year 9999: later times cannot be shown in every time zone."""
-_STATES: Final = frozenset(status.value for status in JobStatus) - {JobStatus.UNKNOWN.value}
-
-_JOBS: Final = """
-    SELECT job_id, plan, fingerprint, options, created, finished, status, reason, "end", frames, stopped, errors, done,
-    jobs.fence, pid, host FROM jobs LEFT JOIN plans USING (job) LEFT JOIN owners ON owners.fence = jobs.fence
-"""
+_JOBS: Final = f"SELECT {JOB} FROM jobs LEFT JOIN plans USING (job) LEFT JOIN owners ON owners.fence = jobs.fence"  # noqa: S608 - a constant
 _FENCE: Final = 13
 _ONE: Final = f"{_JOBS} WHERE job_id = ?"
 _NEWEST: Final = f"{_JOBS} ORDER BY job DESC LIMIT ?"
@@ -219,48 +205,9 @@ class Ownership:
 # reading
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and (value.isascii() or value.encode("utf-8", "replace").decode() == value)
-
-
-def _is_time(value: Any) -> bool:
-    return isinstance(value, float) and 0 <= value < _LAST_TIME
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and 0 <= value < LARGEST_NUMBER
-
-
-def _is_bytes(value: Any) -> bool:
-    return isinstance(value, bytes)
-
-
-def _or_null(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or check(value)
-
-
-_CHECKS: Final[tuple[tuple[str, Callable[[Any], bool], Any], ...]] = (
-    ("job_id", lambda value: _is_text(value) and bool(value), ""),
-    ("plan", _is_bytes, b""),
-    ("fingerprint", _or_null(_is_text), None),
-    ("options", _is_bytes, b""),
-    ("created", _is_time, 0.0),
-    ("finished", _or_null(_is_time), None),
-    ("status", lambda value: isinstance(value, str) and value in _STATES, JobStatus.INTERRUPTED.value),
-    ("reason", _or_null(_is_text), None),
-    ("end", _is_number, 0),
-    ("frames", _is_number, 0),
-    ("stopped", _is_number, 0),
-    ("errors", _or_null(_is_number), None),
-    ("done", _or_null(_is_number), None),
-    ("fence", lambda value: isinstance(value, int) and value in FENCES, 0),
-)
-"""The columns of a job: the check of each, and the value that replaces one that fails it."""
-
-
 def find_job(connection: sqlite3.Connection, locks: Locks, fence: int, job_id: str) -> StoredJob | None:
     """Return a job, or None."""
-    if not _is_text(job_id):
+    if not is_text(job_id):
         return None  # nothing can be stored under such an id
     found = _load(connection, locks, fence, _ONE, (job_id,), set())
     return found[0] if found else None
@@ -289,83 +236,31 @@ def _load(
         fences = {row[_FENCE] for row in rows if isinstance(row[_FENCE], int) and row[_FENCE] in FENCES} - dead
         gone = {number for number in fences if not locks.held(number)}
         if not gone:
-            return [_job(row, row[_FENCE] in fences, fence) for row in rows]
+            return [stored_job(row, row[_FENCE] in fences, fence) for row in rows]
         dead |= gone
 
 
-def _job(row: list[Any], alive: bool, fence: int) -> StoredJob:
-    damage = None
-    if not _CHECKS[0][1](row[0]):
-        damage = f"column 'job_id' cannot be read ({shortened(row[0])})"
-        raw = row[0] if isinstance(row[0], bytes) else str(row[0]).encode("utf-8", "surrogateescape")
-        row[0] = raw.decode("utf-8", "backslashreplace")
-    for at, (column, check, instead) in enumerate(_CHECKS[1:], 1):
-        if not check(row[at]):
-            damage = damage or f"column {column!r} cannot be read ({shortened(row[at])})"
-            row[at] = instead
-    *values, found_fence, pid, host = row
-    status = values[6] = JobStatus(values[6])
-    if not status.ended:
-        values[5] = values[7] = None  # those of an interruption that is over
-        if not alive:
-            values[6] = JobStatus.INTERRUPTED
-    values[10] = bool(values[10])
-    owner = Owner(
-        fence=found_fence,
-        pid=pid if isinstance(pid, int) else 0,
-        host=host if _is_text(host) else "",
-        alive=alive,
-        mine=alive and found_fence == fence,
-    )
-    columns = {column: value for (column, _, _), value in zip(_CHECKS, values, strict=False)}
-    return StoredJob(**columns, owner=owner, damage=damage)
-
-
 def _number(connection: sqlite3.Connection, job_id: str) -> int | None:
-    row = connection.execute(_NUMBER, (job_id,)).fetchone() if _is_text(job_id) else None
+    row = connection.execute(_NUMBER, (job_id,)).fetchone() if is_text(job_id) else None
     return None if row is None else row[0]
-
-
-def _entry(job_id: str, expected: int | None, row: tuple[Any, ...]) -> Entry:
-    first, count, kind, head, payload = row
-    whole = _is_number(first) and _is_number(count) and count and first + count < LARGEST_NUMBER
-    if not whole or not _is_number(kind) or not isinstance(head, bytes) or not isinstance(payload, bytes):
-        raise Damage(f"job {job_id}: a row of its events cannot be read ({shortened(row)})")
-    if expected is not None and first != expected:
-        raise Damage(f"job {job_id}: its events {expected} to {first - 1} are missing")
-    return Entry(first, count, kind, head, payload)
 
 
 def read_entries(connection: sqlite3.Connection, job_id: str, start: int, max_bytes: int) -> list[Entry]:
     """Return the entry that holds an offset and those behind it, at least one."""
-    found: list[Entry] = []
-    size = 0
     job = _number(connection, job_id)
-    if not _is_number(start):
+    if not is_number(start):
         return []
-    rows = connection.execute(_ENTRIES, (job, job, start))
+    found = connection.execute(_ENTRIES, (job, job, start))
     try:
-        expected = None
-        for row in rows:
-            entry = _entry(job_id, expected, row)
-            expected = entry.first + entry.count
-            if expected <= start:
-                continue  # the last entry, or one before a gap
-            if entry.first > start and not found:
-                raise Damage(f"job {job_id}: its events {start} to {entry.first - 1} are missing")
-            size += len(entry.head) + len(entry.payload)
-            if found and size > max_bytes:
-                break
-            found.append(entry)
+        return page(job_id, found, start, max_bytes)
     finally:
-        rows.close()  # an open cursor would keep the log of writes from being emptied
-    return found
+        found.close()  # an open cursor would keep the log of writes from being emptied
 
 
 def read_heads(connection: sqlite3.Connection, job_id: str, start: int) -> list[Entry]:
     """Return the next entries that begin at an offset or behind it, without their payloads."""
     rows = connection.execute(_HEADS, (_number(connection, job_id), start)).fetchall()
-    return [_entry(job_id, None, (*row, b"")) for row in rows]
+    return [entry_of(job_id, None, (*row, b"")) for row in rows]
 
 
 def read_params(connection: sqlite3.Connection, job_id: str, frames: Sequence[int]) -> dict[int, bytes]:
@@ -375,9 +270,7 @@ def read_params(connection: sqlite3.Connection, job_id: str, frames: Sequence[in
     for frame in frames:  # one by one: a statement takes a limited number of variables
         row = connection.execute(_PARAMS, (job, frame)).fetchone()
         if row is not None:
-            if not isinstance(row[0], bytes):
-                raise Damage(f"job {job_id}: parameter set {frame} cannot be read ({shortened(row[0])})")
-            found[frame] = row[0]
+            found[frame] = params_of(job_id, frame, row[0])
     return found
 
 

@@ -1,0 +1,140 @@
+"""Rows of a database as values. A database may be damaged, or untrusted: every value is checked before it is used.
+
+A job whose row cannot be read is still listed, with what is wrong with it; other rows raise :class:`Damage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from dfm_async.base.text import shortened
+from dfm_async.model.status import JobStatus
+from dfm_async.store.base import Entry, Owner, StoredJob
+
+LARGEST_NUMBER: Final = 1 << 53
+"""The limit of offsets and counts."""
+FENCES: Final = range(1, 1 << 62)
+"""The valid fencing numbers: each can be the position of a byte in a file."""
+_LAST_TIME: Final = 253_370_764_800.0
+"""The beginning of the year 9999: later times cannot be shown in every time zone."""
+_STATES: Final = frozenset(status.value for status in JobStatus) - {JobStatus.UNKNOWN.value}
+JOB: Final = """
+    job_id, plan, fingerprint, options, created, finished, status, reason, "end", frames, stopped, errors, done,
+    jobs.fence, pid, host
+"""
+"""The columns of a row that :func:`stored_job` takes."""
+
+
+class Damage(Exception):
+    """A row that no store has written; the message names it."""
+
+
+def is_text(value: Any) -> bool:
+    """Return whether a value is text without lone surrogates."""
+    return isinstance(value, str) and (value.isascii() or value.encode("utf-8", "replace").decode() == value)
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, float) and 0 <= value < _LAST_TIME
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value can be an offset or a count."""
+    return isinstance(value, int) and 0 <= value < LARGEST_NUMBER
+
+
+def _is_bytes(value: Any) -> bool:
+    return isinstance(value, bytes)
+
+
+def _or_null(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or check(value)
+
+
+_CHECKS: Final[tuple[tuple[str, Callable[[Any], bool], Any], ...]] = (
+    ("job_id", lambda value: is_text(value) and bool(value), ""),
+    ("plan", _is_bytes, b""),
+    ("fingerprint", _or_null(is_text), None),
+    ("options", _is_bytes, b""),
+    ("created", _is_time, 0.0),
+    ("finished", _or_null(_is_time), None),
+    ("status", lambda value: isinstance(value, str) and value in _STATES, JobStatus.INTERRUPTED.value),
+    ("reason", _or_null(is_text), None),
+    ("end", is_number, 0),
+    ("frames", is_number, 0),
+    ("stopped", is_number, 0),
+    ("errors", _or_null(is_number), None),
+    ("done", _or_null(is_number), None),
+    ("fence", lambda value: isinstance(value, int) and value in FENCES, 0),
+)
+"""The columns of a job: the check of each, and the value that replaces one that fails it."""
+
+
+def stored_job(row: Sequence[Any], alive: bool, fence: int) -> StoredJob:
+    """Return a job; ``fence``: the number of the store that reads it."""
+    row = list(row)
+    damage = None
+    if not _CHECKS[0][1](row[0]):
+        damage = f"column 'job_id' cannot be read ({shortened(row[0])})"
+        raw = row[0] if isinstance(row[0], bytes) else str(row[0]).encode("utf-8", "surrogateescape")
+        row[0] = raw.decode("utf-8", "backslashreplace")
+    for at, (column, check, instead) in enumerate(_CHECKS[1:], 1):
+        if not check(row[at]):
+            damage = damage or f"column {column!r} cannot be read ({shortened(row[at])})"
+            row[at] = instead
+    *values, found_fence, pid, host = row
+    status = values[6] = JobStatus(values[6])
+    if not status.ended:
+        values[5] = values[7] = None  # those of an interruption that is over
+        if not alive:
+            values[6] = JobStatus.INTERRUPTED
+    values[10] = bool(values[10])
+    owner = Owner(
+        fence=found_fence,
+        pid=pid if isinstance(pid, int) else 0,
+        host=host if is_text(host) else "",
+        alive=alive,
+        mine=alive and found_fence == fence,
+    )
+    columns = {column: value for (column, _, _), value in zip(_CHECKS, values, strict=False)}
+    return StoredJob(**columns, owner=owner, damage=damage)
+
+
+def entry_of(job_id: str, expected: int | None, row: tuple[Any, ...]) -> Entry:
+    """Return some events; ``expected``: the offset that they must begin with."""
+    first, count, kind, head, payload = row
+    whole = is_number(first) and is_number(count) and count and first + count < LARGEST_NUMBER
+    if not whole or not is_number(kind) or not isinstance(head, bytes) or not isinstance(payload, bytes):
+        raise Damage(f"job {job_id}: a row of its events cannot be read ({shortened(row)})")
+    if expected is not None and first != expected:
+        raise Damage(f"job {job_id}: its events {expected} to {first - 1} are missing")
+    return Entry(first, count, kind, head, payload)
+
+
+def page(job_id: str, found: Iterable[tuple[Any, ...]], start: int, max_bytes: int) -> list[Entry]:
+    """Return the entry that holds an offset and those behind it, about ``max_bytes``, but at least one.
+
+    ``found``: the rows of the entry that begins at the offset or before it, and of those behind it.
+    """
+    entries: list[Entry] = []
+    size, expected = 0, None
+    for row in found:
+        item = entry_of(job_id, expected, row)
+        expected = item.first + item.count
+        if expected <= start:
+            continue  # the last entry, or one before a gap
+        if item.first > start and not entries:
+            raise Damage(f"job {job_id}: its events {start} to {item.first - 1} are missing")
+        size += len(item.head) + len(item.payload)
+        if entries and size > max_bytes:
+            break
+        entries.append(item)
+    return entries
+
+
+def params_of(job_id: str, frame: int, data: Any) -> bytes:
+    """Return a parameter set."""
+    if not isinstance(data, bytes):
+        raise Damage(f"job {job_id}: parameter set {frame} cannot be read ({shortened(data)})")
+    return data
