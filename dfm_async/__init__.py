@@ -42,6 +42,7 @@ with _lazy_imports(__name__, moved=_MOVED):
     from dfm_async.federation.federation import Federation as Federation
     from dfm_async.federation.operation import Operation as Operation
     from dfm_async.federation.site import Site as Site
+    from dfm_async.language.builder import Advise as Advise
     from dfm_async.language.builder import ForEach as ForEach
     from dfm_async.language.builder import If as If
     from dfm_async.language.builder import PlaceParam as PlaceParam
@@ -50,7 +51,6 @@ with _lazy_imports(__name__, moved=_MOVED):
     from dfm_async.language.builder import Yield as Yield
     from dfm_async.language.builder import collect as collect
     from dfm_async.language.builder import gather as gather
-    from dfm_async.language.expressions import Advise as Advise
     from dfm_async.language.pipeline import Pipeline as Pipeline
     from dfm_async.language.statements import BestOf as BestOf
     from dfm_async.model.events import Event as Event

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Coroutine, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
 from dfm_async.base.containers import BoundedDict
 from dfm_async.base.tasks import completed
 from dfm_async.engine.target import Target
-from dfm_async.errors import JobFailed, PipelineError, Problem
+from dfm_async.errors import EncodingError, JobFailed, ParameterError, PipelineError, Problem
 from dfm_async.federation.federation import Federation
 from dfm_async.federation.namespace import PlacedOperation
-from dfm_async.federation.operation import GENERATORS, Operation
+from dfm_async.federation.operation import DIRECT, GENERATORS, RESERVED, Operation
 from dfm_async.federation.schemas import plain_data
 from dfm_async.federation.site import Site
 from dfm_async.language.builder import ForEach, PlaceParam, Yield
@@ -24,25 +25,28 @@ from dfm_async.language.statements import BestOf
 from dfm_async.model.job_spec import FRAME_WINDOW
 from dfm_async.model.options import LocalOptions
 from dfm_async.model.policies import RetryPolicy
+from dfm_async.model.signatures import unknown_keyword
 from dfm_async.model.status import JobStatus
+from dfm_async.planning.plan import CANONICAL
 from dfm_async.planning.types import validate
-from dfm_async.session.broadcast import Ask, EachStream
+from dfm_async.session.broadcast import Ask, EachStream, LateReplies
 from dfm_async.session.job import Job
 from dfm_async.session.map_window import MapWindow
 from dfm_async.session.mapping import CHUNK, INPUTS, Check, MapInputs, MapItem, MapStream, single_error
 from dfm_async.wire.codec import weight
 
 if TYPE_CHECKING:
+    from dfm_async.federation.call_types import Takes
     from dfm_async.session.submission import Params
 
 P = ParamSpec("P")
 A = TypeVar("A")
 B = TypeVar("B")
+C = TypeVar("C")
 R = TypeVar("R")
 V = TypeVar("V")
 
 _PIPELINES: Final = 128
-_OPTIONS: Final = frozenset({"site", "provider", "retry", "deadline"})
 _VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 Inputs: TypeAlias = Iterable[A] | AsyncIterable[A]
 """Where the inputs of a map come from."""
@@ -84,7 +88,7 @@ class CallPipelines:
             pipeline, names, _ = known
             if names:
                 return pipeline, {**dict(zip(names, args, strict=True)), **kwargs}
-        params = operation.bind(args, kwargs)
+        params = operation.bind(args, kwargs, options=DIRECT)
         if known is None or known[2] is not operation.__signature__:
             pipeline = _calling(operation, tuple(params), options)
             names = tuple(params)[: len(args)] if _is_plain(operation) else ()
@@ -113,8 +117,33 @@ def mapped(
         assert builder is not None  # noqa: S101 - the block is open
         with ForEach(PlaceParam(INPUTS)) as found:
             args = [found] if count == 1 else [found[at] for at in range(count)]
-            Yield(builder.call(operation.name, operation.bind(args, constants), **options))
+            Yield(builder.call(operation.name, operation.bind(args, constants, options=DIRECT), **options))
     return pipeline
+
+
+def checked_constants(operation: Operation[..., Any, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are the same for all calls of a map, as the operation declares them.
+
+    Raises:
+        ParameterError: with everything that is wrong.
+    """
+    parameters, types = operation.signature.parameters.parameters, operation.signature.types
+    found: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, value in given.items():
+        own = name in parameters and parameters[name].kind not in _VARIABLE
+        plain = value if operation.declaration is None else plain_data(value)
+        found[name], wrong = validate(types.get(name, Any) if own else Any, plain)
+        if wrong is None:
+            try:
+                CANONICAL.pack(found[name])
+            except EncodingError as error:
+                wrong = str(error)
+        if wrong is not None:
+            problems.append(f"parameter {name!r}: {wrong}")
+    if problems:
+        raise ParameterError(problems)
+    return found
 
 
 def check_of(operation: Operation[..., Any, Any], count: int, constants: Mapping[str, Any]) -> Check | None:
@@ -160,11 +189,19 @@ def chosen(given: object, method: str, kwargs: dict[str, Any]) -> tuple[Operatio
             raise TypeError(f"{given!r} is fixed to its site: leave site= out")
         given = placed.operation
     if not isinstance(given, Operation):
-        hint = ": offer it at a site, with @site.operation" if callable(given) else ""
-        raise TypeError(f"{method} takes an operation of the federation, not {given!r}{hint}")
+        if isinstance(given, Pipeline):
+            hint = "use session.run or session.execute for pipelines"
+        elif callable(given):
+            hint = "offer it at a site, with @site.operation"
+        else:
+            hint = f"pass the operation itself, then its arguments: session.{method}(operation, ...)"
+        raise TypeError(f"{method} takes an operation of the federation, not {given!r}: {hint}")
     options: dict[str, Any] = {}
-    if named := _OPTIONS & kwargs.keys():
-        own = given.signature.parameters.parameters
+    own = given.signature.parameters.parameters
+    if (others := (RESERVED - DIRECT - own.keys()) & kwargs.keys()) and not _is_open_ended(given):
+        what = f"{min(others)}= is an option of calls in pipelines only: write a pipeline, or leave it out"
+        raise TypeError(f"{method} of operation {given.name!r}: {what}")
+    if named := DIRECT & kwargs.keys():
         found = {name: kwargs.pop(name) for name in named if name not in own}
         options = {name: value for name, value in found.items() if value is not None}
         if isinstance(site := options.get("site"), Site):
@@ -172,6 +209,11 @@ def chosen(given: object, method: str, kwargs: dict[str, Any]) -> tuple[Operatio
     if placed is not None:
         options["site"] = placed.site.name
     return given, options
+
+
+def _is_open_ended(operation: Operation[..., Any, Any]) -> bool:
+    """Return whether an operation takes any keyword as an argument."""
+    return any(found.kind is found.VAR_KEYWORD for found in operation.call_signature.parameters.values())
 
 
 async def call_value(job: Job, grace: float) -> Any:
@@ -208,6 +250,7 @@ class DirectCalls(ABC):
 
     def __init__(self) -> None:
         self._pipelines = CallPipelines()
+        self._late = LateReplies()
 
     @abstractmethod
     async def execute(self, pipeline: Pipeline, input_params: Params, *, concurrency: int | None = None) -> Job:
@@ -233,13 +276,53 @@ class DirectCalls(ABC):
     @overload
     async def call(self, operation: type[Any], /, *args: Any, **kwargs: Any) -> Any: ...  # of a decorated class
     @overload
-    async def call(self, operation: Operation[..., Any, V], /, *args: Any, site: SiteChoice, **kwargs: Any) -> V: ...
+    async def call(
+        self,
+        operation: Takes[A, B, C, V],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        site: SiteChoice | None,
+        **kwargs: Any,
+    ) -> V: ...
     @overload
-    async def call(self, operation: Operation[..., Any, V], /, *args: Any, provider: str, **kwargs: Any) -> V: ...
+    async def call(
+        self,
+        operation: Takes[A, B, C, V],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        provider: str | None,
+        **kwargs: Any,
+    ) -> V: ...
     @overload
-    async def call(self, operation: Operation[..., Any, V], /, *args: Any, retry: RetryPolicy, **kwargs: Any) -> V: ...
+    async def call(
+        self,
+        operation: Takes[A, B, C, V],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        retry: RetryPolicy | None,
+        **kwargs: Any,
+    ) -> V: ...
     @overload
-    async def call(self, operation: Operation[..., Any, V], /, *args: Any, deadline: float, **kwargs: Any) -> V: ...
+    async def call(
+        self,
+        operation: Takes[A, B, C, V],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        deadline: float | None,
+        **kwargs: Any,
+    ) -> V: ...
     async def call(self, operation: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call one operation, and return its value: ``await session.call(anomaly, 17.0)``.
 
@@ -272,60 +355,10 @@ class DirectCalls(ABC):
     @overload
     def map(
         self,
-        operation: Operation[Concatenate[A, ...], Any, V],
-        inputs: Inputs[A],
-        /,
-        *,
-        errors: Literal["raise"] = "raise",
-        concurrency: int | None = None,
-        ordered: bool = True,
-        **kwargs: Any,
-    ) -> MapStream[V]: ...
-    @overload
-    def map(
-        self,
-        operation: Operation[Concatenate[A, ...], Any, V],
-        inputs: Inputs[A],
-        /,
-        *,
-        errors: Literal["yield"],
-        concurrency: int | None = None,
-        ordered: bool = True,
-        **kwargs: Any,
-    ) -> MapStream[MapItem[V]]: ...
-    @overload
-    def map(
-        self,
-        operation: Operation[Concatenate[A, B, ...], Any, V],
+        operation: Takes[A, B, C, V],
         first: Inputs[A],
-        second: Inputs[B],
-        /,
-        *,
-        errors: Literal["raise"] = "raise",
-        concurrency: int | None = None,
-        ordered: bool = True,
-        **kwargs: Any,
-    ) -> MapStream[V]: ...
-    @overload
-    def map(
-        self,
-        operation: Operation[Concatenate[A, B, ...], Any, V],
-        first: Inputs[A],
-        second: Inputs[B],
-        /,
-        *,
-        errors: Literal["yield"],
-        concurrency: int | None = None,
-        ordered: bool = True,
-        **kwargs: Any,
-    ) -> MapStream[MapItem[V]]: ...
-    @overload
-    def map(
-        self,
-        operation: Operation[..., Any, V],
-        first: Inputs[Any],
-        second: Inputs[Any],
-        third: Inputs[Any],
+        second: Inputs[B] = ...,
+        third: Inputs[C] = ...,
         /,
         *more: Inputs[Any],
         errors: Literal["raise"] = "raise",
@@ -336,10 +369,10 @@ class DirectCalls(ABC):
     @overload
     def map(
         self,
-        operation: Operation[..., Any, V],
-        first: Inputs[Any],
-        second: Inputs[Any],
-        third: Inputs[Any],
+        operation: Takes[A, B, C, V],
+        first: Inputs[A],
+        second: Inputs[B] = ...,
+        third: Inputs[C] = ...,
         /,
         *more: Inputs[Any],
         errors: Literal["yield"],
@@ -378,7 +411,8 @@ class DirectCalls(ABC):
                 ``retry`` and ``deadline``, as for :meth:`call`.
 
         Raises:
-            TypeError: the arguments do not fit the operation.
+            ParameterError: an argument that is the same for all calls has the wrong type, or cannot be sent.
+            TypeError: arguments are missing or unknown.
         """
         if errors not in ("raise", "yield"):
             raise ValueError(f"errors must be 'raise' or 'yield', not {errors!r}")
@@ -387,9 +421,12 @@ class DirectCalls(ABC):
         if not iterables:
             raise TypeError("map needs at least one iterable; use session.call for one call")
         found, options = chosen(operation, "map", kwargs)
+        constants = checked_constants(found, kwargs)
         count, width = len(iterables), FRAME_WINDOW if concurrency is None else concurrency
         # Constants are a part of the pipeline, so that they are sent once and not with each input.
-        pipeline = mapped(found, options, count, kwargs) if kwargs else self._pipelines.mapping(found, options, count)
+        pipeline = (
+            mapped(found, options, count, constants) if constants else self._pipelines.mapping(found, options, count)
+        )
         window, codec = MapWindow(width, ordered=ordered), self.target.codec
         streams = any(
             adapter.kind in GENERATORS
@@ -400,7 +437,7 @@ class DirectCalls(ABC):
         inputs = MapInputs(
             iterables,
             window,
-            check=check_of(found, count, kwargs),
+            check=check_of(found, count, constants),
             heavy=lambda value: weight(codec.pack(value)) > 0,
             chunk=1 if streams else CHUNK,
         )
@@ -418,24 +455,74 @@ class DirectCalls(ABC):
     @overload
     def each(
         self,
-        operation: Operation[..., Any, V],
+        operation: Takes[A, B, C, V],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
         /,
-        *args: Any,
-        at_least: int,
-        within: float | None = None,
+        *more: Any,
+        at_least: int | None,
         **kwargs: Any,
     ) -> EachStream[V]: ...
     @overload
-    def each(self, operation: Operation[..., Any, V], /, *args: Any, within: float, **kwargs: Any) -> EachStream[V]: ...
-    @overload
-    def each(self, operation: Operation[..., Any, V], /, *args: Any, provider: str, **kwargs: Any) -> EachStream[V]: ...
-    @overload
     def each(
-        self, operation: Operation[..., Any, V], /, *args: Any, retry: RetryPolicy, **kwargs: Any
+        self,
+        operation: Takes[A, B, C, V],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        within: float | None,
+        **kwargs: Any,
     ) -> EachStream[V]: ...
     @overload
     def each(
-        self, operation: Operation[..., Any, V], /, *args: Any, deadline: float, **kwargs: Any
+        self,
+        operation: Takes[A, B, C, V],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        provider: str | None,
+        **kwargs: Any,
+    ) -> EachStream[V]: ...
+    @overload
+    def each(
+        self,
+        operation: Takes[A, B, C, V],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        retry: RetryPolicy | None,
+        **kwargs: Any,
+    ) -> EachStream[V]: ...
+    @overload
+    def each(
+        self,
+        operation: Takes[A, B, C, V],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        deadline: float | None,
+        **kwargs: Any,
+    ) -> EachStream[V]: ...
+    @overload
+    def each(
+        self,
+        operation: Takes[A, B, C, V],
+        first: A = ...,
+        second: B = ...,
+        third: C = ...,
+        /,
+        *more: Any,
+        late: Literal["discard", "keep"],
+        **kwargs: Any,
     ) -> EachStream[V]: ...
     @overload
     def each(self, operation: type[Any], /, *args: Any, **kwargs: Any) -> EachStream[Any]: ...
@@ -446,6 +533,7 @@ class DirectCalls(ABC):
         *args: Any,
         at_least: int | None = None,
         within: float | None = None,
+        late: Literal["discard", "keep"] = "discard",
         **kwargs: Any,
     ) -> EachStream[Any]:
         """Call an operation at every site that offers it: ``async for reply in session.each(train, model)``.
@@ -460,6 +548,10 @@ class DirectCalls(ABC):
             at_least: the number of sites that must reply with a value.
             within: the number of seconds after which sites that have not replied are cancelled; their replies have a
                 ``TimeoutError``.
+            late: what becomes of the calls that have no reply when the loop ends. With ``"keep"``, the loop ends when
+                ``at_least`` sites have replied with a value, or after ``within`` seconds; the other calls go on, and
+                the next round of the operation with ``late="keep"`` has their replies, with ``reply.late``. A site is
+                not called again before it has replied.
             kwargs: its arguments by name; and the options ``provider``, ``retry`` and ``deadline``, as for
                 :meth:`call`.
 
@@ -474,6 +566,8 @@ class DirectCalls(ABC):
             raise TypeError("each calls every site that offers the operation: leave site= out, or use session.call")
         if within is not None and not within > 0:
             raise ValueError(f"within must be a positive number of seconds, not {within!r}")
+        if late not in ("discard", "keep"):
+            raise ValueError(f'late must be "discard" or "keep", not {late!r}')
         provider = options.get("provider")
         sites = [site for site in self.federation.sites.values() if site.adapter(found.name, provider) is not None]
         if not sites:
@@ -490,7 +584,8 @@ class DirectCalls(ABC):
             return ask
 
         asked = {site.name: asking(site.name) for site in sites}
-        return EachStream(asked, at_least=at_least, within=within, spawn=self._spawn)
+        keep = functools.partial(self._late.begin, (found.name, provider)) if late == "keep" else None
+        return EachStream(asked, at_least=at_least, within=within, spawn=self._spawn, keep=keep)
 
     async def run(self, pipeline: Pipeline[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a pipeline that was made of a function, and return its result: ``await session.run(report, day="mon")``.
@@ -516,7 +611,7 @@ class DirectCalls(ABC):
         try:
             params = pipeline.signature.bind(*args, **kwargs).arguments
         except TypeError as error:
-            raise TypeError(f"{pipeline.name}() {error}") from None
+            raise TypeError(f"{pipeline.name}() {unknown_keyword(pipeline.signature, kwargs) or error}") from None
         job = await self.execute(pipeline, dict(params))
         found = await value_of(job, pipeline.result, self.options.cancel_grace)
         return found if pipeline.result is not None else None  # type: ignore[return-value]

@@ -7,14 +7,15 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from dfm_async.base.containers import BoundedDict
-from dfm_async.base.tasks import completed
+from dfm_async.base.tasks import completed, in_thread
 from dfm_async.engine.frames import Row
 from dfm_async.engine.jobs import JobTable
 from dfm_async.errors import DfmError, EncodingError, JobNotFound, JobOwned, ParameterError, StoreError
@@ -25,6 +26,7 @@ from dfm_async.planning.plan import Plan
 from dfm_async.results.record import ERRORS_KEPT, JobRecord
 from dfm_async.session.journal import History, JobJournal, StoredLog, read_history
 from dfm_async.session.parameters import stored_row
+from dfm_async.site import checkpoints
 from dfm_async.store.base import NewJob, Store, StoredJob
 from dfm_async.wire.codec import Codec
 
@@ -54,6 +56,7 @@ class DurableJobs:
     """Connect the jobs of a session with a store.
 
     ``listed`` is the number of jobs of the store that are listed, the newest; the others can be found by their ids.
+    ``folder`` is where sites keep checkpoints.
     """
 
     def __init__(
@@ -63,7 +66,9 @@ class DurableJobs:
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         target_codec: Codec,
         listed: int,
+        folder: str | None,
     ) -> None:
+        self._folder = folder
         self._limit = listed
         self._listed: list[StoredJob] = []
         self._reading: list[set[str]] = []
@@ -79,6 +84,8 @@ class DurableJobs:
         self._followed: dict[int, dict[str, JobRecord]] = {}
         self.codec = Codec.for_store()
         """Encodes values for the store."""
+        self.interrupted = asyncio.Event()
+        """Set when another process has died that runs jobs of the store."""
         self.lock = asyncio.Lock()
         """Held while a job is created or resumed, so that it does not happen twice."""
 
@@ -91,7 +98,7 @@ class DurableJobs:
         """
         store = self.store
         store.on_commit, store.on_fenced, store.on_error = self._committed, self._fenced, self._failed
-        store.on_gap = self._stop_writing
+        store.on_gap, store.on_interrupted = self._stop_writing, self.interrupted.set
         await store.open()
         try:
             yield
@@ -166,10 +173,37 @@ class DurableJobs:
             JobNotFound: there is no such job.
             JobOwned: another process runs it.
         """
+        names = await self._checkpoints_of(job_id)
         await self.store.delete(job_id)
+        for folder, name in names:
+            await in_thread(lambda: checkpoints.delete(folder, name), "checkpoints")  # noqa: B023 - called at once
         self._listed = [stored for stored in self._listed if stored.job_id != job_id]
         for deleted in self._reading:
             deleted.add(job_id)
+
+    async def _checkpoints_of(self, job_id: str) -> list[tuple[str, str]]:
+        """Return the folder and the name of the checkpoints of a job, if it may have some."""
+        if self._folder is None or not Path(self._folder).exists():  # noqa: ASYNC240 - quick, and never on a network
+            return []
+        stored = await self.store.find(job_id)
+        name = ""
+        if stored is not None:
+            with contextlib.suppress(StoreError):  # a damaged job can be deleted
+                name = self._decoded(stored)[1].checkpoints
+        return [(self._folder, name)] if name else []
+
+    async def reuse_checkpoints(self, spec: JobSpec, new: JobSpec, sets: Mapping[int, int]) -> None:
+        """Let a job use what was recorded for some parameter sets of another one, unless code has changed since then.
+
+        ``sets`` has their numbers in the new job, by those in the other one.
+
+        Raises:
+            StoreError: the checkpoints cannot be read or written.
+        """
+        folder = self._folder
+        if folder is not None and spec.checkpoints and spec.code == new.code:
+            work = lambda: checkpoints.copy(folder, spec.checkpoints, new.checkpoints, sets)  # noqa: E731
+            await in_thread(work, "checkpoints")
 
     async def forget(self, record: JobRecord) -> None:
         """Delete a job that was not submitted."""
@@ -355,6 +389,16 @@ class DurableJobs:
 
     # going on
 
+    @staticmethod
+    def check_resumable(job_id: str, status: JobStatus) -> None:
+        """Check that a job has not ended for good.
+
+        Raises:
+            DfmError: it has.
+        """
+        if status.terminal:
+            raise DfmError(f"job {job_id} is {status.value}: only interrupted jobs can be resumed or aborted")
+
     async def take_over(self, job_id: str, *, more: bool) -> LeftOver:
         """Take an interrupted job over, and read what it needs to go on; ``more``: further parameter sets come.
 
@@ -376,8 +420,7 @@ class DurableJobs:
             )
             raise ParameterError([problem])
         stored = found if found.status.terminal else await self.store.take_over(job_id)
-        if stored.status.terminal:
-            raise DfmError(f"job {job_id} is {stored.status.value}: only interrupted jobs can be resumed or aborted")
+        self.check_resumable(job_id, stored.status)
         try:
             record = await self._know(stored)
             history = await read_history(self.store, job_id, record.plan, ERRORS_KEPT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, overload
 
 from dfm_async.base.rendering import Shown, renderer
 from dfm_async.engine.jobs import JobControl
@@ -19,7 +19,16 @@ from dfm_async.results.watching import ActivityReader
 from dfm_async.runtime.faults import cancel_task
 from dfm_async.session.callbacks import Callbacks
 from dfm_async.session.stream import EventStream, ResultStream
-from dfm_async.session.watch import InfoWatch, job_info
+from dfm_async.session.watch import InfoWatch, Waits, job_info
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True)
 
 _SEARCHED = 1000
 """The number of events that are searched for the newest results."""
@@ -30,6 +39,9 @@ class Steering(Protocol):
 
     def coordinator(self, job_id: str) -> JobControl | None:
         """Return what runs a job, while it runs here."""
+
+    def waits(self) -> Waits:
+        """Return what explains why jobs wait now."""
 
     async def send_params(self, job_id: str, params: Any) -> None:
         """Add parameter sets to a job."""
@@ -47,11 +59,14 @@ class Steering(Protocol):
         """Run the failed parameter sets of an ended job again, as a new job with some changed options."""
 
 
-class Job(Shown):
+class Job(Shown, Generic[R_co]):
     """One execution of a pipeline, returned by :meth:`Session.execute` and :meth:`Session.reattach`.
 
     ``async for result in job`` yields its results, ``await job`` waits for its end. A job is independent of its waiters
     and readers: cancelling a task that waits for it or reads it never cancels the job.
+
+    For type checkers, ``Job[R]`` has results of the type ``R`` at the place ``"result"``: what the function of a
+    pipeline returns. Those of other places can be anything.
     """
 
     def __init__(
@@ -110,7 +125,7 @@ class Job(Shown):
     def info(self) -> JobInfo:
         """Return the current state of the job."""
         record = self._known()
-        return job_info(record, None if record.status.ended else self._coordinator)
+        return job_info(record, None if record.status.ended else self._coordinator, self._steering.waits())
 
     @property
     def plan(self) -> Plan:
@@ -172,6 +187,14 @@ class Job(Shown):
 
     # reading
 
+    @overload
+    def results(
+        self,
+        place: Literal["result"],
+        after: int | None = None,
+        ordered: bool = False,
+        errors: Literal["raise"] = "raise",
+    ) -> ResultStream[Result[R_co]]: ...
     @overload
     def results(
         self,
@@ -300,7 +323,7 @@ class Job(Shown):
 
     async def retry_failed(
         self, label: str | None = None, priority: int | None = None, watch: bool | None = None
-    ) -> Job:
+    ) -> Job[R_co]:
         """Wait for the end, and run the parameter sets of :meth:`failures` again, as a new job.
 
         ``info().retry_of`` of the new job is the id of this one. It has the options of this one, unless they are given.
@@ -319,6 +342,10 @@ class Job(Shown):
         given = {"label": label, "priority": priority, "watch": watch}
         return await self._steering.retry_failed(record, {name: v for name, v in given.items() if v is not None})
 
+    @overload
+    async def first(self, place: Literal["result"]) -> Result[R_co]: ...
+    @overload
+    async def first(self, place: str | None = None) -> Result: ...
     async def first(self, place: str | None = None) -> Result:
         """Wait for the first result, of one place or of any.
 
@@ -357,9 +384,9 @@ class Job(Shown):
         Operations are cancelled at once; what has not stopped after the grace period is killed.
 
         Returns:
-            For each location, how it stopped. The values are "stopped"; "stopped after grace" (an operation took a
-            part of the grace period to return); "killed" (its process was killed); "retired" (an operation does not
-            return; its process gets no further job, and ends with the last of the others that run in it); or
+            For each location, how it stopped. The values are "stopped" (within a second); "stopped after grace" (an
+            operation took longer than a second to return); "killed" (its process was killed); "retired" (an operation
+            does not return; its process gets no further job, and ends with the last of the others that run in it); or
             "abandoned" (an operation in the application's own process does not return). Empty if the job had ended
             before, or had not begun.
         """

@@ -17,7 +17,7 @@ from dfm_async.base.descriptors import OwnLoop
 from dfm_async.base.signals import Outcome, Signal
 from dfm_async.base.tasks import completed
 from dfm_async.errors import SessionClosed
-from dfm_async.runtime.faults import cancel_task
+from dfm_async.runtime.faults import ENDS, cancel_task
 
 _log = logging.getLogger(__name__)
 
@@ -221,7 +221,9 @@ async def _guarded(work: Coroutine[Any, Any, None]) -> None:
     """Keep a bug in one task from ending the session with everything in it."""
     try:
         await work
-    except Exception:  # noqa: BLE001 - a bug of this library, logged with its traceback
+    except ENDS:
+        raise
+    except BaseException:  # noqa: BLE001 - a bug of this library, logged with its traceback
         _log.exception("a task of the session failed")
 
 

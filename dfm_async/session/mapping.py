@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import itertools
 import time
 from collections import deque
@@ -15,6 +16,7 @@ from dfm_async.base.tasks import OwnedTasks, completed
 from dfm_async.errors import DfmError, EncodingError, JobFailed, ParameterError
 from dfm_async.model.status import JobStatus
 from dfm_async.results.log import LogReader
+from dfm_async.runtime.faults import cancel_task, is_our_cancellation, ordinary
 from dfm_async.session.job import Job
 from dfm_async.session.map_window import MapWindow
 from dfm_async.session.stream import ClosableIterator, ResultStream
@@ -66,6 +68,16 @@ class ValueOrError(Generic[V]):
         return f"{type(self).__name__}({name}={key!r}, {what})"
 
 
+def _noted(error: Exception, index: int) -> Exception:
+    """Return the error of an input with a note that names it. That of a whole set is the error of several inputs."""
+    if hasattr(error, "__notes__"):
+        cause, error = error.__cause__, copy.copy(error)
+        error.__cause__ = cause
+        del error.__notes__
+    error.add_note(f"input {index} of session.map")
+    return error
+
+
 class MapItem(ValueOrError[V]):
     """What a map has made of one input, with ``errors="yield"``.
 
@@ -78,7 +90,7 @@ class MapItem(ValueOrError[V]):
 
     def __init__(self, index: int, value: V, error: Exception | None) -> None:
         super().__init__(value, error)
-        self.index = index
+        self.index: int = index
 
     def __repr__(self) -> str:
         return self._described("index", self.index)
@@ -116,7 +128,7 @@ class MapInputs:
         heavy: Callable[[Any], bool],
         chunk: int = CHUNK,
     ) -> None:
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         """What an iterable has raised."""
         self.closed = asyncio.Event()
         """Set when the iterables are closed."""
@@ -131,7 +143,8 @@ class MapInputs:
         self._pulled: deque[Any] = deque()
         self._ended = False
         self._block = 1
-        self._tasks: OwnedTasks | None = None
+        self._tasks = OwnedTasks()
+        self._pump_task: asyncio.Task[None] | None = None
         self._sources: list[Any] = [
             aiter(found) if isinstance(found, AsyncIterable) else iter(found) for found in iterables
         ]
@@ -184,9 +197,8 @@ class MapInputs:
 
     def _pull(self, room: int) -> None:
         if self._sync is None:
-            if self._tasks is None:
-                self._tasks = OwnedTasks()
-                self._tasks.spawn(self._pump(), "dfm_async map")
+            if self._pump_task is None:
+                self._pump_task = self._tasks.spawn(self._pump(), "dfm_async map")
             return
         began = last = time.perf_counter()
         try:
@@ -200,8 +212,8 @@ class MapInputs:
                 now = time.perf_counter()
                 self._block = min(2 * self._block, CHUNK) if now - last < 0.001 else 1
                 last = now
-        except Exception as error:  # noqa: BLE001 - of the application's iterable; raised again where it is read
-            self.error, self._ended = error, True
+        except BaseException as error:  # noqa: BLE001 - of the application's iterable; raised again where it is read
+            self.error, self._ended = ordinary(error, "the inputs"), True
 
     async def _pump(self) -> None:
         """Pull from asynchronous iterables: those that do not wait fill a whole set at once."""
@@ -218,8 +230,10 @@ class MapInputs:
                 self.changed.notify()
         except (StopAsyncIteration, StopIteration):
             pass
-        except Exception as error:  # noqa: BLE001 - of the application's iterable; raised again where it is read
-            self.error = error
+        except BaseException as error:
+            if is_our_cancellation(error):
+                raise
+            self.error = ordinary(error, "the inputs")  # of the application's iterable; raised again where it is read
         finally:
             self._ended = True
             self.changed.notify()
@@ -228,8 +242,9 @@ class MapInputs:
         """Close the iterables, as far as they can be closed. Safe to call more than once."""
         self._ended = True
         try:
-            if self._tasks is not None:
-                await self._tasks.close()
+            if self._pump_task is not None:
+                cancel_task(self._pump_task)
+            await self._tasks.close()
             for source in self._sources:
                 if isinstance(source, AsyncIterator):
                     if (close := getattr(source, "aclose", None)) is not None:
@@ -244,6 +259,7 @@ class MapStream(ClosableIterator, Generic[V]):
     """The values of :meth:`~dfm_async.Session.map`. The job starts with the first item.
 
     It ends with the last value. Closing it, or leaving a loop over it, cancels what is in flight and closes the inputs.
+    Several tasks may iterate over it: each value goes to one of them.
     """
 
     def __init__(
@@ -268,6 +284,7 @@ class MapStream(ClosableIterator, Generic[V]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._failed: BaseException | None = None
+        self._beginning = asyncio.Lock()
 
     @property
     def job(self) -> Job | None:
@@ -283,7 +300,11 @@ class MapStream(ClosableIterator, Generic[V]):
                     raise failed
                 raise StopAsyncIteration
             reader = self._reader or await self._begin()
+            if reader is None:
+                continue
             events = await reader.take(_BATCH)
+            if self._reader is not reader:
+                continue  # another task has closed it
             if events is None:
                 await self._end()
             elif events:
@@ -291,27 +312,32 @@ class MapStream(ClosableIterator, Generic[V]):
         index, value, error = window.ready.popleft()
         if self._inputs.changed:
             self._inputs.changed.notify()
+        if error is not None:
+            error = _noted(error, index)
         if self._yields:
             return MapItem(index, value, error)  # type: ignore[return-value] # what V is then
         if error is not None:
             window.ready.clear()
             await self.aclose()
-            error.add_note(f"input {index} of session.map")
             raise error
         return value  # type: ignore[no-any-return]
 
-    async def _begin(self) -> LogReader:
-        self._loop = asyncio.get_running_loop()
-        try:
-            job = self._job = await self._start(self._inputs)
-        except BaseException:
-            self._closed = True
-            await completed(self._inputs.aclose())
-            raise
-        stream = self._stream = job.results()
-        reader = self._reader = stream.attach()
-        self._inputs.on_reject = reader.log.changed.notify
-        return reader
+    async def _begin(self) -> LogReader | None:
+        """Start the job, unless another task has done so meanwhile; return the reader, unless it was closed again."""
+        async with self._beginning:
+            if self._reader is not None or self._closed:
+                return self._reader
+            self._loop = asyncio.get_running_loop()
+            try:
+                job = self._job = await self._start(self._inputs)
+            except BaseException:
+                self._closed = True
+                await completed(self._inputs.aclose())
+                raise
+            stream = self._stream = job.results()
+            reader = self._reader = stream.attach()
+            self._inputs.on_reject = reader.log.changed.notify
+            return reader
 
     async def _end(self) -> None:
         """Note that the job has ended, and why values are missing, if they are."""

@@ -67,7 +67,7 @@ class ParameterSets:
         self._federation = federation
         self._codec = codec
         self._stored = stored
-        self._hints: BoundedDict[tuple[str, int], dict[str, list[Any]]] = BoundedDict(_PLANS)
+        self._hints: BoundedDict[int, tuple[Plan, int, dict[str, list[Any]]]] = BoundedDict(_PLANS)
 
     def pack(self, plan: Plan, params: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> list[Row]:
         """Check and pack one parameter set or several.
@@ -126,11 +126,14 @@ class ParameterSets:
             value = row[name]
             declared = hints.get(name)
             if declared is not None:
-                for hint in declared:
+                own = name in plan.declared  # by the function of the pipeline: its type comes first, and converts
+                for position, hint in enumerate(declared):
                     found, wrong = validate(hint, value)
                     if wrong is not None:
                         problems.append(f"{where}parameter {name!r}: {wrong}")
-                    elif len(declared) == 1:
+                        if own:
+                            break
+                    elif len(declared) == 1 or (own and not position):
                         value = found
             try:
                 packed[name] = self._codec.pack(value)
@@ -150,8 +153,7 @@ class ParameterSets:
         return hashlib.sha256(plan.hash.encode() + content).hexdigest()
 
     def _types_of(self, plan: Plan) -> dict[str, list[Any]]:
-        key = (plan.hash, self._federation.revision)
-        hints = self._hints.get(key)
-        if hints is None:
-            hints = self._hints[key] = parameter_types(plan, self._federation)
-        return hints
+        known, revision = self._hints.get(id(plan)), self._federation.revision
+        if known is None or known[0] is not plan or known[1] != revision:
+            known = self._hints[id(plan)] = plan, revision, parameter_types(plan, self._federation)
+        return known[2]

@@ -16,7 +16,7 @@ from dfm_async.language.pipeline import Pipeline
 from dfm_async.language.statements import walk_statements
 from dfm_async.model.options import LocalOptions
 from dfm_async.planning.plan import Plan
-from dfm_async.planning.prepare import misfits, prepare, retry_policies
+from dfm_async.planning.prepare import code_of, misfits, prepare, retry_policies
 from dfm_async.planning.profile import Profile
 from dfm_async.session.profiling import SessionProfile
 
@@ -38,6 +38,7 @@ class Preparation:
         self._lanes = options.lanes_for(site.workers for site in federation.sites.values())
         self._plans: BoundedDict[int, tuple[Any, Plan]] = BoundedDict(_PLANS)
         self._reruns: BoundedDict[tuple[str, int], int] = BoundedDict(_PLANS)
+        self._code: BoundedDict[tuple[str, int], tuple[tuple[str, str], ...]] = BoundedDict(_PLANS)
         self._revision = self._first_revision = -1
 
     def connected(self) -> None:
@@ -117,6 +118,31 @@ class Preparation:
             problems.append(Problem("", text))
         if problems:
             raise PipelineError(plan.pipeline, problems)
+
+    def code(self, plan: Plan) -> tuple[tuple[str, str], ...]:
+        """Return the operations of a plan, and the fingerprints of their code."""
+        key = (plan.hash, self._federation.revision)
+        found = self._code.get(key)
+        if found is None:
+            found = self._code[key] = code_of(plan, self._federation)
+        return found
+
+    def check_code(self, plan: Plan, before: tuple[tuple[str, str], ...]) -> None:
+        """Check that operations have the code that a job began with.
+
+        Raises:
+            PipelineError: some have other code.
+        """
+        now = dict(self.code(plan))
+        changed = [name for name, text in before if now.get(name, text) != text]
+        if changed:
+            what, advice = (
+                "has changed since the job was submitted",
+                "resume(accept_changes=True) runs the rest with it",
+            )
+            raise PipelineError(
+                plan.pipeline, [Problem("", f"the code of {name} {what}; {advice}") for name in changed]
+            )
 
     def reruns(self, plan: Plan) -> int:
         """Return how often parameter sets may run again after a worker was lost: as often as every operation allows."""

@@ -1,11 +1,16 @@
-"""Measure jobs: a profile gets the spans of the jobs that are executed while it is open."""
+"""Measure or sample jobs: a profile gets the spans of the jobs that are executed while it is open."""
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 from dfm_async.engine.jobs import JobControl
 from dfm_async.planning.profile import Profile
+from dfm_async.telemetry.cpu_profile import CpuProfile
 from dfm_async.telemetry.spans import APPLICATION, Span
 from dfm_async.telemetry.traces import Traces
+
+P = TypeVar("P", bound=Profile | CpuProfile)
 
 
 class SessionProfile:
@@ -15,8 +20,8 @@ class SessionProfile:
         self._traces = traces
         self._homesite = homesite
         self._all = Profile()
-        self._open: list[Profile] = []
-        self._jobs: dict[str, list[Profile]] = {}
+        self._open: list[Profile | CpuProfile] = []
+        self._jobs: dict[str, list[Profile | CpuProfile]] = {}
         """The measured jobs that have not ended, and their profiles."""
 
     def measured(self) -> Profile:
@@ -27,19 +32,24 @@ class SessionProfile:
     @property
     def measuring(self) -> bool:
         """Whether jobs that begin now are measured."""
-        return bool(self._open)
+        return any(isinstance(profile, Profile) for profile in self._open)
+
+    @property
+    def sampling(self) -> bool:
+        """Whether calls of jobs that begin now are sampled."""
+        return any(isinstance(profile, CpuProfile) for profile in self._open)
 
     def watch(self, coordinator: JobControl) -> None:
         """Measure a job that begins, if a profile is open."""
         if self._open and coordinator.trace is not None:
             self._jobs[coordinator.record.job_id] = [self._all, *self._open]
 
-    def enter(self, profile: Profile) -> None:
+    def enter(self, profile: Profile | CpuProfile) -> None:
         """Open a profile."""
         self._open.append(profile)
         self._traces.add(self)
 
-    def leave(self, profile: Profile) -> None:
+    def leave(self, profile: Profile | CpuProfile) -> None:
         """Close a profile for further jobs; those that it measures are measured to their ends."""
         self._open = [other for other in self._open if other is not profile]
         self._traces.flush()
@@ -66,8 +76,12 @@ class SessionProfile:
                 continue
             if span.name == "dfm.job":
                 del self._jobs[job]
-            elif span.status == "ok":
-                self._measure(span, profiles)
+                continue
+            for sampled in profiles:
+                if isinstance(sampled, CpuProfile):
+                    sampled.add(span)
+            if span.status == "ok":
+                self._measure(span, [profile for profile in profiles if isinstance(profile, Profile)])
         self._settle()
 
     def _measure(self, span: Span, profiles: list[Profile]) -> None:
@@ -88,25 +102,25 @@ class SessionProfile:
         return self._homesite if process == APPLICATION else process
 
 
-class Profiling:
+class Profiling(Generic[P]):
     """Measure the jobs that are executed while it is entered: ``with session.profile() as profile``."""
 
-    def __init__(self, session: SessionProfile) -> None:
+    def __init__(self, session: SessionProfile, profile: P) -> None:
         self._session = session
-        self._profile: Profile | None = None
+        self._profile = profile
+        self._entered = False
 
-    def __enter__(self) -> Profile:
-        if self._profile is not None:
+    def __enter__(self) -> P:
+        if self._entered:
             raise RuntimeError("a profile is entered once; call session.profile() again for another one")
-        self._profile = Profile()
+        self._entered = True
         self._session.enter(self._profile)
         return self._profile
 
     def __exit__(self, *_: object) -> None:
-        if self._profile is not None:
-            self._session.leave(self._profile)
+        self._session.leave(self._profile)
 
-    async def __aenter__(self) -> Profile:
+    async def __aenter__(self) -> P:
         return self.__enter__()
 
     async def __aexit__(self, *_: object) -> None:

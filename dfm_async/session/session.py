@@ -11,7 +11,9 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeVar, overload
+
+import msgspec
 
 from dfm_async.base.tasks import in_thread
 from dfm_async.engine.jobs import JobControl
@@ -39,9 +41,10 @@ from dfm_async.session.parameters import ParameterSets, is_stream
 from dfm_async.session.preparation import Preparation
 from dfm_async.session.profiling import Profiling, SessionProfile
 from dfm_async.session.submission import Params, Submission
-from dfm_async.session.watch import JobWatch, SiteWatch, job_info
+from dfm_async.session.watch import JobWatch, SiteWatch, Waits, job_info
 from dfm_async.store import open_store
 from dfm_async.targets.local import FederationRunner
+from dfm_async.telemetry.cpu_profile import CpuProfile
 from dfm_async.telemetry.metrics import observed
 from dfm_async.telemetry.sinks import Sink, sink_of
 from dfm_async.telemetry.traces import Traces
@@ -51,6 +54,8 @@ if TYPE_CHECKING:
     from dfm_async.discovery.advice import Discovery
     from dfm_async.session.durable import DurableJobs
     from dfm_async.store.base import Store
+
+R = TypeVar("R")
 
 _connected: Final[weakref.WeakSet[Session]] = weakref.WeakSet()
 
@@ -100,7 +105,10 @@ class Session(DirectCalls):
         super().__init__()
         self.federation = federation
         self.homesite = homesite
+        opened = None if store is None else _store(store)
         self.options = options.local if isinstance(options, FlareOptions) else options or LocalOptions()
+        if opened is not None and self.options.checkpoints is None:
+            self.options = msgspec.structs.replace(self.options, checkpoints=opened.checkpoints)
         self._target = self._choose(target, options)
         self._where = target if isinstance(target, str) else type(target).__name__
         self._dispatcher = callback_dispatcher or LoopDispatcher()
@@ -108,11 +116,12 @@ class Session(DirectCalls):
         self._traces = Traces(sink_of(trace))
         self._profile = SessionProfile(self._traces, homesite)
         self._supervisor = Supervisor(start=self._start, started=self._started, stop=self._end_jobs)
-        self._durable = None if store is None else self._open_durable(store)
+        self._durable = None if opened is None else self._open_durable(opened)
         self._preparation = Preparation(federation, homesite, self._target, self.options, self._profile)
         stored = None if self._durable is None else self._durable.codec
         self._submission = Submission(
             target=self._target,
+            federation=federation,
             durable=self._durable,
             preparation=self._preparation,
             params=ParameterSets(federation, self._target.codec, stored),
@@ -141,13 +150,12 @@ class Session(DirectCalls):
             )
         return target
 
-    def _open_durable(self, store: str | Store) -> DurableJobs:
+    def _open_durable(self, store: Store) -> DurableJobs:
         from dfm_async.session.durable import DurableJobs  # sessions without a store do not load the database
 
-        if not isinstance(store, str) and not hasattr(store, "take_over"):
-            raise TypeError(f"store must be a URL such as 'sqlite:///jobs.db', or a store, not {store!r}")
-        found, listed = open_store(store) if isinstance(store, str) else store, self.options.keep_summaries
-        return DurableJobs(found, self._jobs, self._supervisor.spawn, self._target.codec, listed)
+        options = self.options
+        spawn, codec = self._supervisor.spawn, self._target.codec
+        return DurableJobs(store, self._jobs, spawn, codec, options.keep_summaries, options.checkpoints)
 
     # connecting and closing
 
@@ -175,7 +183,10 @@ class Session(DirectCalls):
         await self._supervisor.close()
 
     def __enter__(self) -> NoReturn:
-        raise TypeError("a session is opened in asynchronous code: write 'async with Session(...)', not 'with'")
+        raise TypeError(
+            "a session of dfm_async is opened in asynchronous code: write 'async with Session(...)', not 'with'. "
+            "In a program without asyncio, use 'from dfm_async.sync import Session'"
+        )
 
     def __exit__(self, *_: object) -> None:
         """Do nothing: Python requires it for :meth:`__enter__`."""
@@ -254,8 +265,15 @@ class Session(DirectCalls):
         """Whether jobs are kept in a store."""
         return self._durable is not None
 
+    async def _jobs_interrupted(self) -> None:
+        """Wait until another process has died that runs jobs of the same store, and read the store again."""
+        assert self._durable is not None  # noqa: S101 - the caller has checked it
+        await self._durable.interrupted.wait()
+        self._durable.interrupted.clear()
+        await self._durable.refresh()
+
     def _claim_service(self) -> None:
-        """Make this the one session on its store that a web service serves.
+        """Reserve the store of this session for a web service.
 
         Raises:
             StoreError: a service in another process has the same store.
@@ -268,10 +286,10 @@ class Session(DirectCalls):
 
     async def prepare(
         self,
-        pipeline: Pipeline,
+        pipeline: Pipeline[..., R],
         restrict_to_sites: Iterable[str] | str | None = None,
         costs: Literal["configured", "measured"] | Profile = "configured",
-    ) -> Plan:
+    ) -> Plan[R]:
         """Check a pipeline, and return its plan, which can be executed many times.
 
         Args:
@@ -285,13 +303,21 @@ class Session(DirectCalls):
         """
         return await self._preparation.prepare(pipeline, restrict_to_sites, costs)
 
-    def profile(self) -> Profiling:
+    @overload
+    def profile(self, *, cpu: Literal[False] = False) -> Profiling[Profile]: ...
+    @overload
+    def profile(self, *, cpu: Literal[True]) -> Profiling[CpuProfile]: ...
+    @overload
+    def profile(self, *, cpu: bool) -> Profiling[Any]: ...
+    def profile(self, *, cpu: bool = False) -> Profiling[Any]:
         """Measure the jobs that are executed while it is open: ``with session.profile() as profile``.
 
-        It measures how long operations take, how large their inputs and outputs are, and how long values take from
-        site to site. Other jobs are not measured, and cost nothing more. ``async with`` works, too.
+        It measures what jobs cost, for placement: how long operations take, how large their inputs and outputs are, and
+        how long values take from site to site. With ``cpu=True`` it shows instead where the time went, for people: the
+        functions that calls were in, by operation and worker, as tables and as a flame graph. Other jobs are not
+        measured, and cost nothing more. ``async with`` works, too.
         """
-        return Profiling(self._profile)
+        return Profiling(self._profile, CpuProfile()) if cpu else Profiling(self._profile, Profile())
 
     async def discover(self, pipeline: Pipeline, restrict_to_sites: Iterable[str] | str | None = None) -> Discovery:
         """Query the sites which values the parameters of operations may have.
@@ -324,7 +350,7 @@ class Session(DirectCalls):
 
     async def execute(
         self,
-        pipeline: Pipeline | Plan,
+        pipeline: Pipeline[..., R] | Plan[R],
         input_params: Params = {},  # noqa: B006 - never changed; an empty set is what most pipelines without parameters want
         autostop: bool = True,
         job_id: str | None = None,
@@ -338,7 +364,8 @@ class Session(DirectCalls):
         retry: RetryPolicy | None = None,
         label: str | None = None,
         watch: bool = False,
-    ) -> Job:
+        checkpoint: Literal["marked", "calls"] = "marked",
+    ) -> Job[R]:
         """Start a job, and return when it runs, or waits for its turn.
 
         As many jobs run at the same time as ``LocalOptions`` allows; further ones wait. This call waits only while
@@ -362,6 +389,8 @@ class Session(DirectCalls):
                 runs again after a worker was lost (``on_worker_lost``).
             label: a note about the job, such as whose it is; kept with it, also in the store.
             watch: whether calls of operations are counted, for ``job.activity()``.
+            checkpoint: in a session with a store, which calls are recorded at their sites, so that a job that runs
+                again does not repeat them: those of operations with ``checkpoint=True``, or all.
 
         Raises:
             PipelineError: the pipeline cannot be prepared.
@@ -389,6 +418,8 @@ class Session(DirectCalls):
         limits = options or self.options.results
         if limits.overflow == "spill" and self._durable is None:
             raise ValueError("overflow='spill' needs a store: Session(..., store='sqlite:///jobs.db')")
+        if checkpoint == "calls" and self._durable is None:
+            raise ValueError("checkpoint='calls' needs a store: Session(..., store='sqlite:///jobs.db')")
         spec = JobSpec(
             job_id=JobId(job_id or os.urandom(8).hex()),
             created=time.time(),
@@ -402,7 +433,11 @@ class Session(DirectCalls):
             deadline=deadline,
             label=label,
             watch=watch,
+            checkpoint=checkpoint,
+            checkpoints="" if self._durable is None else os.urandom(16).hex(),
+            code=() if self._durable is None else self._preparation.code(plan),
             measured=self._profile.measuring,
+            sampled=self._profile.sampling,
             stored=self._durable is not None,
             fed=autostop and is_stream(input_params),
         )
@@ -434,7 +469,14 @@ class Session(DirectCalls):
         check_places(found, plan)
         return Callbacks(self._dispatcher, default, found)
 
-    async def resume(self, job_id: str, priority: int = 0, input_params: Params = None, watch: bool = False) -> Job:
+    async def resume(
+        self,
+        job_id: str,
+        priority: int = 0,
+        input_params: Params = None,
+        watch: bool = False,
+        accept_changes: bool = False,
+    ) -> Job:
         """Go on with a job that was interrupted: the parameter sets that were not done run again.
 
         Results that the log has already are not added again.
@@ -445,12 +487,14 @@ class Session(DirectCalls):
             input_params: further parameter sets. A job whose parameter sets came as a stream that had not ended needs
                 the rest of them, or an empty list if there is none.
             watch: as in :meth:`execute`; earlier counts are lost.
+            accept_changes: go on although the code of operations has changed since the job was submitted. Values that
+                were recorded are used all the same.
 
         Raises:
             JobNotFound: the store has no such job.
             JobOwned: another process runs it.
-            PipelineError: the federation does not offer what it needs, or operations take other parameters now. The job
-                stays interrupted.
+            PipelineError: the federation does not offer what it needs, operations take other parameters now, or their
+                code has changed. The job stays interrupted.
             ParameterError: parameter sets are missing, or do not fit.
             StoreError: what is stored of it is damaged.
             DfmError: it has ended, or the session has no store.
@@ -460,7 +504,9 @@ class Session(DirectCalls):
             raise DfmError("jobs on FLARE go on without the application: session.reattach(job_id) finds them")
         if self._durable is None:
             raise DfmError("only sessions with a store can resume jobs: Session(..., store='sqlite:///jobs.db')")
-        return await self._submission.resume(job_id, _bounded(priority), input_params, watch)
+        return await self._submission.resume(
+            job_id, _bounded(priority), input_params, watch, accept_changes=accept_changes
+        )
 
     async def refresh_jobs(self) -> list[Job]:
         """Read the store again, and return all jobs: also those that other processes have started or ended."""
@@ -505,11 +551,12 @@ class Session(DirectCalls):
     def infos(self) -> list[JobInfo]:
         """Return the states of all jobs that the session knows; cheaper than ``info()`` of each of :meth:`jobs`."""
         listed = () if self._durable is None else self._durable.listed()
-        return [self._info(found) for found in (*listed, *self._jobs.summaries, *self._jobs.kept)]
+        waits = self._submission.waits()
+        return [self._info(found, waits) for found in (*listed, *self._jobs.summaries, *self._jobs.kept)]
 
-    def _info(self, found: JobRecord | JobSummary) -> JobInfo:
+    def _info(self, found: JobRecord | JobSummary, waits: Waits) -> JobInfo:
         coordinator = None if found.status.ended else self._jobs.coordinator(found.job_id)
-        return job_info(found, coordinator, stored=self._durable is not None)
+        return job_info(found, coordinator, waits, stored=self._durable is not None)
 
     def recent(self, before: tuple[float, str] | None = None) -> Iterator[JobInfo]:
         """Yield the states of the jobs, the newest first; jobs may come and go between two items.
@@ -518,9 +565,9 @@ class Session(DirectCalls):
             before: when a job was created, and its id: only older ones are yielded.
         """
         stored: Iterable[JobRecord] = () if self._durable is None else self._durable.newest(before)
-        order = operator.attrgetter("created", "job_id")
+        order, waits = operator.attrgetter("created", "job_id"), self._submission.waits()
         for found in heapq.merge(self._jobs.newest(before), stored, key=order, reverse=True):
-            yield self._info(found)
+            yield self._info(found, waits)
 
     def changes(self, interval: float = 0.1) -> JobWatch:
         """Return an iterator over the states of all jobs: first one item for each known job, then one for each change.
@@ -595,6 +642,14 @@ class Session(DirectCalls):
             running = f"{found.running} job{'s' * (found.running != 1)} running"
             state = f"{running}{waiting}, {len(self._jobs) - unended} ended"
         return f"<Session of {self.federation.name!r} on {self._where}: {state}>"
+
+
+def _store(given: str | Store) -> Store:
+    if isinstance(given, str):
+        return open_store(given)
+    if not hasattr(given, "take_over"):
+        raise TypeError(f"store must be a URL such as 'sqlite:///jobs.db', or a store, not {given!r}")
+    return given
 
 
 def _bounded(priority: int) -> int:

@@ -124,8 +124,9 @@ class ResultStream(_Stream, Generic[Item_co]):
         reader = self._reader
         if reader is None:
             reader = self.attach()
-            if self._ordered:
-                self._order = await self._make_order(reader.position)
+        if self._ordered and self._order is None:
+            order = await self._make_order(reader.position)
+            self._order = self._order or order  # unless another task was faster
         if self._order is not None:
             return await self._next_in_order(reader, self._order)  # type: ignore[no-any-return]
         place, failures = self._place, self._failures

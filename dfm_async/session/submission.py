@@ -17,6 +17,7 @@ from dfm_async.engine.frames import Row
 from dfm_async.engine.jobs import JobControl
 from dfm_async.engine.target import AlreadySubmitted, Target
 from dfm_async.errors import DfmError, JobExists, ParameterError
+from dfm_async.federation.federation import Federation
 from dfm_async.model.ids import JobId
 from dfm_async.model.info import FailedSet
 from dfm_async.model.job_spec import JobSpec
@@ -25,13 +26,14 @@ from dfm_async.planning.plan import Plan
 from dfm_async.results.record import JobRecord
 from dfm_async.results.unfinished import UnfinishedSets
 from dfm_async.results.watching import JobActivity
-from dfm_async.runtime.faults import cancel_task
+from dfm_async.runtime.faults import cancel_task, is_our_cancellation
 from dfm_async.session.callbacks import Callbacks
 from dfm_async.session.job import Job
 from dfm_async.session.lifecycle import Supervisor
 from dfm_async.session.parameters import ParameterSets, is_stream
 from dfm_async.session.preparation import Preparation
 from dfm_async.session.profiling import SessionProfile
+from dfm_async.session.watch import Waits
 from dfm_async.telemetry.traces import ApplicationSpan, Traces
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class Submission:
         self,
         *,
         target: Target,
+        federation: Federation,
         durable: DurableJobs | None,
         preparation: Preparation,
         params: ParameterSets,
@@ -62,6 +65,7 @@ class Submission:
         grace: float,
     ) -> None:
         self._target = target
+        self._federation = federation
         self._jobs = target.jobs
         self._durable = durable
         self._preparation = preparation
@@ -71,6 +75,10 @@ class Submission:
         self._profile = profile
         self._supervisor = supervisor
         self._grace = grace
+
+    def waits(self) -> Waits:
+        """Return what explains why jobs wait now."""
+        return Waits(self._target, self._federation)
 
     # new jobs
 
@@ -164,7 +172,9 @@ class Submission:
 
     # interrupted jobs
 
-    async def resume(self, job_id: str, priority: int, input_params: Params, watch: bool) -> Job:
+    async def resume(
+        self, job_id: str, priority: int, input_params: Params, watch: bool, *, accept_changes: bool
+    ) -> Job:
         """Go on with an interrupted job. See :meth:`Session.resume`."""
         assert self._durable is not None  # noqa: S101 - the caller has checked it
         stream = input_params if is_stream(input_params) else None
@@ -177,13 +187,17 @@ class Submission:
                 known = await self._durable.find(job_id)
                 rows: list[Row] = []
                 if known is not None:
+                    self._durable.check_resumable(job_id, known.status)
                     self._preparation.check_offered(known.plan)
+                    if not accept_changes:
+                        self._preparation.check_code(known.plan, known.spec.code)
                     if stream is None and input_params is not None:
                         rows = self._params.pack(known.plan, input_params)  # type: ignore[arg-type]
                 work = self._durable.take_over(job_id, more=input_params is not None)
                 left = await completed(work, self._durable.give_back, asyncio.Task.cancel)
-                changed = {"grace": self._grace, "priority": priority, "measured": self._profile.measuring}
-                left.record.spec = msgspec.structs.replace(left.record.spec, watch=watch, **changed)
+                changed = {"grace": self._grace, "priority": priority, "watch": watch}
+                changed |= {"measured": self._profile.measuring, "sampled": self._profile.sampling}
+                left.record.spec = msgspec.structs.replace(left.record.spec, **changed)
                 left.record.activity = JobActivity() if watch else None
                 coordinator = self._target.coordinate(left.record, self._pack_rows)
                 coordinator.resume(left.rows, left.frames, left.history.seen, left.history.failed)
@@ -257,9 +271,15 @@ class Submission:
             fingerprint=None,
             fed=False,
             measured=self._profile.measuring,
+            sampled=self._profile.sampling,
             retry_of=record.spec.job_id,
+            checkpoints="" if self._durable is None else os.urandom(16).hex(),
+            code=() if self._durable is None else self._preparation.code(record.plan),
             **changed,
         )
+        if self._durable is not None:
+            sets = {found.index: number for number, found in enumerate(failed)}
+            await self._durable.reuse_checkpoints(record.spec, spec, sets)
         params = [found.params for found in failed]
         return await self.execute(
             record.plan, params, spec, autostop=True, id_chosen=False, callbacks=None, began=began
@@ -290,7 +310,10 @@ class Submission:
                 return
         except DfmError as error:
             coordinator.fail(error)
-        except Exception as error:  # noqa: BLE001 - the application's own iterator: its failure is the job's
+        except BaseException as error:
+            if is_our_cancellation(error):
+                raise
+            # The application's own iterator: its failure is the job's.
             failed = ParameterError([f"the stream of parameters raised {type(error).__name__}: {error}"])
             failed.__cause__ = error
             coordinator.fail(failed)
@@ -302,7 +325,10 @@ class Submission:
             if close is not None:
                 try:
                     await close()
-                except Exception:  # noqa: BLE001 - the job has what it needs, or has failed already
+                except BaseException as error:
+                    if is_our_cancellation(error):
+                        raise
+                    # The job has what it needs, or has failed already.
                     _log.warning("the stream of parameters raised when it was closed", exc_info=True)
 
     async def send_params(self, job_id: str, params: Any) -> None:

@@ -11,9 +11,12 @@ from typing import Any
 from dfm_async.base.signals import check_interval
 from dfm_async.engine.jobs import JobControl, JobTable
 from dfm_async.engine.target import Target
+from dfm_async.federation.federation import Federation
 from dfm_async.model.info import JobInfo
 from dfm_async.model.stats import SiteStats
 from dfm_async.model.status import JobStatus
+from dfm_async.model.waiting import explain_waiting
+from dfm_async.planning.prepare import calls_of
 from dfm_async.results.record import JobRecord, JobSummary
 from dfm_async.results.watching import ChangeReader
 from dfm_async.session.stream import ClosableIterator
@@ -104,12 +107,48 @@ class SiteWatch(ClosableIterator):
         self._signal.close()
 
 
-def job_info(found: JobRecord | JobSummary, coordinator: JobControl | None = None, *, stored: bool = False) -> JobInfo:
+class Waits:
+    """Explains what jobs wait for. The state of the sites is looked up once, so it is for one listing of jobs."""
+
+    def __init__(self, target: Target, federation: Federation) -> None:
+        self._target = target
+        self._federation = federation
+        self._sites: dict[str, SiteStats] | None = None
+
+    def explain(self, coordinator: JobControl) -> str | None:
+        """Return what a job waits for; None if nothing is known."""
+        found = coordinator.waiting()
+        why = explain_waiting(found)
+        if why is not None:
+            return why
+        if self._sites is None:
+            self._sites = {name: site for name, site in self._target.stats().sites.items() if _holds_up(site)}
+        if not self._sites:
+            return None
+        calls = calls_of(coordinator.plan, self._federation)
+        needed = [
+            (site, call.operation, None if adapter is None else adapter.limits) for site, _, call, adapter in calls
+        ]
+        return explain_waiting(found, needed, self._sites)
+
+
+def _holds_up(site: SiteStats) -> bool:
+    return not site.ready or any(limit.waiting for limit in site.limits)
+
+
+def job_info(
+    found: JobRecord | JobSummary,
+    coordinator: JobControl | None = None,
+    waits: Waits | None = None,
+    *,
+    stored: bool = False,
+) -> JobInfo:
     """Return the state of a job.
 
     Args:
         found: the job, or what is left of one that ended long ago.
         coordinator: runs it, if it runs here.
+        waits: explains what it waits for at its sites.
         stored: whether logs of jobs of which only a summary is left are in a store.
     """
     sets, done = found.sets, found.done
@@ -140,4 +179,9 @@ def job_info(found: JobRecord | JobSummary, coordinator: JobControl | None = Non
         done=done,
         accepts=coordinator is not None and coordinator.accepts,
         retry_of=found.spec.retry_of,
+        waits_for=None if coordinator is None else _waits_for(coordinator, waits),
     )
+
+
+def _waits_for(coordinator: JobControl, waits: Waits | None) -> str | None:
+    return explain_waiting(coordinator.waiting()) if waits is None else waits.explain(coordinator)

@@ -1,0 +1,12 @@
+"""Sessions for programs without asyncio: the same methods, which block, and iterators.
+
+Each session runs its event loop in a thread of its own.
+"""
+
+from dfm_async.base.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    from dfm_async.sync.job import Job as Job
+    from dfm_async.sync.job import MapStream as MapStream
+    from dfm_async.sync.session import Session as Session
+    from dfm_async.sync.streams import Stream as Stream
