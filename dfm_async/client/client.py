@@ -18,6 +18,7 @@ from dfm_async.errors import ServiceError
 from dfm_async.language.pipeline import Pipeline
 from dfm_async.model.events import Activity, Event, Result
 from dfm_async.model.info import JobInfo
+from dfm_async.model.stats import SessionStats, SiteStats
 from dfm_async.model.status import JobStatus
 from dfm_async.results.event_codec import event_from_data
 
@@ -153,6 +154,38 @@ class Client:
             query["after"] = following
         return found[:limit]
 
+    async def stats(self) -> SessionStats:
+        """Return what runs and what waits, and the state of the workers; needs the permission ``metrics``."""
+        found = await self._connection.request("GET", "/stats")
+        try:
+            return msgspec.convert(found, SessionStats)
+        except INVALID as error:
+            raise self._connection.invalid(error) from error
+
+    async def changes(self) -> AsyncGenerator[JobInfo | dict[str, SiteStats], None]:
+        """Yield the states of all jobs, and of the workers by site; then those that change, until the service ends.
+
+        It is a state and not a history: fast changes are coalesced. Without the permission ``metrics``, there are only
+        jobs.
+
+        Raises:
+            ServiceError: the connection has broken.
+        """
+        connection = self._connection
+        try:
+            async with aconnect_sse(connection.http, "GET", "/stream") as source:
+                await connection.check(source.response, "")
+                async for sent in source.aiter_sse():
+                    if sent.event == "drain":
+                        return
+                    data = connection.decoded(sent.data) if sent.data else None
+                    if sent.event == "job":
+                        yield self._info(data)
+                    elif sent.event == "sites":
+                        yield self._sites(data)
+        except (httpx.TransportError, SSEError) as error:
+            raise ServiceError(connection.url, f"the stream of jobs broke: {error or type(error).__name__}") from error
+
     async def info(self, job_id: str) -> JobInfo:
         """Return what is known of a job."""
         return self._info(await self._connection.request("GET", _path(job_id), job_id))
@@ -166,9 +199,15 @@ class Client:
         """Declare that no further parameter sets will come: the job ends when all are done."""
         return self._info(await self._connection.request("POST", f"{_path(job_id)}/finish", job_id))
 
-    async def resume(self, job_id: str) -> JobInfo:
-        """Resume a durable job that was interrupted."""
-        return self._info(await self._connection.request("POST", f"{_path(job_id)}/resume", job_id))
+    async def resume(self, job_id: str, accept_changes: bool = False) -> JobInfo:
+        """Resume a durable job that was interrupted.
+
+        Args:
+            job_id: the job.
+            accept_changes: go on although the code of operations has changed since the job was submitted.
+        """
+        query = "?accept_changes=true" if accept_changes else ""
+        return self._info(await self._connection.request("POST", f"{_path(job_id)}/resume{query}", job_id))
 
     async def retry_failed(self, job_id: str) -> JobInfo:
         """Run the failed parameter sets of an ended job again; return the new job."""
@@ -294,6 +333,12 @@ class Client:
     def _event(self, name: Any, data: Any) -> Event | Activity | None:
         try:
             return event_from_data(name, data)
+        except INVALID as error:
+            raise self._connection.invalid(error) from error
+
+    def _sites(self, data: Any) -> dict[str, SiteStats]:
+        try:
+            return msgspec.convert(data["sites"], dict[str, SiteStats])
         except INVALID as error:
             raise self._connection.invalid(error) from error
 

@@ -183,7 +183,7 @@ def _check_local(request: HTTPConnection) -> None:
         raise Refusal(403, "host", f"without an authorizer the host must be a name of this machine. {_ADVICE}")
 
 
-_ADVICE: Final = "To serve others: Service(authorizer=...)"
+_ADVICE: Final = "To serve others: Service(authorizer=...); in tests: Service(authorizer=AllowAnyone())"
 
 
 def _check_site(request: HTTPConnection) -> None:

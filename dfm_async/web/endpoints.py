@@ -16,6 +16,7 @@ from starlette.websockets import WebSocket
 
 from dfm_async.errors import DfmError
 from dfm_async.model.events import Scalar
+from dfm_async.runtime.faults import survivable
 from dfm_async.web.responses import Refusal, refusal_of
 from dfm_async.web.state import State
 from dfm_async.web.streams import disconnected
@@ -43,7 +44,8 @@ class Endpoint:
         """Answer one request."""
         request = Request(scope, body := _Body(receive))
         try:
-            response = await self._handler(request, send)
+            with survivable("a request"):
+                response = await self._handler(request, send)
         except (Refusal, DfmError) as error:
             response = refusal_of(error).response(self._retry)
         if response is not None:
@@ -83,7 +85,8 @@ class SocketEndpoint:
         """Serve one connection."""
         socket = WebSocket(scope, receive, send)
         try:
-            await self._handler(socket)
+            with survivable("a WebSocket"):
+                await self._handler(socket)
         except (Refusal, DfmError) as error:
             await self._deny(socket, receive, refusal_of(error))
 

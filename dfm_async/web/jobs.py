@@ -20,7 +20,7 @@ from dfm_async.web.endpoints import unless_disconnected
 from dfm_async.web.limits import Upload
 from dfm_async.web.requests import Cancel, Inputs, Submission, WholePipeline, flag, on_disconnect, read_after, read_body
 from dfm_async.web.responses import Refusal, answer, info_data
-from dfm_async.web.state import Handlers
+from dfm_async.web.state import Handlers, State
 from dfm_async.web.streams import StreamSlot
 from dfm_async.web.writers import EventWriter
 
@@ -83,37 +83,14 @@ class JobHandlers(Handlers):
             if body.on_disconnect == "cancel":
                 message = "on_disconnect needs a response that is a stream: accept text/event-stream"
                 raise Refusal(422, "body", message)
-            job = await self._execute(principal, pipeline, body)
+            job = await submit_job(self._state, principal, pipeline, body)
             return answer(info_data(job.info()), 201)
         order = _StreamOrder(principal, -1, body.on_disconnect, flag(request.query_params, "activity"), 201)
         with self._state.streams.slot(principal) as slot:
-            job = await self._execute(principal, pipeline, body)
+            job = await submit_job(self._state, principal, pipeline, body)
             upload.release()
             await self._stream(request, send, slot, job, order)
         return None
-
-    async def _execute(self, principal: Principal, pipeline: Pipeline, body: Submission) -> Job:
-        state = self._state
-        state.streams.check_draining()
-        if body.priority > 0 and not state.guard.allows(principal, "prioritize"):
-            raise Refusal(403, "forbidden", "you may not submit jobs with a priority above 0")
-        slots = state.session.options.max_concurrent_jobs
-        with state.quota.reserve(principal, idle=body.open or body.params is None, slots=slots):
-            job = await state.session.execute(
-                pipeline,
-                body.params,
-                autostop=not body.open,
-                job_id=body.job_id,
-                priority=body.priority,
-                deadline=body.deadline,
-                on_error=body.on_error,
-                label=principal.id,
-                watch=state.page,
-            )
-            if job.info().label != principal.id:  # the id was taken, by an equal job of another principal
-                raise JobExists(job.job_id)
-            state.quota.add(principal, job)
-        return job
 
     # reading
 
@@ -179,7 +156,8 @@ class JobHandlers(Handlers):
         if info.status is not JobStatus.INTERRUPTED:
             raise Refusal(409, "not interrupted", f"the job is {info.status.value}: only interrupted jobs are resumed")
         with state.quota.reserve(principal):
-            job = await state.session.resume(job.job_id, watch=state.page)
+            accept = request.query_params.get("accept_changes") == "true"
+            job = await state.session.resume(job.job_id, watch=state.page, accept_changes=accept)
             state.quota.add(principal, job)
         return answer(info_data(job.info()), 202)
 
@@ -215,6 +193,30 @@ class JobHandlers(Handlers):
             body = await read_body(request, state.limits, upload, Cancel)
         outcomes = await job.cancel(body.reason)
         return answer({**info_data(job.info()), "outcomes": outcomes})
+
+
+async def submit_job(state: State, principal: Principal, pipeline: Pipeline, body: Submission) -> Job:
+    """Run a pipeline as a job of a principal, who may submit jobs; refuse it if there are too many."""
+    state.streams.check_draining()
+    if body.priority > 0 and not state.guard.allows(principal, "prioritize"):
+        raise Refusal(403, "forbidden", "you may not submit jobs with a priority above 0")
+    slots = state.session.options.max_concurrent_jobs
+    with state.quota.reserve(principal, idle=body.open or body.params is None, slots=slots):
+        job = await state.session.execute(
+            pipeline,
+            body.params,
+            autostop=not body.open,
+            job_id=body.job_id,
+            priority=body.priority,
+            deadline=body.deadline,
+            on_error=body.on_error,
+            label=principal.id,
+            watch=state.page,
+        )
+        if job.info().label != principal.id:  # the id was taken, by an equal job of another principal
+            raise JobExists(job.job_id)
+        state.quota.add(principal, job)
+    return job
 
 
 def client_pipeline(data: dict[str, Any], federation: Federation) -> Pipeline:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-import msgspec
-
+from dfm_async.model.checks import Options
 from dfm_async.session.job import Job
 from dfm_async.web.access import Principal
 from dfm_async.web.responses import Refusal
@@ -17,7 +16,7 @@ _PRINCIPALS: Final = 1000
 """The number of principals above which those without running jobs are forgotten."""
 
 
-class WebLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WebLimits(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The limits of a service. All defaults are good ones."""
 
     body_bytes: int = 1024 * 1024

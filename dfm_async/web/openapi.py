@@ -54,6 +54,7 @@ _JOB: Final[Schema] = {
         "done": _MAYBE_COUNT,
         "accepts": {"type": "boolean", "description": "whether further parameter sets are taken"},
         "retry_of": {**_MAYBE_TEXT, "description": "the job whose failed parameter sets it runs again"},
+        "waits_for": {**_MAYBE_TEXT, "description": "what it waits for, in words"},
     },
 }
 _EVENT: Final[Schema] = {
@@ -175,7 +176,8 @@ def _registered(schema: PipelineSchema) -> Schema:
     if needed:
         body["allOf"][1]["required"] = ["params"]
     found = _submission(f"Run {schema.pipeline or schema.name}", body, f"run_{schema.name}", needed)
-    return {**found, "x-results": schema.results}
+    about = {"description": schema.params["description"]} if "description" in schema.params else {}
+    return {**found, **about, "x-results": schema.results}
 
 
 def _submission(summary: str, body: Schema, name: str, needed: bool = True) -> Schema:
@@ -192,6 +194,12 @@ def _query(name: str, schema: Schema, about: str) -> Schema:
     return {"name": name, "in": "query", "schema": schema, "description": about}
 
 
+_ACCEPT_CHANGES: Final[Schema] = {
+    "name": "accept_changes",
+    "in": "query",
+    "description": "Resume the job although the code of its operations has changed.",
+    "schema": {"type": "boolean", "default": False},
+}
 _JOB_ID: Final[Schema] = {"name": "job_id", "in": "path", "required": True, "schema": _TEXT}
 _AFTER: Final = _query("after", {"type": "integer", "minimum": -1}, "begin behind this offset")
 _GONE: Final = _query(
@@ -209,11 +217,11 @@ def _get(name: str, summary: str, content: Schema, *parameters: Schema) -> Schem
     return {"get": {"operationId": name, "summary": summary, "parameters": list(parameters), "responses": responses}}
 
 
-def _post(name: str, summary: str, status: str, body: type[BaseModel] | None = None) -> Schema:
+def _post(name: str, summary: str, status: str, body: type[BaseModel] | None = None, *parameters: Schema) -> Schema:
     found: Schema = {
         "operationId": name,
         "summary": summary,
-        "parameters": [_JOB_ID],
+        "parameters": [_JOB_ID, *parameters],
         "responses": {status: {"description": summary, "content": _json(_ref("Job"))}, **_REFUSED},
     }
     if body is not None:
@@ -246,6 +254,7 @@ def _fixed(page_size: int) -> Schema:
         "/stream": _get("streamJobs", "The state of all jobs and workers, and their changes", _LIVE),
         "/health": _get("health", "Whether the service is alive", _ANYTHING),
         "/ready": _get("ready", "Whether jobs and streams are taken", _ANYTHING),
+        "/stats": _get("stats", "What runs and what waits, and the state of the workers", _ANYTHING),
         "/metrics": _get("metrics", "Metrics for Prometheus", _PLAIN),
         "/openapi.json": _get("openapi", "This document", _ANYTHING),
         "/pipelines": _get("listPipelines", "The registered pipelines", _ANYTHING),
@@ -273,7 +282,7 @@ def _fixed(page_size: int) -> Schema:
         "/jobs/{job_id}/graph": _get("drawJob", "A drawing of the pipeline of a job", _DRAWING, _JOB_ID),
         "/jobs/{job_id}/inputs": _post("sendInputs", "Send further parameter sets", "202", Inputs),
         "/jobs/{job_id}/finish": _post("finishInputs", "Close the inputs: no more parameter sets will come", "202"),
-        "/jobs/{job_id}/resume": _post("resumeJob", "Resume an interrupted job", "202"),
+        "/jobs/{job_id}/resume": _post("resumeJob", "Resume an interrupted job", "202", None, _ACCEPT_CHANGES),
         "/jobs/{job_id}/retry": _post("retryJob", "Run the failed parameter sets again, as a new job", "201"),
         "/jobs/{job_id}/cancel": _post("cancelJob", "Cancel a job", "200", Cancel),
     }

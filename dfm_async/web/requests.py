@@ -131,6 +131,15 @@ T = TypeVar("T", bound=_Body)
 
 async def read_body(request: Request, limits: WebLimits, upload: Upload, kind: type[T]) -> T:
     """Read the body of a request, ``{}`` if it is empty; refuse one that is too large, slow or deep, or invalid."""
+    _, found = await read_json(request, limits, upload)
+    try:
+        return kind.model_validate(found)
+    except ValidationError as error:
+        raise Refusal(422, "body", "the request does not fit", _problems(error, kind)) from error
+
+
+async def read_json(request: Request, limits: WebLimits, upload: Upload) -> tuple[bytearray, Any]:
+    """Read the body of a request: its bytes, and what they mean, ``{}`` if it is empty."""
     try:
         async with asyncio.timeout(limits.body_seconds):
             data = await _bytes(request, limits.body_bytes, upload)
@@ -151,10 +160,7 @@ async def read_body(request: Request, limits: WebLimits, upload: Upload, kind: t
             raise Refusal(400, "json", f"the body is not JSON: {error}") from error
         if is_deeper(found, limits.json_depth):  # checked before anything walks it recursively
             raise too_deep
-    try:
-        return kind.model_validate(found)
-    except ValidationError as error:
-        raise Refusal(422, "body", "the request does not fit", _problems(error)) from error
+    return data, found
 
 
 async def _bytes(request: Request, limit: int, upload: Upload) -> bytearray:
@@ -174,9 +180,13 @@ async def _bytes(request: Request, limit: int, upload: Upload) -> bytearray:
     return found
 
 
-def _problems(error: ValidationError) -> list[str]:
+def _problems(error: ValidationError, kind: type[_Body]) -> list[str]:
     found = []
     for problem in error.errors(include_url=False, include_input=False):
-        where = ".".join(str(part) for part in problem["loc"])
-        found.append(f"{where}: {problem['msg']}" if where else problem["msg"])
+        where, text = ".".join(str(part) for part in problem["loc"]), problem["msg"]
+        if problem["type"] == "extra_forbidden":
+            text = f"unknown field (the request has: {', '.join(kind.model_fields)})"
+            if "params" in kind.model_fields:
+                text += f'. Parameters of the pipeline belong into {{"params": {{"{where}": ...}}}}'
+        found.append(f"{where}: {text}" if where else text)
     return found

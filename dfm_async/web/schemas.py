@@ -15,7 +15,7 @@ from dfm_async.language.expressions import Expression, Parameter, Ref, is_json
 from dfm_async.language.functions import parameter_texts
 from dfm_async.language.pipeline import Pipeline
 from dfm_async.language.statements import CallStatement, CollectStatement, Statement, YieldStatement, walk_statements
-from dfm_async.planning.prepare import parameter_types
+from dfm_async.planning.prepare import parameter_names, parameter_types
 from dfm_async.session.session import Session
 
 Schema = dict[str, Any]
@@ -53,10 +53,9 @@ async def pipeline_schemas(session: Session, pipelines: Mapping[str, Pipeline], 
     for name, pipeline in pipelines.items():
         plan = await session.prepare(pipeline)
         types = parameter_types(plan, session.federation)
-        for param in plan.params:
-            if param not in types and param in pipeline.types:
-                types[param] = [pipeline.types[param]]
-        params = {param: [book.add(hint, "validation") for hint in types.get(param, ())] for param in plan.params}
+        types |= {param: [hint] for param, hint in plan.declared.items()}  # what the function declares is for users
+        names = parameter_names(plan, pipeline)
+        params = {param: [book.add(hint, "validation") for hint in types.get(param, ())] for param in names}
         places: dict[str, list[_Lazy]] = {}
         statements = {statement.id: statement for statement in walk_statements(pipeline.body)}
         for statement in statements.values():

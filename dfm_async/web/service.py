@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, Final
 
@@ -17,11 +17,12 @@ from starlette.applications import Starlette
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
-from starlette.types import Send
+from starlette.types import ASGIApp, Send
 
-from dfm_async.errors import DfmError, SessionClosed
+from dfm_async.errors import DfmError, JobOwned, SessionClosed
 from dfm_async.federation.federation import Federation
 from dfm_async.language.pipeline import Pipeline
+from dfm_async.model.info import JobInfo
 from dfm_async.model.status import JobStatus
 from dfm_async.session.session import Session
 from dfm_async.telemetry.metrics import METRICS, Metric, counter, gauge, prometheus_text, value_of
@@ -84,7 +85,9 @@ class Service:
             they end the lifespan, so that streams would delay the end otherwise.
         page: whether the live page is served, at ``/``. Jobs of clients are then executed with ``watch=True``.
         resume: whether jobs in the store of the session that were interrupted are resumed when the service starts, the
-            oldest first. Those that cannot be resumed are reported in the log, and stay interrupted.
+            oldest first, and in PostgreSQL also the jobs of other processes that die later. Those that cannot be
+            resumed are reported in the log, and stay interrupted.
+        accept_changes: whether they are resumed although the code of their operations has changed.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Service:
         drain_on_signals: bool = True,
         page: bool = True,
         resume: bool = False,
+        accept_changes: bool = False,
     ) -> None:
         if (federation is None) == (session is None):
             raise TypeError("give either a federation or a session")
@@ -119,7 +123,8 @@ class Service:
         self._session = session
         self._drain_on_signals = drain_on_signals
         self._resume = resume
-        self.limits = limits or WebLimits()
+        self._accept_changes = accept_changes
+        self.limits: WebLimits = limits or WebLimits()
         """What clients may have at most."""
         self._local: LocalAuthorizer | None = None
         if authorizer is None:
@@ -127,10 +132,12 @@ class Service:
         guard = Guard(authorizer)
         self._state = State(guard, self.limits, pipelines or {}, allow_pipelines, page)
         self._openapi = OpenApi(self._state)
+        self._mcp: ASGIApp | None = None
+        self._run_mcp: Callable[[Session], AbstractAsyncContextManager[None]] | None = None
         self.routes: list[BaseRoute] = self._make_routes()
         """The routes, to include them in an application."""
         refusals = {404: unknown_route, 405: unknown_route}
-        self.app = Starlette(routes=self.routes, lifespan=self.lifespan, exception_handlers=refusals)
+        self.app: Starlette = Starlette(routes=self.routes, lifespan=self.lifespan, exception_handlers=refusals)
         """An application with the routes, to mount it or to serve it by itself."""
 
     def _make_routes(self) -> list[BaseRoute]:
@@ -150,6 +157,7 @@ class Service:
             route("GET", "/stream", LiveHandlers(state).stream),
             route("GET", "/health", monitoring.health),
             route("GET", "/ready", monitoring.ready),
+            route("GET", "/stats", monitoring.stats),
             route("GET", "/metrics", monitoring.metrics),
             route("GET", "/openapi.json", self._openapi.document),
             route("GET", "/pipelines", jobs.pipelines),
@@ -181,6 +189,31 @@ class Service:
         own = app.openapi
         app.openapi = lambda: self._openapi.merged(own(), prefix)
 
+    def mcp(self) -> ASGIApp:
+        """Return an application that offers every registered pipeline as a tool for agents. Needs the extra ``mcp``.
+
+        It speaks the Model Context Protocol over HTTP. Give it a route beside the service, before the service opens:
+        ``Route("/mcp", service.mcp())``. The same authorizer decides which clients may see and call the tools. A call
+        is a job of its principal.
+
+        Raises:
+            ImportError: the extra is not installed.
+            SessionClosed: the service is already open.
+            ValueError: the name of a pipeline cannot be the name of a tool.
+        """
+        if self._mcp is None:
+            if self._state.current is not None:
+                raise SessionClosed("the service is already open: call service.mcp() before its lifespan begins")
+            from dfm_async.web.mcp_endpoint import McpEndpoint
+
+            endpoint = McpEndpoint(self._state)
+            self._mcp, self._run_mcp = endpoint, endpoint.running
+        return self._mcp
+
+    def _replace_pipelines(self, pipelines: Mapping[str, Pipeline]) -> None:
+        """Let clients run other pipelines from now on. They were checked before."""
+        self._state.replace_pipelines(pipelines)
+
     # lifespan
 
     @asynccontextmanager
@@ -206,6 +239,7 @@ class Service:
         if ours:
             await session.connect()
         resuming: asyncio.Task[None] | None = None
+        tools = AsyncExitStack()
         try:
             session._claim_service()
             for pipeline in state.pipelines.values():
@@ -213,6 +247,8 @@ class Service:
             state.streams.open()
             state.current = session
             await self._openapi.prepare()
+            if self._run_mcp is not None:
+                await tools.enter_async_context(self._run_mcp(session))
             if self._local is not None and self._local.generated:
                 sys.stderr.write(_NOTICE.format(self._local.token))
                 sys.stderr.flush()
@@ -226,24 +262,39 @@ class Service:
             if resuming is not None:
                 resuming.cancel()
                 await asyncio.wait([resuming])
+            await tools.aclose()
             state.current = None
             state.forget()
             if ours:
                 await session.close()
 
     async def _resume_jobs(self, session: Session) -> None:
-        """Resume the interrupted jobs, one after the other: each waits until the session can take it."""
-        interrupted = [info for info in session.infos() if info.status is JobStatus.INTERRUPTED]
-        for info in sorted(interrupted, key=lambda info: (info.created, info.job_id)):
-            try:
-                job = await session.resume(info.job_id, watch=self._state.page)
-            except SessionClosed:
-                return
-            except DfmError as error:
-                _log.warning("job %s stays interrupted: %s", info.job_id, error, extra={"job": info.job_id})
-            else:
-                if info.label is not None:
-                    self._state.quota.add(Principal(info.label), job)
+        """Resume interrupted jobs: those that there are, and later those of other processes that die."""
+        refused: set[str] = set()
+        try:
+            while True:
+                found = [info for info in session.infos() if info.status is JobStatus.INTERRUPTED]
+                for info in sorted(found, key=lambda info: (info.created, info.job_id)):
+                    if info.job_id not in refused and not await self._resume_job(session, info):
+                        refused.add(info.job_id)
+                await session._jobs_interrupted()
+        except SessionClosed:
+            return
+
+    async def _resume_job(self, session: Session, info: JobInfo) -> bool:
+        """Resume a job, as soon as the session can take it; return whether it was resumed."""
+        try:
+            job = await session.resume(info.job_id, watch=self._state.page, accept_changes=self._accept_changes)
+        except SessionClosed:
+            raise
+        except JobOwned:
+            return True  # another service was faster
+        except DfmError as error:
+            _log.warning("job %s stays interrupted: %s", info.job_id, error, extra={"job": info.job_id})
+            return False
+        if info.label is not None:
+            self._state.quota.add(Principal(info.label), job)
+        return True
 
     def _new_session(self) -> Session:
         if self._federation is not None:
@@ -304,6 +355,12 @@ class _Monitoring(Handlers):
         if unready := state.session.stats().unready:
             raise Refusal(503, "not ready", f"sites that cannot serve: {', '.join(unready)}")
         return answer({"status": "ready"})
+
+    async def stats(self, request: Request, _send: Send) -> Response:
+        """Return the statistics of the session."""
+        state = self._state
+        await state.authorize(request, "metrics")
+        return answer(state.session.stats())
 
     async def metrics(self, request: Request, _send: Send) -> Response:
         """Return the metrics of the session and its streams."""

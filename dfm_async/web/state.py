@@ -52,14 +52,21 @@ class State:
 
     async def schemas(self, ref_template: str) -> PipelineSchemas:
         """Return the schemas of the registered pipelines, and the definitions that they refer to."""
-        found = self._schemas.get(ref_template)
-        if found is None:
-            found = self._schemas[ref_template] = await pipeline_schemas(self.session, self.pipelines, ref_template)
+        while (found := self._schemas.get(ref_template)) is None:
+            pipelines = self.pipelines
+            made = await pipeline_schemas(self.session, pipelines, ref_template)
+            if self.pipelines is pipelines:  # else they were replaced meanwhile
+                self._schemas[ref_template] = made
         return found
 
     def known_schemas(self, ref_template: str) -> PipelineSchemas:
         """Return the same if they were made already, else none."""
         return self._schemas.get(ref_template, ({}, {}))
+
+    def replace_pipelines(self, pipelines: Mapping[str, Pipeline]) -> None:
+        """Register other pipelines instead."""
+        self.pipelines = dict(pipelines)
+        self._schemas.clear()
 
     def forget(self) -> None:
         """Drop what was made for clients: the service is closed."""

@@ -168,9 +168,10 @@ export class JobView {
       ["Submitted", moment(info.created)],
       ["Submitted by", info.principal],
       ["Retry of", info.retry_of && h("a", { href: `?job=${encodeURIComponent(info.retry_of)}`, "data-link": true }, info.retry_of)],
+      ["Waits for", info.waits_for],
       ["Reason", info.reason],
     ].filter(([, value]) => value).map(([name, value, wrong]) =>
-      h("div", { class: wrong && "wrong" }, h("dt", {}, name), h("dd", { class: name === "Reason" && "small" }, value))));
+      h("div", { class: wrong && "wrong" }, h("dt", {}, name), h("dd", { class: ["Reason", "Waits for"].includes(name) && "small" }, value))));
     this.bar.hidden = over || !info.sets;
     if (info.sets) [this.bar.max, this.bar.value] = [info.sets, info.done ?? 0];
     document.title = `${info.status === "running" && info.sets ? `${info.done ?? 0}/${info.sets} ` : `${info.status} · `}${info.pipeline ?? info.job_id} · dfm_async`;

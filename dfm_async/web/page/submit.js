@@ -5,14 +5,17 @@ import { get, post } from "./service.js";
 
 const PLAIN = new Set(["string", "integer", "number", "boolean"]);
 
-/** Follows references, and takes the only choice if there is one besides null. */
+/** Follows references, and takes the only choice if there is one; null is none if it is the default. */
 function plainly(schema, definitions, depth = 0) {
   if (depth > 8 || typeof schema !== "object" || schema === null) return {};
-  const own = schema.default === undefined ? {} : { default: schema.default };
+  const own = {};
+  for (const key of ["default", "description"]) if (schema[key] !== undefined) own[key] = schema[key];
   if (schema.$ref) return { ...plainly(definitions[schema.$ref.split("/").pop()], definitions, depth + 1), ...own };
-  const joined = schema.allOf ?? schema.anyOf;
-  if (joined?.length === 1) return { ...plainly(joined[0], definitions, depth + 1), ...own };
-  return schema;
+  const empty = schema.default === null;
+  const joined = (schema.allOf ?? schema.anyOf)?.filter(({ type }) => !(empty && type === "null"));
+  if (joined?.length !== 1) return schema;
+  const found = plainly(joined[0], definitions, depth + 1);
+  return { ...found, ...(empty && found.enum ? { enum: [null, ...found.enum] } : {}), ...own };
 }
 
 class Field {
@@ -24,12 +27,12 @@ class Field {
     this.input = this.#input(schema);
     const about = schema.description ?? (this.kind === "json" ? `${schema.type ?? "any value"}, as JSON` : this.kind);
     this.label = this.kind === "boolean"
-      ? h("label", { class: "check" }, this.input, name)
+      ? h("label", { class: "check" }, this.input, h("span", {}, name, " ", h("small", {}, schema.description ?? "")))
       : h("label", {}, h("span", {}, name, " ", h("small", {}, about)), this.input);
   }
 
   #input(schema) {
-    const value = schema.default === undefined ? undefined : this.kind === "json" ? JSON.stringify(schema.default) : String(schema.default);
+    const value = schema.default === undefined || (schema.default === null && this.kind !== "json") ? undefined : this.kind === "json" ? JSON.stringify(schema.default) : String(schema.default);
     switch (this.kind) {
       case "enum": return h("select", {}, ...this.choices.map((choice, index) => h("option", { value: index, selected: choice === schema.default }, String(choice))));
       case "boolean": return h("input", { type: "checkbox", checked: schema.default === true });
@@ -74,13 +77,14 @@ export class Submit {
   constructor({ submitted }) {
     this.submitted = submitted;
     this.choice = h("select", { onchange: () => this.#choose() });
+    this.about = h("p", { class: "about" });
     this.fields = h("div", { class: "form" });
     this.many = h("textarea", { rows: 5, spellcheck: "false", "aria-label": "Parameter sets, as a JSON list" });
     this.several = h("input", { type: "checkbox", onchange: () => this.#swap() });
     this.open = h("input", { type: "checkbox" });
     this.problem = h("div", { role: "alert" });
     this.form = h("form", { class: "form", onsubmit: event => this.#send(event) },
-      h("label", {}, "Pipeline", this.choice), this.fields, this.many,
+      h("label", {}, "Pipeline", this.choice), this.about, this.fields, this.many,
       h("label", { class: "check" }, this.several, "several parameter sets, as JSON"),
       h("label", { class: "check" }, this.open, "leave it open for more"),
       this.problem, h("p", {}, h("button", { class: "primary" }, "Run")));
@@ -103,6 +107,8 @@ export class Submit {
 
   #choose() {
     const { params } = this.#pipelines.find(({ name }) => name === this.choice.value);
+    this.about.textContent = (params.description ?? "").split(/^Args:$/m)[0].trim();  // the fields show the rest
+    this.about.hidden = !this.about.textContent;
     this.#fields = Object.entries(params.properties).map(([name, schema]) => new Field(name, plainly(schema, this.#definitions), params.required.includes(name)));
     this.fields.replaceChildren(...this.#fields.map(field => field.label));
     this.problem.replaceChildren();
