@@ -55,11 +55,38 @@ def main(
 
 
 @command(app)
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the project.", show_default=False)],
+) -> None:
+    """Create a project: a federation, a pipeline, and tests."""
+    from dfm_async.cli.new import create_project
+
+    create_project(name)
+
+
+@command(app)
 def run(options: RunOptions, output: Output) -> Work:
     """Run a pipeline and write its results."""
     from dfm_async.cli.run import run_pipeline
 
     return run_pipeline(options, output)
+
+
+@command(app)
+def profile(
+    options: RunOptions,
+    output: Output,
+    flame: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", help="The flame graph: .html (a page), .json (speedscope) or .txt (collapsed stacks)."
+        ),
+    ] = Path("profile.html"),
+) -> Work:
+    """Run a pipeline, and show where the time went."""
+    from dfm_async.cli.profile import profile_pipeline
+
+    return profile_pipeline(options, output, flame)
 
 
 @command(app)
@@ -73,6 +100,18 @@ def jobs(
     from dfm_async.cli.jobs import list_jobs
 
     return list_jobs(source, limit, status, as_json=as_json)
+
+
+@command(app)
+def top(
+    source: SourceOptions,
+    once: Annotated[bool, typer.Option("--once", help="Show the state once, and end.")] = False,
+    as_json: JsonOption = False,
+) -> Work:
+    """Show what runs and waits in a service, and why."""
+    from dfm_async.cli.top import show_top
+
+    return show_top(source, once=once, as_json=as_json)
 
 
 @command(app)

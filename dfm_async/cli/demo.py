@@ -88,7 +88,7 @@ async def demonstrate(*, quiet: bool = False) -> int:
     # Here: worker processes import this module for its operations, and need nothing of the terminal.
     from dfm_async.cli.program import exit_of_status
     from dfm_async.cli.terminal import StandardOutput
-    from dfm_async.cli.view import LiveView, follow, view_of, watched
+    from dfm_async.cli.view import LiveView, follow, logged, view_of, watched
 
     start = time.perf_counter()
     output, year = StandardOutput(), _Year()
@@ -96,7 +96,7 @@ async def demonstrate(*, quiet: bool = False) -> int:
         plan = await session.prepare(pipeline)
         await output.line(f"{plan.explain()}\n")
         view = view_of(quiet=quiet, sets=len(MONTHS))
-        with view.shown(output):
+        with logged(view), view.shown(output):
             live = isinstance(view, LiveView)
             job: Job = await session.execute(plan, [{"month": month} for month in MONTHS], watch=live)
             try:

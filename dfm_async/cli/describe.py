@@ -15,11 +15,13 @@ import typer
 from dfm_async.base.cores import usable_cores
 from dfm_async.base.files import replaced
 from dfm_async.base.text import columns
+from dfm_async.cli.params import parameter_rows
 from dfm_async.cli.program import BadInput, Exit, safe_json
 from dfm_async.cli.references import find_federation, find_pipeline
 from dfm_async.drawing import graph_of, svg
 from dfm_async.federation.federation import Federation
 from dfm_async.federation.stubs import stubs
+from dfm_async.language.functions import summary_text
 from dfm_async.language.pipeline import Pipeline
 from dfm_async.model.pool_size import workers_text
 from dfm_async.planning.plan import Plan
@@ -85,8 +87,10 @@ def explain(federation: str, pipeline: str | None, *, as_json: bool, costs: Path
                 data |= {"cost": node.cost, "alternatives": node.alternatives}
             yield safe_json(msgspec.json.encode(data))
     else:
-        if found.description:
-            yield found.description + "\n"
+        if text := summary_text(found.description):
+            yield text + "\n"
+        if plan.params:
+            yield columns(parameter_rows(plan, found, sites)) + "\n"
         yield str(plan.explain())
 
 

@@ -19,7 +19,7 @@ from dfm_async.cli.references import load_module
 from dfm_async.cli.results import check_places, json_values, value_text, writer_of
 from dfm_async.cli.terminal import StandardOutput, terminal
 from dfm_async.cli.tokens import client_token
-from dfm_async.cli.view import STATUS_STYLES, counted, follow, view_of
+from dfm_async.cli.view import STATUS_STYLES, counted, follow, logged, view_of
 from dfm_async.errors import DfmError, JobNotFound, JobOwned
 from dfm_async.federation.federation import Federation
 from dfm_async.model.events import (
@@ -47,8 +47,11 @@ if TYPE_CHECKING:
 
 def _open(source: SourceOptions, modules: Sequence[str] = ()) -> AbstractAsyncContextManager[Client | _StoredJobs]:
     """Open the store if one is given, else the service. Modules have the classes of stored values."""
-    if source.store is not None:
-        return _stored_jobs(source.store, modules)
+    return open_client(source) if source.store is None else _stored_jobs(source.store, modules)
+
+
+def open_client(source: SourceOptions) -> Client:
+    """Connect to the service."""
     try:
         from dfm_async.client import Client
 
@@ -169,7 +172,7 @@ async def attach(options: EventOptions, output: Output) -> int:
         writer = writer_of(output, stdout)
         view = view_of(quiet=output.quiet, sets=info.sets)
         view.status = info.status
-        with view.shown(stdout):
+        with logged(view), view.shown(stdout):
             async with aclosing(source.events(job_id, after=options.after, follow=True, activity=True)) as events:
                 last = await follow(events, writer, view, places)
         if last is None or not last.status.ended:  # the job had ended before the offset, or was resumed since

@@ -172,9 +172,16 @@ class SessionOptions:
     bring_code: Annotated[
         bool, typer.Option("--bring-code", help="With --flare: send the code of operations along, if sites allow it.")
     ] = False
+    accept_changes: Annotated[
+        bool,
+        typer.Option("--accept-changes", help="Resume jobs although the code of their operations has changed."),
+    ] = False
     workers: Annotated[
         str | None, option("How many worker processes each site has: at most, or both ends as in 1-8.", "N|MIN-MAX")
     ] = None
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Use the new code when source files of the federation change.")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +244,7 @@ class ServeOptions(SessionOptions):
     allow_pipelines: Annotated[
         bool, typer.Option("--allow-pipelines", help="Let clients submit pipelines of their own.")
     ] = False
+    mcp: Annotated[bool, typer.Option("--mcp", help="Offer the pipelines as tools for agents, at /mcp.")] = False
     resume: Annotated[bool, typer.Option("--resume", help="With --store: resume the jobs that were interrupted.")] = (
         False
     )

@@ -10,9 +10,15 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from dfm_async.base.text import shortened
 from dfm_async.cli.program import BadInput
 from dfm_async.cli.terminal import input_lines
-from dfm_async.planning.types import validate
+from dfm_async.federation.federation import Federation
+from dfm_async.language.functions import parameter_texts
+from dfm_async.language.pipeline import Pipeline
+from dfm_async.planning.plan import Plan
+from dfm_async.planning.prepare import parameter_names, parameter_types
+from dfm_async.planning.types import type_text, validate
 
 ParameterSet: TypeAlias = dict[str, Any]
 
@@ -35,6 +41,16 @@ def parse_params(given: Sequence[str], types: Mapping[str, Sequence[Any]]) -> Pa
             raise BadInput(f"--param {name} is given twice. For several parameter sets, use --params FILE")
         found[name] = _value(text, types.get(name, ()))
     return found
+
+
+def parameter_rows(plan: Plan, pipeline: Pipeline, federation: Federation) -> list[tuple[str, str, str, str]]:
+    """Return a row for each parameter of a pipeline, below a head: name, type, default, and what it is."""
+    types, texts = parameter_types(plan, federation), parameter_texts(pipeline.description)
+    rows = [("parameter", "type", "default", "description")]
+    for name in parameter_names(plan, pipeline):
+        default = shortened(plan.defaults[name]) if name in plan.defaults else "(required)"
+        rows.append((name, type_text(types[name][0]) if name in types else "any", default, texts.get(name, "")))
+    return rows
 
 
 def _value(text: str, types: Sequence[Any]) -> Any:

@@ -16,6 +16,7 @@ from dfm_async.cli import Interrupted
 from dfm_async.cli.program import BadInput
 from dfm_async.errors import PipelineError
 from dfm_async.federation.federation import Federation
+from dfm_async.federation.search_path import find_package, search_first
 from dfm_async.language.pipeline import Pipeline
 
 T = TypeVar("T", Federation, Pipeline)
@@ -56,12 +57,8 @@ def _read_federation(path: str, compat: bool) -> Federation:
         found = Federation.from_yaml(path, compat=compat)
     except OSError as error:
         raise BadInput(str(error) if error.strerror is None else f"{path}: {error.strerror}") from error
-    package = found.name.partition(".")[0]
-    for folder in Path(path).resolve().parents:
-        if folder.name == package:
-            _search_first(folder.parent)
-            break
-    _search_first(Path.cwd())
+    find_package(found, path)
+    search_first(Path.cwd())
     return found
 
 
@@ -112,7 +109,7 @@ def load_module(target: str) -> ModuleType:
     """
     if target.endswith(".py") or target.startswith(".") or os.sep in target:
         return _load_file(target)
-    _search_first(Path.cwd())
+    search_first(Path.cwd())
     return _import(target, target)
 
 
@@ -127,7 +124,7 @@ def _load_file(target: str) -> ModuleType:
     while (folder / "__init__.py").is_file():  # a file of a package is a module of that package
         parts.insert(0, folder.name)
         folder = folder.parent
-    _search_first(folder)
+    search_first(folder)
     name = ".".join(parts)
     loaded = _import(name, target)
     if not _same_file(loaded, path):
@@ -141,12 +138,6 @@ def _load_file(target: str) -> ModuleType:
 def _same_file(module: ModuleType, path: Path) -> bool:
     file = getattr(module, "__file__", None)
     return file is not None and Path(file).resolve() == path
-
-
-def _search_first(folder: Path) -> None:
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-        importlib.invalidate_caches()
 
 
 def _import(name: str, target: str) -> ModuleType:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeAlias
 
+from dfm_async.base.text import columns
 from dfm_async.cli.flare.kits import flare_options
 from dfm_async.cli.options import Output, RunOptions, Target
-from dfm_async.cli.params import ParameterFile, ParameterSet, parse_params
+from dfm_async.cli.params import ParameterFile, ParameterSet, parameter_rows, parse_params
 from dfm_async.cli.program import BadInput, Exit, Unwritable, exit_of_status
 from dfm_async.cli.references import find_federation, find_pipeline, set_workers
+from dfm_async.cli.reload import Reloading
 from dfm_async.cli.results import check_places, writer_of
 from dfm_async.cli.terminal import StandardOutput
-from dfm_async.cli.view import LineView, LiveView, counted, follow, view_of, watched
-from dfm_async.errors import JobAborted, JobFailed, JobInterrupted, JobOwned
+from dfm_async.cli.view import LineView, LiveView, counted, follow, logged, view_of, watched
+from dfm_async.errors import DfmError, JobAborted, JobExists, JobFailed, JobInterrupted, JobOwned, ParameterError
 from dfm_async.federation.federation import Federation
 from dfm_async.language.pipeline import Pipeline
 from dfm_async.model.policies import RetryPolicy
@@ -28,8 +32,13 @@ from dfm_async.session.job import Job
 from dfm_async.session.session import Session
 from dfm_async.telemetry.sinks import FileSink
 
+Around: TypeAlias = Callable[[Session], AbstractAsyncContextManager[None]]
+"""What the run of a pipeline is entered with."""
 
-def run_pipeline(options: RunOptions, output: Output) -> Coroutine[Any, Any, int]:
+
+def run_pipeline(
+    options: RunOptions, output: Output, around: Around = lambda _: contextlib.nullcontext()
+) -> Coroutine[Any, Any, int]:
     """Find what to run, and return the coroutine that runs it to its end and returns the exit code.
 
     Cancellation cancels the job, and waits until it has stopped. A job in a store is interrupted instead: the same
@@ -50,52 +59,100 @@ def run_pipeline(options: RunOptions, output: Output) -> Coroutine[Any, Any, int
         store=options.store,
         trace=options.trace,
     )
-    return _run(session, find_pipeline(options.pipeline, module, federation), options, output)
+    view = view_of(quiet=output.quiet, sets=None)
+    if not options.reload:
+        return _run(session, find_pipeline(options.pipeline, module, federation), options, output, view, around)
+    if "-" in (options.pipeline, options.params):
+        raise BadInput("--reload runs the pipeline again, but standard input can be read only once: give a file")
+    if options.job_id is not None:
+        raise BadInput("--reload runs the pipeline again as another job: leave out --job-id")
+    reloading = Reloading(options, federation, module, lambda text: view.print(text, "red"))
+    pipeline = find_pipeline(options.pipeline, module, federation)
+    return _run_again(session, pipeline, options, output, view, around, reloading)
 
 
-async def _run(session: Session, pipeline: Pipeline, options: RunOptions, output: Output) -> int:
-    stdout = StandardOutput()
+async def _run(
+    session: Session, pipeline: Pipeline, options: RunOptions, output: Output, view: LineView, around: Around
+) -> int:
     _check_trace(options.trace)
+    with logged(view):  # also what workers print while they end
+        async with session, around(session):
+            return await _run_job(session, pipeline, options, output, view)
+
+
+async def _run_again(
+    session: Session,
+    pipeline: Pipeline,
+    options: RunOptions,
+    output: Output,
+    view: LineView,
+    around: Around,
+    reloading: Reloading,
+) -> int:
+    """Run a pipeline whenever its code changes, until the command is interrupted."""
+    _check_trace(options.trace)
+
+    def choose(federation: Federation, module: ModuleType) -> Pipeline:
+        set_workers(federation, options.workers)
+        return find_pipeline(options.pipeline, module, federation)
+
+    with reloading, logged(view):
+        async with session, around(session):
+            while True:
+                try:
+                    await _run_job(session, pipeline, options, output, view.renewed())
+                except (BadInput, DfmError) as error:  # perhaps the next change mends it
+                    view.print(str(error), "red")
+                view.print(f"waiting for changes in {reloading.folder}; Ctrl-C ends", "dim")
+                pipeline = await reloading.next(choose)
+
+
+async def _run_job(session: Session, pipeline: Pipeline, options: RunOptions, output: Output, view: LineView) -> int:
+    stdout = StandardOutput()
     # The same command can only find a job whose id it names.
     durable = options.store is not None
     job_id = secrets.token_hex(8) if options.job_id is None and durable else options.job_id
-    async with session:
-        plan = await session.prepare(pipeline)
-        check_places(output, plan.places)
-        file, sets = await _sets(options, plan, session.federation)
-        writer = writer_of(output, stdout)
-        view = view_of(quiet=output.quiet, sets=len(sets) if isinstance(sets, list) else None)
-        with view.shown(stdout):
-            live = isinstance(view, LiveView)
-            try:
-                job = await session.execute(
-                    plan,
-                    sets,
-                    job_id=job_id,
-                    deadline=options.deadline,
-                    on_error=options.on_error.value,
-                    concurrency=options.concurrency,
-                    retry=_retry(options.retry),
-                    watch=live,
-                )
-            except ValueError as error:  # such as an invalid job id
-                raise BadInput(str(error)) from error
-            if job.status is JobStatus.INTERRUPTED:  # by an earlier run of the same command
-                rest = None if isinstance(sets, list) else _rest(sets, job.info().sets or 0)
-                job = await session.resume(job.job_id, input_params=rest, watch=live)
-            try:
-                async with watched(job, view), job.events() as events:
-                    last = await follow(events, writer, view, output.places or (), options.limit)
-                if options.limit is not None and (last is None or not last.status.ended):
-                    await _stop(job, view, options.limit)
-                    return Exit.SUCCESS
-            except (asyncio.CancelledError, BrokenPipeError, Unwritable):
-                if durable:
-                    _leave(job, view, ours=session._coordinator(job.job_id) is not None)
-                else:
-                    await _cancel(job, view)
-                raise
-        await _show_end(job, view)
+    plan = await session.prepare(pipeline)
+    check_places(output, plan.places)
+    file, sets = await _sets(options, plan, session.federation)
+    writer = writer_of(output, stdout)
+    view.sets = len(sets) if isinstance(sets, list) else None
+    with view.shown(stdout):
+        live = isinstance(view, LiveView)
+        try:
+            job = await session.execute(
+                plan,
+                sets,
+                job_id=job_id,
+                deadline=options.deadline,
+                on_error=options.on_error.value,
+                concurrency=options.concurrency,
+                retry=_retry(options.retry),
+                watch=live,
+            )
+        except JobExists as error:
+            raise BadInput(f"{error}, or pass the same parameters again") from error
+        except ParameterError as error:
+            rows = parameter_rows(plan, pipeline, session.federation)
+            raise BadInput(f"{error}\n\n{columns(rows)}" if plan.params else str(error)) from error
+        except ValueError as error:  # such as an invalid job id
+            raise BadInput(str(error)) from error
+        if job.status is JobStatus.INTERRUPTED:  # by an earlier run of the same command
+            rest = None if isinstance(sets, list) else _rest(sets, job.info().sets or 0)
+            job = await session.resume(job.job_id, input_params=rest, watch=live, accept_changes=options.accept_changes)
+        try:
+            async with watched(job, view), job.events() as events:
+                last = await follow(events, writer, view, output.places or (), options.limit)
+            if options.limit is not None and (last is None or not last.status.ended):
+                await _stop(job, view, options.limit)
+                return Exit.SUCCESS
+        except (asyncio.CancelledError, BrokenPipeError, Unwritable):
+            if durable:
+                _leave(job, view, ours=session._coordinator(job.job_id) is not None)
+            else:
+                await _cancel(job, view)
+            raise
+    await _show_end(job, view)
     if file is not None and file.problem is not None:
         raise file.problem
     return exit_of_status(job.status)

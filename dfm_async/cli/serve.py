@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, nullcontext
@@ -13,8 +14,9 @@ import typer
 from dfm_async.base.text import install_hint
 from dfm_async.cli.flare.kits import flare_options
 from dfm_async.cli.options import ServeOptions
-from dfm_async.cli.program import BadInput, Exit
+from dfm_async.cli.program import BadInput, Exit, print_message
 from dfm_async.cli.references import find_federation, find_pipeline, named_pipelines, set_workers
+from dfm_async.cli.reload import Reloading
 from dfm_async.cli.terminal import terminal
 from dfm_async.cli.tokens import server_token, shared_token
 from dfm_async.cli.view import LineView, logged
@@ -26,10 +28,11 @@ from dfm_async.session.session import Session
 try:
     import uvicorn
     from starlette.applications import Starlette
-    from starlette.routing import Mount
+    from starlette.routing import BaseRoute, Mount, Route
 
     from dfm_async.web import Service, TokenAuthorizer
     from dfm_async.web.access import LocalAuthorizer
+    from dfm_async.web.mcp_tools import check_names
     from dfm_async.web.service import valid_name
 except ImportError as error:
     raise BadInput(f"a service needs Starlette and uvicorn: {install_hint('cli')}") from error
@@ -60,9 +63,19 @@ def serve_federation(options: ServeOptions) -> Coroutine[Any, Any, int]:
         authorizer=local if token is None else TokenAuthorizer(token),
         allow_pipelines=options.allow_pipelines,
         resume=options.resume,
+        accept_changes=options.accept_changes,
     )
+    routes: list[BaseRoute] = [Mount("/", service.app)]
+    if options.mcp:
+        try:
+            routes.insert(0, Route("/mcp", service.mcp()))
+        except (ImportError, ValueError) as error:
+            raise BadInput(f"--mcp: {error}") from error
+    reloading = None
+    if options.reload:
+        reloading = Reloading(options, federation, module, print_message)
     names = ", ".join([*pipelines, *["those of clients"] * options.allow_pipelines])
-    return _serve(options, service, federation.name, names, None if local is None else local.token)
+    return _serve(options, service, routes, federation.name, names, None if local is None else local.token, reloading)
 
 
 def _chosen_pipelines(options: ServeOptions, module: ModuleType | None, federation: Federation) -> dict[str, Pipeline]:
@@ -88,7 +101,15 @@ def _chosen_pipelines(options: ServeOptions, module: ModuleType | None, federati
     return found
 
 
-async def _serve(options: ServeOptions, service: Service, federation: str, names: str, token: str | None) -> int:
+async def _serve(
+    options: ServeOptions,
+    service: Service,
+    routes: list[BaseRoute],
+    federation: str,
+    names: str,
+    token: str | None,
+    reloading: Reloading | None,
+) -> int:
     """Serve until the process is asked to end; the server handles the signals itself.
 
     Other commands of the same user find the token, if there is one.
@@ -103,14 +124,47 @@ async def _serve(options: ServeOptions, service: Service, federation: str, names
             with nullcontext() if token is None else shared_token(host, port, token):
                 typer.echo(f"serving {federation!r} at {url}/ (pipelines: {names})")
                 typer.echo(f"in a browser: {url}/?token={token or 'TOKEN'}")
-                yield
+                if options.mcp:
+                    typer.echo(f"for agents: {url}/mcp with the header Authorization: Bearer {token or 'TOKEN'}")
+                async with nullcontext() if reloading is None else _reloaded(options, service, reloading):
+                    yield
 
-    app = Starlette(lifespan=lifespan, routes=[Mount("/", service.app)])
+    app = Starlette(lifespan=lifespan, routes=routes)
     config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=_GRACE)
     server = uvicorn.Server(config)
     with listener, logged(LineView(terminal(stderr=True), None)):
         await server.serve(sockets=[listener])
     return Exit.SUCCESS if server.started else Exit.FAILED
+
+
+@asynccontextmanager
+async def _reloaded(options: ServeOptions, service: Service, reloading: Reloading) -> AsyncIterator[None]:
+    """Give new code to the service while the block runs."""
+
+    def choose(federation: Federation, module: ModuleType) -> dict[str, Pipeline]:
+        set_workers(federation, options.workers, options.idle_after)
+        pipelines = _chosen_pipelines(options, module, federation)
+        if options.mcp:
+            try:
+                check_names(pipelines)
+            except ValueError as error:
+                raise BadInput(f"--mcp: {error}") from error
+        return pipelines
+
+    async def reload() -> None:
+        while True:
+            pipelines = await reloading.next(choose)
+            service._replace_pipelines(pipelines)  # noqa: SLF001 - of the same library
+            print_message(f"reloaded (pipelines: {', '.join(pipelines)})")
+
+    with reloading:
+        typer.echo(f"watching {reloading.folder} for changes")
+        task = asyncio.create_task(reload(), name="dfm_async reload")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -9,13 +9,14 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager, redirect_stdout
-from typing import Final
+from typing import Final, Self
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from dfm_async.base.suspension import suspension
 from dfm_async.cli.program import safe
 from dfm_async.cli.results import ResultWriter
 from dfm_async.cli.terminal import StandardOutput, terminal
@@ -77,8 +78,12 @@ class LineView:
     @contextmanager
     def shown(self, output: StandardOutput) -> Iterator[None]:
         """Show the job while the block runs. What the application prints goes to standard error, too."""
-        with logged(self), redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr):
             yield
+
+    def renewed(self) -> Self:
+        """Return a view for another job."""
+        return type(self)(self.console, None, quiet=self.quiet)
 
     def touch(self) -> None:
         """Show soon what has changed."""
@@ -159,11 +164,14 @@ class LiveView(LineView):
         live = Live(self.picture(), console=self.console, auto_refresh=False, transient=True)
         if output.terminal:  # results go above the picture
             output.divert = self._above
-        with logged(self), live:
+        suspended = suspension()
+        with live:
             self._live = live
+            suspended.subscribe(self._suspend)
             try:
                 yield
             finally:
+                suspended.unsubscribe(self._suspend)
                 output.divert = None
                 self._live = None
                 if self._timer is not None:
@@ -175,9 +183,16 @@ class LiveView(LineView):
         if self._timer is None and self._live is not None:
             self._timer = asyncio.get_running_loop().call_later(_PAUSE, self._draw)
 
+    def _suspend(self, suspended: bool) -> None:
+        """Leave the terminal to a debugger."""
+        if self._live is not None and suspended:
+            self._live.stop()
+        elif self._live is not None:
+            self._live.start(refresh=True)
+
     def _draw(self) -> None:
         self._timer = None
-        if self._live is not None:
+        if self._live is not None and self._live.is_started:
             self._live.update(self.picture(), refresh=True)
 
     def _above(self, text: str) -> None:

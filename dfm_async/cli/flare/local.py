@@ -27,6 +27,7 @@ from dfm_async.deploy.example import write_example
 from dfm_async.deploy.local import LocalFlare
 from dfm_async.deploy.project import SERVER_SITE
 from dfm_async.errors import FederationError
+from dfm_async.errors.base import exit_text
 
 _LOG: Final = "daemon.log"
 _EXAMPLE: Final = "example"
@@ -122,7 +123,7 @@ async def _detach(start: UpOptions) -> int:
     if status is None:
         await process_exit(daemon.pid)
         code = daemon.wait()
-        output = log.read_text(errors="replace")[-_SHOWN:].strip() or f"the daemon ended with exit code {code}"
+        output = log.read_text(errors="replace")[-_SHOWN:].strip() or f"the daemon ended with {exit_text(code)}"
         sys.stderr.write(f"{output}\n")
         return code if code > 0 else Exit.FAILED
     daemon.returncode = 0  # it is left alone: 'down' ends it
