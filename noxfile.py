@@ -4,6 +4,7 @@ Run as a script, this file creates a virtual environment with nox in it and runs
 """
 
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,7 @@ def install(session: nox.Session, *groups: str) -> None:
 
 
 BROWSER = {"chromium": "chromium fonts-liberation", "curl": "curl"}
+DATABASE = {"pg_ctlcluster": "postgresql"}
 NETWORK = {"ip": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
 """Programs that tests need, with the Debian packages that contain them."""
 
@@ -96,16 +98,17 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Check the types of the package, the tests and the tools."""
+    """Check the types of the package, the tests and the tools, and that all public names have types."""
     install(session, "types", "bench")
     session.run("mypy")
+    session.run("python", "-m", "tests.types.completeness")
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run all tests, including real processes, random pipelines and the code of the guide."""
     install(session, "test")
-    install_programs(session, BROWSER | NETWORK)
+    install_programs(session, BROWSER | NETWORK | DATABASE)
     session.run("pytest", *(session.posargs or PARALLEL))
 
 
@@ -151,7 +154,7 @@ def lowest(session: nox.Session) -> None:
     group = nox.project.dependency_groups(PROJECT, "test")
     place = ["--python", str(Path(session.virtualenv.location) / "bin" / "python")]
     session.run("uv", "pip", "install", "-q", *place, "--resolution", "lowest-direct", "-e", ".[all]", *group)
-    install_programs(session, BROWSER | NETWORK)
+    install_programs(session, BROWSER | NETWORK | DATABASE)
     session.run("pytest", *(session.posargs or PARALLEL))
 
 
@@ -159,12 +162,13 @@ def lowest(session: nox.Session) -> None:
 def chaos(session: nox.Session) -> None:
     """Inject random faults, such as killed workers and applications: ``-- 1000`` sets the number of rounds.
 
-    Every round prints its seed. ``-- 1 4711`` repeats the round with the seed 4711.
+    The name of each test contains its seed. ``-- 1 4711`` repeats the round with the seed 4711.
     """
     install(session, "test")
-    rounds, *seed = session.posargs or ["100"]
-    env = {"DFM_CHAOS_ROUNDS": rounds, **({"DFM_CHAOS_SEED": seed[0]} if seed else {})}
-    session.run("pytest", "-s", "-v", "--tb=short", "tests/chaos", env=env)
+    rounds, *given = session.posargs or ["100"]
+    seed = given[0] if given else str(random.SystemRandom().randrange(10**9))  # one for all processes of the run
+    env = {"DFM_CHAOS_ROUNDS": rounds, "DFM_CHAOS_SEED": seed}
+    session.run("pytest", *PARALLEL, "-v", "--tb=short", "tests/chaos", env=env)
 
 
 @nox.session
@@ -176,6 +180,13 @@ def flare(session: nox.Session) -> None:
     for gateway in ("auto", "never"):
         env = {"DFM_FLARE_GATEWAY": gateway, "DFM_FLARE_PIPELINES": "200"}
         session.run("pytest", *PARALLEL, "-m", "", "-k", "flare", *paths, env=env)
+
+
+@nox.session
+def values(session: nox.Session) -> None:
+    """Test the codec of PyTorch's tensors, which needs PyTorch."""
+    install(session, "values")
+    session.run("pytest", *(session.posargs or ["tests/wire/torch_tensors.py"]))
 
 
 @nox.session
@@ -199,6 +210,13 @@ def bench(session: nox.Session) -> None:
     install(session, "bench", "peers")
     install_programs(session, BROWSER)
     session.run("python", "-m", "benchmarks.all", *session.posargs)
+
+
+@nox.session
+def peers(session: nox.Session) -> None:
+    """Run the code of Ray, Dask and Prefect in the documentation, and compare its output with ours."""
+    install(session, "peer-docs")
+    session.run("pytest", "--noconftest", "-m", "peers", "tests/docs/test_peers.py", *session.posargs)
 
 
 @nox.session

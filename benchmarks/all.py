@@ -18,6 +18,7 @@ from benchmarks.external import ROOT, environment
 
 NAMES = (
     "job_round_trip",
+    "direct_calls",
     "jobs_per_second",
     "parallel_calls",
     "batch",
@@ -32,6 +33,7 @@ NAMES = (
     "graphs",
     "cross_site",
     "large_values",
+    "frames",
     "param_sets",
     "worker_lost",
     "worker_memory",

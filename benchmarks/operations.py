@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import statistics
@@ -155,3 +156,44 @@ ELEMENTS = {"ints": number, "dicts": record}
 GENERATORS = {"ints": ints, "dicts": dicts}
 ASYNC = {echo: echo_async, stage: stage_async, number: number_async, record: record_async}
 """The asynchronous twin of each function, for a peer that takes only those."""
+
+
+COLUMNS = 8
+
+
+@functools.cache
+def frame(size: int) -> Any:
+    """A data frame of this number of bytes, in columns of three types."""
+    import numpy
+    import pandas
+
+    rows = size // COLUMNS // 8
+    columns: dict[str, Any] = {f"x{number}": numpy.random.default_rng(number).random(rows) for number in range(6)}
+    columns["n"] = numpy.arange(rows)
+    columns["when"] = numpy.arange(rows).astype("M8[s]")
+    return pandas.DataFrame(columns, copy=False)
+
+
+def large_frames(n: int, size: int) -> Iterator[Any]:
+    """The same data frame, several times."""
+    for _ in range(n):
+        yield frame(size)
+
+
+def small_frames(n: int) -> Iterator[Any]:
+    """The same data frame of ten rows, many times."""
+    import pandas
+
+    found = pandas.DataFrame({"n": range(10), "x": [0.5] * 10, "name": ["text"] * 10})
+    for _ in range(n):
+        yield found
+
+
+async def count_rows(frames: AsyncIterator[Any]) -> int:
+    """The number of rows, as the last elements of two columns know it."""
+    rows = 0
+    async for found in frames:
+        if found["n"].iloc[-1] != len(found) - 1 or found.shape[1] != COLUMNS:
+            raise RuntimeError("a data frame has changed")
+        rows += len(found)
+    return rows
