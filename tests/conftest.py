@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import hypothesis
 import pytest
@@ -23,6 +23,9 @@ from dfm_async.base import redaction
 from dfm_async.workers.fork_server import ForkServer
 from tests.federations import NAMES, ROOT
 from tests.support.sessions import SHORT
+
+if TYPE_CHECKING:
+    from tests.support.postgres import PostgresServer
 
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60, print_blob=True)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=1000, print_blob=True)
@@ -38,12 +41,22 @@ def _use_own_temporary_folder(name: str) -> None:
     Finalize(None, shutil.rmtree, (tempfile.tempdir,), {"ignore_errors": True}, exitpriority=-200)
 
 
-if beside := os.environ.get("PYTEST_XDIST_WORKER"):
-    _use_own_temporary_folder(beside)
+beside = os.environ.get("PYTEST_XDIST_WORKER")
+
+
+def pytest_configure() -> None:
+    """Prepare this process. Processes that tests start import this module as well."""
+    if beside:
+        _use_own_temporary_folder(beside)
+
 
 TargetName = Literal["inline", "local", "flare"]
 Connect = Callable[..., AbstractAsyncContextManager[Session]]
 Open = Callable[..., Session]
+
+
+_HEAVY = ("pytest", "hypothesis", "numpy", "tests.conftest")
+"""Modules that modules of tests import: loaded once, instead of in every worker."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -52,7 +65,8 @@ def shared_fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     if not beside:
         tmp_path_factory.getbasetemp()  # the folders of tests stay where they are, and are kept
         _use_own_temporary_folder("tests")
-    server = ForkServer.acquire(())
+    server = ForkServer.acquire(_HEAVY)
+    server.warm()
     yield
     server.release()
 
@@ -93,6 +107,15 @@ def store_url(store_path: Path) -> str:
     return f"sqlite:///{store_path}"
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server, which starts with the first test that needs it."""
+    from tests.support.postgres import running_server  # here: the workers of sites import this module, too
+
+    with running_server() as server:
+        yield server
+
+
 def _opener(request: pytest.FixtureRequest, store_url: str, target: TargetName) -> Open:
     def opens(federation: Federation | None = None, **options: Any) -> Session:
         common = {"target": target, "store": store_url, "options": SHORT}
@@ -120,6 +143,12 @@ def adapter_packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] in NAMES]:
         del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def no_folders_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget where federation files have modules: those of another test have the same names."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 @pytest.fixture(autouse=True)

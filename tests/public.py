@@ -7,8 +7,8 @@ from types import ModuleType
 from typing import Final
 
 _THEMES: Final = """
-    callbacks client discovery drawing errors events exchange exchange.sync federation flare planning
-    session site stats store targets telemetry testing web
+    callbacks client codecs compat discovery drawing errors events exchange exchange.sync federation flare planning
+    session site stats store sync targets telemetry testing web
 """
 PUBLIC_MODULES: Final[list[ModuleType]] = [
     importlib.import_module(name) for name in ["dfm_async", *(f"dfm_async.{theme}" for theme in _THEMES.split())]

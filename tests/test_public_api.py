@@ -16,7 +16,7 @@ import cloudpickle
 import pytest
 
 import dfm_async
-from dfm_async import _MOVED, deploy, errors
+from dfm_async import _MOVED, deploy, errors, sync
 from dfm_async.base.text import install_hint
 from dfm_async.errors import FileProblem, Problem
 from tests.public import PUBLIC_MODULES, public_names
@@ -86,7 +86,8 @@ def test_a_name_is_the_same_object_in_every_module_that_has_it(name: str) -> Non
     if name == "Site":  # dfm_async.site.Site is what adapters see of their site
         return
     value = getattr(dfm_async, name)
-    assert all(getattr(module, name) is value for module in PUBLIC_MODULES if name in public_names(module))
+    modules = [module for module in PUBLIC_MODULES if module is not sync]  # which has the blocking ones
+    assert all(getattr(module, name) is value for module in modules if name in public_names(module))
 
 
 @pytest.mark.parametrize(("home", "name"), [(home, name) for home, names in _MOVED.items() for name in names.split()])
@@ -229,6 +230,7 @@ ERRORS: list[errors.DfmError] = [
     errors.JobInterrupted("j", "its application has ended"),
     errors.ResultsExpired("j", 1, 5),
     errors.ResultsUnread("j", 1000),
+    errors.ResultsUnread("j", 254, "max_items=50, which each site may exceed by window=256"),
     errors.SessionClosed("closed"),
     errors.StoreError("jobs.db", "the disk is full", "Make room"),
     errors.ServiceError("http://127.0.0.1:8000", "too many jobs wait", 429, "queue"),
@@ -300,190 +302,6 @@ def test_a_failed_job_has_its_errors_as_its_cause() -> None:
     assert isinstance(several.__cause__, ExceptionGroup)
     assert [type(e) for e in several.__cause__.exceptions] == [errors.OperationFailed, errors.WorkerLost]
     assert "7 errors" in str(several)
-
-
-# types
-
-_HEAD = """
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
-from dfm_async import *
-from dfm_async import BestOf, Federation, ForEach, Pipeline, PlaceParam, RetryPolicy, Session, Yield
-
-fed = Federation("typed")
-site = fed.site("here")
-
-@site.operation
-def plain(x: int, text: str = "") -> float:
-    return float(x)
-
-@site.operation(deadline=2.0)
-def optioned(x: int) -> int:
-    return x
-
-@site.operation
-async def later(x: int) -> int:
-    return x
-
-@site.operation
-def some(n: int) -> Iterator[int]:
-    yield from range(n)
-
-@site.operation
-def total(values: list[int]) -> int:
-    return sum(values)
-
-@site.operation
-class Adder:
-    def body(self, x: int) -> int:
-        return x
-
-@fed.pipeline
-def report(day: int, base: float = 1.0) -> float:
-    return plain(day)
-
-@fed.pipeline(name="other")
-def silent(day: int) -> None:
-    plain(day)
-
-session = Session(fed)
-
-"""
-
-
-def _in_async(*lines: str) -> str:
-    return "async def f() -> None:\n" + "\n".join("    " + line for line in lines)
-
-
-_GOOD = {
-    "a plain call": "plain(1)",
-    "a call with a keyword": "plain(1, text='x')",
-    "the declared result": "y: float = plain(1)",
-    "a decorator with options": "z: int = optioned(1)",
-    "a call with a site": "plain(1, site='here')",
-    "a call with a site object": "plain(1, site=site)",
-    "a call with a choice of sites": "plain(1, site=BestOf(['here']))",
-    "a call with retry": "plain(1, retry=RetryPolicy(attempts=2))",
-    "a call with a deadline and an order": "plain(1, deadline=2.0, after=plain(2))",
-    "a parameter": "plain(PlaceParam('x'))",
-    "an operation passed on": "optioned(optioned(1))",
-    "a yield of a node": "Yield(plain(1), place='p')",
-    "an awaited coroutine": "async def f() -> int:\n    value: int = await later(1)\n    return value",
-    "a session": "async def g() -> None:\n    async with Session(fed) as s:\n"
-    "        job = await s.execute(Pipeline('p'))\n"
-    "        async for result in job:\n            place: str = result.place",
-    "an async operation's value used by another": "with Pipeline('p'):\n    optioned(later(1))",
-    "a generator's value used by another": "with Pipeline('p'):\n    total(some(3))",
-    "results and failures": _in_async(
-        "job = await session.execute(report, {'day': 1})",
-        "async for item in job.results(errors='yield'):",
-        "    if isinstance(item, Failure):",
-        "        error: DfmError = item.error",
-        "    else:",
-        "        place: str = item.place",
-    ),
-    "a direct call": _in_async(
-        "x: float = await session.call(plain, 1, text='x')", "print(await session.call(plain, 1))"
-    ),
-    "a direct call of a coroutine": _in_async("x: int = await session.call(later, 1)"),
-    "a direct call with options": _in_async("x: float = await session.call(plain, 1, site=site, deadline=2)"),
-    "a direct call of a class": _in_async("await session.call(Adder, 1)"),
-    "a direct call of a generator": _in_async("x: list[int] = await session.call(some, 1)"),
-    "a map": _in_async("async for x in session.map(plain, [1, 2], concurrency=2):", "    y: float = x"),
-    "a map of a coroutine": _in_async("x: list[int] = [y async for y in session.map(later, range(3), site='here')]"),
-    "a map with errors": _in_async(
-        "async for x in session.map(plain, [1], errors='yield', ordered=False):",
-        "    n: int = x.index",
-        "    y: float = x.value",
-        "    e: Exception | None = x.error",
-    ),
-    "a block of a map": _in_async(
-        "async with session.map(plain, [1]) as values:", "    x: float = await anext(values)"
-    ),
-    "a call at each site": _in_async(
-        "async for reply in session.each(later, 1, at_least=1, within=2):",
-        "    name: str = reply.site",
-        "    y: int = reply.value",
-    ),
-    "a run": _in_async("x: float = await session.run(report, 1, base=2.0)", "print(await session.run(report, day=1))"),
-    "a run without a result": _in_async("await session.run(silent, 1)"),
-    "an execution of a function": _in_async("await session.execute(report, [{'day': 1}])"),
-    "a type of an operation": "x: Operation[[int], int] = optioned\ny: Pipeline = report",
-    "a name of a public module": "from dfm_async.stats import LaneStats\nn: int = LaneStats(jobs=1, alive=True).jobs",
-}
-_BAD = {
-    "a wrong type": "plain('one')",
-    "a wrong keyword": "plain(1, txt='x')",
-    "a missing argument": "plain()",
-    "too many arguments": "plain(1, 'x', 2)",
-    "a wrong result": "n: str = plain(1)",
-    "a wrong type with options": "optioned('one')",
-    "a retry that is none": "plain(1, retry=3)",
-    "a deadline that is none": "plain(1, deadline='soon')",
-    "a failure used as a result": _in_async(
-        "job = await session.execute(report, {'day': 1})",
-        "print([item.value async for item in job.results(errors='yield')])",
-    ),
-    "a direct call with a wrong type": _in_async("await session.call(plain, 'one')"),
-    "a direct call without an argument": _in_async("await session.call(plain)"),
-    "a direct call with a wrong keyword": _in_async("await session.call(plain, 1, txt='x')"),
-    "a direct call with a wrong result": _in_async("x: str = await session.call(later, 1)"),
-    "a direct call of a function": _in_async("await session.call(len, [])"),
-    "a direct call with a wrong option": _in_async("await session.call(plain, 1, retry=3)"),
-    "a map with a wrong result": _in_async("x: list[str] = [y async for y in session.map(plain, [1])]"),
-    "a map with wrong errors": _in_async("session.map(plain, [1], errors='skip')"),
-    "a map over no iterable": _in_async("session.map(plain, 1)"),
-    "a map of wrong inputs": _in_async("session.map(plain, ['one'])"),
-    "a reply with a wrong value": _in_async("async for r in session.each(later, 1):", "    x: str = r.value"),
-    "a run with a wrong type": _in_async("await session.run(report, 'one')"),
-    "a run with a wrong keyword": _in_async("await session.run(report, 1, bas=2.0)"),
-    "a run with a wrong result": _in_async("x: str = await session.run(report, 1)"),
-    "an operation that does not exist": "site.operatoin(plain)",
-    "a name that does not exist": "import dfm_async\ndfm_async.Sesion",
-    "a name that does not exist in a public module": "from dfm_async.stats import LaneStat",
-}
-
-
-@pytest.fixture(scope="module")
-def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What mypy says about each of the snippets."""
-    folder: Path = tmp_path_factory.mktemp("typed")
-    lines = _HEAD.splitlines()
-    owner: dict[int, str] = {}
-    for index, (name, code) in enumerate({**_GOOD, **_BAD}.items()):
-        body = [f"def snippet_{index}() -> None:", *("    " + line for line in code.splitlines())]
-        for line in body:
-            lines.append(line)
-            owner[len(lines)] = name
-    path = folder / "snippets.py"
-    path.write_text("\n".join(lines) + "\n")
-    root = Path(dfm_async.__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context", str(path)],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    found: dict[str, list[str]] = {name: [] for name in {**_GOOD, **_BAD}}
-    for line in done.stdout.splitlines():
-        file, number, kind, *_ = line.split(":")
-        if Path(file).name == "snippets.py" and kind.strip() == "error":
-            found.setdefault(owner.get(int(number), "head"), []).append(line)
-    return found
-
-
-def test_the_definitions_of_operations_pass_type_checking(complaints: dict[str, list[str]]) -> None:
-    assert complaints.get("head", []) == []
-
-
-def test_correct_code_passes_type_checking(complaints: dict[str, list[str]]) -> None:
-    assert {name: complaints[name] for name in _GOOD if complaints[name]} == {}
-
-
-def test_wrong_code_fails_type_checking(complaints: dict[str, list[str]]) -> None:
-    assert [name for name in _BAD if not complaints[name]] == []
 
 
 def test_the_package_ships_its_types() -> None:

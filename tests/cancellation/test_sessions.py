@@ -54,7 +54,7 @@ with Pipeline("endless") as waits:
     Yield(endless(PlaceParam("x")), place="never")
 
 with Pipeline("advice", mode="discovery") as advice:
-    square(Advise())  # type: ignore[call-overload] # advice stands where a number will
+    square(Advise())
 
 
 @pytest.fixture(params=[False, True], ids=["memory", "store"])

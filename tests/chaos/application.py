@@ -9,10 +9,11 @@ from pathlib import Path
 
 from dfm_async import Session
 from tests.chaos.describe import describe
-from tests.chaos.lasting import fed, run, store
+from tests.chaos.lasting import fed, leases_expired, run, store
 
 
 async def main(folder: Path, seed: int) -> None:
+    await leases_expired(folder)
     async with Session(fed, store=store(folder)) as session:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR1, lambda: print(describe(session), file=sys.stderr, flush=True))

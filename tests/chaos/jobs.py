@@ -20,13 +20,13 @@ from dfm_async import (
     StatusChanged,
     WorkerLost,
 )
-from dfm_async.events import FrameCompleted
+from dfm_async.events import FailureHandled, FrameCompleted
 from dfm_async.planning.prepare import prepare
 from tests.chaos.operations import fed, functions, random_pipeline
 from tests.chaos.values import comparable
 from tests.reference import Outcome, interpret
 
-Kind = Literal["result", "lost", "error", "worker lost"]
+Kind = Literal["result", "lost", "error", "worker lost", "call lost"]
 Fact = tuple[Kind, str, tuple[int, ...], Any]
 """What the log of a job tells of its work, in a form that can be counted."""
 
@@ -94,6 +94,8 @@ def _note(event: Event) -> Any:
         if event.place is None:
             return ("worker lost" if of_worker(event) else "error", event.node, event.frame, None)
         return ("lost", event.place, event.frame, None)
+    if isinstance(event, FailureHandled) and event.type_name.endswith("WorkerLost"):
+        return ("call lost", event.node, event.frame, None)
     if isinstance(event, (FrameCompleted, StatusChanged)):
         return event
     return type(event).__name__
@@ -165,7 +167,8 @@ def check_story(story: Story, *, faults: bool, closed: bool) -> None:
         assert isinstance(notes[-1], StatusChanged), f"the log ends with {notes[-1]}\n{text}"
         assert notes[-1].status is story.status, f"the log ends with {notes[-1]}\n{text}"
     facts = Counter(note for note in notes if isinstance(note, tuple))
-    hit = {frame[0] for kind, _, frame, _ in facts if kind == "worker lost"}
+    lost = any(kind == "worker lost" for kind, *_ in facts)
+    hit = {frame[0] for kind, _, frame, _ in facts if kind in ("worker lost", "call lost")}
     if hit:
         assert faults, f"nobody has touched a worker\n{text}"
         assert not spec.survives, f"these were not run again: {hit}\n{text}"
@@ -177,8 +180,9 @@ def check_story(story: Story, *, faults: bool, closed: bool) -> None:
     assert not (more := facts - expected), f"repeated, or wrong: {more}\n{text}"
     complete = Counter({fact: n for fact, n in expected.items() if fact[2][0] in set(done)})
     assert not (less := complete - facts), f"done, but these did not come: {less}\n{text}"
-    failing = bool(hit) or any(fact[0] == "error" for fact in expected)
-    unsure = story.cut and faults  # a worker may have been lost in what was not read
+    failing = lost or any(fact[0] == "error" for fact in expected)
+    # Without a call that is handled, others may fail; or a worker was lost in what was not read.
+    unsure = (bool(hit) and not lost) or (story.cut and faults)
     _check_status(story, expected, facts, done, text, failing=None if unsure else failing)
     if story.status is JobStatus.ABORTED:
         _check_reason(story, faults=faults, closed=closed, text=text)

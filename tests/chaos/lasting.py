@@ -29,6 +29,7 @@ from dfm_async import (
     current_context,
 )
 from dfm_async.events import FrameCompleted
+from dfm_async.store import PostgresStore
 from tests.chaos.values import MEBIBYTE, comparable
 
 fed = Federation("lasting chaos")
@@ -94,13 +95,35 @@ def jobs(folder: Path, seed: int) -> dict[str, dict[str, Any]]:
     found = {}
     for at in range(rng.randint(1, 3)):
         sets = [{"folder": str(folder), "n": rng.randint(0, 5)} for _ in range(rng.randint(1, 15))]
-        found[f"job-{at}"] = {"input_params": sets, "concurrency": rng.choice([None, 1, 4])}
+        options = {"concurrency": rng.choice([None, 1, 4]), "checkpoint": rng.choice(["marked", "calls"])}
+        found[f"job-{at}"] = {"input_params": sets, **options}
     return found
 
 
-def store(folder: Path) -> str:
-    """Where the jobs are written down."""
-    return f"sqlite:///{folder}/jobs.db"
+DATABASE = "database"
+"""The file that names a PostgreSQL database, if the jobs are not kept in a file."""
+LEASE = 2.0
+
+
+def store(folder: Path) -> str | PostgresStore:
+    """Where the jobs are kept."""
+    path = folder / DATABASE
+    return PostgresStore(path.read_text(), lease=LEASE) if path.exists() else f"sqlite:///{folder}/jobs.db"
+
+
+async def leases_expired(folder: Path) -> None:
+    """Wait until everybody knows that the applications that were killed are dead."""
+    found = store(folder)
+    if isinstance(found, str):
+        return  # it is known at once
+    await found.open()
+    try:
+        for fence in {job.owner.fence for job in await found.jobs()}:
+            async with found.follow(fence) as follower:
+                while await follower.changed():
+                    pass
+    finally:
+        await found.close()
 
 
 def note(event: Event) -> list[Any]:

@@ -31,6 +31,7 @@ for _site, _operations in {
         plain.consume,
         plain.tally,
         plain.polled,
+        plain.endless,
         *plain.READERS,
     ):
         _site.operation(_operation)

@@ -16,11 +16,12 @@ import pytest
 
 from dfm_async import Job, JobStatus, Session
 from dfm_async.events import FrameCompleted
-from tests.chaos.lasting import fed, functions, jobs, note, notes, pipeline, run, store
+from tests.chaos.lasting import DATABASE, fed, functions, jobs, leases_expired, note, notes, pipeline, run, store
 from tests.chaos.left import nothing_left
 from tests.chaos.seeds import seeds
 from tests.chaos.values import comparable
 from tests.reference import interpret
+from tests.support.postgres import PostgresServer
 
 BOUND = 60.0
 
@@ -129,10 +130,16 @@ def runs(folder: Path, name: str) -> Counter[int]:
 
 
 @pytest.mark.parametrize("seed", seeds(2))
-async def test_jobs_of_a_killed_application_can_be_resumed(seed: int, tmp_path: Path) -> None:
+async def test_jobs_of_a_killed_application_can_be_resumed(
+    seed: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     rng = random.Random(seed)
+    if seed % 3 == 1:
+        server: PostgresServer = request.getfixturevalue("postgres")
+        (tmp_path / DATABASE).write_text(server.url(server.new_database()))
     kills = rng.choice([1, 1, 2])
     seen = [await run_and_kill(tmp_path, seed, rng) for _ in range(kills)]
+    await leases_expired(tmp_path)
     async with nothing_left():
         async with Session(fed, store=store(tmp_path)) as session:
             done = await check_list(tmp_path, session)

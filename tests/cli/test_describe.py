@@ -76,6 +76,49 @@ def test_an_explanation_shows_where_each_node_runs() -> None:
     assert found == {"square#0": ("lab", []), "Yield#1": ("lab", ["square#0"])}
 
 
+def test_an_explanation_lists_the_parameters(tmp_path: Path) -> None:
+    (tmp_path / "days.py").write_text(DAYS)
+    head, _, table = say("explain", str(tmp_path / "days.py")).partition("\n\n")
+    assert head == "Shift a value."
+    assert table.splitlines()[:4] == [
+        "parameter  type                   default     description",
+        "---------------------------------------------------------",
+        "day        Literal['mon', 'tue']  (required)  the day of the week.",
+        "by         int | None             None",
+    ]
+    refused = invoked("run", str(tmp_path / "days.py"), "--param", "day=sun", "--target", "inline")
+    assert refused.exit_code == 2
+    problem, _, shown = refused.stderr.partition("\n\n")
+    assert problem == "dfm-async: parameter 'day': Input should be 'mon' or 'tue', not 'sun'"
+    assert shown.splitlines() == table.splitlines()[:4]
+
+
+DAYS = '''
+from typing import Literal
+
+from dfm_async import Federation
+
+fed = Federation("days")
+lab = fed.site("lab")
+
+
+@lab.operation
+async def shift(day, by):
+    return day
+
+
+@fed.pipeline
+def shifted(day: Literal["mon", "tue"], by: int | None = None) -> str:
+    """Shift a value.
+
+    Args:
+        day: the day of
+            the week.
+    """
+    return shift(day, by)
+'''
+
+
 def test_an_explanation_shows_measured_costs(tmp_path: Path) -> None:
     profile = Profile()
     for _ in range(3):

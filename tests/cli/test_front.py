@@ -9,8 +9,22 @@ import dfm_async
 from tests.cli.rig import dfm, invoked
 from tests.support.processes import ROOT, run_python
 
-COMMANDS = ["attach", "cancel", "demo", "doctor", "explain", "flare", "graph", "jobs", "logs", "retry", "run"]
-COMMANDS += ["serve", "trace"]
+COMMANDS = [
+    "attach",
+    "cancel",
+    "demo",
+    "doctor",
+    "explain",
+    "flare",
+    "graph",
+    "jobs",
+    "logs",
+    "new",
+    "profile",
+    "retry",
+    "run",
+]
+COMMANDS += ["serve", "top", "trace"]
 ON_FLARE = ["deploy", "doctor", "down", "probe", "provision", "start", "status", "up"]
 
 

@@ -54,6 +54,12 @@ def test_what_operations_and_modules_print_is_no_result(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[:2] == ["imported", "begun"]
 
 
+def test_what_workers_print_is_shown_once_and_not_at_all_if_quiet(tmp_path: Path) -> None:
+    wait = ("run", STATIONS, "waiting", "-p", f"gate={tmp_path}")
+    assert dfm(*wait).stderr.splitlines()[0] == "lab: begun"
+    assert dfm(*wait, "-q").stderr == ""
+
+
 def test_a_bad_line_of_the_input_is_bad_input_although_the_job_had_begun() -> None:
     done = dfm("run", STATIONS, "squares", "--params", "-", given='{"x": 2}\n{"x": \n')
     assert done.returncode == 2
@@ -159,6 +165,15 @@ def test_a_handled_failure_is_shown_and_is_not_an_error(tmp_path: Path, store: l
     assert (done.exit_code, done.stdout) == (0, "yield [0] 7\n")
     assert "handled: unsteady#0 at lab [0]: ConnectionError: attempt 1" in done.stderr
     assert "handled   lab unsteady#0 [0] ConnectionError: attempt 1" in invoked("logs", "one", *store).stdout
+
+
+def test_other_parameters_under_the_id_of_a_job_are_bad_input(store: list[str]) -> None:
+    run = ["run", STATIONS, "echoes", "--target", "inline", *store, "--job-id", "a", "-q"]
+    assert invoked(*run, "-p", "value=1").exit_code == 0
+    refused = invoked(*run, "-p", "value=2")
+    assert refused.exit_code == 2
+    assert "a job 'a' already exists with different content; choose another id, or pass the same" in refused.stderr
+    assert "description" not in refused.stderr, "the parameters are not wrong"
 
 
 def test_a_parameter_with_a_default_may_be_left_out(tmp_path: Path) -> None:

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import httpx2
+import mcp
 import pytest
+from mcp.client.streamable_http import streamable_http_client
 
 from dfm_async.cli.tokens import client_token, shared_token
 from tests.cli.rig import STATIONS, dfm, invoked, lines, started, statuses, until
@@ -31,7 +34,7 @@ def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with serving() as (process, address):
+    with serving("--mcp") as (process, address):
         yield address
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=30)
@@ -67,6 +70,38 @@ def test_logs_show_every_event_and_jobs_every_job(url: str) -> None:
     assert found["logged"] == "finished"
     table = invoked("jobs", "--url", url, "--status", "finished").stdout
     assert re.search(r"^logged +finished +squares ", table, re.MULTILINE)
+
+
+async def test_agents_call_pipelines_at_mcp_with_the_token(url: str) -> None:
+    async with httpx2.AsyncClient() as http:
+        assert (await http.post(f"{url}/mcp", json={})).status_code == 401
+        http.headers["authorization"] = f"Bearer {client_token(None, url)}"
+        async with mcp.Client(streamable_http_client(f"{url}/mcp", http_client=http)) as client:
+            assert "squares" in [tool.name for tool in (await client.list_tools()).tools]
+            assert (await client.call_tool("squares", {"x": 4})).structured_content == {"result": 16}
+
+
+def test_top_shows_what_runs_and_why_jobs_wait(url: str, tmp_path: Path) -> None:
+    submit(url, "waiting", "topped", {"gate": str(tmp_path / "gate")})
+    with started("logs", "topped", "--follow", "--url", url) as process:
+        until(process.stdout, "status    running")
+        process.send_signal(signal.SIGINT)
+    found = lines(invoked("top", "--url", url, "--once", "--json").stdout)
+    assert [info["job_id"] for info in found[0]["jobs"]] == ["topped"]
+    pid = found[0]["stats"]["sites"]["lab"]["workers"][0]["pid"]
+    with started("top", "--url", url, "--json") as process:  # shows the state again after each change
+        assert '"topped"' in until(process.stdout, '"jobs":[{')
+        assert invoked("cancel", "topped", "--url", url).exit_code == 0
+        until(process.stdout, '"jobs":[]')
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+    table = invoked("top", "--url", url).stdout
+    assert re.search(r"^0 running, 0 waiting for a slot", table)
+    assert re.search(r"^site +worker +jobs +memory +lag +state", table, re.MULTILINE)
+    assert re.search(rf"^ +{pid} +0 ", table, re.MULTILINE)
+    wrong = invoked("top", "--store", "sqlite:///jobs.db")
+    assert (wrong.exit_code, wrong.stdout) == (2, "")
+    assert "a store runs no jobs" in wrong.stderr
 
 
 def test_cancel_ends_a_job_and_ctrl_c_only_the_command(url: str, tmp_path: Path) -> None:

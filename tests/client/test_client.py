@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import httpx
 import pytest
 
-from dfm_async import Federation, JobNotFound, JobStatus, OperationFailed, ParameterError, PipelineError
+from dfm_async import Federation, JobInfo, JobNotFound, JobStatus, OperationFailed, ParameterError, PipelineError
 from dfm_async.client import Client
 from dfm_async.errors import JobExists, ServiceError
 from dfm_async.events import Failure, Metrics, Progress, Result, StatusChanged
@@ -44,6 +45,22 @@ async def test_results_of_a_submitted_job_arrive(client: Client) -> None:
     assert [result async for result in client.results("order-17", places=["elsewhere"])] == []
     info = await client.info("order-17")
     assert (info.status, info.done) == (JobStatus.FINISHED, 2)
+
+
+async def test_the_state_of_a_service_and_its_changes_can_be_read(client: Client, server: Server) -> None:
+    await client.submit("squares", stay_open=True, job_id="open")
+    states: dict[str, tuple[JobStatus, str | None]] = {}
+    async with aclosing(client.changes()) as changes:
+        async for change in changes:
+            if isinstance(change, JobInfo):
+                states[change.job_id] = change.status, change.waits_for
+            if states.get("open") == (JobStatus.RUNNING, "further parameter sets"):
+                states["open"] = JobStatus.SUBMITTED, None
+                assert (await client.stats()).running == 1
+                await client.send_stop_frame("open")
+            if states.get("open") == (JobStatus.FINISHED, None):
+                break
+    assert (await client.stats()).ended["finished"] == 1
 
 
 async def test_events_have_the_types_of_a_local_job(client: Client) -> None:

@@ -123,6 +123,55 @@ async def test_a_cancelled_block_of_each_leaves_nothing_running(connect: Connect
         assert [job.status for job in session.jobs()] == [JobStatus.ABORTED] * 2
 
 
+async def test_late_replies_are_kept_for_the_next_round(connect: Connect, tmp_path: Path) -> None:
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    for folder in (first, second, third):
+        folder.mkdir()
+        (folder / "archive").touch()
+    (second / "lab").touch()
+    async with asyncio.timeout(4 * LIMIT), connect(fed, options=SHORT) as session:
+
+        async def replies(folder: Path, at_least: int) -> list[tuple[str, bool]]:
+            found = session.each(gated, str(folder), at_least=at_least, late="keep")
+            return [(reply.value, reply.late) async for reply in found]
+
+        assert await replies(first, 1) == [("archive", False)]  # it ends although the lab has not replied
+        assert await replies(second, 1) == [("archive", False)]
+        assert [path.name for path in second.glob("lab.*")] == []  # nor was it called again
+        (first / "lab").touch()
+        assert sorted(await replies(third, 2)) == [("archive", False), ("lab", True)]
+        assert not list(third.glob("lab.*"))
+        jobs = session.jobs()
+        assert [job.status for job in jobs] == [JobStatus.FINISHED] * 4
+
+
+async def test_unread_replies_come_first_in_the_next_round_and_sites_are_called_again(
+    connect: Connect, tmp_path: Path
+) -> None:
+    async with asyncio.timeout(4 * LIMIT), connect(fed, options=SHORT) as session:
+        async for _ in session.each(where, 1, late="keep"):
+            break  # the other one is kept
+        await until(lambda: [job.status for job in session.jobs()] == [JobStatus.FINISHED] * 2)
+        replies = [reply async for reply in session.each(where, 2, late="keep")]
+        assert [(reply.value[1], reply.late) for reply in replies] == [(1, True), (2, False), (2, False)]
+        assert "late=True" in repr(replies[0])
+        assert len([reply async for reply in session.each(where, 3, late="keep")]) == 2
+
+
+async def test_a_round_that_keeps_late_replies_ends_after_its_time(connect: Connect, tmp_path: Path) -> None:
+    (tmp_path / "archive").touch()
+    async with asyncio.timeout(4 * LIMIT), connect(fed, options=SHORT) as session:
+        assert len([reply async for reply in session.each(where, 1)]) == 2  # their workers run
+        seen = []
+        with pytest.raises(NotEnoughReplies, match="lab: no reply of site 'lab' within 1 s"):
+            async for reply in session.each(gated, str(tmp_path), at_least=2, within=1, late="keep"):
+                seen.append(reply.site)
+        assert seen == ["archive"]
+        late = session.jobs()[-1 if session.jobs()[-1].status is JobStatus.RUNNING else -2]
+        assert late.status is JobStatus.RUNNING
+    assert late.status is JobStatus.ABORTED  # it ends with the session
+
+
 async def test_each_refuses_wrong_arguments(connect: Connect) -> None:
     other = Federation("other").site("lab")
 
@@ -139,8 +188,14 @@ async def test_each_refuses_wrong_arguments(connect: Connect) -> None:
             session.each(where, 1, at_least=3)
         with pytest.raises(ValueError, match="within must be"):
             session.each(where, 1, within=0)
+        with pytest.raises(ValueError, match='late must be "discard" or "keep", not \'later\''):
+            session.each(where, 1, late="later")  # type: ignore[call-arg]
         with pytest.raises(PipelineError, match="no site offers operation 'unknown'"):
             session.each(unknown, 1)
         with pytest.raises(ParameterError, match="parameter 'x'"):
             async for _ in session.each(where, "one"):  # type: ignore[call-overload]
                 pass
+        with pytest.raises(ParameterError, match="parameter 'x'"):
+            async for _ in session.each(where, "one", late="keep"):  # type: ignore[call-arg,arg-type]
+                pass
+        assert len([reply async for reply in session.each(where, 1, late="keep")]) == 2

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dfm_async import Federation, JobStatus, Operation, OperationFailed, ParameterError, PipelineError, RetryPolicy
+from dfm_async import (
+    Federation,
+    JobStatus,
+    Operation,
+    OperationFailed,
+    ParameterError,
+    Pipeline,
+    PipelineError,
+    RetryPolicy,
+)
+from dfm_async.errors import ShippingError
 from tests.conftest import Connect
 from tests.support.sessions import LIMIT, SHORT
 from tests.support.waiting import file_created, until
@@ -115,6 +126,17 @@ async def test_a_call_refuses_wrong_arguments(connect: Connect) -> None:
             await session.call(anomaly)  # type: ignore[call-overload]
         with pytest.raises(TypeError, match="did you mean 'base'"):
             await session.call(anomaly, 1.0, bas=2.0)  # type: ignore[call-arg]
+        for option in ("fallback", "after"):
+            with pytest.raises(TypeError, match=f"call of operation 'anomaly': {option}= is an option of calls in pip"):
+                await session.call(anomaly, 1.0, **{option: 0})
+        with pytest.raises(TypeError, match=r"keyword argument 'falback'; it takes: value, base"):
+            await session.call(anomaly, 1.0, falback=0)  # type: ignore[call-arg]
+        with pytest.raises(TypeError, match=r"'retri' \(did you mean 'retry'\?\)"):
+            await session.call(anomaly, 1.0, retri=0)  # type: ignore[call-arg]
+        with pytest.raises(
+            TypeError, match="each of operation 'anomaly': fallback= is an option of calls in pipelines"
+        ):
+            session.each(anomaly, 1.0, fallback=0)  # type: ignore[call-arg]
         with pytest.raises(ParameterError, match="parameter 'value'"):
             await session.call(anomaly, "warm")  # type: ignore[call-overload]
         with pytest.raises(PipelineError, match="no site 'attic'"):
@@ -123,6 +145,14 @@ async def test_a_call_refuses_wrong_arguments(connect: Connect) -> None:
             await session.call(desk.operations.where, "x", site="lab")
         with pytest.raises(TypeError, match=r"offer it at a site, with @site\.operation"):
             await session.call(len, "x")  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match="pass the operation itself, then its arguments"):
+            await session.call(anomaly(17.0))  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match=r"use session\.run"):
+            await session.call(Pipeline("p"))  # type: ignore[call-overload]
+        with pytest.raises(PipelineError, match="deadline= takes a positive number of seconds, not 'soon'"):
+            await session.call(anomaly, 1.0, deadline="soon")  # type: ignore[call-arg]
+        with pytest.raises(PipelineError, match="retry= takes a RetryPolicy, not 3"):
+            await session.call(anomaly, 1.0, retry=3)  # type: ignore[call-arg]
         assert [job for job in session.jobs() if job.status is not JobStatus.FINISHED] == []
 
 
@@ -192,3 +222,24 @@ async def test_a_call_ends_with_its_session(connect: Connect, tmp_path: Path) ->
     await until(task.done)
     with pytest.raises(Exception, match="the session was closed"):
         await task
+
+
+@pytest.mark.parametrize("target", ["local", "flare"])
+async def test_an_operation_that_cannot_be_sent_fails_only_its_own_calls(connect: Connect) -> None:
+    federation, lock = Federation("unshippable"), threading.Lock()
+    site = federation.site("lab")
+
+    @site.operation
+    def good(x: int) -> int:
+        return x
+
+    async with connect(federation) as session:
+
+        @site.operation
+        def bad(x: int) -> bool:
+            return lock.locked()
+
+        assert await session.call(good, 1) == 1
+        with pytest.raises(ShippingError, match="it refers to the variable 'lock'"):
+            await session.call(bad, 1)
+        assert await session.call(good, 2) == 2

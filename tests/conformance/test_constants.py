@@ -181,9 +181,9 @@ async def test_constants_of_a_call_are_made_anew_for_each_attempt(session: Sessi
     with Pipeline("again") as pipeline:
         number = change(1)
         for operation in (change_and_fail, change_and_fail_on_loop):
-            Yield(operation([1, [2]]), place=f"constant {operation.name}")  # type: ignore[call-overload]
-            Yield(operation([number, [2]]), place=f"list {operation.name}")  # type: ignore[call-overload]
-            Yield(operation({"a": number, "b": [2]}), place=f"dict {operation.name}")  # type: ignore[call-overload]
+            Yield(operation([1, [2]]), place=f"constant {operation.name}")
+            Yield(operation([number, [2]]), place=f"list {operation.name}")
+            Yield(operation({"a": number, "b": [2]}), place=f"dict {operation.name}")
     found = await (await session.execute(pipeline)).collect()
     assert len(found) == 6
     for result in found:

@@ -35,8 +35,28 @@ from dfm_async.errors import DecodingError, JobInterrupted, JobOwned, QueueFull
 from dfm_async.events import FrameCompleted
 from tests.conftest import Open, TargetName
 from tests.support.pipelines import pipeline_of, yielding
+from tests.support.postgres import PostgresServer
 from tests.support.stored import counts, fed, site, square, squares, waits
 from tests.wire.shapes import SAMPLES, same
+
+
+@pytest.fixture(params=["inline", "local", "inline-postgres"])
+def place(request: pytest.FixtureRequest) -> str:
+    """The target, and the database of the store if it is not SQLite. Jobs on FLARE live there, and need no store."""
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def target(place: str) -> TargetName:
+    return "local" if place == "local" else "inline"
+
+
+@pytest.fixture
+def store_url(place: str, store_path: Path, request: pytest.FixtureRequest) -> str:
+    if "postgres" not in place:
+        return f"sqlite:///{store_path}"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.url(server.new_database())
 
 
 @site.operation
@@ -62,12 +82,6 @@ fails = pipeline_of(fail_for, "n")
 with Pipeline("strange") as strange:
     Yield(unstorable(), place="bad")
     Yield(square(3), place="good")
-
-
-@pytest.fixture(params=["inline", "local"])
-def target(request: pytest.FixtureRequest) -> TargetName:
-    """Jobs of a federation on FLARE live there, and need no store."""
-    return request.param  # type: ignore[no-any-return]
 
 
 async def test_a_finished_job_is_read_in_another_session_from_any_offset(opens: Open) -> None:

@@ -309,7 +309,7 @@ async def test_an_empty_parameter_list_is_a_job_without_frames(session: Session)
 async def test_bad_pipelines_are_refused_with_all_their_problems(session: Session) -> None:
     with Pipeline("bad") as pipeline:
         Yield(w.load("mon", site="moon"))
-        Yield(w.load(3, site="lab"))
+        Yield(w.load(3, site="lab"))  # type: ignore[call-overload]
     with pytest.raises(PipelineError) as caught:
         await session.execute(pipeline)
     assert len(caught.value.problems) == 2

@@ -29,6 +29,11 @@ def anomaly(value: float, base: float = 15.0) -> float:
 
 
 @lab.operation
+def untyped(value, base):  # type: ignore[no-untyped-def]
+    return value
+
+
+@lab.operation
 def picky(x: int) -> int:
     if x % 3 == 2:
         raise ValueError(f"no {x}")
@@ -161,6 +166,8 @@ async def test_a_map_can_yield_errors_and_go_on(connect: Connect) -> None:
         assert "input 1: " in str(items[1].error)
         with pytest.raises(OperationFailed, match="no 2"):
             _ = items[2].value
+        assert items[71].error is not None
+        assert items[71].error.__notes__ == ["input 71 of session.map"]
 
 
 async def test_a_map_yields_what_is_complete_first(connect: Connect, tmp_path: Path) -> None:
@@ -259,12 +266,53 @@ async def test_a_map_can_be_the_input_of_a_map(connect: Connect) -> None:
         assert [value async for value in outer] == [n - 1.0 for n in range(100)]
 
 
+@pytest.mark.parametrize("target", ["inline", "local"])
+async def test_tasks_that_iterate_over_one_map_share_its_values(connect: Connect, store_url: str) -> None:
+    async def some(values: AsyncIterator[Any]) -> list[Any]:
+        found = []
+        async for value in values:
+            found.append(value)
+            await asyncio.sleep(0)
+        return found
+
+    async with asyncio.timeout(LIMIT):
+        async with connect(fed, store=store_url) as session:
+            values = session.map(anomaly, range(200), base=0.0, site=lab)
+            parts = await asyncio.gather(*(some(values) for _ in range(3)))
+            assert sorted(itertools.chain(*parts)) == [float(n) for n in range(200)]
+            assert all(parts), "each task gets some of them"
+            assert len(session.jobs()) == 1
+        async with connect(fed, store=store_url) as session:
+            (job,) = await session.refresh_jobs()
+            for ordered in (True, False):
+                results = job.results(ordered=ordered)
+                shared = await asyncio.gather(*(some(results) for _ in range(3)))
+                assert sorted(found.value for found in itertools.chain(*shared)) == [float(n) for n in range(200)]
+
+
+async def test_tasks_that_iterate_over_one_map_end_with_its_error(connect: Connect) -> None:
+    async with asyncio.timeout(LIMIT), connect(fed) as session:
+        values = session.map(picky, itertools.count())
+
+        async def all_of_them() -> list[int]:
+            return [value async for value in values]
+
+        ends = await asyncio.gather(all_of_them(), all_of_them(), return_exceptions=True)
+        assert sorted(type(end).__name__ for end in ends) == ["OperationFailed", "list"]
+
+
 async def test_a_map_refuses_wrong_arguments(connect: Connect) -> None:
     async with connect(fed) as session:
         with pytest.raises(TypeError, match="at least one iterable"):
             session.map(anomaly)  # type: ignore[call-overload]
         with pytest.raises(TypeError, match="did you mean 'base'"):
             session.map(anomaly, [1.0], bas=2.0)
+        with pytest.raises(TypeError, match="map of operation 'anomaly': after= is an option of calls in pipelines"):
+            session.map(anomaly, [1.0], after=None)
+        with pytest.raises(ParameterError, match=r"parameter 'base': .* not 'x'"):
+            session.map(anomaly, [1.0], base="x")
+        with pytest.raises(ParameterError, match=r"parameter 'base': .* cannot be sent"):
+            session.map(untyped, [1.0], base=lambda: 1)
         with pytest.raises(TypeError, match="not iterable"):
             session.map(anomaly, 5)  # type: ignore[call-overload]
         with pytest.raises(ValueError, match="errors must be"):
@@ -272,6 +320,13 @@ async def test_a_map_refuses_wrong_arguments(connect: Connect) -> None:
         with pytest.raises(ValueError, match="concurrency must be"):
             session.map(anomaly, [1.0], concurrency=0)
         assert [job for job in session.jobs() if job.status is JobStatus.RUNNING] == []
+
+
+async def test_constants_of_a_map_are_converted_as_arguments_of_a_call(connect: Connect) -> None:
+    constants: dict[str, Any] = {"base": "10"}
+    async with connect(fed) as session:
+        assert await session.call(anomaly, 17.0, **constants) == 7.0
+        assert [value async for value in session.map(anomaly, [17.0], **constants)] == [7.0]
 
 
 async def test_an_input_that_cannot_be_sent_is_an_error_of_its_own(connect: Connect) -> None:
@@ -291,9 +346,11 @@ async def test_a_map_survives_the_loss_of_a_worker_if_it_may(connect: Connect, t
         folders, again = itertools.repeat(str(tmp_path)), RetryPolicy(attempts=1, on_worker_lost=2)
         assert [v async for v in session.map(fatal, folders, range(200), retry=again)] == list(range(200))
         (tmp_path / "died").unlink()
-        with pytest.raises(JobAborted, match="exited with code 3"):
+        with pytest.raises(JobAborted, match="exited with code 3") as caught:
             async for _ in session.map(fatal, folders, range(200), errors="yield"):
                 pass
+        advice = "The worker ran 'fatal'. retry=RetryPolicy(on_worker_lost=...) runs lost calls again"
+        assert str(caught.value).splitlines()[-1] == advice
 
 
 @pytest.mark.parametrize("target", ["inline", "local"])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -62,12 +64,12 @@ def anomalies(day: str, base: float = 15.0) -> list[float]:
     with ForEach(load(day)) as temperature:
         delta = anomaly(temperature, base)
         Yield(delta, place="live")
-    return collect(delta)  # type: ignore[no-any-return]
+    return collect(delta)
 
 
 @fed.pipeline(name="counted")
 def counted(n: int) -> list[int]:
-    return several(n)  # type: ignore[no-any-return]
+    return several(n)
 
 
 @fed.pipeline
@@ -115,6 +117,13 @@ async def test_a_cancelled_run_cancels_its_job(connect: Connect, tmp_path: Path)
         assert job.status is JobStatus.ABORTED
 
 
+def test_calling_a_pipeline_is_refused_with_a_hint() -> None:
+    with pytest.raises(TypeError, match=r"cannot be called: await session\.run\(anomalies, \.\.\.\) runs it"):
+        anomalies("mon")  # type: ignore[operator]
+    with Pipeline(), pytest.raises(TypeError, match="cannot be called: in another pipeline, call a plain function"):
+        anomalies("mon")  # type: ignore[operator]
+
+
 def test_a_pipeline_function_is_the_same_as_a_block() -> None:
     with Pipeline("anomalies", result="result") as block:
         with ForEach(load(PlaceParam("day"))) as temperature:
@@ -151,6 +160,38 @@ async def test_the_docstring_and_signature_are_in_the_schemas(connect: Connect) 
     assert found["b"].params["properties"] == {"days": {"type": "array", "items": {"type": "string"}}}
 
 
+@lab.operation
+def untyped(value, day):  # type: ignore[no-untyped-def]
+    return [type(value).__name__, day]
+
+
+@fed.pipeline
+def typed(value: date | None, day: Literal["mon", "tue"] = "mon") -> list[str]:
+    Yield(load(day), place="loaded")
+    return untyped(value, day)  # type: ignore[no-any-return]
+
+
+@fed.pipeline
+def typed_otherwise(value: int, day: str = "mon") -> list[str]:
+    Yield(load(day), place="loaded")
+    return untyped(value, day)  # type: ignore[no-any-return]
+
+
+async def test_the_types_of_a_function_check_and_convert_parameters(connect: Connect) -> None:
+    async with connect(fed) as session:
+        assert await session.run(typed, "2026-01-02") == ["date", "mon"]  # type: ignore[arg-type]
+        assert await session.run(typed_otherwise, "2") == ["int", "mon"]  # type: ignore[arg-type]
+        with pytest.raises(ParameterError) as caught:
+            await session.execute(typed, {"value": "soon", "day": "sun"})
+        first, second = sorted(caught.value.problems)
+        assert first == "parameter 'day': Input should be 'mon' or 'tue', not 'sun'"
+        assert second.startswith("parameter 'value': Input should be a valid date")
+        found, _ = await pipeline_schemas(session, {"typed": typed}, "#/{model}")
+        properties = found["typed"].params["properties"]
+        assert list(properties) == ["value", "day"], "the order of the function"
+        assert properties["day"] == {"default": "mon", "enum": ["mon", "tue"], "type": "string"}
+
+
 def test_a_function_that_is_no_pipeline_is_refused() -> None:
     with pytest.raises(TypeError, match="plain function, without async or yield"):
 
@@ -174,3 +215,13 @@ def test_a_function_that_is_no_pipeline_is_refused() -> None:
         def twice(day: str) -> list[float]:
             Yield(load(day), place="result")
             return load(day)
+
+
+async def test_run_names_an_unknown_argument_with_the_one_that_may_be_meant(connect: Connect) -> None:
+    async with connect(fed) as session:
+        with pytest.raises(
+            TypeError, match=r"anomalies\(\) got .* 'dya' \(did you mean 'day'\?\); it takes: day, base"
+        ):
+            await session.run(anomalies, dya="mon")  # type: ignore[call-arg]
+        with pytest.raises(TypeError, match=r"anomalies\(\) missing a required argument: 'day'"):
+            await session.run(anomalies, base=1.0)  # type: ignore[call-arg]

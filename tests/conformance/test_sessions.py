@@ -56,8 +56,9 @@ async def test_events_of_a_job_are_complete(session: Session) -> None:
 
 
 async def test_completion_is_an_event(session: Session) -> None:
-    job = await session.execute(echo, {"n": 1})
+    job = await session.execute(echo, {"n": 1}, autostop=False)
     assert not job.completed.is_set()
+    await job.send_stop_frame()
     await job.completed.wait()
     assert job.status is JobStatus.FINISHED
 

@@ -14,7 +14,7 @@ import pytest
 
 from dfm_async import Federation, JobInfo, JobStatus, LocalOptions, PipelineError, Session
 from dfm_async.errors import StoreError
-from dfm_async.store import queries
+from dfm_async.store import queries, rows
 from dfm_async.store.sqlite import SqliteStore
 from tests.conftest import Open, TargetName
 from tests.store.helpers import new_job
@@ -184,7 +184,7 @@ async def test_a_job_whose_operation_takes_more_is_resumed(opens_inline: Open, s
     async with opens_inline() as session:
         await (await session.execute(inverses, sets(store_path, 1, -1), job_id="x")).first()
     async with opens_inline(changed(more)) as session:
-        assert await (await session.resume("x")) is JobStatus.FINISHED
+        assert await (await session.resume("x", accept_changes=True)) is JobStatus.FINISHED
 
 
 # files that others have locked
@@ -277,14 +277,14 @@ async def test_large_store_reads_only_the_listed_jobs(
         await (await session.execute(inverses, sets(store_path, 1), job_id="oldest"))
     multiply(store_path, many)
     built = 0
-    build = queries._job
+    build = rows.stored_job
 
     def counted(*arguments: Any) -> Any:
         nonlocal built
         built += 1
         return build(*arguments)
 
-    monkeypatch.setattr(queries, "_job", counted)
+    monkeypatch.setattr(queries, "stored_job", counted)
     options = msgspec.structs.replace(SHORT, keep_summaries=listed)
     store = SqliteStore(store_path)
     steps = 0

@@ -140,8 +140,9 @@ async def test_a_reader_that_stops_reading_stops_the_producer(session: Session, 
 async def test_waiting_for_a_job_with_unread_results_raises(session: Session) -> None:
     pipeline = yielding(lambda: w.count_up(3_000))
     job = await session.execute(pipeline, options=ResultLimits(max_items=50, window=8))
-    with pytest.raises(ResultsUnread, match="unread events"):
+    with pytest.raises(ResultsUnread, match="unread events") as caught:
         await job
+    assert caught.value.limit == "max_items=50, which each site may exceed by window=8"
     assert len(await job.collect()) == 3_000  # nothing is lost
 
 

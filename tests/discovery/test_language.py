@@ -52,10 +52,10 @@ def test_it_can_be_drawn() -> None:
 
 def test_calls_may_leave_out_what_is_to_be_asked_for() -> None:
     with Pipeline(mode="discovery") as pipeline:
-        forecast()
+        forecast()  # type: ignore[call-overload]
     assert pipeline.body[0].args == {}  # type: ignore[union-attr]
     with pytest.raises(TypeError, match="city"), Pipeline():
-        forecast()
+        forecast()  # type: ignore[call-overload]
 
 
 def test_asking_for_the_site_means_all_that_offer_it() -> None:

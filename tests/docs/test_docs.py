@@ -154,13 +154,15 @@ def test_the_first_block_of_the_readme_is_the_quickstart_example() -> None:
     example = (ROOT / "examples" / "quickstart.py").read_text(encoding="utf-8")
     code = example.split('"""', 2)[2].strip()
     first, _ = examples_of(ROOT / "README.md")[0]
-    assert [line for line in first.text.splitlines() if line] == [line for line in code.splitlines() if line]
+    shown = [line for line in first.text.splitlines() if line]
+    assert shown == [line for line in code.splitlines() if line]
+    assert len(shown) <= 12, "the first example shows one idea"
 
 
 def test_the_quickstart_example_runs_as_it_is() -> None:
     done = run_python(ROOT / "examples" / "quickstart.py")
     assert done.stderr == ""
-    assert done.stdout.splitlines() == [str(delta) for delta in (2.0, *(n - 15.0 for n in range(1000)))]
+    assert done.stdout == "2.0\n"
 
 
 def test_the_example_of_a_federation_file_runs_from_any_folder(tmp_path: Path) -> None:
@@ -186,7 +188,7 @@ def test_the_command_of_the_example_of_a_federation_file_prints_its_results() ->
 
 
 KILLED = """
-import os, signal, sys
+import os, signal, sys, time
 
 sys.path.insert(0, {folder!r})
 import federated_trainer as trainer
@@ -202,7 +204,8 @@ def counted(*args):
     global steps
     steps += 1
     if site == "west" and steps == 2 * trainer.EPOCHS + 2:  # in the midst of the third round
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.{victim}(), signal.SIGKILL)
+        time.sleep(60)
     return step(*args)
 
 trainer.load, trainer.step = load_of, counted
@@ -210,16 +213,19 @@ trainer.main()
 """
 
 
-def test_federated_averaging_goes_on_without_a_clinic_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("victim", ["getpid", "getppid"], ids=["the program", "the worker"])
+def test_federated_averaging_goes_on_without_a_clinic_that_is_killed(tmp_path: Path, victim: str) -> None:
     examples = ROOT / "examples"
     shutil.copy(examples / "federated_averaging.py", tmp_path)
     (tmp_path / "trainer").mkdir()
     shutil.copy(examples / "federated_trainer.py", tmp_path / "trainer")
-    (tmp_path / "federated_trainer.py").write_text(KILLED.format(folder=str(tmp_path / "trainer")))
+    (tmp_path / "federated_trainer.py").write_text(KILLED.format(folder=str(tmp_path / "trainer"), victim=victim))
     mark = uuid.uuid4().hex
     done = run_python(tmp_path / "federated_averaging.py", env={**os.environ, MARK: mark})
     assert done.returncode == 0, done.stderr
-    assert re.findall("without (.*): ", done.stdout) == ["west in round 3"]
+    (lost,) = re.findall("without west in round 3: (.*)", done.stdout)
+    assert lost.endswith("WorkerLost") is (victim == "getppid")
+    assert done.stdout.count("without ") == 1
     assert "JobStatus.FINISHED" in done.stdout
     assert len(re.findall(r"after round \d", done.stdout)) == 6
     assert psutil.wait_procs(family(mark), 10)[1] == []

@@ -15,7 +15,7 @@ from tests.docs.pages import DOCS, FILE, ROOT, blocks, examples_of, pages
 
 PAGES = [*sorted(DOCS.glob("*.md")), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<target>[^)\s]+)\)")
-HOSTS = {"keepachangelog.com", "semver.org"}
+HOSTS = {"keepachangelog.com", "modelcontextprotocol.io", "semver.org"}
 """Where links may lead. Nobody can look there while the tests run; so a new one is read by somebody, once."""
 
 NOT_RUN = {
@@ -96,7 +96,7 @@ def definitions(page: Path) -> tuple[dict[str, int], set[str]]:
         if file is not None:
             defined[file["name"]] = block.line
         used |= set(re.findall(r"[\w.-]+\.(?:py|yaml)", block.text.partition("\n")[2] if file else block.text))
-        used |= {f"{name}.py" for name in re.findall(r"^from (\w+) import", block.text, re.MULTILINE)}
+        used |= {f"{name}.py" for name in re.findall(r"^(?:from|import) (\w+)", block.text, re.MULTILINE)}
         if file is not None or block.language == "console":
             continue
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST

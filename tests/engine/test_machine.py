@@ -26,10 +26,15 @@ class FakeLog:
     readers = 1
 
 
-def machine(locations: int = 2, log: FakeLog | None = None, **spec: Any) -> JobMachine:
+def machine(
+    locations: int = 2, log: FakeLog | None = None, callers: dict[int, int] | None = None, **spec: Any
+) -> JobMachine:
     found = JobSpec(**{"limits": LIMITS, **spec})
-    ledger = FrameLedger({}, locations, found.window, found.reruns > 0, lambda _row: 0)
-    return JobMachine(found, [f"site{at}" for at in range(locations)], ledger, log or FakeLog())
+    callers = callers or {}
+    ledger = FrameLedger({}, locations, found.window, found.reruns > 0 or bool(callers), lambda _row: 0, callers)
+    job = JobMachine(found, [f"site{at}" for at in range(locations)], ledger, log or FakeLog())
+    job.callers = callers
+    return job
 
 
 def rows(count: int) -> list[dict[str, int]]:
@@ -37,7 +42,7 @@ def rows(count: int) -> list[dict[str, int]]:
 
 
 def running(sets: int = 1, locations: int = 2, log: FakeLog | None = None, **spec: Any) -> JobMachine:
-    """Make a job that runs, with all its parameter sets."""
+    """Make a job that runs, with all its parameter sets. ``callers``: locations whose loss it survives."""
     job = machine(locations, log, **spec)
     job.add(rows(sets))
     job.stop_input()
@@ -227,17 +232,140 @@ def test_cancelling_a_job_that_restarts_ends_it() -> None:
     assert job.stopped(1, 0.0)[-1] == do.End(JobStatus.ABORTED, "enough")
 
 
+# losses that a job survives
+
+
+def test_a_contained_loss_is_reported_to_the_caller_and_the_location_begins_again() -> None:
+    job = running(sets=2, callers={1: 0})
+    job.frames_done([0], 1)  # its caller may not have got everything that it has made
+    assert job.lost(1, ERROR) == [do.Contain(1, 0, 1, ERROR), do.Replace(1)]
+    assert job.is_absent(1)
+    (restart,) = job.replaced(1)
+    assert isinstance(restart, do.Restart)
+    assert [(batch.first, len(batch.rows), batch.last) for batch in restart.batches] == [(0, 2, True)]
+    assert not job.is_absent(1)
+    assert job.restarted(1) == [do.Restore(1, 0, 1, [0, 1])]
+    job.frames_done([0, 1], 0)
+    assert job.frames_done([0, 1], 1)[-1] == do.End()
+
+
+def test_what_its_caller_is_done_with_needs_nothing_of_a_lost_location() -> None:
+    job = running(sets=3, callers={1: 0})
+    job.frames_done([0], 0)
+    assert job.lost(1, ERROR) == [do.FramesDone([0]), do.Contain(1, 0, 1, ERROR), do.Replace(1)]
+    assert job.frames_done([1], 0) == [do.FramesDone([1])]
+    (restart,) = job.replaced(1)
+    assert isinstance(restart, do.Restart)
+    assert [(batch.first, len(batch.rows)) for batch in restart.batches] == [(2, 1)]
+    assert job.frames_done([2], 0) == [do.FramesDone([2]), do.Cancel(1), do.End()]
+
+
+def test_a_location_with_nothing_left_to_do_is_not_replaced() -> None:
+    job = running(locations=3, callers={1: 0})
+    job.frames_done([0], 0)
+    assert job.lost(1, ERROR) == ()
+    assert job.frames_done([0], 2)[-1] == do.End()
+    job = running(locations=3, callers={1: 0})
+    job.lost(1, ERROR)
+    job.frames_done([0], 0)
+    assert job.replaced(1) == ()
+
+
+def test_sets_that_are_opened_while_a_location_begins_again_are_restored_too() -> None:
+    job = machine(callers={1: 0})
+    job.launch()
+    job.add(rows(1))
+    job.lost(1, ERROR)
+    job.replaced(1)
+    job.add(rows(1))
+    job.frames_done([0], 0)
+    assert job.restarted(1) == [do.Restore(1, 0, 1, [0, 1])]
+
+
+def test_a_set_is_not_done_twice_if_the_location_reports_it_again() -> None:
+    job = running(sets=2, callers={1: 0})
+    job.lost(1, ERROR)
+    job.replaced(1)
+    assert job.frames_done([0], 0) == [do.FramesDone([0])]
+    assert job.restarted(1) == [do.Restore(1, 0, 1, [0, 1])]
+    assert job.frames_done([0], 1) == ()
+    assert job.frames_done([1], 0) == ()
+    assert job.frames_done([1], 1)[-1] == do.End()
+
+
+def test_only_the_caller_reports_that_a_loss_cannot_be_contained() -> None:
+    job = running(locations=3, callers={1: 0})
+    job.lost(1, ERROR)
+    assert job.not_contained(2, 1) == ()
+
+
+def test_a_loss_that_the_caller_cannot_contain_costs_the_job() -> None:
+    job = running(callers={1: 0})
+    job.lost(1, ERROR)
+    assert kinds(job.not_contained(0, 1)) == ["Cancel", "SetGrace"]
+    assert job.stopped(0, 0.0)[-1] == do.End(JobStatus.ABORTED, str(ERROR), ERROR)
+
+
+def test_the_loss_of_a_caller_costs_the_job() -> None:
+    job = running(callers={1: 0})
+    job.lost(1, ERROR)
+    assert kinds(job.lost(0, ERROR))[-1] == "End"
+
+
+def test_three_workers_that_do_not_begin_cost_the_job() -> None:
+    job = running(callers={1: 0})
+    job.lost(1, ERROR)
+    assert job.lost(1, ERROR) == [do.Replace(1)]
+    job.replaced(1)
+    assert job.lost(1, ERROR) == [do.Replace(1)]
+    assert kinds(job.lost(1, ERROR)) == ["Cancel", "SetGrace"]
+
+
+def test_a_contained_worker_that_does_not_start_costs_the_job_at_the_third_loss() -> None:
+    job = machine(callers={1: 0})
+    job.add(rows(1), last=True)
+    assert job.lost(1, ERROR) == [do.Rerun(ERROR), do.Requeue(restarted=False)]
+    assert job.lost(1, ERROR) == [do.Rerun(ERROR), do.Requeue(restarted=False)]
+    (end,) = job.lost(1, ERROR)
+    assert isinstance(end, do.End)
+    assert "3 workers in a row" in str(end.reason)
+
+
+def test_a_contained_worker_that_does_not_start_loses_no_parameter_sets() -> None:
+    job = machine(callers={1: 0}, reruns=1)
+    job.frames.resume({2: {"n": 2}}, 3)
+    job.stop_input()
+    job.lost(1, ERROR)
+    (start,) = job.launch()
+    assert isinstance(start, do.Start)
+    assert [(batch.first, len(batch.rows), batch.last) for batch in start.batches] == [(2, 1, True)]
+    assert kinds(job.lost(0, ERROR)) == ["Rerun", "Cancel", "SetGrace"], "the set is lost for the first time"
+
+
+def test_a_location_that_begins_again_is_cancelled_with_the_job() -> None:
+    job = running(callers={1: 0})
+    job.lost(1, ERROR)
+    assert do.Cancel(1) not in job.halt(JobStatus.ABORTED, "enough", 5)
+    job = running(callers={1: 0})
+    job.lost(1, ERROR)
+    job.replaced(1)
+    assert do.Cancel(1) in job.halt(JobStatus.ABORTED, "enough", 5)
+
+
 # random orders
 
 
 class Simulation:
     """Locations that answer in any order, lose their workers and hang: the environment of one job."""
 
-    def __init__(self, random: Random, locations: int, reruns: int, sets: int) -> None:
+    def __init__(self, random: Random, locations: int, reruns: int, sets: int, contained: int = 0) -> None:
         self.random = random
         self.locations = locations
         self.log = FakeLog()
-        self.job = machine(locations, self.log, reruns=reruns, window=3)
+        callers = dict.fromkeys(range(locations - contained, locations), 0)
+        self.job = machine(locations, self.log, callers, reruns=reruns, window=3)
+        self.absent: dict[int, str] = {}
+        """Contained locations that were lost, and what they wait for."""
         self.sets = sets
         self.left = sets
         self.open: list[set[int]] = [set() for _ in range(locations)]
@@ -259,6 +387,9 @@ class Simulation:
                     for batch in effect.batches:
                         for index in range(batch.first, batch.first + len(batch.rows)):
                             for at in range(self.locations):
+                                if at in self.absent:
+                                    self.open[at].add(index)
+                                    continue
                                 assert index not in self.open[at], "a set is opened once per run"
                                 self.open[at].add(index)
                     assert len({index for found in self.open for index in found}) <= 3, "the window is kept"
@@ -270,7 +401,8 @@ class Simulation:
                     self.granted[at] += items
                     assert self.granted[at] <= self.used[at], "credit is what was used"
                 case do.Cancel(at=at):
-                    assert at not in self.gone, "nobody is asked that is gone"
+                    starting = self.absent.get(at) == "its state"
+                    assert at not in self.gone or starting, "nobody is asked that is gone"
                     assert at not in self.cancelled, "each location is asked once"
                     self.cancelled.add(at)
                 case do.Kill(at=at):
@@ -281,6 +413,20 @@ class Simulation:
                     self.open = [set() for _ in range(self.locations)]
                     self.used, self.granted = [0] * self.locations, [0] * self.locations
                     self.gone = set()
+                    self.absent.clear()
+                case do.Contain(at=at):
+                    self.open[at] = set(self.open[0])  # what its caller is not done with
+                    self.used[at] = self.granted[at] = 0
+                case do.Replace(at=at):
+                    self.absent[at] = "a worker"
+                case do.Restart(at=at, batches=batches):
+                    started = {n for batch in batches for n in range(batch.first, batch.first + len(batch.rows))}
+                    assert started == self.open[at], "it begins with what it is not done with"
+                    self.absent[at] = "its state"
+                case do.Restore(at=at, frames=frames):
+                    assert set(frames) >= self.open[at]
+                    del self.absent[at]
+                    self.gone.discard(at)
                 case do.End():
                     self.ends.append(effect)
 
@@ -290,6 +436,7 @@ class Simulation:
     def step(self) -> None:
         """Let one thing happen that can happen now."""
         choices = [self.add, self.fill_log, self.use_credit, *[self.finish] * 3, self.stop_one, self.launch]
+        choices += [self.replace]
         if self.random.random() < 0.08:
             choices = [self.lose]
         elif self.random.random() < 0.03:
@@ -324,8 +471,17 @@ class Simulation:
             if self.open[at] and at not in self.cancelled and self.job.phase is Phase.RUNNING:
                 index = self.random.choice(sorted(self.open[at]))
                 self.open[at].discard(index)
-                self.carry_out(self.job.frames_done([index]))
+                for other in self.absent if at == 0 else ():
+                    self.open[other].discard(index)  # it needs nothing of it any longer
+                self.carry_out(self.job.frames_done([index], at))
                 return
+
+    def replace(self) -> None:
+        """A contained location gets a worker, or begins again."""
+        if self.absent and self.job.phase is Phase.RUNNING:
+            at = self.random.choice(sorted(self.absent))
+            waits = self.absent[at] == "a worker"
+            self.carry_out(self.job.replaced(at) if waits else self.job.restarted(at))
 
     def stop_one(self) -> None:
         if self.cancelled:
@@ -338,14 +494,19 @@ class Simulation:
 
     def lose(self) -> None:
         if self.queued:
-            self.carry_out(self.job.lost(0, ERROR))
+            at = self.random.randrange(self.locations)
+            effects = self.job.lost(at, ERROR)
+            for end in effects if at in self.job.callers else ():
+                assert not isinstance(end, do.End) or "in a row" in str(end.reason), "no set is lost by it"
+            self.carry_out(effects)
             return
         alive = self.alive()
         if alive and not self.ends:
-            at = self.random.choice(alive)
+            at = self.random.choice([*alive, *self.absent])
             self.gone.add(at)
             self.cancelled.discard(at)
-            self.open[at].clear()
+            if at not in self.absent:
+                self.open[at].clear()
             self.carry_out(self.job.lost(at, ERROR))
 
     def halt(self) -> None:
@@ -363,6 +524,7 @@ class Simulation:
                 return
             self.add()
             self.launch()
+            self.replace()
             self.finish()
             self.stop_one()
 
@@ -374,11 +536,12 @@ class Simulation:
     st.integers(0, 3),
     st.integers(1, 8),
     st.integers(0, 120),
+    st.booleans(),
 )
 def test_jobs_end_once_in_any_order_of_events(
-    random: Random, locations: int, reruns: int, sets: int, steps: int
+    random: Random, locations: int, reruns: int, sets: int, steps: int, contained: bool
 ) -> None:
-    found = Simulation(random, locations, reruns, sets)
+    found = Simulation(random, locations, reruns, sets, locations - 1 if contained else 0)
     for _ in range(steps):
         if not found.ends:
             found.step()

@@ -102,3 +102,17 @@ def test_jobs_are_taken_as_a_sorted_list_says(random: Random, lanes: int, slots:
         assert (jobs.running, jobs.waiting) == (len(running), len(waiting))
         assert sum(len(jobs.lane(lane)) for lane in range(lanes)) == len(running)
         assert not unaccepted or len(waiting) - len(unaccepted) >= limit
+
+
+def test_jobs_that_wait_know_how_many_go_first() -> None:
+    jobs: Scheduler[str] = Scheduler(1, 1, 10)
+    assert jobs.start("runs") == 0
+    for name, priority in (("a", 0), ("b", 5), ("c", 0)):
+        jobs.put(name, priority)
+    assert [jobs.ahead(name) for name in ("runs", "a", "b", "c", "unknown")] == [None, 1, 0, 2, None]
+    jobs.release("a")  # it was cancelled
+    assert jobs.ahead("c") == 1
+    jobs.put_back("runs", 0)
+    assert [jobs.ahead(name) for name in ("runs", "b", "c")] == [1, 0, 2]
+    assert jobs.take() == ("b", 0)
+    assert [jobs.ahead(name) for name in ("runs", "b", "c")] == [0, None, 1]

@@ -229,6 +229,16 @@ def test_what_is_passed_to_the_program_must_be_picklable(site: Site) -> None:
         ship_site(site, "home")
 
 
+def test_code_that_cannot_be_sent_is_reported_with_the_variable(site: Site) -> None:
+    scope: dict[str, Any] = {"lock": threading.Lock(), "__name__": "__main__", "site": site}
+    code = "def helper(): return [lock for _ in '1']\n\n@site.operation\ndef f(x): return x.site + helper()\n"
+    exec(compile(code, "cell", "exec"), scope)
+    with pytest.raises(ShippingError) as caught:
+        ship_site(site, "home")
+    names = "it refers to the global variable 'helper', which refers to the global variable 'lock'"
+    assert caught.value.reason == f"{names}: cannot pickle '_thread.lock' object"
+
+
 def test_an_operation_that_refers_to_a_program_can_be_shipped(site: Site) -> None:
     train = declare(site)
 

@@ -88,7 +88,7 @@ async def test_outside_a_pipeline_async_operations_and_generators_are_what_they_
         for i in range(n):
             yield i
 
-    assert await later(1) == 2
+    assert await later.code(1) == 2
     assert list(some(3)) == [0, 1, 2]
     assert [i async for i in flow(3)] == [0, 1, 2]
 
@@ -172,7 +172,7 @@ def test_the_kind_of_code_is_recognised(site: Site) -> None:
         async def __call__(self) -> int:
             return 1
 
-    expected = {
+    expected: dict[str, tuple[Any, CodeKind]] = {
         "coroutine": (coroutine, CodeKind.ASYNC),
         "generator": (generator, CodeKind.GENERATOR),
         "async_generator": (async_generator, CodeKind.ASYNC_GENERATOR),
@@ -217,7 +217,7 @@ def test_a_parameter_named_context_belongs_to_the_engine(site: Site) -> None:
     assert act.signature.wants_context
     assert list(act.signature.parameters.parameters) == ["x"]
     with Pipeline():
-        act(1)  # type: ignore[call-overload]
+        act(1)
 
 
 def test_another_site_takes_over_every_option_of_an_operation(site: Site) -> None:
@@ -227,6 +227,7 @@ def test_another_site_takes_over_every_option_of_an_operation(site: Site) -> Non
         "cost": Cost(fixed_time=2.0),
         "in_process": True,
         "spread": True,
+        "checkpoint": True,
         "args": {"factor": 7},
     }
     names = {found.name for found in dataclasses.fields(OperationOptions)}
@@ -490,5 +491,7 @@ def test_an_unknown_argument_is_reported_with_a_similar_one() -> None:
         )
         with pytest.raises(TypeError, match=r"'dfm_after' \(did you mean 'after'\?\)"):
             decorated(1, dfm_after=None)  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match=r"'timeout' \(did you mean 'deadline'\?\)"):
+            decorated(1, timeout=3)  # type: ignore[call-overload]
         with pytest.raises(TypeError, match="missing a required argument: 'x'"):
             decorated()  # type: ignore[call-overload]

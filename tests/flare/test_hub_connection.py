@@ -12,7 +12,7 @@ import pytest
 from dfm_async import Federation, FlareOptions, Pipeline, Yield
 from dfm_async.planning.prepare import prepare
 from dfm_async.targets.flare import protocol as fm
-from dfm_async.targets.flare.admin_process import _outcome, _refused_by, _runs
+from dfm_async.targets.flare.admin_process import _Admin, _outcome, _refused_by, _runs
 from dfm_async.targets.flare.flare_target import FlareTarget
 from dfm_async.targets.flare.hub_connection import _has_all
 
@@ -95,6 +95,16 @@ def test_the_reason_why_a_host_job_did_not_run_may_be_written_later(metas: list[
     assert list(unread) == []
 
 
+def test_sites_that_refuse_a_host_job_may_be_written_later() -> None:
+    job = {"name": "host", "job_id": "1", "status": "DISPATCHED"}
+    answers = iter([[job], [{**job, "job_deploy_detail": ["server: OK", "lab: not allowed"]}]])
+    session = SimpleNamespace(
+        get_system_info=lambda: SimpleNamespace(server_info=SimpleNamespace(start_time=0)),
+        list_jobs=lambda **_: next(answers),
+    )
+    assert _Admin.host_jobs(SimpleNamespace(_session=session), "host") == [("1", ["lab"])]  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("python", [fm.PYTHON, "2.7"])
 async def test_code_does_not_travel_to_another_version_of_python(
     python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -111,7 +121,7 @@ async def test_code_does_not_travel_to_another_version_of_python(
     monkeypatch.setattr(FlareTarget, "_connected", connected)
     target = FlareTarget(FlareOptions(startup_kit=tmp_path, user="ann@lab.org", code="travels"))
     target._federation, target._homesite = fed, "home"
-    target._offers = target._ship(fed, "home")
+    target._offers = target._ship(fed, "home", {})
     problems = [str(problem) for problem in await target.refusals(plan)]
     text = f"the site has 2.7, and this program {fm.PYTHON}"
     assert problems == [] if python == fm.PYTHON else all(text in problem for problem in problems) and problems

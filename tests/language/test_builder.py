@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import decimal
 import fractions
+import inspect
 import io
 import math
 import os
@@ -193,10 +194,25 @@ def test_and_or_not_combine_conditions_in_the_order_written() -> None:
         (lambda node: node > 1 and node < 5, "n0 > 1", "If"),
         (list, "n0", "ForEach"),
         (lambda node: 1 in node, "n0", "operation"),
-        (len, "n0", "length"),
+        (len, "n0", "length yet: its value is known only when the pipeline runs. Do it in an operation"),
+        (lambda node: 0 < node < 2, "n0 > 0", "(a < b) & (b < c)"),
+        (lambda node: node in [1, 2], "n0 == 1", "(a == b) | (a == c) instead of a in [b, c]"),
         (lambda node: (node > 1).name, "n0 > 1", "fields"),
-        (lambda node: node[1:2], "n0", "string or a number"),
+        (lambda node: node[1:2], "n0", "string or a number, not by slice(1, 2, None). Do it in an operation"),
         (lambda node: node[node], "n0", "string or a number"),
+        (lambda node: node | 4, "n0", "| combines conditions, not 4:"),
+        (lambda node: 1 & node, "n0", "& combines conditions, not 1:"),
+        (lambda node: node | {"more": 1}, "n0", "| combines conditions, not {'more': 1}:"),
+        (lambda node: {"more": node} | node, "n0", "| combines conditions"),
+        (lambda node: (node > 1) & "text", "n0 > 1", "& combines conditions"),
+        (lambda node: Yield(node | node), "Yield", "(n0) | (n0) is a condition over values that are not compared"),
+        (lambda node: Yield([~node]), "Yield", "~(n0) is a condition over values that are not compared"),
+        (lambda node: load(node & ~node), "load#1", "only If and until take it"),
+        (lambda node: (node & node) == 1, "a comparison", "only If and until take it"),
+        (lambda node: load(ForEach([1])), "load#2", "'with ForEach(...) as ...'"),
+        (lambda node: load(deadline=cast(Any, "x")), "load#1", "deadline= takes a positive number of seconds, not 'x'"),
+        (lambda node: load(deadline=0), "load#1", "deadline= takes a positive number of seconds, not 0"),
+        (lambda node: load(retry=cast(Any, 3)), "load#1", "retry= takes a RetryPolicy, not 3"),
     ],
 )
 def test_the_hint_of_a_misused_value_names_what_to_use(misuse: Callable[[Any], Any], statement: str, hint: str) -> None:
@@ -204,6 +220,18 @@ def test_the_hint_of_a_misused_value_names_what_to_use(misuse: Callable[[Any], A
         node = load()
         with refused(statement, hint):
             misuse(node)
+
+
+def test_conditions_take_the_truth_of_values_and_pass_comparisons_on_as_values() -> None:
+    with Pipeline() as p:
+        a, b = load(), load()
+        with If(a & ~b | True):
+            Yield((a > 1) & ~(b == 2))
+        with Repeat(0, times=2) as x:
+            x.next(a)
+            x.until(a | b)
+    assert "If(((n0) & (~(n1))) | (True))" in str(p)
+    assert "Yield((n0 > 1) & (~(n1 == 2))" in str(p)
 
 
 def test_python_can_inspect_a_value_without_making_fields() -> None:
@@ -369,7 +397,7 @@ def test_a_call_records_its_arguments_by_name_and_its_options() -> None:
 def test_a_call_that_does_not_fit_its_signature_is_refused_where_it_is_written() -> None:
     with Pipeline():
         with pytest.raises(TypeError, match=r"load\(\).*'z'"):
-            load(z=1)  # type: ignore[call-overload]
+            load(z=1)
         with pytest.raises(TypeError, match=r"stream\(\).*'n'"):
             stream()  # type: ignore[call-overload]
         with refused("load#", "site="):
@@ -476,6 +504,63 @@ def test_misuse_of_otherwise_is_refused_with_its_name() -> None:
             load()
         with refused("If#1", "twice"):
             branch.otherwise()
+
+
+def test_the_truth_of_a_block_is_refused_with_a_remedy() -> None:
+    made: tuple[Callable[[Any], Any], ...] = (If, ForEach, lambda node: Repeat(node, times=1), TryFromCache)
+    for make in made:
+        with pytest.raises(PipelineError, match=r"#1: is a block, .*If\(\(a > 1\) & \(b < 3\)\)"), Pipeline():
+            node = load()
+            with make(node) and make(node):
+                load()
+    with pytest.raises(PipelineError, match="If#1: is a block"), Pipeline():
+        with If(load()) as branch:
+            load()
+        assert branch.otherwise()
+
+
+def test_blocks_that_are_never_entered_are_reported_with_their_lines() -> None:
+    with pytest.raises(PipelineError) as caught, Pipeline("dropped") as p:
+        node = load()
+        line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+        ForEach(node)
+        If(node > 1)
+        with Repeat(node, times=2) as current:
+            TryFromCache("key")
+            current.next(node)
+        with If(node > 1) as branch:
+            load()
+        branch.otherwise()
+        load()
+        Repeat(node, times=1)
+    assert caught.value.pipeline == "dropped"
+    lines = [line, line + 1, line + 3, line + 7, line + 9]
+    assert [(found.statement, found.message.partition(" is never")[0]) for found in caught.value.problems] == [
+        (label, f"the block created in test_builder.py, line {at},")
+        for label, at in zip(["ForEach#1", "If#2", "TryFromCache#4", "If#5", "Repeat#8"], lines, strict=True)
+    ]
+    assert "write 'with branch.otherwise():'" in caught.value.problems[3].message
+    assert p.body == ()
+
+
+def test_a_pipeline_function_refuses_a_block_that_is_never_entered() -> None:
+    with pytest.raises(PipelineError, match=r"pipeline 'bare': ForEach#1: .* is never entered"):
+
+        @fed.pipeline
+        def bare(x: int) -> Any:
+            found = load(x)
+            ForEach([found])
+            return found
+
+
+def test_a_block_whose_constructor_raised_is_not_reported_again() -> None:
+    with Pipeline() as p:
+        node = load()
+        with refused("ForEach#1", "concurrency"):
+            ForEach([1], concurrency=0)
+        with refused("Yield", "without its block"):
+            Yield(If(node))
+    assert len(p.body) == 1
 
 
 def test_wrong_options_of_blocks_are_refused() -> None:

@@ -32,9 +32,9 @@ sets = pipeline_of(pieces, "n")
 
 
 def memory(session: Session) -> int:
-    """What the application and its workers use."""
-    workers = sum(site.memory for site in session.stats().sites.values())
-    return int(psutil.Process(os.getpid()).memory_info().rss) + workers
+    """What the application and its workers use; they share what they have loaded."""
+    pids = [worker.pid for site in session.stats().sites.values() for worker in site.workers if worker.pid]
+    return sum(psutil.Process(pid).memory_full_info().pss for pid in (os.getpid(), *pids))
 
 
 async def test_a_long_generator_and_a_reader_that_pauses(session: Session) -> None:

@@ -331,7 +331,7 @@ async def test_cancel_reports_a_stop_within_the_grace_period() -> None:
     def return_soon() -> None:
         while not current_context().cancelled:
             time.sleep(0.01)
-        time.sleep(0.4)
+        time.sleep(1.2)
 
     pipeline = pipeline_of(return_soon)
     async with Session(slow) as session:
@@ -353,3 +353,16 @@ async def test_a_worker_that_keeps_dying_is_replaced_with_a_pause() -> None:
         await (await session.execute(pauses, {"seconds": 0}))
         ((_, _, pool),) = session._target._hosts["lab"].pools  # type: ignore[attr-defined]
         assert pool._deaths[0] == 1, "a job had finished in between"
+
+
+async def test_the_signal_of_a_lost_worker_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    fed = Federation("signals")
+
+    @fed.site("lab").operation
+    def crash() -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    async with Session(fed) as session:
+        with pytest.raises(JobAborted, match=r"SIGSEGV(.|\n)*The worker ran 'crash'"):
+            await session.call(crash)
+    assert "a worker of site lab ended with SIGSEGV" in caplog.messages

@@ -267,6 +267,56 @@ def test_output_can_go_where_that_of_the_application_goes(tmp_path: Path) -> Non
     assert speak("log", "INFO") == ("", sorted(lines))
 
 
+CONFIGURED = {
+    "": ["[site/speak] printed", "[site/speak] to stderr", "[site/speak] ***", "[site/PID] written"],
+    "ours.setLevel(logging.WARNING)": ["[site/speak] to stderr"],
+    "ours.setLevel(logging.NOTSET); ours.addHandler(logging.NullHandler())": [],
+    "ours.handlers.clear(); logging.disable(logging.CRITICAL)": [],
+    "logging.disable(logging.NOTSET); logging.basicConfig(format='%(message)s')": ["to stderr"],
+    "logging.getLogger().setLevel(logging.INFO)": ["printed", "to stderr", "***", "written"],
+}
+"""What a program shows that configures logging step by step."""
+
+
+def test_printed_lines_go_to_stderr_unless_logging_is_configured(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(
+        textwrap.dedent("""\
+        import asyncio, logging, os, sys
+        from dfm_async import Federation, Session
+        from dfm_async.base.redaction import note_secret
+
+        ours = logging.getLogger("dfm_async")
+        site = (fed := Federation("main")).site("site")
+
+        @site.operation
+        def speak() -> int:
+            note_secret("hunter2-hunter2")
+            print("printed")
+            print("to stderr", file=sys.stderr)
+            print("hunter2-hunter2")
+            os.write(1, b"written\\n")
+            return os.getpid()
+
+        async def main() -> None:
+            async with Session(fed):  # keeps the fork server
+                for line in sys.argv[1:]:
+                    exec(line)
+                    async with Session(fed) as session:
+                        pid = await session.call(speak)
+                    print("then", pid, file=sys.stderr)
+
+        asyncio.run(main())
+        """)
+    )
+    *parts, rest = run_python(script, *CONFIGURED).stderr.split("then ")
+    shown: list[list[str]] = []
+    for part, after in zip(parts, [*parts[1:], rest], strict=True):
+        pid, lines = after.splitlines()[0], part.splitlines()[bool(shown) :]
+        shown.append(sorted(line.replace(pid, "PID") for line in lines))
+    assert shown == [sorted(lines) for lines in CONFIGURED.values()]
+
+
 @pytest.mark.parametrize("options", [{"output": "file"}, {"unresponsive_after": 0}, {"unresponsive_after": -1.0}])
 def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
@@ -430,7 +480,7 @@ async def test_pipe_is_read_to_its_end_although_a_process_holds_it_open(
 ) -> None:
     monkeypatch.setattr(output_reader, "_AT_ONCE", 1000)
     here, pipe = open_pipe()
-    reader = OutputReader("talk", lambda _: None)
+    reader = OutputReader("talk", lambda _: None, lambda _: None)
     reader.open(here)
     pipe.write(b"".join(b"line %d\n" % number for number in range(5_000)))
     done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -451,7 +501,7 @@ async def test_pipe_is_read_to_its_end_although_a_process_holds_it_open(
 async def test_one_turn_of_the_loop_reads_a_limited_amount(heard: Records, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_reader, "_AT_ONCE", 1000)
     here, pipe = open_pipe()
-    reader = OutputReader("talk", lambda _: None)
+    reader = OutputReader("talk", lambda _: None, lambda _: None)
     reader.open(here)
     pipe.write(b"x\n" * 10_000)
     await asyncio.sleep(0)

@@ -47,7 +47,7 @@ fed = w.fed
 pid_of_lab = yielding(lambda: w.lab_process(1))
 
 with Pipeline("hang") as hang:
-    Yield(w.hang())  # type: ignore[call-overload] # the context is not passed by callers
+    Yield(w.hang())
 
 block = pipeline_of(w.block, "seconds")
 never = pipeline_of(w.wait_for_ever)

@@ -278,9 +278,9 @@ async def test_workers_are_started_up_to_the_larger_number(monkeypatch: Any) -> 
         assert workers(session) == set()
         await home_of(session)
         assert len(workers(session)) == 1
-        while len(workers(session)) < 3:
-            pids = await values(await session.execute(each(where), {"n": 60}))
-        assert len(set(pids)) > 1
+        pids: set[int] = set()
+        while len(workers(session)) < 3 or len(pids) < 2:  # a worker that was started may not be ready yet
+            pids.update(await values(await session.execute(each(where), {"n": 60})))
 
 
 async def test_use_of_a_worker_restarts_its_idle_time(monkeypatch: Any) -> None:

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfm_async import ForEach, If, Pipeline, PlaceParam, Repeat, TryFromCache, Yield, collect
+from dfm_async import ForEach, If, Pipeline, PlaceParam, Repeat, TryFromCache, Yield, collect, gather
+from dfm_async.model.events import ErrorRecord
 from dfm_async.model.ids import JobId, Location
 from dfm_async.model.job_spec import JobSpec
 from dfm_async.net import spec
@@ -165,7 +166,12 @@ def nets() -> list[spec.Net]:
         with TryFromCache(("k", x)) as found:
             found.store(at_a(current))
         Yield({"found": found, "pair": (x, ~(x == 1))}, place="more")
-    return list(prepare(pipeline, fed, "a").nets)
+    with Pipeline("contained") as contained:
+        with Repeat(at_a(PlaceParam("x")), times=2) as model:
+            replies = gather([at_b(model, at_b(model)), at_b(1, fallback=2)])
+            model.next(at_a(replies))
+        Yield(model)
+    return [*prepare(pipeline, fed, "a").nets, prepare(contained, fed, "a").nets[0]]
 
 
 NETS = nets()
@@ -227,6 +233,9 @@ GOOD = spec.Net(
 )
 
 
+LOST = ErrorRecord("", "b", "", "", (), 1, "WorkerLost", "gone", "")
+
+
 async def finish(runtime: Watched, job: int) -> None:
     """Lets a job run to its end."""
     while not runtime.of(msg.Results, job):
@@ -234,20 +243,23 @@ async def finish(runtime: Watched, job: int) -> None:
         await runtime.changed.wait()
 
 
-@given(st.integers(0, 1), st.integers(0, 500), st.integers(-3, 30) | st.sampled_from([2**31, 2**62, -(2**40)]))
+@given(st.integers(0, 2), st.integers(0, 500), st.integers(-3, 30) | st.sampled_from([2**31, 2**62, -(2**40)]))
 def test_a_forged_net_breaks_its_own_job_at_most(which: int, where: int, number: int) -> None:
-    data = forged(which, where, number)
+    data, which_net, which = forged(which, where, number), which, which % 2
 
     async def main() -> None:
         async with Watched() as runtime:
             runtime.receive(msg.SendNet("forged", which, data))
             runtime.receive(msg.SendNet("good", 0, msgspec.msgpack.encode(GOOD)))
-            runtime.receive(start(1, "forged", which, len(NETS[which].params)))
-            for place in NETS[which].places:
+            runtime.receive(start(1, "forged", which, len(NETS[which_net].params)))
+            for place in NETS[which_net].places:
                 runtime.receive(msg.Tokens(1, which, [(place.index, (0,), 0)], codec.dumps([1])))
                 runtime.receive(msg.Tokens(1, which, [(place.index, (0, 1), 0)], codec.dumps([1])))
             runtime.receive(msg.LoopEnded(1, which, 0, (0,), 2, 0, None))
             runtime.receive(msg.ElementDone(1, which, 0, [(0, 0), (0, 1)]))
+            runtime.receive(msg.LocationLost(1, which, 1, 1, LOST))
+            runtime.receive(msg.LocationBack(1, which, 1, 1, "home", [0]))
+            runtime.receive(msg.RestoreJob(1, which, [0], [], 1, 1))
             runtime.receive(start(2, "good", 0, 1))
             await finish(runtime, 2)
             assert not runtime.of(msg.JobBroken, 2)
@@ -279,6 +291,16 @@ def nested(depth: int) -> spec.Formula:
     return found
 
 
+def called(**changes: Any) -> spec.ContainedCall:
+    call = spec.ContainedCall(label="c", operation="at_b", scope=0, inputs=(spec.Input(0),), output=5)
+    return msgspec.structs.replace(call, **changes)
+
+
+def contained(**changes: Any) -> spec.Net:
+    found = msgspec.structs.replace(spec.Contained(location=1, calls=(called(),)), **changes)
+    return replaced(GOOD, locations=(Location("a"), Location("b")), contains=(found,))
+
+
 WRONG: dict[str, spec.Net] = {
     "location": replaced(GOOD, location=1),
     "no scope": replaced(GOOD, scopes=()),
@@ -308,6 +330,13 @@ WRONG: dict[str, spec.Net] = {
     "a loop without a limit": replaced(
         transition(spec.Iterate(0, spec.Slot(0))), loops=(loop(control=0, members=(), limit=0),)
     ),
+    "a contained location that is not there": contained(location=7),
+    "a contained location that is its own": contained(location=0),
+    "a contained call in no scope": contained(calls=(called(scope=4),)),
+    "a contained call with an unknown input": contained(calls=(called(inputs=(spec.Input(9),)),)),
+    "a contained call with a fallback that is not there": contained(calls=(called(fallback=spec.Const(3)),)),
+    "a contained call with a computed fallback": contained(calls=(called(fallback=spec.Slot(0)),)),
+    "a contained location in an unknown loop": contained(loops=(3,)),
     "a store without a lookup": transition(spec.Store(spec.Slot(0), 1), ()),
 }
 

@@ -170,7 +170,7 @@ class StreamTable(Table):
             value = self.run(operation, given)
         except StreamFails as failure:
             game.fail(activity, self.record(failure))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, TimeoutError) as error:
             game.fail(activity, game.error(activity, error))
         else:
             if isinstance(value, Iterator):

@@ -331,6 +331,12 @@ def test_a_site_that_does_not_take_a_parameter_is_reported() -> None:
     with Pipeline() as p:
         fed.operations.op(2, level=words())
     assert "level is declared int, but words#0 returns str" in problem(p, fed)
+
+    @fed.pipeline
+    def declared(text: str) -> Any:
+        return fed.operations.op(2, level=text)
+
+    assert "level is declared int, but parameter 'text' is declared str" in problem(declared, fed)
     listed = exposing(a=ExposedParameter(param="level", type=["integer", "array"]))
     with Pipeline() as p:
         listed.operations.op(2, level=[1])

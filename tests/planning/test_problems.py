@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -200,6 +201,80 @@ def test_a_site_provider_or_type_that_does_not_fit_is_reported(
     only(p, statement, message, **options)
 
 
+def test_a_declared_parameter_that_does_not_fit_its_use_is_reported() -> None:
+    @fed.pipeline
+    def misfit(v: str) -> Any:
+        return number(v)  # type: ignore[call-overload]
+
+    only(misfit, "number#0", "x is declared int, but parameter 'v' is declared str")
+
+    @fed.pipeline
+    def nested(v: list[int]) -> None:
+        with ForEach([1, 2]):
+            Yield(words(text=v))  # type: ignore[call-overload]
+
+    only(nested, "words#1", r"text is declared str, but parameter 'v' is declared list\[int\]")
+
+
+def test_a_declared_parameter_that_may_fit_its_use_is_accepted() -> None:
+    @a.operation
+    def half(x: float | None, y: str = "") -> float:
+        return (x or 0) / 2
+
+    @fed.pipeline
+    def fitting(whole: int, any_: Any, flag: bool, text: Literal["a"], untyped, some: int | str, parts: dict[str, str]):  # type: ignore[no-untyped-def]
+        half(whole, text)
+        half(any_, some)  # type: ignore[arg-type]
+        half(flag)
+        half(untyped)
+        half(some)  # type: ignore[arg-type]
+        return half(1.0, parts["text"])
+
+    assert prepare(fitting, fed, "app").params
+
+
+def test_a_class_that_was_defined_again_is_named_with_a_remedy() -> None:
+    cells = Federation("cells")
+    lab = cells.site("lab")
+    again = r"\(class 'Point' was defined again after the operation or pipeline that declares it: run the cell of the"
+
+    def cell() -> Any:
+        @dataclasses.dataclass
+        class Point:
+            a: int
+
+        Point.__qualname__ = "Point"
+        return Point
+
+    before, after = cell(), cell()
+
+    def declaring(function: Any, **types: Any) -> Any:
+        function.__annotations__ = types
+        return function
+
+    make = lab.operation(declaring(lambda: None, **{"return": before}), name="make")
+    shift = lab.operation(declaring(lambda x, others: x, x=after, others=list[after]), name="shift")  # type: ignore[valid-type]
+
+    for passed in ([after(1)], [after(1), after(2)]):
+        with Pipeline() as p:
+            shift(after(1), passed)
+        prepare(p, cells, "home")
+    for write, message in (
+        (lambda: shift(make(), []), rf"x is declared Point, but make#0 returns Point {again}"),
+        (lambda: shift(before(3), []), rf"x: Input should be .* Point, not Point\(a=3\) {again}"),
+        (lambda: shift(after(3), [before(3)]), rf"others: \[0\]: Input should be .* Point, .* {again}"),
+        (lambda: shift(PlaceParam("x", default=before(3)), []), rf"x: the default of .* Point, .* {again}"),
+    ):
+        with Pipeline() as p:
+            write()  # type: ignore[no-untyped-call]
+        with pytest.raises(PipelineError, match=message):
+            prepare(p, cells, "home")
+
+    shifted = cells.pipeline(name="shifted")(declaring(lambda x: shift(x, []), x=before))
+    with pytest.raises(PipelineError, match=rf"but parameter 'x' is declared Point {again}"):
+        prepare(shifted, cells, "home")
+
+
 def test_sites_that_the_restriction_allows_are_accepted() -> None:
     with Pipeline() as p:
         words("x", site="b")
@@ -228,7 +303,7 @@ def test_edges_that_may_fit_are_accepted() -> None:
         fast(words("x"))
         with ForEach(numbers(3)) as element:
             number(element)
-            words(element)
+            words(element)  # type: ignore[call-overload]
     prepare(p, fed, "app")
 
 
@@ -361,7 +436,7 @@ def test_fallbacks_are_checked_as_literals_are() -> None:
         with pytest.raises(PipelineError, match="fallback= must be known"):
             number(1, fallback=x)
         with ForEach([1]) as x, pytest.raises(PipelineError, match="errors must be 'fail', 'skip' or 'keep'"):
-            collect(x, errors="ignore")  # type: ignore[arg-type]
+            collect(x, errors="ignore")  # type: ignore[call-overload]
 
 
 def test_values_of_branches_are_used_by_their_branch() -> None:

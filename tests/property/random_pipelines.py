@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -173,6 +174,12 @@ def polled(replies: list[Reply[int]]) -> int:
 
 
 @everywhere
+async def endless(x: int) -> int:
+    await asyncio.get_running_loop().create_future()
+    return x
+
+
+@everywhere
 def consume(pool: dict[str, list[int]], x: int) -> int:
     pool["numbers"].append(x)
     taken = sum(pool.pop("numbers"))
@@ -194,6 +201,10 @@ def _leaky(n: int) -> Iterator[int]:
 SOURCES = [stream, flow, lazy, leaky]
 MAPPERS = [tripled, shifted, begun, fragile]
 READERS = [total, counted, summed, first, early, unread]
+
+
+def _endless(x: int) -> int:
+    raise TimeoutError  # the pipelines limit it
 
 
 def _shifted(values: Iterator[int]) -> Iterator[int]:
@@ -226,6 +237,7 @@ functions: dict[str, Callable[..., Any]] = {
     "tally": tally.code,
     "polled": polled.code,
     "consume": consume.code,
+    "endless": _endless,
 }
 
 _unique = itertools.count()
@@ -312,6 +324,15 @@ class Maker:
     def mapped(self, values: Any) -> Any:
         return self.one(MAPPERS)(values, **self.anywhere()) if self.one([True, False]) else values
 
+    def gathered(self, ints: list[Any], streams: list[Any]) -> Any:
+        """A call for a gather: of one number, of two, or of a stream."""
+        kind = self.one(["op", "op", "add", "read"])
+        if kind == "op":
+            return self.one([inc, double, fussy, heavy])(self.number(ints), **self.fallback())
+        if kind == "add":
+            return add(self.number(ints), self.number(ints), site=self.one(["lab", "desk"]))
+        return self.one(READERS)(self.some(streams, ints), **self.anywhere())
+
     def statement(self, kind: str, ints: list[Any], streams: list[Any], depth: int) -> list[Any]:
         if kind == "source":
             streams.append(self.source(ints))
@@ -340,7 +361,8 @@ class Maker:
             after = {"after": self.one([*ints, *streams])} if self.one([False, False, True]) and _is_node(ints) else {}
             if self.one([True, False]):
                 return [operation(self.number(ints), **_nodes_only(after), **self.fallback())]
-            return [add(self.number(ints), self.number(ints), **self.one([{}, {"site": "lab"}, {"site": "desk"}]))]
+            site = self.one([{}, {"site": "lab"}, {"site": "desk"}])
+            return [add(self.number(ints), self.number(ints), **site, **self.fallback())]
         if kind == "fields":
             both = pair(self.number(ints), self.number(ints))
             return [both["l"], both["r"][self.one([0, 1])]]
@@ -348,10 +370,14 @@ class Maker:
             numbers = self.one([[1, 2], [3, self.number(ints)]])
             return [consume({"numbers": numbers}, self.number(ints), **self.anywhere())]
         if kind == "gather":
-            calls = [self.one([inc, double, fussy, heavy])(self.number(ints)) for _ in range(self.count(1, 3))]
-            replies = gather(calls, at_least=self.count(0, len(calls)), within=self.one([None, 300]))
+            calls = [self.gathered(ints, streams) for _ in range(self.count(1, 3))]
+            at_least, within = self.count(0, len(calls)), self.one([None, 300])
+            if self.one([False, False, False, True]):  # it is late, and fails
+                calls, at_least, within = [endless(self.number(ints), **self.anywhere(), **self.fallback())], 0, 0.02
+            replies = gather(calls, at_least=at_least, within=within)
             failed = [tally(replies.failures, **self.anywhere())] if self.one([True, False]) else []
-            return [polled(replies, **self.anywhere()), *failed]
+            first = [replies[0].value] if at_least and self.one([True, False]) else []
+            return [polled(replies, **self.anywhere()), *failed, *first]
         if kind == "yield":
             Yield(self.one([*ints, 7, stream(self.number(ints), **self.anywhere())]), place=self.place())
             return []

@@ -9,9 +9,9 @@ import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dfm_async import Failure, JobFailed, JobStatus, Pipeline, PipelineError, Result, Session
+from dfm_async import Failure, JobFailed, JobStatus, Pipeline, PipelineError, Result, Session, Yield
 from dfm_async.events import FailureHandled, FrameCompleted
-from tests.property.random_pipelines import fed, functions, pipelines
+from tests.property.random_pipelines import SITES, fed, functions, pipelines, total
 from tests.reference import interpret
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_session]
@@ -31,6 +31,19 @@ async def inline() -> AsyncIterator[Session]:
 async def local() -> AsyncIterator[Session]:
     async with Session(fed, target="local") as session:
         yield session
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def spreading() -> AsyncIterator[Session]:
+    """A session whose workers take every call for one that computes, and run it in another worker."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DFM_SPREAD", "always")
+        async with Session(fed, target="local") as session:
+            with Pipeline("start the workers") as pipeline:
+                Yield([total([1], site=site) for site in SITES])
+            await (await session.execute(pipeline)).first()
+            patch.undo()
+            yield session
 
 
 async def check(session: Session, pipeline: Pipeline, params: list[dict[str, Any]]) -> None:
@@ -77,7 +90,10 @@ async def test_inline_does_what_plain_python_does(inline: Session, pipeline: Pip
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much])
-@given(pipeline=pipelines(), params=sets)
-async def test_worker_processes_do_what_plain_python_does(local: Session, pipeline: Pipeline, params: Any) -> None:
-    if await valid(pipeline, local):
-        await check(local, pipeline, params)
+@given(pipeline=pipelines(), params=sets, spread=st.sampled_from([False, False, True]))
+async def test_worker_processes_do_what_plain_python_does(
+    local: Session, spreading: Session, pipeline: Pipeline, params: Any, spread: bool
+) -> None:
+    session = spreading if spread else local
+    if await valid(pipeline, session):
+        await check(session, pipeline, params)

@@ -280,6 +280,65 @@ async def test_a_callback_that_raises_anything_is_reported_and_others_run(
     assert len(job.callback_errors) == len(KINDS)
 
 
+async def _inputs(kind: str) -> AsyncIterator[int]:
+    yield 0
+    if kind == "cancels itself":
+        cancel_own_task()
+        await asyncio.sleep(0)
+    fail(kind)
+
+
+def _sync_inputs(kind: str) -> Iterator[int]:
+    yield 0
+    fail(kind)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "cancels itself"])
+async def test_a_stream_of_parameters_that_raises_anything_fails_its_job(session: Session, kind: str) -> None:
+    async def sets() -> AsyncIterator[dict[str, int]]:
+        async for number in _inputs(kind):
+            yield {"x": number}
+
+    job = await session.execute(works, sets())
+    assert await ended(job) is JobStatus.FAILED
+    assert not job.info().accepts
+    assert await ended(await session.execute(works, {"x": 1})) is JobStatus.FINISHED
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "cancels itself"])
+@pytest.mark.parametrize("inputs", [_inputs, _sync_inputs], ids=["async", "sync"])
+async def test_inputs_of_a_map_that_raise_anything_end_it_with_an_error(
+    session: Session, inputs: Any, kind: str
+) -> None:
+    if inputs is _sync_inputs and kind == "cancels itself":
+        kind = "CancelledError"
+    found: list[int] = []
+    async with asyncio.timeout(30):
+        with pytest.raises((ValueError, RuntimeError)):
+            async for value in session.map(good, inputs(kind), site="lab"):
+                found.append(value)
+    assert found == [0]
+    assert await ended(await session.execute(works, {"x": 1})) is JobStatus.FINISHED
+
+
+@pytest.mark.parametrize("closing", [False, True], ids=["job", "session"])
+async def test_a_stream_of_parameters_that_waits_ends_with_its_job(connect: Connect, closing: bool) -> None:
+    async def sets() -> AsyncIterator[dict[str, int]]:
+        try:
+            yield {"x": 1}
+            await asyncio.sleep(1000)
+        finally:
+            fail("Odd")
+
+    async with connect(fed) as session:
+        job = await session.execute(works, sets())
+        assert (await job.first()).value == 1
+        if not closing:
+            await job.cancel()
+            assert job.info().status is JobStatus.ABORTED
+            assert await ended(await session.execute(works, {"x": 1})) is JobStatus.FINISHED
+
+
 class RaisingSite(Site):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

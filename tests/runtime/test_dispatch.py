@@ -370,6 +370,14 @@ class AnyOrder(RuleBasedStateMachine):
         for call in found:
             del self.waiting[call]
 
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def take(self, data: Any) -> None:
+        call = data.draw(st.sampled_from(list(self.waiting)))
+        assert self.dispatcher.take(call)
+        assert not self.dispatcher.take(call)
+        del self.waiting[call]
+
     @invariant()
     def one_call_computes_here(self) -> None:
         if hasattr(self, "running"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
@@ -114,6 +115,26 @@ async def test_tracebacks_begin_with_the_users_code(connect: Connect) -> None:
             lines = [line for line in error.remote_traceback.splitlines() if "File" in line]
             assert any("in helper" in line for line in lines), operation.name
             assert not any("/dfm_async/" in line for line in lines), error.remote_traceback
+
+
+@lab.operation(deadline=0.05)
+def late(_x: int) -> None:
+    time.sleep(0.2)
+
+
+@lab.operation(deadline=0.05)
+async def late_on_loop(_x: int) -> None:
+    await asyncio.sleep(10)
+
+
+async def test_exceeded_deadlines_have_no_frames_of_the_library_alone(connect: Connect) -> None:
+    async with connect(fed) as session:
+        (error,) = await errors_of(session, late, 0)
+        assert isinstance(error, OperationFailed)
+        assert error.remote_traceback == "TimeoutError: the deadline of 0.05 s for 'late' was exceeded"
+        (error,) = await errors_of(session, late_on_loop, 0)
+        assert isinstance(error, OperationFailed)
+        assert "in late_on_loop" in error.remote_traceback, "where it was cancelled"
 
 
 async def test_every_error_of_a_job_has_node_type_and_message(connect: Connect) -> None:

@@ -27,7 +27,7 @@ from dfm_async import (
     Site,
 )
 from dfm_async.discovery import AdvisedOneOf
-from dfm_async.errors import ShippingError
+from dfm_async.errors import DfmError, ShippingError
 from dfm_async.federation import VaultConfig
 from dfm_async.testing import Gate, override, returns
 from tests.conftest import Connect
@@ -96,6 +96,25 @@ async def test_operations_and_sites_that_are_added_can_be_used(connect: Connect,
 
         pipeline = yielding(lambda: h(g(first(PlaceParam("x")))))
         assert await value(session, pipeline) == 2000
+
+
+async def test_a_redefined_pipeline_function_has_new_steps(connect: Connect, fed: Federation, lab: Site) -> None:
+    def record(times: int) -> Any:
+        @fed.pipeline
+        def repeated(x: int) -> int:
+            for _ in range(times):
+                x = f(x)
+            return x
+
+        return repeated
+
+    f: Any = define(lab, 1)
+    async with connect(fed) as session:
+        assert await session.run(record(1), x=0) == 1
+        assert await session.run(record(3), x=0) == 3
+        f = define(lab, 100)
+        assert await session.run(record(2), x=0) == 200
+        assert await session.call(f, 1) == 101
 
 
 async def test_a_job_keeps_the_code_that_it_began_with(connect: Connect, fed: Federation, lab: Site) -> None:
@@ -249,10 +268,45 @@ async def test_code_that_cannot_be_sent_is_refused_when_it_is_needed(fed: Federa
             return lock.locked()
 
         with pytest.raises(ShippingError, match="'g'"):
-            await session.execute(one(f), {"x": 1})
-        del lab.adapters["g", None]
+            await session.execute(one(g), {"x": 1})
         assert await value(session, one(define(lab, 100))) == 101
         assert [job.status.name for job in session.jobs()] == ["FINISHED", "FINISHED"]
+
+
+def refers_to(lock: object, lab: Site) -> Operation[..., Any]:
+    @lab.operation
+    def bad(x: int) -> bool:
+        return lock is None
+
+    return bad
+
+
+async def test_code_that_cannot_be_sent_fails_only_jobs_that_use_it(fed: Federation, lab: Site) -> None:
+    f, other = define(lab, 1), define(fed.site("desk"), 5, name="other")
+    async with Session(fed) as session:
+        bad = refers_to(threading.Lock(), lab)
+        assert await session.call(f, 1) == 2
+        assert await session.call(other, 1) == 6
+        for _ in range(2):
+            with pytest.raises(ShippingError, match=r"'bad' of site 'lab'.* it refers to the variable 'lock': "):
+                await session.call(bad, 1)
+        with override(fed, f, returns(7)):
+            assert await session.call(f, 1) == 7
+        assert await session.call(define(lab, 100), 1) == 101
+        assert await session.call(refers_to(None, lab), 1) is True
+
+
+async def test_an_operation_without_capacity_fails_only_jobs_that_use_it(fed: Federation, lab: Site) -> None:
+    f = define(lab, 1)
+    async with Session(fed) as session:
+
+        @lab.operation(memory="100TB")
+        def huge(x: int) -> int:
+            return x
+
+        assert await session.call(f, 1) == 2
+        with pytest.raises(DfmError, match="operation 'huge' of site 'lab'"):
+            await session.call(huge, 1)
 
 
 async def test_workers_are_kept_unless_their_code_changes() -> None:

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from dfm_async.errors import DfmError
 from dfm_async.model.status import JobStatus
-from dfm_async.store.sqlite import SqliteStore
+from dfm_async.store import Store, open_store
 from tests.store.helpers import entry, found, new_job, row
 
 
@@ -24,7 +24,7 @@ async def lines() -> asyncio.StreamReader:
     return reader
 
 
-async def obey(store: SqliteStore, words: list[str]) -> object:
+async def obey(store: Store, words: list[str]) -> object:
     match words:
         case ["create", job_id]:
             return await store.create(new_job(job_id))
@@ -60,7 +60,7 @@ def fork() -> int:
     return pid
 
 
-async def told(store: SqliteStore) -> None:
+async def told(store: Store) -> None:
     reader = await lines()
     say("ready")
     while line := await reader.readline():
@@ -70,7 +70,7 @@ async def told(store: SqliteStore) -> None:
             say(type(error).__name__)
 
 
-async def write_forever(store: SqliteStore) -> NoReturn:
+async def write_forever(store: Store) -> NoReturn:
     """Writes entries of all sizes and parameter sets, as fast as it can, in many small commits."""
     await store.create(new_job("j", b"plan" * 5000))
     store.update("j", status=JobStatus.RUNNING)
@@ -90,8 +90,17 @@ async def write_forever(store: SqliteStore) -> NoReturn:
         await asyncio.sleep(0)
 
 
-async def main(path: str, what: str = "told") -> None:
-    store = SqliteStore(path)
+def make(url: str) -> Store:
+    if url.startswith("sqlite"):
+        return open_store(url)
+    from dfm_async.store.postgres import PostgresStore
+    from tests.store.backends import LEASE
+
+    return PostgresStore(url, lease=LEASE)
+
+
+async def main(url: str, what: str = "told") -> None:
+    store = make(url)
     await store.open()
     await (write_forever(store) if what == "write" else told(store))
 

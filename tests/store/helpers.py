@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from dfm_async.store.base import Entry, NewJob, StoredJob
+from dfm_async.store.base import Entry, NewJob, Store, StoredJob
 from dfm_async.store.database import Database
 from dfm_async.store.sqlite import SqliteStore
 from tests.support.processes import ROOT, run_python
@@ -36,13 +36,13 @@ def row(number: int) -> bytes:
     return b"params %d" % number
 
 
-async def found(store: SqliteStore, job_id: str = "j") -> StoredJob:
+async def found(store: Store, job_id: str = "j") -> StoredJob:
     job = await store.find(job_id)
     assert job is not None
     return job
 
 
-async def everything(store: SqliteStore, job_id: str = "j") -> list[Entry]:
+async def everything(store: Store, job_id: str = "j") -> list[Entry]:
     """All entries of a job, read page by page."""
     entries: list[Entry] = []
     while page := await store.read(job_id, entries[-1].first + entries[-1].count if entries else 0):
@@ -78,8 +78,8 @@ class Child:
         self.process = process
 
     @classmethod
-    async def start(cls, path: Path, *words: str) -> Child:
-        command = [sys.executable, "-m", "tests.store.child", str(path), *words]
+    async def start(cls, url: str, *words: str) -> Child:
+        command = [sys.executable, "-m", "tests.store.child", url, *words]
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe)
         child = cls(process)
@@ -97,6 +97,15 @@ class Child:
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
+
+    async def kill_owner(self, store: Store, job_id: str = "j") -> None:
+        """Kill it, and wait until another store knows that the owner of the job is dead."""
+        fence = (await found(store, job_id)).owner.fence
+        self.kill()
+        await self.process.wait()
+        async with store.follow(fence) as follower:
+            while await follower.changed():
+                pass
 
     async def end(self) -> None:
         if self.process.returncode is None:

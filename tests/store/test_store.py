@@ -11,16 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from dfm_async.errors import JobNotFound, JobOwned, StoreError
+from dfm_async.errors import StoreError
 from dfm_async.model.status import JobStatus
 from dfm_async.store import open_store
-from dfm_async.store.base import Entry, StoredJob
 from dfm_async.store.database import VERSION
 from dfm_async.store.processes import OfdLocks
 from dfm_async.store.queries import find_job
 from dfm_async.store.sqlite import SqliteStore
 from tests.store.conftest import Opener
-from tests.store.helpers import entry, everything, found, new_job, row, run_unclosed, sql
+from tests.store.helpers import entry, found, new_job, run_unclosed, sql
 from tests.support.processes import ROOT, run_python
 
 # URLs
@@ -38,7 +37,7 @@ def test_three_slashes_are_relative_and_four_absolute(url: str, path: str) -> No
 
 @pytest.mark.parametrize(
     "url",
-    ["jobs.db", "", "sqlite:", "sqlite://jobs.db", "sqlite:///", "sqlite:///:memory:", "postgres:///x", "SQLITE:///x",
+    ["jobs.db", "", "sqlite:", "sqlite://jobs.db", "sqlite:///", "sqlite:///:memory:", "mysql:///x", "SQLITE:///x",
      "sqlite:///jobs.db?mode=memory"],
 )  # fmt: skip
 def test_other_urls_are_refused_with_the_right_form(url: str) -> None:
@@ -163,40 +162,9 @@ async def test_an_opening_that_fails_leaves_nothing_behind(path: Path) -> None:
     assert asyncio.all_tasks() == tasks
 
 
-async def test_closing_commits_what_is_queued(opened: Opener) -> None:
-    store = await opened()
-    await store.create(new_job("j"))
-    for offset in range(100):
-        store.append("j", entry(offset))
-    await store.close()
-    assert await everything(await opened()) == [entry(offset) for offset in range(100)]
-
-
 async def test_two_that_close_at_the_same_time_both_see_it_closed(store: SqliteStore) -> None:
     await asyncio.gather(store.close(), store.close())
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("dfm-store")]
-
-
-async def test_closed_store_raises(store: SqliteStore) -> None:
-    await store.close()
-    with pytest.raises(StoreError, match="not open"):
-        store.append("j", entry(0))
-    with pytest.raises(StoreError, match="not open"):
-        store.add_params("j", 0, [])
-    with pytest.raises(StoreError, match="not open"):
-        store.update("j")
-    for wait in (store.flush, store.jobs, lambda: store.find("j"), lambda: store.create(new_job("j"))):
-        with pytest.raises(StoreError, match="not open"):
-            await wait()
-
-
-async def test_a_store_can_be_opened_again(store: SqliteStore) -> None:
-    await store.create(new_job("j"))
-    first = store.fence
-    await store.close()
-    await store.open()
-    assert store.fence > first
-    assert (await found(store)).status is JobStatus.INTERRUPTED
 
 
 def test_a_store_that_nobody_closes_does_not_keep_the_interpreter(path: Path) -> None:
@@ -204,141 +172,6 @@ def test_a_store_that_nobody_closes_does_not_keep_the_interpreter(path: Path) ->
 
 
 # writing and reading
-
-
-async def test_new_job_is_stored_as_it_was_passed(path: Path, store: SqliteStore) -> None:
-    assert await store.create(new_job("j"))
-    job = await found(store)
-    assert job == StoredJob(
-        job_id="j",
-        plan=b"plan",
-        fingerprint="fingerprint",
-        options=b"options",
-        created=12.5,
-        finished=None,
-        status=JobStatus.SUBMITTED,
-        reason=None,
-        end=0,
-        frames=0,
-        stopped=False,
-        errors=0,
-        done=0,
-        owner=job.owner,
-    )
-    assert (job.owner.fence, job.owner.pid, job.owner.alive, job.owner.mine) == (store.fence, os.getpid(), True, True)
-    assert sql(path, "SELECT job_id FROM jobs") == [("j",)], "it is committed when create returns"
-
-
-async def test_an_id_that_is_taken(store: SqliteStore) -> None:
-    outcomes = await asyncio.gather(*(store.create(new_job("j", b"%d" % number)) for number in range(5)))
-    assert outcomes == [True, False, False, False, False]
-    assert (await found(store)).plan == b"0"
-
-
-async def test_jobs_come_in_the_order_of_their_creation(store: SqliteStore) -> None:
-    for job_id in "zebra", "ant", "mole":
-        await store.create(new_job(job_id))
-    await store.delete("ant")
-    await store.create(new_job("ant"))
-    assert [job.job_id for job in await store.jobs()] == ["zebra", "mole", "ant"]
-
-
-async def test_missing_jobs_have_no_data(store: SqliteStore) -> None:
-    assert await store.find("j") is None
-    assert await store.jobs() == []
-    assert await store.read("j", 0) == []
-    assert [e async for e in store.heads("j")] == []
-    assert await store.params("j", [0, 1]) == {}
-    for refused in store.take_over, store.delete:
-        with pytest.raises(JobNotFound):
-            await refused("j")
-
-
-async def test_changes_keep_what_they_do_not_name(store: SqliteStore) -> None:
-    await store.create(new_job("j"))
-    store.update("j", status=JobStatus.RUNNING)
-    store.update("j", stopped=True)
-    await store.flush()
-    store.update("j", status=JobStatus.ABORTED, reason="why", finished=99.0)
-    await store.flush()
-    store.update("j")
-    await store.flush()
-    job = await found(store)
-    assert (job.status, job.stopped, job.reason, job.finished) == (JobStatus.ABORTED, True, "why", 99.0)
-
-
-async def test_reading_begins_with_the_entry_that_holds_the_offset(store: SqliteStore) -> None:
-    await store.create(new_job("j"))
-    entries = [entry(0, 3), entry(3, 1), entry(4, 10), entry(14, 2)]
-    for item in entries:
-        store.append("j", item)
-    await store.flush()
-    for start, expected in [(0, 0), (2, 0), (3, 1), (4, 2), (13, 2), (14, 3), (15, 3), (16, 4), (99, 4)]:
-        assert await store.read("j", start) == entries[expected:]
-
-
-async def test_reading_gives_about_as_much_as_was_asked_for_but_at_least_one(store: SqliteStore) -> None:
-    await store.create(new_job("j"))
-    for offset in range(10):
-        store.append("j", Entry(offset, 1, 0, b"", bytes(100)))
-    await store.flush()
-    assert len(await store.read("j", 0, max_bytes=350)) == 3
-    assert len(await store.read("j", 0, max_bytes=1)) == 1
-    assert len(await store.read("j", 0)) == 10
-
-
-async def test_heads_come_without_payloads_over_many_pages(store: SqliteStore) -> None:
-    await store.create(new_job("j"))
-    for offset in range(0, 5002, 2):
-        store.append("j", entry(offset, 2))
-    await store.flush()
-    heads = [item async for item in store.heads("j")]
-    assert heads == [Entry(first, 2, first % 7, b"head %d" % first, b"") for first in range(0, 5002, 2)]
-    assert [item.first async for item in store.heads("j", 4997)] == [4998, 5000]
-
-
-async def test_more_parameter_sets_than_a_statement_has_variables(store: SqliteStore) -> None:
-    await store.create(new_job("j"))
-    store.add_params("j", 0, [row(number) for number in range(40_000)])
-    await store.flush()
-    assert (await found(store)).frames == 40_000
-    rows = await store.params("j", range(-5, 40_005))
-    assert rows == {number: row(number) for number in range(40_000)}
-
-
-async def test_a_deleted_job_is_gone_with_all_it_had(path: Path, store: SqliteStore) -> None:
-    for job_id in "j", "k":
-        await store.create(new_job(job_id))
-        store.append(job_id, entry(0))
-        store.add_params(job_id, 0, [row(0)])
-    await store.delete("j")
-    assert [job.job_id for job in await store.jobs()] == ["k"]
-    for table in "jobs", "plans", "params", "entries":
-        assert sql(path, f"SELECT count(*) FROM {table}") == [(1,)]
-    assert await everything(store, "k") == [entry(0)]
-
-
-async def test_two_stores_in_one_process_are_two_owners(store: SqliteStore, opened: Opener) -> None:
-    await store.create(new_job("j"))
-    store.update("j", status=JobStatus.RUNNING)
-    await store.flush()
-    other = await opened()
-    job = await found(other)
-    assert (job.owner.mine, job.owner.alive, job.status) == (False, True, JobStatus.RUNNING)
-    for refused in other.take_over, other.delete:
-        with pytest.raises(JobOwned) as caught:
-            await refused("j")
-        assert caught.value.pid == os.getpid()
-    await store.close()
-    assert (await found(other)).status is JobStatus.INTERRUPTED
-    taken = await other.take_over("j")
-    assert (taken.owner.mine, taken.status) == (True, JobStatus.SUBMITTED)
-
-
-async def test_a_job_of_ours_can_be_taken_over_with_what_is_queued(store: SqliteStore) -> None:
-    await store.create(new_job("j"))
-    store.append("j", entry(0, 5))
-    assert (await store.take_over("j")).end == 5
 
 
 async def test_a_job_that_ends_while_it_is_looked_at_is_not_interrupted(path: Path, store: SqliteStore) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
@@ -11,8 +12,8 @@ from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from dfm_async.web import AllowAnyone, Service, TokenAuthorizer
-from tests.web.rig import PIPELINES, Tokens, client_of, new_service, refusal
+from dfm_async.web import AllowAnyone, Authorizer, Service, TokenAuthorizer
+from tests.web.rig import PIPELINES, STREAM, Tokens, client_of, new_service, refusal
 
 
 def bearer(service: Service) -> dict[str, str]:
@@ -199,6 +200,7 @@ async def test_metrics_and_priorities_need_a_permission() -> None:
     service = new_service(authorizer=Tokens())
     async with service.lifespan(), client_of(service, authorization="ada") as ada:
         assert (await ada.get("/metrics")).status_code == 403
+        assert (await ada.get("/stats")).status_code == 403
         urgent = {"params": {"x": 1}, "priority": 5}
         assert await refusal(ada.post("/pipelines/squares/jobs", json=urgent)) == (403, "forbidden")
         assert (await ada.post("/pipelines/squares/jobs", json={**urgent, "priority": -5})).status_code == 201
@@ -207,17 +209,33 @@ async def test_metrics_and_priorities_need_a_permission() -> None:
             assert (await root.get("/metrics")).status_code == 200
 
 
-def test_fastapis_test_client_works_with_a_service_that_allows_anyone() -> None:
+@pytest.mark.parametrize("authorizer", [AllowAnyone(), None], ids=["anyone", "token"])
+def test_the_test_client_of_fastapi_works_with_one_line(authorizer: Authorizer | None) -> None:
     with warnings.catch_warnings():  # it wants another client library than the one that everybody has
         warnings.simplefilter("ignore")
         from fastapi.testclient import TestClient
-    service = new_service()
+    service = new_service(authorizer=authorizer)
     app = FastAPI(lifespan=service.lifespan)
     app.mount("/dfm", service.app)
-    with TestClient(app) as tester:
+    headers = {"host": "localhost", "authorization": f"Bearer {service.token}"}
+    made = TestClient(app) if authorizer else TestClient(app, client=("127.0.0.1", 0), headers=headers)
+    expected = ["status", "result", "frame", "status", "end"]
+    with made as tester:
         job = tester.post("/dfm/pipelines/squares/jobs", json={"params": {"x": 3}}).json()
         with tester.websocket_connect(f"/dfm/jobs/{job['job_id']}/socket") as socket:
-            assert [socket.receive_json()["event"] for _ in range(5)] == ["status", "result", "frame", "status", "end"]
+            assert [socket.receive_json()["event"] for _ in range(5)] == expected
+        stream = tester.post("/dfm/pipelines/squares/jobs", json={"params": {"x": 3}}, headers=STREAM)
+        assert re.findall(r"^event: (\w+)$", stream.text, re.MULTILINE) == expected
+
+
+def test_the_test_client_is_told_how_to_be_accepted() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from starlette.testclient import TestClient
+    with TestClient(new_service(authorizer=None).app) as tester:
+        refused = tester.get("/jobs")
+        assert refused.status_code == 403
+        assert "in tests: Service(authorizer=AllowAnyone())" in refused.json()["message"]
 
 
 ROUTES = [

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from dfm_async import JobStatus
@@ -157,6 +159,13 @@ async def test_all_problems_of_a_submission_are_reported(server: Server) -> None
     assert all(part in problems for part in ("missing parameter 'size'", "unknown parameter 'sice'", "'n'"))
     found = await post("/pipelines/squares/jobs", json={"priority": "high", "colour": 3, "deadline": -1})
     assert (found.status_code, len(found.json()["problems"])) == (422, 3)
+    assert await refused_fields(post("/pipelines/squares/jobs", json={"x": 3})) == [
+        "x: unknown field (the request has: params, open, job_id, priority, deadline, on_error, on_disconnect). "
+        'Parameters of the pipeline belong into {"params": {"x": ...}}'
+    ]
+    job_id = await server.submit("squares", {"x": 3})
+    unknown = await refused_fields(post(f"/jobs/{job_id}/cancel", json={"why": "enough"}))
+    assert unknown == ["why: unknown field (the request has: reason)"]
     found = await post("/pipelines/sqares/jobs", json={})
     assert found.status_code == 404
     assert found.json()["message"].endswith(f"'sqares' here; there are: {', '.join(sorted(PIPELINES))}")
@@ -168,7 +177,14 @@ async def test_all_problems_of_a_submission_are_reported(server: Server) -> None
     assert (await post("/pipelines/squares/jobs", content="{", headers=JSON)).status_code == 400
     assert (await post("/pipelines/squares/jobs", json=[1])).status_code == 422
     assert (await post("/pipelines/squares/jobs", content='{"params": {}}')).status_code == 415
-    assert (await server.client.get("/jobs")).json()["jobs"] == []
+    assert len((await server.client.get("/jobs")).json()["jobs"]) == 1
+
+
+async def refused_fields(answer: Awaitable[httpx.Response]) -> list[str]:
+    found = await answer
+    assert (found.status_code, found.json()["error"]) == (422, "body")
+    problems: list[str] = found.json()["problems"]
+    return problems
 
 
 JSON = {"content-type": "application/json"}

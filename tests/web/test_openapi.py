@@ -57,7 +57,7 @@ def address() -> Iterator[str]:
 
 def operations() -> list[str]:
     """The operations that the document has, by their names."""
-    names = ["health", "ready", "metrics", "openapi", "listPipelines", "listJobs", "showJob", "forgetJob"]
+    names = ["health", "ready", "stats", "metrics", "openapi", "listPipelines", "listJobs", "showJob", "forgetJob"]
     names += [
         "readEvents",
         "streamEvents",

@@ -129,3 +129,36 @@ async def test_schemas_come_from_the_types_that_operations_declare() -> None:
     assert values["report"] == {"lines": ["a", "a"]}
     assert values["part"] == {"name": "1", "weight": 1.0}
     assert values["sizes"] == [3, 5]
+
+
+async def test_the_document_describes_pipeline_functions() -> None:
+    described = Federation("described")
+
+    @described.site("lab").operation
+    def double(x: Any, y: Any) -> Any:
+        return [x, y]
+
+    @described.pipeline
+    def pairs(y: int | None = None, x: float = 1.5) -> list[float]:
+        """Make pairs.
+
+        Args:
+            x: the first one.
+        """
+        return double(x, y)  # type: ignore[no-any-return]
+
+    service = new_service(session=Session(described, target="inline"), pipelines={"pairs": pairs})
+    async with serving(service) as server:
+        document = (await server.client.get("/openapi.json")).json()
+        validate(document)
+        run = document["paths"]["/pipelines/pairs/jobs"]["post"]
+        assert run["description"].startswith("Make pairs.")
+        params = run["requestBody"]["content"]["application/json"]["schema"]["allOf"][1]["properties"]["params"][
+            "anyOf"
+        ][0]
+        assert list(params["properties"].items()) == [
+            ("y", {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}),
+            ("x", {"type": "number", "default": 1.5, "description": "the first one."}),
+        ]
+        refused = await server.client.post("/pipelines/pairs/jobs", json={"params": {"x": "one"}})
+        assert refused.json()["problems"][0].startswith("parameter 'x': Input should be a valid number")

@@ -142,6 +142,10 @@ def same(a: Any, b: Any) -> bool:
     """Whether one is what the other was: value and exact type, all the way down; NaN is NaN."""
     if type(a) is not type(b):
         return False
+    if isinstance(a, np.ndarray) and a.dtype == object:
+        return a.shape == b.shape and all(map(same, a.ravel(), b.ravel()))
+    if isinstance(a, BaseException):
+        return same(list(a.args), list(b.args)) and str(a) == str(b) and same(vars(a), vars(b))
     if isinstance(a, np.ndarray):
         return bool(
             a.dtype == b.dtype
@@ -168,6 +172,8 @@ def same(a: Any, b: Any) -> bool:
         return False
     if isinstance(a, (list, tuple, deque)):
         return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, OrderedDict) and vars(a) != vars(b):
+        return False
     if isinstance(a, dict):
         return len(a) == len(b) and all(same(k, m) and same(v, w) for (k, v), (m, w) in zip(a.items(), b.items()))  # noqa: B905
     if isinstance(a, (set, frozenset)):
@@ -235,6 +241,17 @@ values: st.SearchStrategy[Any] = st.recursive(
     ),
     max_leaves=12,
 )
+
+
+def _noted(error: Exception) -> Exception:
+    error.add_note("seen")
+    return error
+
+
+def _versioned(state: Any) -> Any:
+    state._metadata = OrderedDict({"": {"version": 1}})
+    return state
+
 
 UTC_NOON = dt.datetime(2024, 1, 2, 12, tzinfo=dt.UTC)
 SAMPLES: list[Any] = [
@@ -323,4 +340,15 @@ SAMPLES: list[Any] = [
     IPv4Interface("10.0.0.1/8"),
     IPv6Interface("fe80::1%1/64"),
     {Fraction(1, 2): [IPv4Address(0)], IPv4Address(1): OrderedDict()},
+    np.array([[1, "a"], [None, (2,)]], dtype=object),
+    np.array([[1], [2, 3], [4]], dtype=object),
+    np.array([], dtype=object),
+    KeyError("k", (1, 2)),
+    OSError(2, "missing", "file"),
+    ImportError("x", name="m", path="p"),
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
+    ExceptionGroup("two", [ValueError(1), ExceptionGroup("in", [KeyError("k")])]),
+    _noted(ValueError("n")),
+    memoryview(b"bytes"),
+    _versioned(OrderedDict(a=1)),
 ]

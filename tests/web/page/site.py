@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import date
-from typing import Any
+from typing import Any, Literal
 
 from dfm_async import Federation, ForEach, OperationContext, Pipeline, PlaceParam, Yield
 
@@ -70,6 +70,20 @@ with Pipeline("defaults") as defaulting:
     Yield(count(PlaceParam("n", default=2)))
     Yield([PlaceParam("since", default=date(2026, 1, 2)), PlaceParam("who", default="me")], place="given")
 
+
+@fed.pipeline
+def described(kind: Literal["short", "long"] | None = None, times: int | None = None, twice: bool = False) -> list[Any]:
+    """Say what was given.
+
+    Args:
+        kind: which one.
+        times: how often.
+        twice: whether to do it again.
+    """
+    Yield([kind, times, twice], place="given")
+    return [kind]
+
+
 with Pipeline("break") as breaking:
     Yield(breaks(PlaceParam("x")))
 
@@ -86,4 +100,5 @@ PIPELINES = {
     "counting": counting,
     "waiting": waiting,
     "defaulting": defaulting,
+    "described": described,
 }

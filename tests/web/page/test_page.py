@@ -335,6 +335,21 @@ async def test_a_form_shows_defaults_and_leaves_out_empty_fields(server: Server,
     await expect(card(page, "Errors")).to_contain_text("ValueError: no 1")
 
 
+async def test_a_form_describes_a_function_and_its_parameters(server: Server, opened: Open) -> None:
+    page = await opened()
+    form = card(page, "New job")
+    await form.get_by_label("Pipeline").select_option("described")
+    await expect(form.locator(".about")).to_have_text("Say what was given.")
+    await expect(form.get_by_label("times how often.")).to_have_value("")
+    await expect(form.get_by_label("kind which one.").locator("option")).to_have_text(["null", "short", "long"])
+    await form.get_by_label("twice whether to do it again.").check()
+    await form.get_by_role("button", name="Run").click()
+    await finished(page)
+    (info,) = [info for info in server.session.infos() if info.pipeline == "described"]
+    job = await server.session.reattach(info.job_id)
+    assert [result.value async for result in job.results("given")] == [[None, None, True]]
+
+
 async def test_everything_can_be_done_with_the_keyboard(server: Server, opened: Open) -> None:
     first = await server.submit("holding", {"n": 1, "name": "keys"})
     second = await server.submit("counting", {"n": 1})

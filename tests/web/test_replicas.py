@@ -1,0 +1,82 @@
+"""Services in several processes that share a PostgreSQL database."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from dfm_async.store.postgres import PostgresStore
+from tests.support.postgres import PostgresServer
+from tests.support.processes import ROOT
+from tests.web.rig import Server, all_events, gates, inline, new_service, serving
+
+LEASE = 2.0
+COUNT = 20
+REPLICA = """
+import asyncio, sys
+from dfm_async.store.postgres import PostgresStore
+from tests.web.rig import PIPELINES, gates, inline
+
+async def main(url, lease, count):
+    gates["replicas"] = asyncio.Event()
+    async with inline(store=PostgresStore(url, lease=float(lease))) as session:
+        job = await session.execute(PIPELINES["gated"], {"n": int(count), "gate": "replicas"}, job_id="shared")
+        results = aiter(job)
+        for _ in range(int(count) // 2):
+            await anext(results)
+        print("ready", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def url(postgres: PostgresServer) -> str:
+    gates["replicas"] = asyncio.Event()
+    return postgres.url(postgres.new_database())
+
+
+@asynccontextmanager
+async def replica(url: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process whose job has yielded half of its results, and waits."""
+    command = [sys.executable, "-c", REPLICA, url, str(LEASE), str(COUNT)]
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"ready\n"
+    yield process
+    if process.returncode is None:
+        process.kill()
+    await process.communicate()
+
+
+@asynccontextmanager
+async def service(url: str) -> AsyncIterator[Server]:
+    async with serving(
+        new_service(session=lambda: inline(store=PostgresStore(url, lease=LEASE)), resume=True)
+    ) as server:
+        yield server
+
+
+async def test_a_job_can_be_read_from_every_service(url: str) -> None:
+    async with replica(url), service(url) as server:
+        found = (await server.client.get("/jobs/shared/events?limit=1000")).json()["events"]
+        assert [event["value"] for event in found if event["event"] == "result"] == [*range(COUNT // 2)]
+        refused = await server.client.post("/jobs/shared/cancel")
+        assert refused.status_code == 409
+        assert "another process" in refused.text
+
+
+async def test_jobs_of_a_process_that_is_killed_go_on_in_another_service(url: str) -> None:
+    async with service(url) as server, replica(url) as process:
+        reading = asyncio.create_task(all_events(server.client, "/jobs/shared/stream"))
+        process.kill()
+        gates["replicas"].set()
+        found = await asyncio.wait_for(reading, 60)
+    assert [event.data["value"] for event in found if event.name == "result"] == [*range(COUNT)]
+    assert found[-1].name == "end"
+    assert found[-1].data["status"] == "finished"
