@@ -122,14 +122,14 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         """The first errors of the job, as far as they are known here; ``info().errors`` is their number."""
         return self._call(lambda: self._async.errors)
 
-    def latest(self, count: int=5) -> Results:
+    def latest(self, count: int = 5) -> Results:
         """Return the newest results that are in memory, oldest first. Readers still get all of them.
 
         See :meth:`dfm_async.Job.latest`.
         """
         return self._call(lambda: self._async.latest(count))
 
-    def wait_until_finished(self, timeout: float | None=None) -> bool:
+    def wait_until_finished(self, timeout: float | None = None) -> bool:
         """Wait for the end; return False after the timeout. Never raises for a failed job.
 
         See :meth:`dfm_async.Job.wait_until_finished`.
@@ -137,32 +137,54 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         return self._wait(self._async.wait_until_finished(timeout))
 
     @overload
-    def results(self, place: Literal['result'], after: int | None=None, ordered: bool=False, errors: Literal['raise']='raise') -> Stream[Result[R_co]]: ...
+    def results(
+        self,
+        place: Literal["result"],
+        after: int | None = None,
+        ordered: bool = False,
+        errors: Literal["raise"] = "raise",
+    ) -> Stream[Result[R_co]]: ...
 
     @overload
-    def results(self, place: str | None=None, after: int | None=None, ordered: bool=False, errors: Literal['raise']='raise') -> Stream[Result]: ...
+    def results(
+        self,
+        place: str | None = None,
+        after: int | None = None,
+        ordered: bool = False,
+        errors: Literal["raise"] = "raise",
+    ) -> Stream[Result]: ...
 
     @overload
-    def results(self, place: str | None=None, after: int | None=None, ordered: bool=False, *, errors: Literal['yield']) -> Stream[Result | Failure]: ...
+    def results(
+        self, place: str | None = None, after: int | None = None, ordered: bool = False, *, errors: Literal["yield"]
+    ) -> Stream[Result | Failure]: ...
 
     @overload
-    def results(self, place: str | None, after: int | None, ordered: bool, errors: Literal['raise', 'yield']) -> Stream[Result | Failure]: ...
+    def results(
+        self, place: str | None, after: int | None, ordered: bool, errors: Literal["raise", "yield"]
+    ) -> Stream[Result | Failure]: ...
 
-    def results(self, place: str | None=None, after: int | None=None, ordered: bool=False, errors: Literal['raise', 'yield']='raise') -> Any:
+    def results(
+        self,
+        place: str | None = None,
+        after: int | None = None,
+        ordered: bool = False,
+        errors: Literal["raise", "yield"] = "raise",
+    ) -> Any:
         """Return an iterator over the results.
 
         See :meth:`dfm_async.Job.results`.
         """
         return Stream(self._loop, self._call(lambda: self._async.results(place, after, ordered, errors)))
 
-    def events(self, after: int | None=None) -> Stream[Event]:
+    def events(self, after: int | None = None) -> Stream[Event]:
         """Return an iterator over all events of the job.
 
         See :meth:`dfm_async.Job.events`.
         """
         return Stream(self._loop, self._call(lambda: self._async.events(after)))
 
-    def changes(self, interval: float=0.1) -> Stream[JobInfo]:
+    def changes(self, interval: float = 0.1) -> Stream[JobInfo]:
         """Return an iterator over the state of the job: first the current one, then each change.
 
         See :meth:`dfm_async.Job.changes`.
@@ -176,7 +198,7 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         """
         return self._wait(self._async.show())
 
-    def activity(self, interval: float=0.1) -> Stream[Activity]:
+    def activity(self, interval: float = 0.1) -> Stream[Activity]:
         """Return an iterator over the calls of the job's operations: their numbers, and the calls that have ended.
 
         See :meth:`dfm_async.Job.activity`.
@@ -189,12 +211,12 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         return self._call(lambda: self._async.watched)
 
     @overload
-    def collect(self, errors: Literal['raise', 'skip']='raise') -> Results: ...
+    def collect(self, errors: Literal["raise", "skip"] = "raise") -> Results: ...
 
     @overload
-    def collect(self, errors: Literal['yield']) -> list[Result | Failure]: ...
+    def collect(self, errors: Literal["yield"]) -> list[Result | Failure]: ...
 
-    def collect(self, errors: Literal['raise', 'skip', 'yield']='raise') -> Any:
+    def collect(self, errors: Literal["raise", "skip", "yield"] = "raise") -> Any:
         """Wait for the end, and return all results, as a list.
 
         See :meth:`dfm_async.Job.collect`.
@@ -208,7 +230,9 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         """
         return self._wait(self._async.failures())
 
-    def retry_failed(self, label: str | None=None, priority: int | None=None, watch: bool | None=None) -> Job[R_co]:
+    def retry_failed(
+        self, label: str | None = None, priority: int | None = None, watch: bool | None = None
+    ) -> Job[R_co]:
         """Wait for the end, and run the parameter sets of :meth:`failures` again, as a new job.
 
         See :meth:`dfm_async.Job.retry_failed`.
@@ -216,12 +240,12 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         return Job(self._loop, self._wait(self._async.retry_failed(label, priority, watch)))
 
     @overload
-    def first(self, place: Literal['result']) -> Result[R_co]: ...
+    def first(self, place: Literal["result"]) -> Result[R_co]: ...
 
     @overload
-    def first(self, place: str | None=None) -> Result: ...
+    def first(self, place: str | None = None) -> Result: ...
 
-    def first(self, place: str | None=None) -> Result:
+    def first(self, place: str | None = None) -> Result:
         """Wait for the first result, of one place or of any.
 
         See :meth:`dfm_async.Job.first`.
@@ -242,7 +266,7 @@ class Job(Blocking[AsyncJob[R_co]], Generic[R_co]):
         """
         return self._wait(self._async.send_stop_frame())
 
-    def cancel(self, reason: str | None=None, grace: float=5.0) -> dict[str, str]:
+    def cancel(self, reason: str | None = None, grace: float = 5.0) -> dict[str, str]:
         """Stop the job, and return when every site has confirmed that nothing of it runs any longer.
 
         See :meth:`dfm_async.Job.cancel`.
