@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,11 +25,11 @@ class Backend(Protocol):
     def make(self) -> Store:
         """Make a store that is not open."""
 
-    def execute(self, statement: str) -> list[Any]:
-        """Execute a statement, which is the same in all databases."""
+    async def execute(self, statement: str) -> list[Any]:
+        """Execute a statement, which is the same in all databases. The loop goes on: it may hold a lock of a store."""
 
-    @contextmanager
-    def broken(self, table: str = "entries", event: str = "INSERT") -> Iterator[None]:
+    @asynccontextmanager
+    async def broken(self, table: str = "entries", event: str = "INSERT") -> AsyncIterator[None]:
         """Let all transactions that write to a table fail."""
 
 
@@ -40,14 +41,14 @@ class SqliteBackend:
     def make(self) -> Store:
         return open_store(self.url)
 
-    def execute(self, statement: str) -> list[Any]:
-        return sql(self.path, statement)
+    async def execute(self, statement: str) -> list[Any]:
+        return await asyncio.to_thread(sql, self.path, statement)
 
-    @contextmanager
-    def broken(self, table: str = "entries", event: str = "INSERT") -> Iterator[None]:
-        sql(self.path, f"CREATE TRIGGER broken BEFORE {event} ON {table} BEGIN SELECT RAISE(ABORT, 'no luck'); END")
+    @asynccontextmanager
+    async def broken(self, table: str = "entries", event: str = "INSERT") -> AsyncIterator[None]:
+        await self.execute(f"CREATE TRIGGER broken BEFORE {event} ON {table} BEGIN SELECT RAISE(ABORT, 'no luck'); END")
         yield
-        sql(self.path, "DROP TRIGGER broken")
+        await self.execute("DROP TRIGGER broken")
 
 
 class PostgresBackend:
@@ -59,15 +60,15 @@ class PostgresBackend:
     def make(self, lease: float = 30.0) -> PostgresStore:
         return PostgresStore(self.url, lease=lease)
 
-    def execute(self, statement: str) -> list[Any]:
-        return self._server.execute(self._database, statement)
+    async def execute(self, statement: str) -> list[Any]:
+        return await asyncio.to_thread(self._server.execute, self._database, statement)
 
-    @contextmanager
-    def broken(self, table: str = "entries", event: str = "INSERT") -> Iterator[None]:
-        self.execute(
+    @asynccontextmanager
+    async def broken(self, table: str = "entries", event: str = "INSERT") -> AsyncIterator[None]:
+        await self.execute(
             "CREATE OR REPLACE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS "
             "$$ BEGIN RAISE EXCEPTION 'no luck'; END $$; "
             f"CREATE TRIGGER broken BEFORE {event} ON {table} FOR EACH ROW EXECUTE FUNCTION fail()"
         )
         yield
-        self.execute(f"DROP TRIGGER broken ON {table}")
+        await self.execute(f"DROP TRIGGER broken ON {table}")

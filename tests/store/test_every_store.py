@@ -9,7 +9,7 @@ import os
 import random
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -101,7 +101,7 @@ async def test_new_job_is_stored_as_it_was_passed(backend: Backend, store: Store
         owner=job.owner,
     )
     assert (job.owner.fence, job.owner.pid, job.owner.alive, job.owner.mine) == (store.fence, os.getpid(), True, True)
-    assert backend.execute("SELECT job_id FROM jobs") == [("j",)], "it is committed when create returns"
+    assert await backend.execute("SELECT job_id FROM jobs") == [("j",)], "it is committed when create returns"
 
 
 async def test_an_id_that_is_taken(store: Store) -> None:
@@ -189,7 +189,7 @@ async def test_a_deleted_job_is_gone_with_all_it_had(backend: Backend, store: St
     await store.delete("j")
     assert [job.job_id for job in await store.jobs()] == ["k"]
     for table in "jobs", "plans", "params", "entries":
-        assert backend.execute(f"SELECT count(*) FROM {table}") == [(1,)]
+        assert await backend.execute(f"SELECT count(*) FROM {table}") == [(1,)]
     assert await everything(store, "k") == [entry(0)]
 
 
@@ -268,7 +268,7 @@ async def test_fenced_owner_writes_no_more_of_its_job(backend: Backend, store: S
     ends: list[dict[str, int]] = []
     await store.create(new_job("lost"))
     await store.create(new_job("kept"))
-    backend.execute("UPDATE jobs SET fence = 999 WHERE job_id = 'lost'")
+    await backend.execute("UPDATE jobs SET fence = 999 WHERE job_id = 'lost'")
     store.on_fenced, store.on_commit = fenced.append, ends.append
     for job_id in "lost", "kept":
         store.append(job_id, entry(0))
@@ -297,7 +297,7 @@ async def test_writes_for_a_missing_job_are_reported(store: Store, caplog: pytes
 
 async def test_failed_commit_is_reported_and_kept(backend: Backend, store: Store, errors: list[StoreError]) -> None:
     await store.create(new_job("j"))
-    with backend.broken():
+    async with backend.broken():
         store.append("j", entry(0))
         store.add_params("j", 0, [row(0)])
         with pytest.raises(StoreError, match="no luck"):
@@ -319,7 +319,7 @@ async def test_a_failed_commit_is_tried_again_when_much_more_is_queued(
 ) -> None:
     await store.create(new_job("j"))
     done = asyncio.Event()
-    with backend.broken():
+    async with backend.broken():
         for offset in range(1000):
             store.append("j", entry(offset))
             await asyncio.sleep(0)
@@ -336,7 +336,7 @@ async def test_a_failed_commit_is_tried_again_when_much_more_is_queued(
 
 async def test_close_with_uncommitted_writes_raises(backend: Backend, store: Store, errors: list[StoreError]) -> None:
     await store.create(new_job("j"))
-    with backend.broken():
+    async with backend.broken():
         store.append("j", entry(0))
         with pytest.raises(StoreError, match="bytes were committed"):
             await store.close()
@@ -348,7 +348,7 @@ async def test_without_a_callback_errors_are_logged(
     backend: Backend, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     await store.create(new_job("j"))
-    with backend.broken():
+    async with backend.broken():
         store.append("j", entry(0))
         with pytest.raises(StoreError):
             await store.flush()
@@ -451,7 +451,7 @@ async def test_any_interleaving_of_writes_reads_back_the_same(
     store.on_error = lambda _: None
     for job_id in jobs:
         await store.create(new_job(job_id))
-    with ExitStack() as broken:
+    async with AsyncExitStack() as broken:
         fails = False
         for step, letter, value in steps:
             job_id = f"{letter}{name}"
@@ -480,9 +480,9 @@ async def test_any_interleaving_of_writes_reads_back_the_same(
             elif (step == "break") is not fails:
                 fails = not fails
                 if fails:
-                    broken.enter_context(backend.broken("jobs", "UPDATE"))
+                    await broken.enter_async_context(backend.broken("jobs", "UPDATE"))
                 else:
-                    broken.close()
+                    await broken.aclose()
     await store.flush()
     for job_id, job in jobs.items():
         stored = await found(store, job_id)

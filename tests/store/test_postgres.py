@@ -66,17 +66,17 @@ async def test_a_database_that_does_not_exist_is_reported(postgres: PostgresServ
 
 
 async def test_a_server_without_free_connections_is_reported(backend: PostgresBackend) -> None:
-    backend.execute("CREATE ROLE limited LOGIN CONNECTION LIMIT 1")
+    await backend.execute("CREATE ROLE limited LOGIN CONNECTION LIMIT 1")
     try:
-        backend.execute(
+        await backend.execute(
             "DO $$ BEGIN EXECUTE format('GRANT CREATE ON DATABASE %I TO limited', current_database()); END $$"
         )
         store = PostgresStore(backend.url.replace("test@", "limited@"))
         with pytest.raises(StoreError, match="too many connections"):
             await asyncio.wait_for(store.open(), 60)
     finally:
-        backend.execute("DROP OWNED BY limited CASCADE")
-        backend.execute("DROP ROLE limited")
+        await backend.execute("DROP OWNED BY limited CASCADE")
+        await backend.execute("DROP ROLE limited")
 
 
 def test_invalid_urls_schemas_and_leases_are_refused() -> None:
@@ -90,10 +90,10 @@ def test_invalid_urls_schemas_and_leases_are_refused() -> None:
 
 
 async def test_a_schema_of_others_is_refused_and_left_alone(backend: PostgresBackend) -> None:
-    backend.execute("CREATE SCHEMA theirs")
+    await backend.execute("CREATE SCHEMA theirs")
     with pytest.raises(StoreError, match="schema 'theirs' exists, but is not a store of jobs"):
         await PostgresStore(backend.url, schema="theirs").open()
-    assert backend.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'theirs'") == [(0,)]
+    assert await backend.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'theirs'") == [(0,)]
 
 
 @pytest.mark.parametrize(("version", "advice"), [(2, "newer"), (0, "that wrote it")])
@@ -101,7 +101,7 @@ async def test_a_store_of_another_version_is_refused(backend: PostgresBackend, v
     store = backend.make()
     await store.open()
     await store.close()
-    backend.execute(f"UPDATE meta SET version = {version}")
+    await backend.execute(f"UPDATE meta SET version = {version}")
     with pytest.raises(StoreError, match=f"version {version}.*{advice}"):
         await backend.make().open()
 
@@ -204,8 +204,8 @@ async def test_a_lease_is_renewed_while_nothing_is_written(backend: PostgresBack
 # outages
 
 
-def terminate_connections(backend: PostgresBackend) -> None:
-    backend.execute(
+async def terminate_connections(backend: PostgresBackend) -> None:
+    await backend.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
         "WHERE datname = current_database() AND pid <> pg_backend_pid()"
     )
@@ -221,7 +221,7 @@ async def test_connections_that_break_at_any_moment_lose_and_repeat_nothing(
     async def interrupt() -> None:
         while not stop.is_set():
             await asyncio.sleep(random_.random() * 0.05)
-            await asyncio.to_thread(terminate_connections, backend)
+            await terminate_connections(backend)
 
     interrupting = asyncio.create_task(interrupt())
     for number in range(300):

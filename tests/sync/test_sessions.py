@@ -120,12 +120,14 @@ def ctrl_c_when(ready: Callable[[], object]) -> Iterator[None]:
         ready()
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in the background of a shell
     thread = threading.Thread(target=press)
     thread.start()
     try:
         yield
     finally:
         thread.join()
+        signal.signal(signal.SIGINT, before)
 
 
 def in_threads(work: Callable[[int], Any], count: int) -> list[Any]:
