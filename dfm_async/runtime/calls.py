@@ -500,6 +500,7 @@ class _RemoteCall:
             priority=job.priority,
             trace=None if trace is None else (trace.recorder.trace_id, trace.span, trace.stacks is not None),
             timed=call.deadline is not None or call.limit is not None,
+            computes=self.cost.turn,
         )
         if call.callee.per_job and resources.spread is not None:
             held = resources.spread.hold(worker, (job.number, job.at))

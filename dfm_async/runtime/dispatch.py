@@ -21,9 +21,9 @@ _WAITS: Final = 0.05
 """A call that uses a processor for a smaller part of its time waits for something else."""
 _BUSY: Final = 0.25
 """Calls that use a processor for a larger part of their time compute."""
-_AHEAD: Final = 0.005
+_AHEAD: Final = 0.008
 """For how many seconds of work calls are sent to another worker in advance."""
-_MOST_AHEAD: Final = 8
+_MOST_AHEAD: Final = 12
 _SHORT: Final = 0.1
 """Of calls that take fewer seconds, a worker may have a second one while many wait."""
 _RECENT: Final = 0.2
@@ -40,7 +40,7 @@ class OperationCost:
         self.stays = False
         """Whether calls need not run elsewhere: they hardly compute, or mostly wait for something else."""
         self.quick = False
-        """Whether calls end so soon that one thread runs them one after the other as fast as several."""
+        """Whether one thread runs calls one after the other as fast as several do."""
         self.computes = False
         """Whether a call was seen to compute for longer than it takes to have one run elsewhere."""
         self.checked = False
@@ -84,6 +84,23 @@ class OperationCost:
     def known(self) -> bool:
         """Whether a call has ended."""
         return self.count > 0
+
+    @classmethod
+    def expected(cls, seconds: float) -> OperationCost:
+        """Return the cost of calls that compute for so long, and take turns."""
+        cost = cls()
+        cost.wall = cost.used = seconds
+        cost.quick = True
+        return cost
+
+    @property
+    def turn(self) -> float:
+        """For how many seconds a call computes, if calls that are sent in advance wait for those before them; else 0.
+
+        Threads of one process that compute at the same time slow each other down.
+        """
+        computes = self.known and self.used >= _BUSY * self.wall
+        return self.wall if computes and self.used < _SHORT else 0.0
 
     @property
     def ahead(self) -> int:

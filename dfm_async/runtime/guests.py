@@ -19,6 +19,7 @@ from dfm_async.model.policies import retry_after
 from dfm_async.net.game import describe_error
 from dfm_async.runtime import context as _context
 from dfm_async.runtime.calls import context_of, work_of
+from dfm_async.runtime.dispatch import OperationCost
 from dfm_async.runtime.faults import cause_of, is_our_cancellation
 from dfm_async.runtime.objects import JobObjects
 from dfm_async.runtime.observer import Observation
@@ -26,6 +27,7 @@ from dfm_async.runtime.operations import Callee
 from dfm_async.runtime.resources import SiteResources
 from dfm_async.runtime.scope import JobScope
 from dfm_async.runtime.sources import IteratorCancelled, ThreadSource, is_iterator
+from dfm_async.runtime.threads import FREE
 from dfm_async.telemetry.recorder import Recorder, TracedCall
 from dfm_async.telemetry.spans import encode_made
 from dfm_async.wire import messages as msg
@@ -160,7 +162,8 @@ class _GuestCall:
             task = scope.spawn(self._finish(work()), context)
             task.add_done_callback(self._dropped)
         else:
-            scope.threads.start(self.operation, work, context, self._done)
+            cost = OperationCost.expected(message.computes) if message.computes else FREE
+            scope.threads.start(self.operation, work, context, self._done, cost=cost)
 
     def _dropped(self, task: asyncio.Task[None]) -> None:
         """Answer for a task that was cancelled before it began."""

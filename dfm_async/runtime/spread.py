@@ -92,15 +92,19 @@ class CallSpread:
         self._last = 0
         self._asked = 0
         self._asking: asyncio.TimerHandle | None = None
-        self._returning: asyncio.TimerHandle | None = None
+        self._used: dict[str, float] = {}
+        """When each worker that was lent to this process has ended its last call, or was lent."""
+        self._returning = Timer(self._return_idle)
         self._stuck: dict[str, str] = {}
         """Workers with calls that were abandoned and have not returned, and which call."""
         self._abandoned: dict[int, str] = {}
         """The numbers of these calls, and their workers."""
         self._objects: dict[str, dict[tuple[int, int], Outcome[None]]] = {}
         """The workers in which calls of jobs have built objects, and when these are closed."""
-        self._watching: asyncio.TimerHandle | None = None
+        self._watching = Timer(self._check_running)
         """Checks whether calls take longer than expected that were started here."""
+        self._late = 0.0
+        """After how many seconds those that do are checked again; 0 if there are none."""
         self._pumping = False
         self._next: ThreadCall | None = None
         """The call that was the next to start when calls were started for the last time."""
@@ -123,8 +127,7 @@ class CallSpread:
             if call.stream is not None:
                 self._run_here(call)
                 return True
-            if self._watching is None and self._threads.several:
-                self._watch(_OVERRUN)
+            self.watch()
             return False
         if self._mode == "never":
             return False
@@ -182,8 +185,8 @@ class CallSpread:
                 self._dispatcher.begin_here(call)
             call.stream.begin_here()
         else:
-            if not counted and self._watching is None:
-                self._watch(_OVERRUN)
+            if not counted and self._watching.due is None:
+                self._watch()
             self._threads.enqueue(call)
         if _SAMPLES and (counted or call.stream is not None):
             # Later if it is known what to expect: the interpreter has to change threads for it.
@@ -243,27 +246,37 @@ class CallSpread:
         if seconds < _LAST_SAMPLE:  # later on, calls do not wait for it any longer anyway
             self._sample_in(call, 2 * seconds)
 
-    def _watch(self, seconds: float) -> None:
-        self._watching = self._loop.call_later(seconds, self._check_running, seconds)
-        self._threads.batching = seconds <= _OVERRUN
+    def watch(self, seconds: float = 0.0) -> None:
+        """Let threads run several quick calls before they wake the loop, unless one takes longer than expected.
 
-    def _check_running(self, seconds: float) -> None:
+        ``seconds``: how long a call is expected to take.
+        """
+        if not self._late and self._threads.several:
+            self._watch(seconds)
+
+    def _watch(self, seconds: float = 0.0) -> None:
+        self._watching.advance(self._loop.time() + max(_OVERRUN, 2 * seconds))
+        self._threads.batching = not self._late
+
+    def _check_running(self) -> None:
         """Let calls that wait for a thread here run elsewhere, if those before them take longer than expected."""
-        self._watching = None
         threads, now = self._threads, self._loop.time()
         late: dict[ThreadCall, tuple[float, float]] = {}
+        expected = 0.0
         for call in threads.running:
             elapsed = 0.0 if call.started is None else now - call.started
-            if elapsed >= _OVERRUN:
+            if call.cost.quick:
+                expected = max(expected, call.cost.wall)
+            if elapsed >= max(_OVERRUN, 2 * call.cost.wall * call.cost.quick):
                 used = threads.cpu_time(call) if _SAMPLES and call.cost.stays else None
                 late[call] = (elapsed, used or 0.0)
         for cost in self._dispatcher.overran(late):
             self._spread_waiting(cost)
-        following = 2 * seconds if late else _OVERRUN  # those that wait for something else are checked less often
-        if threads.idle or following > _LAST_SAMPLE:
-            threads.batching = False
+        self._late = 2 * max(self._late, _OVERRUN) if late else 0.0  # those that wait are checked less often
+        if threads.idle or self._late > _LAST_SAMPLE:
+            self._late, threads.batching = 0.0, False
         else:
-            self._watch(following)
+            self._watch(self._late / 2 or expected)
         if late or not threads.batching:
             threads.catch_up()
 
@@ -274,6 +287,8 @@ class CallSpread:
 
     def _left(self, call: ThreadCall) -> None:
         worker = self._dispatcher.left(call)
+        if call.worker in self._used:
+            self._used[call.worker] = self._loop.time()
         if worker is not None:
             self._return(worker)
 
@@ -420,8 +435,8 @@ class CallSpread:
             head = self._dispatcher.head
             at_once = not wanted or self._mode or (head is not None and head.cost.used * wanted >= _WORTHWHILE)
             self._asking = self._loop.call_later(0.0 if at_once else _ASK_AFTER, self._ask_now)
-        if not wanted and self._returning is None and self._returnable():
-            self._returning = self._loop.call_later(_KEEP, self._return_idle)
+        if not wanted and self._returning.due is None and self._returnable():
+            self._returning.set(self._loop.time() + _KEEP)
 
     def _returnable(self) -> list[str]:
         return [worker for worker in self._dispatcher.idle_workers if worker not in self._objects]
@@ -434,13 +449,18 @@ class CallSpread:
             self._report(msg.WorkersWanted(wanted))
 
     def _return_idle(self) -> None:
-        self._returning = None
-        if not self._dispatcher.waiting:
-            for worker in self._returnable():
+        if self._dispatcher.waiting:
+            return
+        now = self._loop.time()
+        for worker in self._returnable():
+            if (due := self._used[worker] + _KEEP) <= now:
                 self._return(worker)
+            else:
+                self._returning.advance(due)
 
     def _lend(self, message: msg.WorkerLent) -> None:
         self._asked = max(0, self._asked - 1)
+        self._used[message.address] = self._loop.time()
         self._dispatcher.lend(message.address)
         self._pump()
 
@@ -455,6 +475,7 @@ class CallSpread:
         self._report(msg.WorkerReturned(worker, self._stuck.pop(worker, "")))
 
     def _forget(self, worker: str) -> None:
+        self._used.pop(worker, None)
         self._abandoned = {number: found for number, found in self._abandoned.items() if found != worker}
 
     def _gone(self, message: msg.WorkerGone) -> None:

@@ -33,7 +33,9 @@ ABANDONED_LIMIT: Final = 256
 
 _BATCH: Final = 16
 """The number of quick calls after which a thread wakes the loop in any case."""
-_FREE: Final = OperationCost()
+_HOLD: Final = 0.005
+"""For how many seconds a thread goes on with further quick calls before it wakes the loop."""
+FREE: Final = OperationCost()
 """The cost of calls that only run here."""
 
 
@@ -91,6 +93,9 @@ class Spread(Protocol):
     def take(self, call: ThreadCall, remote: RemoteCall) -> bool:
         """Take a call; return False if it is to run here at once."""
 
+    def watch(self, seconds: float = 0.0) -> None:
+        """Let threads run several quick calls before they wake the loop, unless one takes longer than expected."""
+
     def ended_here(
         self, call: ThreadCall, result: Any, error: BaseException | None, *, abandoned: bool = False
     ) -> None:
@@ -119,7 +124,7 @@ class ThreadCall(msgspec.Struct, eq=False):
     """Runs it in another worker, if that is possible."""
     stream: StreamedCall | None = None
     """Takes the elements, if it is a generator."""
-    cost: OperationCost = _FREE
+    cost: OperationCost = FREE
     """What calls of its operation cost, if it may run in another worker."""
     pinned: bool = False
     """Whether it has to run here."""
@@ -209,17 +214,21 @@ class Threads:
         job: JobCalls[ThreadCall] | None = None,
         remote: RemoteCall | None = None,
         owner: JobThreads | None = None,
+        cost: OperationCost = FREE,
     ) -> ThreadCall:
         """Run ``work`` in a thread, and then ``done(result, error)`` on the loop, in a turn of ``job``.
 
-        With ``remote``, it may run in another worker instead. ``owner`` is notified before ``done`` is called.
+        With ``remote``, it may run in another worker instead; else, ``cost`` is that of its operation. ``owner`` is
+        notified before ``done`` is called.
         """
-        call = ThreadCall(context, work, done, self._others if job is None else job, owner, remote)
+        call = ThreadCall(context, work, done, self._others if job is None else job, owner, remote, cost=cost)
         self._busy += 1
         self._steps += 1
         if self.abandoned > ABANDONED_LIMIT and self._refusing:
             self._fail(call, self._refusal())
         elif remote is None or self.spread is None:
+            if cost.quick and self.spread is not None:
+                self.spread.watch(cost.wall)
             self.enqueue(call)
         else:
             call.cost, call.bound = remote.cost, bool(remote.bound)
@@ -230,8 +239,8 @@ class Threads:
     def enqueue(self, call: ThreadCall) -> None:
         """Run a call here as soon as a thread is free."""
         self._calls.put(call.job, call)
-        if self.batching and call.cost.quick:
-            if self._draining:
+        if call.cost.quick:
+            if self.batching and (self._draining or any(other.cost.quick for other in self.running)):
                 return  # its thread comes to this one in a moment
             self._draining = True
         self._tokens.put(True)
@@ -266,8 +275,8 @@ class Threads:
 
     @property
     def running(self) -> list[ThreadCall]:
-        """The calls that threads run now. Those that just begin or end may be missing."""
-        return [call for call in self._current.values() if call is not None]
+        """The calls that threads run now, with those that just begin or end."""
+        return [call for call in list(self._current.values()) if call is not None]  # threads add and remove theirs
 
     def _add_thread(self) -> None:
         if self._busy <= self._started or self._started >= self._limit:
@@ -285,18 +294,19 @@ class Threads:
         self._started += 1
 
     def _serve(self) -> None:
-        current, ident, kept = self._current, threading.get_ident(), 0
+        current, ident, kept, since = self._current, threading.get_ident(), 0, 0.0
+        time_of = self._loop.time
         while self._tokens.get():
-            call = self._next()
+            current[ident] = call = self._next()
             while call is not None:
                 self.enter(call)
-                current[ident] = call
+                if not kept and call.started is not None:
+                    since = call.started
                 result, error = None, None
                 try:
                     result = call.context.run(call.work)
                 except BaseException as caught:  # noqa: BLE001 - also SystemExit: it must not end the worker
                     error = caught
-                current[ident] = None
                 if self.leave(call):
                     del current[ident]
                     if inspect.iscoroutine(result):
@@ -304,9 +314,10 @@ class Threads:
                     self.post(self.returned_late)
                     return
                 self._keep(functools.partial(self._finish, call, result, error))
-                call = self._next()
+                current[ident] = call = self._next()
                 kept += 1
-                if call is None or kept >= _BATCH or not (self.batching and call.cost.quick):
+                more = call is not None and self.batching and call.cost.quick and kept < _BATCH
+                if not (more and time_of() - since + call.cost.wall < _HOLD):
                     kept = 0
                     self._wake_loop()  # else together with the next one
                 del result, error  # an idle thread keeps nothing alive
@@ -586,17 +597,18 @@ class JobThreads:
         *,
         closes: bool = False,
         remote: RemoteCall | None = None,
+        cost: OperationCost = FREE,
     ) -> ThreadCall:
         """Run synchronous code, named ``what``, in a thread, and then ``done(result, error)`` on the loop.
 
         ``closes``: the code closes an object, and runs even if the job is cancelled. With ``remote``, it may run in
-        another worker instead.
+        another worker instead; else, ``cost`` is that of its operation.
         """
         calls = self.calls
         if closes:
             calls = self._closes = self._closes or JobCalls(calls.priority)
 
-        call = self._threads.run(context, work, done, calls, remote, self)
+        call = self._threads.run(context, work, done, calls, remote, self, cost)
         self._running[call] = what
         return call
 

@@ -375,7 +375,8 @@ class RunCall(_JobMessage, frozen=True, tag=50):
     """Run an attempt of a call for the worker at ``home``, which knows it by its number.
 
     ``trace``: the trace, the id of the call's span, and whether the call is sampled; None if the job is not traced.
-    ``timed``: whether the start is reported by :class:`CallStarted`.
+    ``timed``: whether the start is reported by :class:`CallStarted`. ``computes``: for how many seconds the call is
+    expected to compute, if it takes turns with others of its kind; else 0.
     """
 
     number: int
@@ -391,6 +392,7 @@ class RunCall(_JobMessage, frozen=True, tag=50):
     priority: int
     trace: tuple[str, int, bool] | None
     timed: bool
+    computes: float
 
 
 class CallStarted(_JobMessage, frozen=True, tag=51):

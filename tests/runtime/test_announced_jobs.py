@@ -204,6 +204,7 @@ async def test_calls_of_others_run_only_where_workers_share_them(caplog: pytest.
         priority=0,
         trace=None,
         timed=False,
+        computes=0.0,
     )
     async with Site() as site:
         sent: list[Any] = []

@@ -64,9 +64,9 @@ def test_short_calls_are_sent_in_advance() -> None:
     dispatcher: Dispatcher[Call] = Dispatcher()
     dispatcher.lend("w")
     short = cost(0.001)
-    for _ in range(10):
+    for _ in range(20):
         dispatcher.put("job", 0, Call(short))
-    assert Counter(worker for _, worker in started(dispatcher)) == {"w": 6, None: 1}
+    assert Counter(worker for _, worker in started(dispatcher)) == {"w": 9, None: 1}
 
 
 def test_many_waiting_calls_keep_a_second_one_in_each_worker() -> None:
@@ -80,6 +80,17 @@ def test_many_waiting_calls_keep_a_second_one_in_each_worker() -> None:
     assert [worker for _, worker in started(dispatcher)] == ["w"]
     dispatcher.left(calls[2])
     assert started(dispatcher) == []  # few are left: whichever process is free first takes them
+
+
+@pytest.mark.parametrize(
+    ("wall", "used", "turn"), [(0.02, 0.02, 0.02), (0.02, 0.001, 0), (0.2, 0.2, 0), (0.04, 0.02, 0.04)]
+)
+def test_short_calls_that_compute_take_turns(wall: float, used: float, turn: float) -> None:
+    assert cost(wall, used).turn == turn
+
+
+def test_calls_of_an_operation_that_was_never_measured_take_no_turns() -> None:
+    assert OperationCost().turn == 0
 
 
 def test_long_calls_are_not_sent_in_advance() -> None:

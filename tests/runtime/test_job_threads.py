@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import os
 import threading
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -264,6 +267,9 @@ class Stays:
     def take(self, _call: ThreadCall, _remote: RemoteCall) -> bool:
         return False
 
+    def watch(self, _seconds: float = 0.0) -> None:
+        pass
+
     def ended_here(self, *_: Any, **__: Any) -> None:
         pass
 
@@ -284,15 +290,16 @@ async def quick_threads() -> AsyncIterator[Threads]:
     threads.close()
 
 
-def run_all(threads: Threads, remote: Any, *works: Callable[[], Any]) -> list[Outcome[Any]]:
-    """Run calls, and return their outcomes."""
+def run_all(threads: Threads, remote: Any, *works: Callable[[], Any], expected: float = 0.0) -> list[Outcome[Any]]:
+    """Run calls, and return their outcomes. ``expected``: those of another worker, and how long they should take."""
+    cost = OperationCost.expected(expected)
     outcomes: list[Outcome[Any]] = [Outcome() for _ in works]
     for work, outcome in zip(works, outcomes, strict=True):
 
         def done(value: Any, _error: BaseException | None, found: Outcome[Any] = outcome) -> None:
             found.settle(value)
 
-        threads.run(contextvars.Context(), work, done, None, remote)
+        threads.run(contextvars.Context(), work, done, None, remote, cost=cost)
     return outcomes
 
 
@@ -327,6 +334,39 @@ async def test_a_quick_call_that_takes_long_holds_up_no_others_for_long(quick_th
     assert await before == "before"
     assert await behind == "behind"
     assert not long.done()
+    gate.set()
+    assert await long
+
+
+async def test_calls_of_other_workers_that_compute_take_turns(quick_threads: Threads) -> None:
+    running: list[int] = []
+
+    def compute() -> None:
+        running.append(1)
+        time.sleep(0.001)  # lets other threads go on
+        running.append(-1)
+
+    sent: deque[Outcome[Any]] = deque()
+    settled = 0
+    for number in range(100):  # as a worker gets them: the next one when one has ended
+        sent += run_all(quick_threads, None, compute, expected=0.001)
+        if number == 30:
+            quick_threads.catch_up()  # one has taken long: those behind it run in other threads
+        if number == 60:
+            settled = len(running)
+        if len(sent) > 2:
+            await sent.popleft()
+    await asyncio.gather(*sent)
+    depth = list(itertools.accumulate(running))
+    assert max(depth[:50]) == max(depth[settled:]) == 1
+
+
+async def test_an_outcome_does_not_wait_for_a_call_that_is_expected_to_take_long(quick_threads: Threads) -> None:
+    ready, gate = threading.Event(), threading.Event()
+    _, before = run_all(quick_threads, None, ready.wait, lambda: "before", expected=0.001)
+    (long,) = run_all(quick_threads, None, gate.wait, expected=0.09)
+    ready.set()
+    assert await before == "before"
     gate.set()
     assert await long
 
