@@ -317,7 +317,7 @@ class Threads:
                 current[ident] = call = self._next()
                 kept += 1
                 more = call is not None and self.batching and call.cost.quick and kept < _BATCH
-                if not (more and time_of() - since + call.cost.wall < _HOLD):
+                if call is None or not more or time_of() - since + call.cost.wall >= _HOLD:
                     kept = 0
                     self._wake_loop()  # else together with the next one
                 del result, error  # an idle thread keeps nothing alive

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,8 +28,7 @@ class Backend(Protocol):
     async def execute(self, statement: str) -> list[Any]:
         """Execute a statement, which is the same in all databases. The loop goes on: it may hold a lock of a store."""
 
-    @asynccontextmanager
-    async def broken(self, table: str = "entries", event: str = "INSERT") -> AsyncIterator[None]:
+    def broken(self, table: str = "entries", event: str = "INSERT") -> AbstractAsyncContextManager[None]:
         """Let all transactions that write to a table fail."""
 
 
