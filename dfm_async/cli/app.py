@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -94,12 +95,19 @@ def jobs(
     source: SourceOptions,
     limit: Annotated[int, typer.Option(min=1, metavar="COUNT", help="The maximum number of jobs.")] = 50,
     status: Annotated[JobStatus | None, option(f"Only jobs with this status: {_STATUSES}.", "STATUS")] = None,
+    pipeline: Annotated[str | None, option("Only jobs of the pipeline with this name.", "NAME")] = None,
+    label: Annotated[str | None, option("Only jobs with this label; in a service, of this principal.", "LABEL")] = None,
+    since: Annotated[datetime | None, option("Only jobs that were created then or later.", "TIME")] = None,
+    until: Annotated[datetime | None, option("Only jobs that were created before that.", "TIME")] = None,
     as_json: JsonOption = False,
 ) -> Work:
     """List the jobs of a service or a store, the newest first."""
     from dfm_async.cli.jobs import list_jobs
+    from dfm_async.model.job_filter import JobFilter
 
-    return list_jobs(source, limit, status, as_json=as_json)
+    begin, end = (None if moment is None else moment.timestamp() for moment in (since, until))
+    wanted = JobFilter(status=status, pipeline=pipeline, label=label, since=begin, until=end)
+    return list_jobs(source, limit, wanted, as_json=as_json)
 
 
 @command(app)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import anyio
 import msgspec
@@ -34,6 +33,7 @@ from dfm_async.model.events import (
     StatusChanged,
 )
 from dfm_async.model.info import JobInfo
+from dfm_async.model.job_filter import JobFilter
 from dfm_async.model.status import JobStatus
 from dfm_async.results.event_codec import event_data
 from dfm_async.session.job import Job
@@ -43,6 +43,14 @@ from dfm_async.telemetry.spans import frame_text
 
 if TYPE_CHECKING:
     from dfm_async.client import Client
+
+
+class _Wanted(TypedDict):
+    """Which jobs to list, of a service as of a store."""
+
+    pipeline: str | None
+    since: float | None
+    until: float | None
 
 
 def _open(source: SourceOptions, modules: Sequence[str] = ()) -> AbstractAsyncContextManager[Client | _StoredJobs]:
@@ -78,10 +86,17 @@ class _StoredJobs:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    async def jobs(self, limit: int, status: JobStatus | None) -> list[JobInfo]:
-        """Return the newest jobs, the newest first."""
-        found = (info for info in self._session.recent() if status in (None, info.status))
-        return list(itertools.islice(found, limit))
+    async def jobs(
+        self, limit: int, status: JobStatus | None, *, principal: str | None, **wanted: Unpack[_Wanted]
+    ) -> list[JobInfo]:
+        """Return the newest jobs that fit, the newest first. Services label jobs with their principals."""
+        found: list[JobInfo] = []
+        async with aclosing(self._session.find_jobs(status=status, label=principal, **wanted)) as jobs:
+            async for info in jobs:
+                found.append(info)
+                if len(found) == limit:
+                    break
+        return found
 
     async def info(self, job_id: str) -> JobInfo:
         """Return what is known of a job."""
@@ -125,11 +140,12 @@ class _StoredJobs:
         return job
 
 
-async def list_jobs(options: SourceOptions, limit: int, status: JobStatus | None, *, as_json: bool) -> int:
+async def list_jobs(options: SourceOptions, limit: int, wanted: JobFilter, *, as_json: bool) -> int:
     """List jobs, the newest first."""
     output = StandardOutput()
     async with _open(options) as source:
-        found = await source.jobs(limit, status)
+        between: _Wanted = {"pipeline": wanted.pipeline, "since": wanted.since, "until": wanted.until}
+        found = await source.jobs(limit, wanted.status, principal=wanted.label, **between)
     if as_json:
         for info in found:
             await output.line(safe_json(msgspec.json.encode(info)))
@@ -140,7 +156,11 @@ async def list_jobs(options: SourceOptions, limit: int, status: JobStatus | None
             if info.status is JobStatus.UNKNOWN:
                 print_message(info.reason or f"job {info.job_id} cannot be read")
     else:
-        print_message("no jobs" if status is None else f"no jobs are {status.value}")
+        status = wanted.status
+        if wanted != JobFilter(status=status):
+            print_message("no jobs fit these options")
+        else:
+            print_message("no jobs" if status is None else f"no jobs are {status.value}")
     return Exit.SUCCESS
 
 

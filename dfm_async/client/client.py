@@ -136,15 +136,31 @@ class Client:
 
     # jobs
 
-    async def jobs(self, limit: int = 50, status: JobStatus | None = None) -> list[JobInfo]:
-        """Return the newest jobs, the newest first.
+    async def jobs(
+        self,
+        limit: int = 50,
+        status: JobStatus | None = None,
+        *,
+        pipeline: str | None = None,
+        principal: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> list[JobInfo]:
+        """Return the newest jobs that fit everything that is given, the newest first.
 
         Args:
             limit: the maximum number of jobs.
             status: only jobs with this status.
+            pipeline: only jobs of the pipeline with this name.
+            principal: only jobs of this principal.
+            since: only jobs that were created then or later, in seconds since 1970.
+            until: only jobs that were created before that.
         """
         found: list[JobInfo] = []
-        query: dict[str, Any] = {} if status is None else {"status": status.value}
+        given = {"pipeline": pipeline, "principal": principal, "since": since, "until": until}
+        query: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if status is not None:
+            query["status"] = status.value
         while len(found) < limit:
             query["limit"] = min(limit - len(found), _PAGE)
             listed, following = self._page(await self._connection.request("GET", "/jobs", query=query), "jobs")

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ from dfm_async.engine.frames import Row
 from dfm_async.engine.jobs import JobTable
 from dfm_async.errors import DfmError, EncodingError, JobNotFound, JobOwned, ParameterError, StoreError
 from dfm_async.model.ids import JobId
+from dfm_async.model.job_filter import JobFilter
 from dfm_async.model.job_spec import JobSpec
 from dfm_async.model.status import JobStatus
 from dfm_async.planning.plan import Plan
@@ -27,12 +28,14 @@ from dfm_async.results.record import ERRORS_KEPT, JobRecord
 from dfm_async.session.journal import History, JobJournal, StoredLog, read_history
 from dfm_async.session.parameters import stored_row
 from dfm_async.site import checkpoints
-from dfm_async.store.base import NewJob, Store, StoredJob
+from dfm_async.store.base import NewJob, Position, Store, StoredJob
 from dfm_async.wire.codec import Codec
 
 _log = logging.getLogger(__name__)
 
 _PLANS: Final = 128
+_PAGE: Final = 100
+"""How many jobs of the store are read at once."""
 
 _spec: Final = msgspec.msgpack.Decoder(JobSpec)
 _RESTORE: Final = "Restore the file from a copy, or forget the job"
@@ -150,6 +153,8 @@ class DurableJobs:
             created=record.created,
             params=[stored_row(row) for row in rows],
             stopped=stopped,
+            pipeline=record.plan.pipeline,
+            label=record.label,
         )
         self._creating[record.job_id] = record  # calls that look for it meanwhile must find this one
         try:
@@ -221,7 +226,7 @@ class DurableJobs:
         deleted: set[str] = set()  # what is read may be from before that
         self._reading.append(deleted)
         try:
-            read = await self.store.jobs(self._limit) if self._limit else []
+            read = await self.store.jobs(limit=self._limit) if self._limit else []
         finally:
             self._reading = [other for other in self._reading if other is not deleted]
         found = [job for job in read if job.job_id not in deleted]
@@ -249,12 +254,24 @@ class DurableJobs:
             record.cut_off(error)
             return record
 
-    def newest(self, before: tuple[float, str] | None) -> Iterator[JobRecord]:
-        """Yield the jobs of the store that are not among those of the session, the newest first."""
-        for stored in reversed(self._listed):
-            older = before is None or (stored.created, stored.job_id) < before
-            if older and self._known(stored.job_id) is None:
-                yield self._listing(stored)
+    async def search(self, wanted: JobFilter, before: Position | None) -> AsyncGenerator[JobRecord, None]:
+        """Yield the jobs of the store that are not among those of the session, the newest first.
+
+        With a status that can still change, jobs with others that can are among them.
+        """
+        page: Sequence[StoredJob] = ()
+        while not page or len(page) == _PAGE:
+            page = await self.store.jobs(wanted, before=before, limit=_PAGE)
+            if not page:
+                return
+            before = page[-1].created, page[-1].job_id
+            for stored in page:  # before any of them is shown: others are shown between them
+                known = self._known(stored.job_id)
+                if known is not None and known.journal is None and not known.status.terminal:
+                    self._update(known, stored)
+            for stored in page:
+                if self._known(stored.job_id) is None:
+                    yield self._listing(stored)
 
     def _known(self, job_id: str) -> JobRecord | None:
         return self._creating.get(job_id) or self._jobs.find(job_id)

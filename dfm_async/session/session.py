@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import heapq
-import operator
 import os
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeVar, overload
 
 import msgspec
@@ -21,13 +20,16 @@ from dfm_async.engine.target import Target
 from dfm_async.errors import DfmError, JobNotFound, StoreError
 from dfm_async.federation.federation import Federation
 from dfm_async.language.pipeline import Pipeline
+from dfm_async.model.checks import check_number
 from dfm_async.model.flare import FlareOptions
 from dfm_async.model.ids import JobId
 from dfm_async.model.info import JobInfo
+from dfm_async.model.job_filter import JobFilter
 from dfm_async.model.job_spec import FRAME_WINDOW, JobSpec
 from dfm_async.model.options import LocalOptions, ResultLimits
 from dfm_async.model.policies import RetryPolicy
 from dfm_async.model.stats import SessionStats
+from dfm_async.model.status import JobStatus
 from dfm_async.planning.explain import net_text
 from dfm_async.planning.plan import Plan
 from dfm_async.planning.profile import Profile
@@ -558,16 +560,60 @@ class Session(DirectCalls):
         coordinator = None if found.status.ended else self._jobs.coordinator(found.job_id)
         return job_info(found, coordinator, waits, stored=self._durable is not None)
 
-    def recent(self, before: tuple[float, str] | None = None) -> Iterator[JobInfo]:
-        """Yield the states of the jobs, the newest first; jobs may come and go between two items.
+    def find_jobs(
+        self,
+        *,
+        status: JobStatus | None = None,
+        pipeline: str | None = None,
+        label: str | None = None,
+        since: float | datetime | None = None,
+        until: float | datetime | None = None,
+        before: JobInfo | tuple[float, str] | None = None,
+    ) -> AsyncGenerator[JobInfo]:
+        """Yield the states of the jobs that fit everything that is given, the newest first.
+
+        With a store, these are all its jobs, also those of other processes; they are read page by page, while the loop
+        over them goes on.
 
         Args:
-            before: when a job was created, and its id: only older ones are yielded.
+            status: their state.
+            pipeline: the name of their pipeline.
+            label: what ``execute(label=...)`` was given.
+            since: when they were created, or later: in seconds since 1970, or as a datetime.
+            until: before when they were created.
+            before: a job, or when it was created and its id: only older ones are yielded.
+
+        Raises:
+            StoreError: the store cannot be read.
         """
-        stored: Iterable[JobRecord] = () if self._durable is None else self._durable.newest(before)
-        order, waits = operator.attrgetter("created", "job_id"), self._submission.waits()
-        for found in heapq.merge(self._jobs.newest(before), stored, key=order, reverse=True):
-            yield self._info(found, waits)
+        self._supervisor.check_open()
+        wanted = JobFilter(
+            status=status,
+            pipeline=pipeline,
+            label=label,
+            since=_seconds("since", since),
+            until=_seconds("until", until),
+        )
+        start = (before.created, before.job_id) if isinstance(before, JobInfo) else before
+        return self._find_jobs(wanted, start)
+
+    async def _find_jobs(self, wanted: JobFilter, start: tuple[float, str] | None) -> AsyncGenerator[JobInfo, None]:
+        waits = self._submission.waits()
+        known = (self._info(found, waits) for found in self._jobs.newest(start))
+        following = next(known, None)
+        if self._durable is not None:
+            async with contextlib.aclosing(self._durable.search(wanted, start)) as stored:
+                async for record in stored:
+                    while following is not None and _position(following) > (record.created, record.job_id):
+                        if wanted.fits(following):
+                            yield following
+                        following = next(known, None)
+                    if wanted.fits(found := self._info(record, waits)):
+                        yield found
+        while following is not None:
+            if wanted.fits(following):
+                yield following
+            following = next(known, None)
 
     def changes(self, interval: float = 0.1) -> JobWatch:
         """Return an iterator over the states of all jobs: first one item for each known job, then one for each change.
@@ -654,6 +700,19 @@ def _store(given: str | Store) -> Store:
 
 def _bounded(priority: int) -> int:
     return max(-(1 << 31), min(priority, 1 << 31))
+
+
+def _seconds(name: str, moment: float | datetime | None) -> float | None:
+    """Return a moment in seconds since 1970."""
+    if isinstance(moment, datetime):
+        return moment.timestamp()
+    if moment is not None:
+        check_number(name, moment)
+    return moment
+
+
+def _position(info: JobInfo) -> tuple[float, str]:
+    return info.created, info.job_id
 
 
 def _check_job_id(job_id: object) -> None:

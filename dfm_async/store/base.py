@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
 from dfm_async.errors import StoreError
+from dfm_async.model.job_filter import ALL_JOBS, JobFilter
 from dfm_async.model.status import JobStatus
+
+Position: TypeAlias = tuple[float, str]
+"""A place in the list of jobs: the time when the job was created that is there, and its id."""
 
 READ_BYTES: Final = 1 << 20
 """The number of bytes that one read returns, about."""
@@ -44,6 +48,8 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
         created: when it was created.
         params: its first parameter sets.
         stopped: no further parameter sets will come.
+        pipeline: the name of its pipeline.
+        label: what the application noted about it.
     """
 
     job_id: str
@@ -53,6 +59,8 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     created: float
     params: Sequence[bytes] = ()
     stopped: bool = False
+    pipeline: str | None = None
+    label: str | None = None
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,8 +221,15 @@ class Store(Protocol):
     async def find(self, job_id: str) -> StoredJob | None:
         """Return a job, or None."""
 
-    async def jobs(self, limit: int = -1) -> list[StoredJob]:
-        """Return the newest jobs, at most ``limit`` or all, in the order in which they were created."""
+    async def jobs(
+        self, wanted: JobFilter = ALL_JOBS, *, before: Position | None = None, limit: int = -1
+    ) -> list[StoredJob]:
+        """Return the jobs that fit, the newest first, at most ``limit`` or all.
+
+        They are in the order of the time when they were created, and of their ids; only those before ``before`` are
+        returned. A job whose time is damaged is the oldest. With a status that can still change, jobs with others that
+        can are returned, too.
+        """
 
     async def read(self, job_id: str, start: int, max_bytes: int = READ_BYTES) -> list[Entry]:
         """Return the entry that holds an offset and those behind it, about ``max_bytes``, but at least one.

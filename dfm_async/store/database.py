@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 import aiosqlite
+import msgspec
 
 from dfm_async.base.backoff import delays
 from dfm_async.base.tasks import completed
 from dfm_async.errors import StoreError
-from dfm_async.store.rows import FENCES, Damage
+from dfm_async.store.rows import FENCES, Damage, storable
 
 T = TypeVar("T")
 
@@ -60,7 +62,7 @@ _TABLES: Final = (
     CREATE TABLE jobs (
         job INTEGER PRIMARY KEY AUTOINCREMENT, job_id TEXT NOT NULL UNIQUE, fence INTEGER NOT NULL,
         created REAL NOT NULL, finished REAL, status TEXT NOT NULL, reason TEXT, "end" INTEGER NOT NULL,
-        frames INTEGER NOT NULL, stopped INTEGER NOT NULL, errors INTEGER, done INTEGER
+        frames INTEGER NOT NULL, stopped INTEGER NOT NULL, errors INTEGER, done INTEGER, pipeline TEXT, label TEXT
     )
     """,
     "CREATE INDEX jobs_by_fence ON jobs (fence)",
@@ -84,8 +86,15 @@ _COLUMNS: Final = {
     "params": {"job", "frame", "data"},
     "entries": {"job", "first", "count", "kind", "head", "payload"},
 }
-_ADDED: Final = ("errors", "done")
+_ADDED: Final = {"errors": "INTEGER", "done": "INTEGER", "pipeline": "TEXT", "label": "TEXT"}
 """Columns of ``jobs`` that the first files of this version lack; NULL means that the number is unknown."""
+_INDEXES: Final = {
+    "jobs_by_time": "(created, job_id)",
+    "jobs_by_pipeline": "(pipeline, created, job_id)",
+    "jobs_by_label": "(label, created, job_id) WHERE label IS NOT NULL",
+    "jobs_not_finished": "(created, job_id) WHERE status <> 'finished'",
+}
+"""What lists of jobs are read with. Older files have none of these."""
 
 
 def explain(path: str, error: sqlite3.Error | OSError) -> StoreError:
@@ -233,17 +242,53 @@ def prepare(connection: sqlite3.Connection, path: str) -> None:
                 for statement in _TABLES:
                     connection.execute(statement)
                 connection.execute("INSERT INTO meta (version, last_fence) VALUES (?, 0)", (VERSION,))
+                _add_missing(connection)
     elif _missing(connection):
         connection.execute("BEGIN IMMEDIATE")
         with connection:
-            for name in _missing(connection):
-                connection.execute(f"ALTER TABLE jobs ADD COLUMN {name} INTEGER")
+            _add_missing(connection)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
 
 
 def _missing(connection: sqlite3.Connection) -> list[str]:
-    return [name for name in _ADDED if name not in _columns(connection, "jobs")]
+    """Return what the table of jobs lacks that was added to the format later: columns and indexes."""
+    indexes = {row[1] for row in connection.execute("PRAGMA index_list(jobs)")}
+    columns = _columns(connection, "jobs")
+    return [name for name in _ADDED if name not in columns] + [name for name in _INDEXES if name not in indexes]
+
+
+def _add_missing(connection: sqlite3.Connection) -> None:
+    missing = _missing(connection)
+    for name in missing:
+        if name in _ADDED:
+            connection.execute(f"ALTER TABLE jobs ADD COLUMN {name} {_ADDED[name]}")
+    if "label" in missing:
+        rows = connection.execute("SELECT plan, options, job FROM plans")
+        connection.executemany("UPDATE jobs SET pipeline = ?, label = ? WHERE job = ?", _described(rows))
+    for name in missing:
+        if name in _INDEXES:
+            connection.execute(f"CREATE INDEX {name} ON jobs {_INDEXES[name]}")
+
+
+class _Named(msgspec.Struct):
+    """What a list shows of a plan, and of the options of a job."""
+
+    pipeline: str | None = None
+    label: str | None = None
+
+
+def _described(rows: Iterable[tuple[Any, Any, Any]]) -> Iterator[tuple[str | None, str | None, Any]]:
+    """Yield the name of the pipeline and the label of each job, from its encoded plan and options."""
+    decode_plan = functools.lru_cache(64)(msgspec.json.Decoder(_Named).decode)
+    decode_options = functools.lru_cache(64)(msgspec.msgpack.Decoder(_Named).decode)
+    for plan, options, job in rows:
+        pipeline = label = None
+        with contextlib.suppress(ValueError, TypeError):  # a damaged job has none
+            pipeline = decode_plan(plan).pipeline
+        with contextlib.suppress(ValueError, TypeError):
+            label = decode_options(options).label
+        yield storable(pipeline), storable(label), job
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> dict[str, int]:

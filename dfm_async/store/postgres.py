@@ -37,8 +37,9 @@ from dfm_async.base.backoff import delays
 from dfm_async.base.signals import Outcome, Signal
 from dfm_async.base.tasks import OwnedTasks, completed
 from dfm_async.errors import StoreError
+from dfm_async.model.job_filter import ALL_JOBS, JobFilter
 from dfm_async.store import postgres_queries as queries
-from dfm_async.store.base import READ_BYTES, Entry, Follower, NewJob, StoredJob
+from dfm_async.store.base import READ_BYTES, Entry, Follower, NewJob, Position, StoredJob
 from dfm_async.store.batching import Batch, Committed
 from dfm_async.store.group_commit import GroupCommitStore, Writer
 from dfm_async.store.postgres_queries import Connection, Ownership
@@ -329,9 +330,11 @@ class PostgresStore(GroupCommitStore):
         """Return a job, or None."""
         return await self._read(lambda connection: queries.find_job(connection, self.fence, job_id))
 
-    async def jobs(self, limit: int = -1) -> list[StoredJob]:
-        """Return the newest jobs, at most ``limit`` or all, in the order in which they were created."""
-        return await self._read(lambda connection: queries.newest_jobs(connection, self.fence, limit))
+    async def jobs(
+        self, wanted: JobFilter = ALL_JOBS, *, before: Position | None = None, limit: int = -1
+    ) -> list[StoredJob]:
+        """Return the jobs that fit, the newest first, at most ``limit`` or all."""
+        return await self._read(lambda connection: queries.list_jobs(connection, self.fence, wanted, before, limit))
 
     async def read(self, job_id: str, start: int, max_bytes: int = READ_BYTES) -> list[Entry]:
         """Return the entry that holds an offset and those behind it, about ``max_bytes``, but at least one."""

@@ -14,10 +14,22 @@ from typing import Any, Final, TypeAlias
 from psycopg import AsyncConnection, Error
 
 from dfm_async.errors import JobNotFound, JobOwned, StoreError
+from dfm_async.model.job_filter import JobFilter
 from dfm_async.model.status import JobStatus
-from dfm_async.store.base import Entry, NewJob, StoredJob
+from dfm_async.store.base import Entry, NewJob, Position, StoredJob
 from dfm_async.store.batching import Batch, Committed, JobChange, JobState
-from dfm_async.store.rows import JOB, entry_of, is_number, is_text, page, params_of, stored_job
+from dfm_async.store.rows import (
+    JOB,
+    arguments,
+    conditions,
+    entry_of,
+    is_number,
+    is_text,
+    page,
+    params_of,
+    storable,
+    stored_job,
+)
 
 Connection: TypeAlias = AsyncConnection[tuple[Any, ...]]
 
@@ -41,7 +53,8 @@ _JOBS: Final = (
 )
 _ONE: Final = f"{_JOBS} WHERE job_id = %s"
 _LOCK: Final = "SELECT 1 FROM jobs WHERE job_id = %s FOR UPDATE"
-_NEWEST: Final = f"{_JOBS} ORDER BY job DESC LIMIT %s"
+_ID: Final = 'job_id COLLATE "C"'
+"""The id of a job, in the order of its code points."""
 _STATES: Final = 'SELECT job_id, job, fence, "end", frames FROM jobs WHERE job_id = ANY(%s) ORDER BY job FOR UPDATE'
 _SEEN: Final = """
     INSERT INTO owners (fence, pid, host, lease, batch, seen) VALUES (%s, %s, %s, %s, %s, clock_timestamp())
@@ -103,10 +116,15 @@ _TABLES: Final = (
     CREATE TABLE jobs (
         job bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, job_id text NOT NULL UNIQUE, fence bigint NOT NULL,
         created float8 NOT NULL, finished float8, status text NOT NULL, reason text, "end" bigint NOT NULL,
-        frames bigint NOT NULL, stopped boolean NOT NULL, errors bigint NOT NULL, done bigint NOT NULL
+        frames bigint NOT NULL, stopped boolean NOT NULL, errors bigint NOT NULL, done bigint NOT NULL,
+        pipeline text, label text
     ) WITH (fillfactor = 70)
     """,
     "CREATE INDEX jobs_by_fence ON jobs (fence)",
+    f"CREATE INDEX jobs_by_time ON jobs (created, {_ID})",
+    f"CREATE INDEX jobs_by_pipeline ON jobs (pipeline, created, {_ID})",
+    f"CREATE INDEX jobs_by_label ON jobs (label, created, {_ID}) WHERE label IS NOT NULL",
+    f"CREATE INDEX jobs_not_finished ON jobs (created, {_ID}) WHERE status <> 'finished'",
     """
     CREATE TABLE plans (
         job bigint PRIMARY KEY REFERENCES jobs ON DELETE CASCADE, plan bytea NOT NULL, fingerprint text,
@@ -263,9 +281,18 @@ class Ownership:
         """Store a new job; False if its id is taken."""
         row = await _row(
             connection,
-            'INSERT INTO jobs (job_id, fence, created, status, "end", frames, stopped, errors, done) '
-            "VALUES (%s, %s, %s, %s, 0, %s, %s, 0, 0) ON CONFLICT (job_id) DO NOTHING RETURNING job",
-            (job.job_id, self.fence, job.created, JobStatus.SUBMITTED.value, len(job.params), job.stopped),
+            'INSERT INTO jobs (job_id, fence, created, status, "end", frames, stopped, errors, done, pipeline, label) '
+            "VALUES (%s, %s, %s, %s, 0, %s, %s, 0, 0, %s, %s) ON CONFLICT (job_id) DO NOTHING RETURNING job",
+            (
+                job.job_id,
+                self.fence,
+                job.created,
+                JobStatus.SUBMITTED.value,
+                len(job.params),
+                job.stopped,
+                storable(job.pipeline),
+                storable(job.label),
+            ),
         )
         if row is None:
             return False
@@ -373,11 +400,6 @@ def is_storable(text: str) -> bool:
     return is_text(text) and "\0" not in text
 
 
-def storable(text: str) -> str:
-    """Return a text for people that PostgreSQL can hold."""
-    return text.replace("\0", "\N{SYMBOL FOR NULL}").encode("utf-8", "backslashreplace").decode()
-
-
 # reading
 
 
@@ -392,19 +414,23 @@ async def find_job(connection: Connection, fence: int, job_id: str) -> StoredJob
     return None if row is None else _job(row, fence)
 
 
-async def newest_jobs(connection: Connection, fence: int, limit: int) -> list[StoredJob]:
-    """Return the newest jobs, in the order in which they were created."""
+async def list_jobs(
+    connection: Connection, fence: int, wanted: JobFilter, before: Position | None, limit: int
+) -> list[StoredJob]:
+    """Return the jobs that fit, the newest first."""
+    fitting = " AND ".join(conditions(wanted, before, "%({})s", _ID)) or "true"
+    query = f"{_JOBS} WHERE {fitting} ORDER BY created DESC, {_ID} DESC LIMIT %(limit)s"
     texts: dict[bytes, bytes] = {}  # many jobs have the same plan and options: one copy of each is enough
     found = []
     async with connection.cursor() as cursor:
-        await cursor.execute(_NEWEST, (limit if limit >= 0 else None,))
+        await cursor.execute(query.encode(), arguments(wanted, before, limit if limit >= 0 else None))
         async for row in cursor:
             values = list(row)
             for at in (1, 3):
                 if isinstance(values[at], bytes):
                     values[at] = texts.setdefault(values[at], values[at])
             found.append(_job(tuple(values), fence))
-    return found[::-1]
+    return found
 
 
 async def read_entries(connection: Connection, job_id: str, start: int, max_bytes: int) -> list[Entry]:

@@ -8,17 +8,33 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from dfm_async.errors import JobNotFound, JobOwned, StoreError
+from dfm_async.model.job_filter import JobFilter
 from dfm_async.model.status import JobStatus
-from dfm_async.store.base import Entry, NewJob, StoredJob
+from dfm_async.store.base import Entry, NewJob, Position, StoredJob
 from dfm_async.store.batching import Batch, Committed, JobState
 from dfm_async.store.processes import Locks
-from dfm_async.store.rows import FENCES, JOB, entry_of, is_number, is_text, page, params_of, stored_job
+from dfm_async.store.rows import (
+    FENCES,
+    JOB,
+    LAST_TIME,
+    arguments,
+    conditions,
+    entry_of,
+    is_number,
+    is_text,
+    page,
+    params_of,
+    storable,
+    stored_job,
+)
 
 _JOBS: Final = f"SELECT {JOB} FROM jobs LEFT JOIN plans USING (job) LEFT JOIN owners ON owners.fence = jobs.fence"  # noqa: S608 - a constant
 _FENCE: Final = 13
 _ONE: Final = f"{_JOBS} WHERE job_id = ?"
-_NEWEST: Final = f"{_JOBS} ORDER BY job DESC LIMIT ?"
+_HAS_TIME: Final = f"typeof(created) = 'real' AND created >= 0 AND created < {LAST_TIME}"
 _OWNERS: Final = "SELECT fence FROM owners"
 _NUMBER: Final = "SELECT job FROM jobs WHERE job_id = ?"
 _ENTRIES: Final = """
@@ -135,9 +151,18 @@ class Ownership:
     def create(self, job: NewJob, connection: sqlite3.Connection, ends: dict[str, int]) -> bool:
         """Store a new job; False if its id is taken."""
         cursor = connection.execute(
-            'INSERT INTO jobs (job_id, fence, created, status, "end", frames, stopped, errors, done) '
-            "VALUES (?, ?, ?, ?, 0, ?, ?, 0, 0) ON CONFLICT (job_id) DO NOTHING",
-            (job.job_id, self.fence, job.created, JobStatus.SUBMITTED.value, len(job.params), job.stopped),
+            'INSERT INTO jobs (job_id, fence, created, status, "end", frames, stopped, errors, done, pipeline, label) '
+            "VALUES (?, ?, ?, ?, 0, ?, ?, 0, 0, ?, ?) ON CONFLICT (job_id) DO NOTHING",
+            (
+                job.job_id,
+                self.fence,
+                job.created,
+                JobStatus.SUBMITTED.value,
+                len(job.params),
+                job.stopped,
+                storable(job.pipeline),
+                storable(job.label),
+            ),
         )
         if not cursor.rowcount:
             return False
@@ -213,15 +238,28 @@ def find_job(connection: sqlite3.Connection, locks: Locks, fence: int, job_id: s
     return found[0] if found else None
 
 
-def newest_jobs(connection: sqlite3.Connection, locks: Locks, fence: int, limit: int) -> list[StoredJob]:
-    """Return the newest jobs, in the order in which they were created."""
+def list_jobs(
+    connection: sqlite3.Connection, locks: Locks, fence: int, wanted: JobFilter, before: Position | None, limit: int
+) -> list[StoredJob]:
+    """Return the jobs that fit, the newest first."""
+    given = arguments(wanted, before, limit)
     owners = [row[0] for row in connection.execute(_OWNERS)]
     dead = {number for number in owners if number in FENCES and not locks.held(number)}
-    return _load(connection, locks, fence, _NEWEST, (limit,), dead)[::-1]
+    fitting = " AND ".join([_HAS_TIME, *conditions(wanted, before, ":{}")])
+    query = f"{_JOBS} WHERE {fitting} ORDER BY created DESC, job_id DESC LIMIT :limit"
+    found = _load(connection, locks, fence, query, given, dead)
+    if limit < 0 or len(found) < limit:
+        untimed = msgspec.structs.replace(wanted, since=None, until=None)
+        fitting = " AND ".join([f"({_HAS_TIME}) IS NOT TRUE", *conditions(untimed, None, ":{}")])
+        damaged = _load(connection, locks, fence, f"{_JOBS} WHERE {fitting}", given, dead)
+        damaged = [job for job in damaged if before is None or (job.created, job.job_id) < before]
+        damaged.sort(key=lambda job: job.job_id, reverse=True)
+        found += damaged if limit < 0 else damaged[: limit - len(found)]
+    return found
 
 
 def _load(
-    connection: sqlite3.Connection, locks: Locks, fence: int, query: str, arguments: tuple[Any, ...], dead: set[int]
+    connection: sqlite3.Connection, locks: Locks, fence: int, query: str, arguments: Any, dead: set[int]
 ) -> list[StoredJob]:
     while True:
         texts: dict[bytes, bytes] = {}  # many jobs have the same plan and options: one copy of each is enough

@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from dfm_async.base.text import shortened
+from dfm_async.model.job_filter import JobFilter
 from dfm_async.model.status import JobStatus
-from dfm_async.store.base import Entry, Owner, StoredJob
+from dfm_async.store.base import Entry, Owner, Position, StoredJob
 
 LARGEST_NUMBER: Final = 1 << 53
 """The limit of offsets and counts."""
 FENCES: Final = range(1, 1 << 62)
 """The valid fencing numbers: each can be the position of a byte in a file."""
-_LAST_TIME: Final = 253_370_764_800.0
+LAST_TIME: Final = 253_370_764_800.0
 """The beginning of the year 9999: later times cannot be shown in every time zone."""
 _STATES: Final = frozenset(status.value for status in JobStatus) - {JobStatus.UNKNOWN.value}
 JOB: Final = """
@@ -24,6 +25,57 @@ JOB: Final = """
     jobs.fence, pid, host
 """
 """The columns of a row that :func:`stored_job` takes."""
+
+
+_OPEN: Final = ", ".join(f"'{status.value}'" for status in JobStatus if not status.terminal)
+
+
+def conditions(wanted: JobFilter, before: Position | None, parameter: str, job_id: str = "job_id") -> list[str]:
+    """Return the conditions of jobs that fit, in SQL.
+
+    Args:
+        wanted: the jobs that fit.
+        before: as in :meth:`Store.jobs`.
+        parameter: how the database writes a parameter, with braces for its name.
+        job_id: what orders jobs that were created at the same time.
+    """
+    found = [
+        f"{name} = {parameter.format(name)}" for name in ("pipeline", "label") if getattr(wanted, name) is not None
+    ]
+    if wanted.status is not None:
+        status = parameter.format("status")
+        found.append(f"status = {status}" if wanted.status.terminal else f"status IN ({_OPEN})")
+        if wanted.status is not JobStatus.FINISHED:
+            found.append("status <> 'finished'")  # as the index has it
+    if wanted.since is not None:
+        found.append(f"created >= {parameter.format('since')}")
+    if wanted.until is not None:
+        found.append(f"created < {parameter.format('until')}")
+    if before is not None:
+        found.append(f"(created, {job_id}) < ({parameter.format('created')}, {parameter.format('job_id')})")
+    return found
+
+
+def arguments(wanted: JobFilter, before: Position | None, limit: int | None) -> dict[str, Any]:
+    """Return the parameters of these conditions."""
+    created, job_id = before or (None, None)
+    texts = {"pipeline": wanted.pipeline, "label": wanted.label, "job_id": job_id}
+    found: dict[str, Any] = {name: storable(text) for name, text in texts.items()}
+    status = None if wanted.status is None else wanted.status.value
+    return found | {
+        "status": status,
+        "since": wanted.since,
+        "until": wanted.until,
+        "created": created,
+        "limit": limit,
+    }
+
+
+def storable(text: str | None) -> str | None:
+    """Return a text for people that any database can hold: without NUL and lone surrogates."""
+    if text is None:
+        return None
+    return text.replace("\0", "\N{SYMBOL FOR NULL}").encode("utf-8", "backslashreplace").decode()
 
 
 class Damage(Exception):
@@ -36,7 +88,7 @@ def is_text(value: Any) -> bool:
 
 
 def _is_time(value: Any) -> bool:
-    return isinstance(value, float) and 0 <= value < _LAST_TIME
+    return isinstance(value, float) and 0 <= value < LAST_TIME
 
 
 def is_number(value: Any) -> bool:

@@ -27,8 +27,9 @@ from functools import partial
 from typing import Final
 
 from dfm_async.errors import StoreError
+from dfm_async.model.job_filter import ALL_JOBS, JobFilter
 from dfm_async.store import queries
-from dfm_async.store.base import READ_BYTES, Entry, Follower, NewJob, StoredJob
+from dfm_async.store.base import READ_BYTES, Entry, Follower, NewJob, Position, StoredJob
 from dfm_async.store.batching import Batch
 from dfm_async.store.database import Database, check_owner, create_file, explain, identity, prepare
 from dfm_async.store.group_commit import GroupCommitStore, Writer
@@ -199,10 +200,14 @@ class SqliteStore(GroupCommitStore):
         locks, fence = self._ownership.locks, self.fence
         return await self._reader.run(lambda connection: queries.find_job(connection, locks, fence, job_id))
 
-    async def jobs(self, limit: int = -1) -> list[StoredJob]:
-        """Return the newest jobs, at most ``limit`` or all, in the order in which they were created."""
+    async def jobs(
+        self, wanted: JobFilter = ALL_JOBS, *, before: Position | None = None, limit: int = -1
+    ) -> list[StoredJob]:
+        """Return the jobs that fit, the newest first, at most ``limit`` or all."""
         locks, fence = self._ownership.locks, self.fence
-        return await self._reader.run(lambda connection: queries.newest_jobs(connection, locks, fence, limit))
+        return await self._reader.run(
+            lambda connection: queries.list_jobs(connection, locks, fence, wanted, before, limit)
+        )
 
     async def read(self, job_id: str, start: int, max_bytes: int = READ_BYTES) -> list[Entry]:
         """Return the entry that holds an offset and those behind it, about ``max_bytes``, but at least one."""

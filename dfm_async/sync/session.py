@@ -20,6 +20,7 @@ from dfm_async.model.info import JobInfo
 from dfm_async.model.options import LocalOptions, ResultLimits
 from dfm_async.model.policies import RetryPolicy
 from dfm_async.model.stats import SessionStats, SiteStats
+from dfm_async.model.status import JobStatus
 from dfm_async.planning.plan import Plan
 from dfm_async.planning.profile import Profile
 from dfm_async.session.broadcast import SiteReply
@@ -35,6 +36,8 @@ from dfm_async.telemetry.cpu_profile import CpuProfile
 from dfm_async.telemetry.sinks import Sink
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from dfm_async.discovery.advice import Discovery
     from dfm_async.federation.call_types import Takes
     from dfm_async.store.base import Store
@@ -270,12 +273,28 @@ class Session(Blocking[AsyncSession]):
         """
         return self._call(lambda: self._async.infos())
 
-    def recent(self, before: tuple[float, str] | None = None) -> Stream[JobInfo]:
-        """Yield the states of the jobs, the newest first; jobs may come and go between two items.
+    def find_jobs(
+        self,
+        *,
+        status: JobStatus | None = None,
+        pipeline: str | None = None,
+        label: str | None = None,
+        since: float | datetime | None = None,
+        until: float | datetime | None = None,
+        before: JobInfo | tuple[float, str] | None = None,
+    ) -> Stream[JobInfo]:
+        """Yield the states of the jobs that fit everything that is given, the newest first.
 
-        See :meth:`dfm_async.Session.recent`.
+        See :meth:`dfm_async.Session.find_jobs`.
         """
-        return Stream(self._loop, self._call(lambda: self._async.recent(before)))
+        return Stream(
+            self._loop,
+            self._call(
+                lambda: self._async.find_jobs(
+                    status=status, pipeline=pipeline, label=label, since=since, until=until, before=before
+                )
+            ),
+        )
 
     def changes(self, interval: float = 0.1) -> Stream[JobInfo]:
         """Return an iterator over the states of all jobs: first one item for each known job, then one for each change.

@@ -15,7 +15,7 @@ from starlette.types import Send
 import dfm_async
 from dfm_async.model.status import JobStatus
 from dfm_async.results.event_codec import EVENT_NAMES
-from dfm_async.web.paging import CURSOR, STATUS_CHOICES
+from dfm_async.web.paging import CURSOR, STATUS_CHOICES, largest_limit
 from dfm_async.web.requests import Cancel, Inputs, Submission, WholePipeline
 from dfm_async.web.responses import raw_answer
 from dfm_async.web.schemas import PipelineSchema, Schema
@@ -25,6 +25,7 @@ _REF: Final = "#/components/schemas/{model}"
 _ROOT: Final = "/the-address-of-the-service"
 """A placeholder for the address in the cached document: it depends on the request."""
 _NUMBER: Final = {"type": "integer", "minimum": 0}
+_SECONDS: Final = {"type": "number", "minimum": 0}
 _TEXT: Final = {"type": "string"}
 _MAYBE_TEXT: Final = {"type": ["string", "null"]}
 _MAYBE_COUNT: Final = {"type": ["integer", "null"]}
@@ -249,7 +250,9 @@ _FORGET: Final[Schema] = {
 
 
 def _fixed(page_size: int) -> Schema:
-    limit = _query("limit", {"type": "integer", "minimum": 1, "maximum": page_size}, "the most items of a page")
+    limit = _query(
+        "limit", {"type": "integer", "minimum": 1, "maximum": largest_limit(page_size)}, "the most items of a page"
+    )
     return {
         "/stream": _get("streamJobs", "The state of all jobs and workers, and their changes", _LIVE),
         "/health": _get("health", "Whether the service is alive", _ANYTHING),
@@ -265,6 +268,10 @@ def _fixed(page_size: int) -> Schema:
             _query("after", {**_TEXT, "pattern": CURSOR.pattern}, "the value of next of the previous page"),
             limit,
             _query("status", {"enum": [*STATUS_CHOICES]}, "only jobs of this status"),
+            _query("pipeline", _TEXT, "only jobs of the pipeline with this name"),
+            _query("principal", _TEXT, "only jobs of this principal"),
+            _query("since", _SECONDS, "only jobs that were created then or later, in seconds since 1970"),
+            _query("until", _SECONDS, "only jobs that were created before that, in seconds since 1970"),
         ),
         "/jobs/{job_id}": {**_get("showJob", "One job", _json(_ref("Job")), _JOB_ID), "delete": _FORGET},
         "/jobs/{job_id}/events": _get(

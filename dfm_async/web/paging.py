@@ -8,15 +8,17 @@ import re
 from typing import Final
 
 import msgspec
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Send
 
 from dfm_async.errors import DfmError
 from dfm_async.model.events import Event
+from dfm_async.model.info import JobInfo
 from dfm_async.model.status import JobStatus
 from dfm_async.web.records import LogRecords
-from dfm_async.web.requests import choice, whole_number
+from dfm_async.web.requests import choice, moment, whole_number
 from dfm_async.web.responses import Refusal, answer, info_data
 from dfm_async.web.state import Handlers
 from dfm_async.web.streams import JobReader
@@ -27,6 +29,8 @@ CURSOR: Final = re.compile(r"^[0-9]+(\.[0-9]+)?~")
 
 _PAGE: Final = 100
 """The number of items of a page if the request does not have a limit."""
+_LARGEST: Final = 1000
+"""The largest limit of any request: clients need not know how large the pages of a service are."""
 _PART: Final = 64 * 1024
 """About how many bytes of a page are encoded at once."""
 _OPEN: Final = b'{"events":['
@@ -39,26 +43,45 @@ STATUS_CHOICES: Final = (_ANY, *(status.value for status in JobStatus if status 
 """The statuses by which a list can be filtered."""
 
 
+def largest_limit(page_size: int) -> int:
+    """Return the largest limit that a request may have. Pages have at most ``page_size`` items all the same."""
+    return max(page_size, _LARGEST)
+
+
 class PageHandlers(Handlers):
     """Serves lists page by page."""
+
+    def _limit(self, query: QueryParams) -> int:
+        page_size = self._state.limits.page_size
+        return min(whole_number(query, "limit", _PAGE, 1, largest_limit(page_size)), page_size)
 
     async def jobs(self, request: Request, _send: Send) -> Response:
         """List the jobs that the client may see, the newest first."""
         state = self._state
         principal = await state.authorize(request, "list")
         query = request.query_params
-        limit = whole_number(query, "limit", min(_PAGE, state.limits.page_size), 1, state.limits.page_size)
+        limit = self._limit(query)
         wanted = choice(query, "status", _ANY, STATUS_CHOICES)
-        before = _cursor(query.get("after"))
-        found = []
-        # By time and id and not by index: jobs come and go between two pages.
-        for number, info in enumerate(state.session.recent(before), 1):
-            if wanted in (_ANY, info.status.value) and state.guard.sees(principal, info):
-                found.append(info)
-                if len(found) > limit:
-                    break
-            if number % _TURN == 0:
-                await asyncio.sleep(0)  # there may be many jobs of others
+        # The next page begins behind the last job, and not at a number: jobs come and go between two pages.
+        jobs = state.session.find_jobs(
+            status=None if wanted == _ANY else JobStatus(wanted),
+            pipeline=query.get("pipeline"),
+            label=query.get("principal"),
+            since=moment(query, "since"),
+            until=moment(query, "until"),
+            before=_cursor(query.get("after")),
+        )
+        found: list[JobInfo] = []
+        seen = 0
+        async with contextlib.aclosing(jobs):
+            async for info in jobs:
+                if state.guard.sees(principal, info):
+                    found.append(info)
+                    if len(found) > limit:
+                        break
+                seen += 1
+                if seen % _TURN == 0:
+                    await asyncio.sleep(0)  # there may be many jobs of others
         page = found[:limit]
         more = f"{page[-1].created!r}~{page[-1].job_id}" if len(found) > limit else None
         return answer({"jobs": [info_data(info) for info in page], "next": more})
@@ -69,7 +92,7 @@ class PageHandlers(Handlers):
         principal, job, info = await state.job(request, "read")
         query, limits = request.query_params, state.limits
         after = whole_number(query, "after", -1, -1)
-        limit = whole_number(query, "limit", min(_PAGE, limits.page_size), 1, limits.page_size)
+        limit = self._limit(query)
         wait = whole_number(query, "wait", 0, 0, 60)
         with contextlib.ExitStack() as stack:
             slot = stack.enter_context(state.streams.slot(principal)) if wait else None

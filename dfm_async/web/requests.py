@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -21,6 +23,7 @@ OnDisconnect = Literal["keep", "cancel"]
 _ON_DISCONNECT: Final = ("keep", "cancel")
 _SETS: Final = {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}}]}
 _JSON: Final = "application/json"
+_NUMBER: Final = re.compile(r"-?[0-9]{1,400}(\.[0-9]{1,400})?([eE][+-]?[0-9]{1,4})?")
 
 
 # queries
@@ -38,6 +41,17 @@ def whole_number(query: QueryParams, name: str, default: int, least: int, most: 
     if found < least or (most is not None and found > most):
         span = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise Refusal(422, "query", f"{name} must be a whole number {span}")
+    return found
+
+
+def moment(query: QueryParams, name: str) -> float | None:
+    """Return a time of a query, in seconds since 1970; None if the query does not have it."""
+    text = query.get(name)
+    if text is None:
+        return None
+    found = float(text) if _NUMBER.fullmatch(text) else -1.0
+    if not 0 <= found < math.inf:
+        raise Refusal(422, "query", f"{name} must be a number of seconds since 1970, such as 1767225600")
     return found
 
 

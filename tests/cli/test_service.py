@@ -72,6 +72,28 @@ def test_logs_show_every_event_and_jobs_every_job(url: str) -> None:
     assert re.search(r"^logged +finished +squares ", table, re.MULTILINE)
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_jobs_are_listed_by_pipeline_label_and_time(url: str, store: list[str], *, stored: bool) -> None:
+    if stored:
+        assert dfm("run", STATIONS, "squares", "-p", "x=3", *store, "--job-id", "found").returncode == 0
+    else:
+        submit(url, "squares", "found", {"x": 3})
+        assert invoked("attach", "found", "--url", url, "-q").exit_code == 0
+    source = store if stored else ["--url", url]
+
+    def listed(*options: str) -> bool:
+        return "found" in [job["job_id"] for job in lines(invoked("jobs", *source, "--json", *options).stdout)]
+
+    assert listed("--pipeline", "squares", "--since", "2026-01-01", "--until", "2999-01-01T08:30:00")
+    assert not listed("--pipeline", "waiting")
+    assert not listed("--since", "2999-01-01")
+    assert not listed("--until", "2026-01-01")
+    assert not listed("--label", "nobody")
+    empty = invoked("jobs", *source, "--pipeline", "none")
+    assert (empty.exit_code, empty.stderr) == (0, "dfm-async: no jobs fit these options\n")
+    assert invoked("jobs", *source, "--since", "yesterday").exit_code == 2
+
+
 async def test_agents_call_pipelines_at_mcp_with_the_token(url: str) -> None:
     async with httpx2.AsyncClient() as http:
         assert (await http.post(f"{url}/mcp", json={})).status_code == 401

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dfm_async.errors import JobNotFound, JobOwned, StoreError
+from dfm_async.model.job_filter import JobFilter
 from dfm_async.model.status import JobStatus
 from dfm_async.store import Store
 from dfm_async.store.base import Entry, StoredJob
@@ -116,6 +118,62 @@ async def test_jobs_come_in_the_order_of_their_creation(store: Store) -> None:
     await store.delete("ant")
     await store.create(new_job("ant"))
     assert [job.job_id for job in await store.jobs()] == ["zebra", "mole", "ant"]
+
+
+_texts = st.sampled_from([None, "", "x", "X", "ä", "\0", "\udc80"])
+_filters = st.builds(
+    JobFilter,
+    status=st.sampled_from([None, JobStatus.FINISHED, JobStatus.FAILED, JobStatus.RUNNING, JobStatus.INTERRUPTED]),
+    pipeline=_texts,
+    label=_texts,
+    since=st.none() | st.integers(0, 4).map(float),
+    until=st.none() | st.integers(0, 4).map(float),
+)
+
+
+def in_list(job: StoredJob, names: tuple[str | None, str | None], wanted: JobFilter) -> bool:
+    """Return whether a list of a store has a job, with these names of its pipeline and label."""
+    if wanted.status is not None and wanted.status.terminal != job.status.terminal:
+        return False
+    return (
+        (wanted.status is None or not wanted.status.terminal or wanted.status is job.status)
+        and wanted.pipeline in (None, names[0])
+        and wanted.label in (None, names[1])
+        and (wanted.since is None or job.created >= wanted.since)
+        and (wanted.until is None or job.created < wanted.until)
+    )
+
+
+def position(listed: list[StoredJob]) -> tuple[float, str] | None:
+    return (listed[-1].created, listed[-1].job_id) if listed else None
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+async def test_lists_have_the_jobs_that_fit_in_pages_of_any_size(store: Store, data: st.DataObject) -> None:
+    for job in await store.jobs():
+        await store.delete(job.job_id)
+    names: dict[str, tuple[str | None, str | None]] = {}
+    for job_id in data.draw(st.lists(st.sampled_from("aAbBäzZ_"), unique=True, max_size=8)):
+        names[job_id] = data.draw(_texts), data.draw(_texts)
+        pipeline, label = names[job_id]
+        created = float(data.draw(st.integers(0, 3)))
+        change = {"pipeline": pipeline, "label": label, "created": created}
+        await store.create(msgspec.structs.replace(new_job(job_id), **change))
+        status = data.draw(st.sampled_from([JobStatus.FINISHED, JobStatus.FAILED, JobStatus.RUNNING, None]))
+        if status is not None:
+            store.update(job_id, status=status)
+    await store.flush()
+    jobs = sorted(await store.jobs(), key=lambda job: (job.created, job.job_id), reverse=True)
+    assert await store.jobs() == jobs
+    assert {job.job_id for job in jobs} == names.keys()
+    for _ in range(5):
+        wanted, size = data.draw(_filters), data.draw(st.integers(1, 3))
+        listed: list[StoredJob] = []
+        while page := await store.jobs(wanted, before=position(listed), limit=size):
+            assert len(page) <= size
+            listed += page
+        assert listed == [job for job in jobs if in_list(job, names[job.job_id], wanted)]
 
 
 async def test_missing_jobs_have_no_data(store: Store) -> None:

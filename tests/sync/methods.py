@@ -29,7 +29,7 @@ RETURNED: Final = {
     "JobWatch": "Stream[JobInfo]",
     "SiteWatch": "Stream[dict[str, SiteStats]]",
     "ActivityReader": "Stream[Activity]",
-    "Iterator": "Stream[{}]",
+    "AsyncGenerator": "Stream[{}]",
     "Profiling": "Managed[{}]",
 }
 """What blocking methods return instead; the braces stand for the items."""

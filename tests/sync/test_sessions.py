@@ -174,7 +174,7 @@ def test_job_yields_results_and_waits(session: Session) -> None:
     assert job.completed.is_set()
     assert session.reattach(job.job_id).info() == job.info()
     assert [found.job_id for found in session.jobs()] == [job.job_id]
-    assert [info.job_id for info in session.recent()] == [job.job_id]
+    assert [info.job_id for info in session.find_jobs(pipeline="report")] == [job.job_id]
     assert [type(event).__name__ for event in job.events()][-1] == "StatusChanged"
     assert isinstance(job.plan, Plan)
     assert repr(job).startswith(f"<Job {job.job_id}: finished")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from dfm_async import JobStatus, LocalOptions, ResultLimits
+from dfm_async.client import Client
 from tests.support.stores import execute_sql
 from tests.web.rig import Server, gates, new_service, serving
 
@@ -32,6 +36,35 @@ async def test_jobs_are_listed_page_by_page_the_newest_first(server: Server) -> 
     assert made[-1] in [job["job_id"] for job in page["jobs"]]
     for wrong in ({"limit": "0"}, {"limit": "1001"}, {"limit": "x"}, {"after": "x"}, {"status": "odd"}):
         assert (await server.client.get("/jobs", params=wrong)).status_code == 422
+
+
+@pytest.mark.parametrize("stored", [False, True])
+async def test_lists_of_jobs_are_filtered_page_by_page(store_url: str, *, stored: bool) -> None:
+    service = new_service(store=store_url if stored else None, page_size=2)
+    async with serving(service) as server:
+        made = {}
+        for pipeline, params in 3 * [("squares", {"x": 1}), ("counting", {"n": 1})]:
+            job_id = await server.submit(pipeline, params)
+            made[job_id] = (await server.finished(job_id)).info().created
+        async with Client(str(server.client.base_url)) as client:
+
+            async def ids(**wanted: Any) -> list[str]:
+                return [info.job_id for info in await client.jobs(**wanted)]
+
+            newest = list(made)[::-1]
+            assert await ids() == newest
+            assert await ids(pipeline="squares") == newest[1::2]
+            assert await ids(pipeline="squares", limit=2) == newest[1:4:2]
+            assert await ids(principal="anyone") == newest
+            assert await ids(principal="nobody") == await ids(pipeline="none") == []
+            assert await ids(since=made[newest[2]]) == newest[:3]
+            assert await ids(since=made[newest[4]], until=made[newest[0]], pipeline="counting") == [
+                newest[2],
+                newest[4],
+            ]
+            assert await ids(status=JobStatus.FINISHED, pipeline="counting") == newest[::2]
+        for wrong in ({"since": "-1"}, {"since": "now"}, {"until": "nan"}, {"until": "1e999"}):
+            assert (await server.client.get("/jobs", params=wrong)).status_code == 422
 
 
 async def test_events_come_page_by_page_until_the_job_has_ended(server: Server) -> None:
