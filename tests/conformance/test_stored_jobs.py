@@ -308,12 +308,12 @@ async def test_large_store_reads_only_the_listed_jobs(
 
 
 def multiply(store_path: Path, many: int) -> None:
-    """Copy the first job."""
+    """Copy the first job, each copy with a later time."""
     connection = sqlite3.connect(store_path)
     numbers = f"WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < {many})"
-    jobs = 'fence, created, finished, status, reason, "end", frames, stopped, errors, done'
+    jobs = 'fence, finished, status, reason, "end", frames, stopped, errors, done'
     for table, more, values, columns in (
-        ("jobs", "job_id,", "'copy ' || i,", jobs),
+        ("jobs", "job_id, created,", "'copy ' || i, created + i,", jobs),
         ("plans", "", "", "plan, fingerprint, options"),
     ):
         connection.execute(

@@ -184,8 +184,8 @@ async def test_job_that_was_not_submitted_is_not_listed(
     read, refused = asyncio.Event(), asyncio.Event()
     jobs = SqliteStore.jobs
 
-    async def jobs_slowly(store: SqliteStore, *limit: int) -> Any:
-        found = await jobs(store, *limit)
+    async def jobs_slowly(store: SqliteStore, **wanted: Any) -> Any:
+        found = await jobs(store, **wanted)
         read.set()
         if when == "meanwhile":
             await refused.wait()
