@@ -51,6 +51,7 @@ NAMES = (
     "flare_tokens",
     "flare_arrays",
     "flare_results",
+    "flare_batch",
 )
 LIMIT = 900
 

@@ -150,6 +150,12 @@ async def rate(found: Awaitable[list[dict[str, Any]]], rows: dict[str, int]) -> 
 
 
 async def run(options: Options) -> list[Figure]:
+    async with Session(fed, options=LocalOptions(max_workers=usable_cores())) as session:
+        return await figures(session, options)
+
+
+async def figures(session: Session, options: Options) -> list[Figure]:
+    """Run the batch in a session and in a pool, in turn, and then in the session while its workers are killed."""
     logging.getLogger("dfm_async").setLevel(logging.ERROR)  # that a worker is lost is no news here
     cores = usable_cores()
     count, kills, repeats = (500, 3, 1) if options.quick else (5000, 20, 3)
@@ -162,8 +168,7 @@ async def run(options: Options) -> list[Figure]:
 
     with tempfile.TemporaryDirectory() as folder:
         rows = await asyncio.to_thread(write_files, Path(folder), count)
-        local = LocalOptions(max_workers=cores)
-        async with Session(fed, options=local) as session, PoolBackend(1, cores) as pool:
+        async with PoolBackend(1, cores) as pool:
             found = await interleave(
                 {
                     "ours": lambda: observed("ours", rate(collected(summaries(session, rows)), rows)),
@@ -171,9 +176,7 @@ async def run(options: Options) -> list[Figure]:
                 },
                 repeats,
             )
-        async with Session(fed, options=local) as session:
-            await rate(collected(summaries(session, rows)), rows)
-            disturbed = await rate(collected(summaries(session, rows, kills)), rows)
+        disturbed = await rate(collected(summaries(session, rows, kills)), rows)
     samples = {name: [run.samples for run in runs[1:]] for name, runs in busy.items()}  # the first run warms up
     mean = {name: statistics.fmean(chain(*runs)) for name, runs in samples.items()}
     lowest = {name: statistics.median(map(min, runs)) for name, runs in samples.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
@@ -25,12 +25,12 @@ KITS = ROOT / ".nox" / "federations" / "kits"
 
 
 @asynccontextmanager
-async def up() -> AsyncIterator[LocalFlare]:
+async def up(sites: Sequence[str] = SITES) -> AsyncIterator[LocalFlare]:
     """Starts the federation, in a folder of its own."""
     folder = tempfile.mkdtemp(prefix="dfm-bench-")
     try:
         environment = {"PYTHONPATH": str(ROOT)}
-        async with LocalFlare.up(SITES, folder, allow_code=True, kits=KITS, environment=environment) as flare:
+        async with LocalFlare.up(sites, folder, allow_code=True, kits=KITS, environment=environment) as flare:
             yield flare
     finally:
         shutil.rmtree(folder, ignore_errors=True)
