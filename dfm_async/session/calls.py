@@ -196,6 +196,8 @@ def chosen(given: object, method: str, kwargs: dict[str, Any]) -> tuple[Operatio
         else:
             hint = f"pass the operation itself, then its arguments: session.{method}(operation, ...)"
         raise TypeError(f"{method} takes an operation of the federation, not {given!r}: {hint}")
+    if not kwargs:  # the usual case
+        return given, {} if placed is None else {"site": placed.site.name}
     options: dict[str, Any] = {}
     own = given.signature.parameters.parameters
     if (others := (RESERVED - DIRECT - own.keys()) & kwargs.keys()) and not _is_open_ended(given):
