@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
+import httpx2
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -127,7 +127,7 @@ async def run(options: Options) -> list[Figure]:
     figures = []
     try:
         for readers, events in EVENTS.items():
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/dfm", timeout=60) as client:
+            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}/dfm", timeout=60) as client:
                 submitted = await client.post(
                     "/pipelines/c/jobs",
                     json={"params": {"n": options.size(events)}},

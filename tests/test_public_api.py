@@ -133,7 +133,7 @@ def test_an_extra_that_is_missing_is_named() -> None:
     assert done.stderr.splitlines()[-1].endswith(f"need an extra here: {install_hint('filepipe')}")
 
 
-@pytest.mark.parametrize(("package", "missing"), [("web", "starlette"), ("client", "httpx"), ("client", "httpx_sse")])
+@pytest.mark.parametrize(("package", "missing"), [("web", "starlette"), ("client", "httpx2")])
 def test_the_extra_of_a_package_is_named_if_it_is_missing(package: str, missing: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; import dfm_async.{package}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

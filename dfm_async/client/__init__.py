@@ -4,8 +4,7 @@ from dfm_async.base.lazy import lazy_imports as _lazy_imports
 from dfm_async.base.text import install_hint as _install_hint
 
 try:
-    import httpx as _httpx  # noqa: F401 - only to name the extra that is missing
-    import httpx_sse as _httpx_sse  # noqa: F401
+    import httpx2 as _httpx2  # noqa: F401 - only to name the extra that is missing
 except ImportError as error:
     raise ImportError(f"the client of web services needs an extra: {_install_hint('client')}") from error
 

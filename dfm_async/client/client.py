@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self, overload
 from urllib.parse import quote
 
-import httpx
+import httpx2
 import msgspec
-from httpx_sse import SSEError, aconnect_sse
 
 from dfm_async.client.connection import INVALID, Connection
+from dfm_async.client.event_stream import EventStream
 from dfm_async.errors import ServiceError
 from dfm_async.language.pipeline import Pipeline
 from dfm_async.model.events import Activity, Event, Result
@@ -63,14 +63,14 @@ class Client:
     Args:
         url: the address of the service, with the path that it is mounted at: ``http://127.0.0.1:8000/dfm``.
         token: the token to authenticate with, if the service needs one.
-        transport: what sends requests: ``httpx.ASGITransport(app)`` for an application in the same process.
+        transport: what sends requests: ``httpx2.ASGITransport(app)`` for an application in the same process.
 
     Raises:
         ValueError: the URL is invalid.
     """
 
     def __init__(
-        self, url: str, *, token: str | None = None, transport: httpx.AsyncBaseTransport | None = None
+        self, url: str, *, token: str | None = None, transport: httpx2.AsyncBaseTransport | None = None
     ) -> None:
         self._connection = Connection(url, token, transport)
 
@@ -189,17 +189,16 @@ class Client:
         """
         connection = self._connection
         try:
-            async with aconnect_sse(connection.http, "GET", "/stream") as source:
-                await connection.check(source.response, "")
-                async for sent in source.aiter_sse():
-                    if sent.event == "drain":
+            async with connection.stream("/stream") as response:
+                await connection.check(response, "")
+                async for sent in connection.events(response, EventStream(connection.largest)):
+                    if sent.name == "drain":
                         return
-                    data = connection.decoded(sent.data) if sent.data else None
-                    if sent.event == "job":
-                        yield self._info(data)
-                    elif sent.event == "sites":
-                        yield self._sites(data)
-        except (httpx.TransportError, SSEError) as error:
+                    if sent.name == "job":
+                        yield self._info(connection.decoded(sent.data))
+                    elif sent.name == "sites":
+                        yield self._sites(connection.decoded(sent.data))
+        except httpx2.TransportError as error:
             raise ServiceError(connection.url, f"the stream of jobs broke: {error or type(error).__name__}") from error
 
     async def info(self, job_id: str) -> JobInfo:
@@ -306,33 +305,31 @@ class Client:
         query = {"activity": "true"} if activity else {}
         delay, failed = 1.0, 0
         while True:
-            headers = {} if after < 0 else {"last-event-id": str(after)}
+            stream = EventStream(connection.largest)
             try:
-                async with aconnect_sse(
-                    connection.http, "GET", f"{_path(job_id)}/stream", headers=headers, params=query
-                ) as source:
-                    status = source.response.status_code
+                async with connection.stream(f"{_path(job_id)}/stream", after=after, query=query) as response:
+                    status = response.status_code
                     if status == 204:  # all events were read before
                         return
                     if status in _TEMPORARY:
-                        raise httpx.RemoteProtocolError(f"the service answered with status {status}")
-                    await connection.check(source.response, job_id, after)
-                    async for sent in source.aiter_sse():
-                        if sent.retry is not None:
-                            delay = min(max(sent.retry / 1000, 0.0), _LONGEST_DELAY)
-                        if sent.event in ("end", "interrupted"):
+                        raise httpx2.RemoteProtocolError(f"the service answered with status {status}")
+                    await connection.check(response, job_id, after)
+                    async for sent in connection.events(response, stream):
+                        if sent.name in ("end", "interrupted"):
                             return
-                        event = self._event(sent.event, connection.decoded(sent.data)) if sent.data else None
+                        event = self._event(sent.name, connection.decoded(sent.data))
                         if event is not None:
                             failed = 0
                             after = after if isinstance(event, Activity) else event.offset
                             yield event
                 problem = "the service ended the stream"
-            except (httpx.TransportError, SSEError) as error:
+            except httpx2.TransportError as error:
                 problem = str(error) or type(error).__name__
-                if after < 0 and not failed and isinstance(error, httpx.ConnectError):
+                if after < 0 and not failed and isinstance(error, httpx2.ConnectError):
                     raise connection.unreachable(error) from error
             failed += 1
+            if stream.retry is not None:
+                delay = min(stream.retry / 1000, _LONGEST_DELAY)
             if failed > _ATTEMPTS:
                 raise ServiceError(connection.url, f"the stream of job {job_id} broke {failed} times: {problem}")
             _log.warning("the stream of job %s broke: %s; reconnecting in %g s", job_id, problem, delay)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
-import httpx
+import httpx2
 import msgspec
 
+from dfm_async.client.event_stream import EventStream, EventTooLarge, SentEvent
 from dfm_async.errors import (
     DfmError,
     JobExists,
@@ -22,7 +23,6 @@ from dfm_async.errors import (
 
 _LARGEST: Final = 256 * 1024 * 1024
 """The maximum size of an event of a stream, and of any other answer, in bytes."""
-_BLANK_LINE: Final = re.compile(rb"\n\r?\n")
 INVALID: Final = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
 """What decoding an untrusted answer can raise."""
 
@@ -36,58 +36,32 @@ class _Refusal(msgspec.Struct, frozen=True):
     first: int | None = None
 
 
-class _Bounded(httpx.AsyncByteStream):
-    """The body of an answer, with a limit on its size; in a stream of events, on the size of each event."""
-
-    def __init__(self, inner: httpx.AsyncByteStream, *, events: bool) -> None:
-        self._inner = inner
-        self._events = events
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        size, last = 0, b""
-        async for chunk in self._inner:
-            size += len(chunk)
-            if self._events:  # a blank line ends an event, and may be split over two chunks
-                seen = last + chunk
-                end = max((found.end() for found in _BLANK_LINE.finditer(seen)), default=-1)
-                size = len(seen) - end if end >= 0 else size
-                last = seen[-3:]
-            if size > _LARGEST:
-                raise httpx.RemoteProtocolError(f"the service sends more than {_LARGEST:,} bytes at once")
-            yield chunk
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-
-async def _bound(response: httpx.Response) -> None:
+async def _check_encoding(response: httpx2.Response) -> None:
     if response.headers.get("content-encoding", "identity") != "identity":
-        raise httpx.RemoteProtocolError("the service sent a compressed answer without being asked for one")
-    assert isinstance(response.stream, httpx.AsyncByteStream)  # noqa: S101 - of an asynchronous client
-    events = response.headers.get("content-type", "").startswith("text/event-stream")
-    response.stream = _Bounded(response.stream, events=events)
+        raise httpx2.RemoteProtocolError("the service sent a compressed answer without being asked for one")
 
 
 class Connection:
     """Send requests to one service. An invalid URL is a ``ValueError``."""
 
-    def __init__(self, url: str, token: str | None, transport: httpx.AsyncBaseTransport | None) -> None:
+    def __init__(self, url: str, token: str | None, transport: httpx2.AsyncBaseTransport | None) -> None:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"invalid service URL {url!r}: it must begin with http:// or https://")
         headers = {"accept-encoding": "identity"}
         if token is not None:
             headers["authorization"] = f"Bearer {token}"
         try:
-            self.http = httpx.AsyncClient(
+            self.http = httpx2.AsyncClient(
                 base_url=url,
                 headers=headers,
-                timeout=httpx.Timeout(30, read=60),
-                event_hooks={"response": [_bound]},
+                timeout=httpx2.Timeout(30, read=60),
+                event_hooks={"response": [_check_encoding]},
                 transport=transport,
             )
-        except (httpx.InvalidURL, TypeError) as error:
+        except (httpx2.InvalidURL, TypeError) as error:
             raise ValueError(f"invalid service URL {url!r}: {error}") from error
         self.url = url
+        self.largest = _LARGEST
 
     async def request(
         self, method: str, path: str, job_id: str = "", *, after: int = -1, body: Any = None, query: Any = None
@@ -105,17 +79,37 @@ class Connection:
         content = None if body is None else msgspec.json.encode(body)
         headers = {} if body is None else {"content-type": "application/json"}
         try:
-            response = await self.http.request(method, path, content=content, headers=headers, params=query)
-        except httpx.TransportError as error:
+            async with self.http.stream(method, path, content=content, headers=headers, params=query) as response:
+                await self.check(response, job_id, after)
+                answer = await self._content(response)
+        except httpx2.TransportError as error:
             raise self.unreachable(error) from error
-        await self.check(response, job_id, after)
-        return self.decoded(response.content) if response.content else None
+        return self.decoded(answer) if answer else None
 
-    async def check(self, response: httpx.Response, job_id: str, after: int = -1) -> None:
+    def stream(self, path: str, *, after: int = -1, query: Any = None) -> AbstractAsyncContextManager[httpx2.Response]:
+        """Request a stream of events, which begins after an offset."""
+        headers = {"accept": "text/event-stream", "cache-control": "no-store"}
+        if after >= 0:
+            headers["last-event-id"] = str(after)
+        return self.http.stream("GET", path, headers=headers, params=query)
+
+    async def events(self, response: httpx2.Response, stream: EventStream) -> AsyncGenerator[SentEvent, None]:
+        """Yield the events of a response, which the stream finds."""
+        kind = response.headers.get("content-type", "")
+        if kind.partition(";")[0].strip().lower() != "text/event-stream":
+            raise httpx2.RemoteProtocolError(f"the service answered with {kind[:100]!r} instead of a stream of events")
+        try:
+            async for chunk in response.aiter_bytes():
+                for sent in stream.feed(chunk):
+                    yield sent
+        except EventTooLarge as error:
+            raise self.invalid(error) from error
+
+    async def check(self, response: httpx2.Response, job_id: str, after: int = -1) -> None:
         """Raise the error that an answer means, unless it is a success."""
         if not response.is_success:
             try:
-                refusal = msgspec.json.decode(await response.aread(), type=_Refusal)
+                refusal = msgspec.json.decode(await self._content(response), type=_Refusal)
             except INVALID as error:
                 problem = f"invalid answer with status {response.status_code}: is this the URL of a dfm_async service?"
                 raise ServiceError(self.url, problem, response.status_code) from error
@@ -138,6 +132,15 @@ class Connection:
         problem = "; ".join([refusal.message, *refusal.problems])
         return ServiceError(self.url, problem, status, refusal.error)
 
+    async def _content(self, response: httpx2.Response) -> bytes:
+        """Read an answer up to the limit of its size."""
+        found = bytearray()
+        async for chunk in response.aiter_bytes():
+            found += chunk
+            if len(found) > self.largest:
+                raise httpx2.RemoteProtocolError(f"the service sends more than {self.largest:,} bytes at once")
+        return bytes(found)
+
     def decoded(self, data: bytes | str) -> Any:
         """Decode JSON that the service sent."""
         try:
@@ -145,7 +148,7 @@ class Connection:
         except INVALID as error:
             raise self.invalid(error) from error
 
-    def unreachable(self, error: httpx.TransportError) -> ServiceError:
+    def unreachable(self, error: httpx2.TransportError) -> ServiceError:
         """Return the error for a request that got no answer."""
         return ServiceError(self.url, f"cannot be reached: {str(error) or type(error).__name__}")
 

@@ -35,7 +35,7 @@ class RetryPolicy(Options, frozen=True, kw_only=True, forbid_unknown_fields=True
         max_backoff: the longest pause. An exception with an attribute ``retry_after``, a number of seconds, asks for a
             pause of its own: the next attempt does not begin earlier, up to an hour.
         on: which exceptions are worth another try: exception types, or their names (``"TimeoutError"``,
-            ``"httpx.HTTPError"``), matched against the whole class hierarchy of what was raised. Empty means every
+            ``"httpx2.HTTPError"``), matched against the whole class hierarchy of what was raised. Empty means every
             exception.
         on_worker_lost: how often a parameter set is run again, from its beginning and at all sites, after the worker
             process of one of them was lost; 0 means that the job is aborted. It counts only if every operation of the

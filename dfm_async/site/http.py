@@ -25,11 +25,11 @@ from dfm_async.model.http import HttpOptions, RequestPlan
 from dfm_async.site.http_request import Request, Signature, make_request, sign
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 else:
     # Classes of adapters are loaded in threads. So what takes a while is loaded here, and not on the loop at a call.
     with contextlib.suppress(ImportError):
-        import httpx
+        import httpx2
 
 _IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
 _TRANSIENT: Final = frozenset({429, 500, 502, 503, 504})
@@ -63,7 +63,7 @@ class HttpCall:
 
     Raises:
         ValueError: the plan or the options are not what they should be.
-        DfmError: httpx is not installed.
+        DfmError: httpx2 is not installed.
     """
 
     def __init__(self, *, operation: str, request: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> None:
@@ -72,10 +72,10 @@ class HttpCall:
             self._options = msgspec.convert(options or {}, HttpOptions)
         except msgspec.ValidationError as error:
             raise ValueError(f"the configuration of {operation!r} is wrong: {error}") from None
-        if importlib.util.find_spec("httpx") is None:
-            raise DfmError(f"operations of HTTP services need httpx: {install_hint('http')}")
+        if importlib.util.find_spec("httpx2") is None:
+            raise DfmError(f"operations of HTTP services need httpx2: {install_hint('http')}")
         self._operation = operation
-        self._client: httpx.AsyncClient | None = None
+        self._client: httpx2.AsyncClient | None = None
         self._turns = asyncio.Semaphore(self._options.connections)
 
     async def body(self, **arguments: Any) -> Any:
@@ -121,9 +121,9 @@ class HttpCall:
                 raise
             late = self._failed(f"no answer within {self._options.timeout:g} s")
             raise (_Transient(late) if again else late) from error
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:  # nothing was sent
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:  # nothing was sent
             raise _Transient(self._failed(f"cannot be reached: {_named(error)}")) from error
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             broken = self._failed(f"the connection broke: {_named(error)}")
             raise (_Transient(broken) if again else broken) from error
         except zlib.error as error:
@@ -138,7 +138,7 @@ class HttpCall:
             raise _Transient(refused)
         raise refused
 
-    async def _send(self, client: httpx.AsyncClient, request: Request, signature: Signature) -> _Answer:
+    async def _send(self, client: httpx2.AsyncClient, request: Request, signature: Signature) -> _Answer:
         built = client.build_request(
             self._plan.method,
             client.base_url.copy_with(raw_path=_target(request.path, request.query)),
@@ -153,7 +153,7 @@ class HttpCall:
             await response.aclose()
         return _Answer(response.status_code, response.reason_phrase, response.headers, body)
 
-    async def _connected(self) -> httpx.AsyncClient:
+    async def _connected(self) -> httpx2.AsyncClient:
         if self._client is None:
             # Reads the certificates of authorities, if needed, which takes a while.
             secure = self._plan.base_url.startswith("https:")
@@ -161,13 +161,13 @@ class HttpCall:
             self._client = self._client or _client(self._plan.base_url, self._options, verify)
         return self._client
 
-    async def _read(self, response: httpx.Response) -> bytes:
+    async def _read(self, response: httpx2.Response) -> bytes:
         limit = self._options.max_bytes
         stated = response.headers.get("content-length", "")
         if stated.isdecimal() and (len(stated) > 18 or int(stated) > limit):
             raise self._failed(f"the answer has {stated[:40]} bytes, more than max_bytes={limit}")
         encoding = response.headers.get("content-encoding", "").strip().lower()
-        # httpx itself would decompress a whole chunk, in all encodings that are named, before its size is known.
+        # httpx2 itself would decompress a whole chunk, in all encodings that are named, before its size is known.
         if encoding not in _WINDOWS:
             raise self._failed(f"the answer has the encoding {encoding!r}, although only gzip was offered")
         window = _WINDOWS[encoding]
@@ -217,19 +217,19 @@ class _Transient(Exception):
 
 @functools.cache
 def _authorities() -> ssl.SSLContext:
-    return httpx.create_ssl_context()  # heeds SSL_CERT_FILE and SSL_CERT_DIR
+    return httpx2.create_ssl_context()  # heeds SSL_CERT_FILE and SSL_CERT_DIR
 
 
-def _client(base_url: str, options: HttpOptions, verify: ssl.SSLContext | None) -> httpx.AsyncClient:
-    class Signing(httpx.AsyncBaseTransport):
+def _client(base_url: str, options: HttpOptions, verify: ssl.SSLContext | None) -> httpx2.AsyncClient:
+    class Signing(httpx2.AsyncBaseTransport):
         """Add secrets to requests behind all code that logs, raises or shows them."""
 
         def __init__(self) -> None:
-            self._inner = httpx.AsyncHTTPTransport(
-                verify=verify or False, proxy=options.proxy, limits=httpx.Limits(max_connections=options.connections)
+            self._inner = httpx2.AsyncHTTPTransport(
+                verify=verify or False, proxy=options.proxy, limits=httpx2.Limits(max_connections=options.connections)
             )
 
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
             signature: Signature = request.extensions[_SIGNATURE]
             url, headers = request.url, request.headers.copy()
             if signature.query:
@@ -240,17 +240,17 @@ def _client(base_url: str, options: HttpOptions, verify: ssl.SSLContext | None) 
             if signature.cookies:
                 before = [headers["cookie"]] if "cookie" in headers else []
                 headers["cookie"] = "; ".join(before + [f"{name}={value}" for name, value in signature.cookies])
-            signed = httpx.Request(request.method, url, headers=headers, stream=request.stream)
+            signed = httpx2.Request(request.method, url, headers=headers, stream=request.stream)
             signed.extensions = {key: value for key, value in request.extensions.items() if key != _SIGNATURE}
             return await self._inner.handle_async_request(signed)
 
         async def aclose(self) -> None:
             await self._inner.aclose()
 
-    return httpx.AsyncClient(
+    return httpx2.AsyncClient(
         base_url=base_url,
         transport=Signing(),
-        timeout=httpx.Timeout(options.timeout, connect=min(options.timeout, options.connect_timeout)),
+        timeout=httpx2.Timeout(options.timeout, connect=min(options.timeout, options.connect_timeout)),
         headers={"accept-encoding": "gzip"},
         follow_redirects=False,
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # no call gets the cookies of another

@@ -13,7 +13,7 @@ from base64 import b64encode, urlsafe_b64encode
 from decimal import Decimal
 from typing import Any
 
-import httpx
+import httpx2
 import msgspec
 import pytest
 from hypothesis import given
@@ -255,8 +255,8 @@ def test_secrets_with_quotes_and_spaces_are_hidden_wherever_they_are_quoted(secr
         repr(f"'{secret}"),
         repr(json.dumps({"key": secret})),
         repr(json.dumps({"key": secret}, ensure_ascii=False)),
-        str(httpx.URL("http://host/").copy_with(path=f"/{secret}")),
-        str(httpx.URL("http://host/", params={"key": secret})),
+        str(httpx2.URL("http://host/").copy_with(path=f"/{secret}")),
+        str(httpx2.URL("http://host/", params={"key": secret})),
     ]
     for text in shown:
         assert redaction.HIDDEN in hide(text), text

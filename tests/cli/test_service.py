@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import httpx2
 import mcp
 import pytest
@@ -44,7 +43,7 @@ def url() -> Iterator[str]:
 def submit(url: str, pipeline: str, job_id: str, params: Any) -> None:
     body = {"params": params, "job_id": job_id}
     headers = {"authorization": f"Bearer {client_token(None, url)}"}
-    httpx.post(f"{url}/pipelines/{pipeline}/jobs", json=body, headers=headers, timeout=30).raise_for_status()
+    httpx2.post(f"{url}/pipelines/{pipeline}/jobs", json=body, headers=headers, timeout=30).raise_for_status()
 
 
 def test_attach_writes_what_run_would_have_written(url: str) -> None:
@@ -177,13 +176,13 @@ def test_a_service_with_a_token_refuses_clients_without_it(tmp_path: Path) -> No
         refused = invoked("jobs", "--url", address)
         assert refused.exit_code == 3
         assert "Give --token-file, or set DFM_TOKEN" in refused.stderr
-        assert httpx.get(f"{address}/jobs", headers={"authorization": "Bearer no"}).status_code == 401
+        assert httpx2.get(f"{address}/jobs", headers={"authorization": "Bearer no"}).status_code == 401
         known = {"authorization": f"Bearer {TOKEN}"}
-        found = httpx.get(f"{address}/pipelines", headers=known).json()["pipelines"]
+        found = httpx2.get(f"{address}/pipelines", headers=known).json()["pipelines"]
         assert [pipeline["name"] for pipeline in found] == ["squares"]
         assert invoked("jobs", "--url", address, "--token-file", str(file)).exit_code == 0
         assert invoked("jobs", "--url", address, env={"DFM_TOKEN": TOKEN}).exit_code == 0
-        with httpx.Client(base_url=address, follow_redirects=True) as browser:
+        with httpx2.Client(base_url=address, follow_redirects=True) as browser:
             assert browser.get("/?token=another").status_code == 401
             page = browser.get(f"/?token={TOKEN}")
             assert (page.status_code, str(page.url)) == (200, f"{address}/")
@@ -232,7 +231,7 @@ def test_a_second_ctrl_c_ends_a_service_at_once(store: list[str]) -> None:
         submit(address, "holding", "long", {})
         until(process.stderr, "begun")
         headers = {"authorization": f"Bearer {client_token(None, address)}"}
-        with httpx.stream("GET", f"{address}/jobs/long/stream", headers=headers, timeout=None) as response:
+        with httpx2.stream("GET", f"{address}/jobs/long/stream", headers=headers, timeout=None) as response:
             reported = response.iter_lines()
             next(reported)
             process.send_signal(signal.SIGINT)
@@ -244,10 +243,10 @@ def test_a_second_ctrl_c_ends_a_service_at_once(store: list[str]) -> None:
 
 
 def test_a_service_without_a_token_generates_a_private_one(url: str) -> None:
-    assert httpx.get(f"{url}/jobs").status_code == 401
+    assert httpx2.get(f"{url}/jobs").status_code == 401
     token = client_token(None, url)
     assert token is not None
-    assert httpx.get(f"{url}/jobs", headers={"authorization": f"Bearer {token}"}).status_code == 200
+    assert httpx2.get(f"{url}/jobs", headers={"authorization": f"Bearer {token}"}).status_code == 200
     assert invoked("jobs", "--url", url).exit_code == 0
     port = url.rpartition(":")[2]
     home = os.environ.get("XDG_RUNTIME_DIR")

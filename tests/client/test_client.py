@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from dfm_async import Federation, JobInfo, JobNotFound, JobStatus, OperationFailed, ParameterError, PipelineError
@@ -159,7 +159,7 @@ async def test_failed_sets_run_again_as_a_new_job(client: Client) -> None:
     assert again.job_id != failed.job_id
 
 
-class Broken(httpx.AsyncByteStream):
+class Broken(httpx2.AsyncByteStream):
     """The body of an answer whose connection breaks in the middle."""
 
     def __init__(self, body: Any) -> None:
@@ -171,18 +171,18 @@ class Broken(httpx.AsyncByteStream):
             yield chunk
             self._left -= len(chunk)
             if self._left < 0:
-                raise httpx.RemoteProtocolError("peer closed connection")
+                raise httpx2.RemoteProtocolError("peer closed connection")
 
     async def aclose(self) -> None:
         await self._body.aclose()
 
 
-class Unreliable(httpx.AsyncHTTPTransport):
+class Unreliable(httpx2.AsyncHTTPTransport):
     """Connections of which the first one with a stream breaks."""
 
     streams = 0
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         answer = await super().handle_async_request(request)
         if request.url.path.endswith("/stream"):
             self.streams += 1

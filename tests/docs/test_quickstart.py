@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from dfm_async.cli.tokens import client_token
 from tests.docs.pages import DOCS, FILE, blocks
@@ -56,7 +56,7 @@ def test_the_service_of_the_quickstart_answers_as_the_page_says(tmp_path: Path) 
         headers["authorization"] = headers["authorization"].replace("TOKEN", client_token(None, address) or "")
         url = given.url.replace("http://127.0.0.1:8000", address)
         assert url.startswith(address), "the page names another address than the command has"
-        answer = httpx.post(url, content=given.data, headers=headers, timeout=30)
+        answer = httpx2.post(url, content=given.data, headers=headers, timeout=30)
     found = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line.startswith("data: ")]
     results = [event for event in found if event["event"] == "result"]
     (shown,) = [block.text for block in BLOCKS if block.text.startswith("event: result")]

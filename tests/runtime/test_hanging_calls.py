@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 import pytest
 
@@ -241,10 +241,10 @@ async def test_too_many_hanging_calls_end_their_worker(gate: Gate) -> None:
 async def test_too_many_hanging_calls_are_an_error_in_the_own_process(gate: Gate) -> None:
     session = Session(many, target="inline")
     service = Service(session=session, pipelines={"stuck": sticks})
-    transport = httpx.ASGITransport(service.app)
+    transport = httpx2.ASGITransport(service.app)
     async with (
         service.lifespan(),
-        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+        httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client,
         asyncio.timeout(60),
     ):
         assert (await client.get("/ready")).status_code == 200

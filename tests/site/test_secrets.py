@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import keyring
 import pytest
 from keyring.backend import KeyringBackend
@@ -503,8 +503,8 @@ async def test_a_secret_is_in_no_answer_of_a_web_service(monkeypatch: pytest.Mon
     service = Service(
         session=Session(fed, target="inline"), pipelines={"telling": telling(fed)}, authorizer=AllowAnyone()
     )
-    transport = httpx.ASGITransport(service.app)
-    async with service.lifespan(), httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    transport = httpx2.ASGITransport(service.app)
+    async with service.lifespan(), httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
         made = await client.post("/pipelines/telling/jobs", json={"params": {"how": "raise"}})
         job = f"/jobs/{made.json()['job_id']}"
         answers = [(await client.get(path)).text for path in (f"{job}/stream", job, f"{job}/events", f"{job}/graph")]

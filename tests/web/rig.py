@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import httpx
+import httpx2
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
@@ -111,7 +111,7 @@ STREAM = {"accept": "text/event-stream"}
 """The headers of a submission that is answered by the stream of its job."""
 
 
-async def events(response: httpx.Response) -> Events:
+async def events(response: httpx2.Response) -> Events:
     """Read server-sent events; comments are events with the name ``:``."""
     found = Sent()
     filled = False
@@ -133,13 +133,13 @@ async def events(response: httpx.Response) -> Events:
             found.data, filled = json.loads(value), True
 
 
-async def all_events(client: httpx.AsyncClient, path: str, **options: Any) -> list[Sent]:
+async def all_events(client: httpx2.AsyncClient, path: str, **options: Any) -> list[Sent]:
     async with client.stream("GET", path, **options) as response:
         assert response.status_code == 200, await response.aread()
         return [event async for event in events(response) if event.name != ":"]
 
 
-async def refusal(request: Awaitable[httpx.Response]) -> tuple[int, str]:
+async def refusal(request: Awaitable[httpx2.Response]) -> tuple[int, str]:
     """Send a request that is refused; return the status and the error."""
     response = await request
     return response.status_code, response.json()["error"]
@@ -149,7 +149,7 @@ async def refusal(request: Awaitable[httpx.Response]) -> tuple[int, str]:
 class Server:
     """A server that runs, and a client for it."""
 
-    client: httpx.AsyncClient
+    client: httpx2.AsyncClient
     service: Service
     port: int
     uvicorn: uvicorn.Server
@@ -248,7 +248,9 @@ class Tokens(Authorizer):
         return super().allows(principal, action, job)
 
 
-def client_of(service: Service, host: str | None = "127.0.0.1", http: str = "1.1", **headers: str) -> httpx.AsyncClient:
+def client_of(
+    service: Service, host: str | None = "127.0.0.1", http: str = "1.1", **headers: str
+) -> httpx2.AsyncClient:
     """Return a client without a server, which seems to come from some address."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -257,7 +259,7 @@ def client_of(service: Service, host: str | None = "127.0.0.1", http: str = "1.1
         await service.app(scope, receive, send)
 
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost:8000", headers=named)
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost:8000", headers=named)
 
 
 @asynccontextmanager
@@ -307,7 +309,7 @@ async def serving(service: Service, app: Any = None, prefix: str = "/dfm") -> As
     try:
         await server.up.wait()
         assert server.started, "the application did not start; its log says why"
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}{prefix}", timeout=30) as client:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}{prefix}", timeout=30) as client:
             yield Server(client, service, port, server)
     finally:
         server.should_exit = True

@@ -6,7 +6,7 @@ import re
 import warnings
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
@@ -57,8 +57,8 @@ async def test_generated_token_is_printed_at_the_start(
 async def test_browser_gets_a_cookie_that_is_not_the_token(prefix: str) -> None:
     service = new_service(authorizer=None)
     app = Starlette(lifespan=service.lifespan, routes=[Mount(prefix or "/", service.app)])
-    transport = httpx.ASGITransport(app, client=("127.0.0.1", 5))
-    async with service.lifespan(), httpx.AsyncClient(transport=transport, base_url="http://localhost:8000") as browser:
+    transport = httpx2.ASGITransport(app, client=("127.0.0.1", 5))
+    async with service.lifespan(), httpx2.AsyncClient(transport=transport, base_url="http://localhost:8000") as browser:
         assert (await browser.get(f"{prefix}/?token=wrong")).status_code == 401
         entered = await browser.get(f"{prefix}/?token={service.token}&job=order-17")
         assert (entered.status_code, entered.headers["location"]) == (303, f"{prefix}/?job=order-17")

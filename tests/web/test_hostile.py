@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import httpx
+import httpx2
 import psutil
 import pytest
 
@@ -44,7 +44,7 @@ class Target:
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
     with started_server("-c", SERVER) as (process, url):
-        with httpx.Client(base_url=url, timeout=30) as client:
+        with httpx2.Client(base_url=url, timeout=30) as client:
             body = {"params": {"n": 8000, "size": 2000}}
             job = client.post("/pipelines/texts/jobs", json=body).json()["job_id"]
             assert client.get(f"/jobs/{job}/stream").status_code == 200  # to its end
@@ -157,7 +157,7 @@ DEEDS: dict[Deed, int] = {
 
 @pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.__name__)
 async def test_hostile_clients_leave_service_and_memory_bounded(target: Target, deed: Deed) -> None:
-    async with httpx.AsyncClient(base_url=target.url, timeout=10) as client:
+    async with httpx2.AsyncClient(base_url=target.url, timeout=10) as client:
 
         async def work() -> None:
             """What a client without bad intentions does."""

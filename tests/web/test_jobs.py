@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from dfm_async import JobStatus
@@ -180,7 +180,7 @@ async def test_all_problems_of_a_submission_are_reported(server: Server) -> None
     assert len((await server.client.get("/jobs")).json()["jobs"]) == 1
 
 
-async def refused_fields(answer: Awaitable[httpx.Response]) -> list[str]:
+async def refused_fields(answer: Awaitable[httpx2.Response]) -> list[str]:
     found = await answer
     assert (found.status_code, found.json()["error"]) == (422, "body")
     problems: list[str] = found.json()["problems"]

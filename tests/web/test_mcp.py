@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import httpx2
 import pytest
 from mcp import Client, MCPError
@@ -227,7 +226,7 @@ def request(method: str, **params: Any) -> dict[str, Any]:
     return {"json": body, "headers": {**headers, **({"mcp-name": params["name"]} if "name" in params else {})}}
 
 
-async def initialized(client: httpx.AsyncClient, **headers: str) -> httpx.Response:
+async def initialized(client: httpx2.AsyncClient, **headers: str) -> httpx2.Response:
     """Open a session by hand."""
     params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
     body = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
@@ -236,12 +235,12 @@ async def initialized(client: httpx.AsyncClient, **headers: str) -> httpx.Respon
 
 
 @asynccontextmanager
-async def by_hand(server: Server, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", headers=headers, timeout=30) as client:
+async def by_hand(server: Server, **headers: str) -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", headers=headers, timeout=30) as client:
         yield client
 
 
-async def refused(request: Awaitable[httpx.Response]) -> tuple[int, str]:
+async def refused(request: Awaitable[httpx2.Response]) -> tuple[int, str]:
     """Send a request that is refused; return the status and the message."""
     response = await request
     assert response.json()["jsonrpc"] == "2.0"
@@ -290,12 +289,12 @@ async def test_tools_can_be_served_again_and_from_another_task() -> None:
     for _ in range(2):
         context = service.lifespan()
         await asyncio.create_task(context.__aenter__())
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as client:
             answer = await client.post("/", **request("tools/call", name="squares", arguments={"x": 3}))
             assert json.loads(answer.text.split("data: ")[-1])["result"]["structuredContent"] == {"result": 9}
             await initialized(client)
         await asyncio.create_task(context.__aexit__(None, None, None))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as client:
         assert (await client.post("/", **request("tools/list"))).status_code == 503
 
 
@@ -448,7 +447,7 @@ async def test_a_value_that_raises_anything_fails_only_its_own_requests(
         await server.finished(job_id)
         async with asyncio.timeout(PROMPT):
             for path in ("events", "stream"):
-                with contextlib.suppress(httpx.HTTPError):
+                with contextlib.suppress(httpx2.HTTPError):
                     await server.client.get(f"/jobs/{job_id}/{path}")
             assert await server.results(await server.submit("squares", {"x": 3})) == [9]
             await server.service._state.streams.until(0)
@@ -498,7 +497,7 @@ async def test_other_applications_keep_their_sse_watcher(first: bool) -> None:
     async def stream(_request: Request) -> EventSourceResponse:
         return EventSourceResponse(endless())
 
-    async def begin(client: httpx.AsyncClient, stack: contextlib.AsyncExitStack) -> None:
+    async def begin(client: httpx2.AsyncClient, stack: contextlib.AsyncExitStack) -> None:
         response = await stack.enter_async_context(client.stream("GET", "/"))
         lines: Any = response.aiter_lines()
         await anext(lines)
@@ -507,7 +506,7 @@ async def test_other_applications_keep_their_sse_watcher(first: bool) -> None:
     other = Starlette(routes=[Route("/", stream)])
     async with serving(new_service(), other) as apart, contextlib.AsyncExitStack() as stack:
         address = f"http://127.0.0.1:{apart.port}"
-        client = await stack.enter_async_context(httpx.AsyncClient(base_url=address, timeout=30))
+        client = await stack.enter_async_context(httpx2.AsyncClient(base_url=address, timeout=30))
         if first:
             await begin(client, stack)
         async with tools() as server, agent(server) as ours:

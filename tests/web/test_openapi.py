@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import httpx
+import httpx2
 import hypothesis
 import pytest
 from hypothesis import strategies as st
@@ -41,7 +41,7 @@ MORE = ("runPipeline", "sendInputs", "streamEvents")
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """A service with a job in each state."""
-    with started_server("-c", SERVER) as (_, found), httpx.Client(base_url=found) as client:
+    with started_server("-c", SERVER) as (_, found), httpx2.Client(base_url=found) as client:
         for name, job_id, params in (
             ("squares", "finished", {"x": 5}),
             ("failing", "failed", {"x": 1}),
@@ -80,7 +80,7 @@ def schema(address: str) -> OpenApiSchema:
 
 
 def test_all_operations_are_tried(address: str) -> None:
-    document = httpx.get(f"{address}/openapi.json").json()
+    document = httpx2.get(f"{address}/openapi.json").json()
     found = {operation["operationId"] for methods in document["paths"].values() for operation in methods.values()}
     assert found == {*operations(), ENDLESS}
 

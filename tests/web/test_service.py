@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from fastapi import Depends, FastAPI
 from openapi_spec_validator import validate
@@ -231,7 +231,7 @@ SERVED = "import uvicorn; from tests.web.rig import new_service; uvicorn.run(new
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_open_streams_do_not_delay_the_shutdown_of_a_server(number: int) -> None:
-    with started_server("-c", SERVED) as (process, address), httpx.Client(base_url=address, timeout=20) as client:
+    with started_server("-c", SERVED) as (process, address), httpx2.Client(base_url=address, timeout=20) as client:
         job_id = client.post("/pipelines/endless/jobs", json={}).json()["job_id"]
         with client.stream("GET", f"/jobs/{job_id}/stream") as response:
             lines = response.iter_lines()

@@ -7,7 +7,7 @@ import base64
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import httpx
+import httpx2
 import pytest
 
 from dfm_async.web.records import LogRecords
@@ -143,7 +143,7 @@ async def test_a_few_principals_cannot_take_all_streams() -> None:
             found = []
             for _ in range(number):
                 request = server.client.stream("GET", "/stream", headers={"authorization": name})
-                response: httpx.Response = await stack.enter_async_context(request)
+                response: httpx2.Response = await stack.enter_async_context(request)
                 found.append(response.status_code)
             return found
 

@@ -8,7 +8,7 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-import httpx
+import httpx2
 from playwright.async_api import Page, ViewportSize
 
 from tests.web.page.browser import launched
@@ -22,7 +22,7 @@ async def main(home: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         address = f"{stack.enter_context(example(Path(directory) / 'jobs.db'))}/dfm/"
-        client = await stack.enter_async_context(httpx.AsyncClient(base_url=address, headers=KNOWN))
+        client = await stack.enter_async_context(httpx2.AsyncClient(base_url=address, headers=KNOWN))
         browser = await stack.enter_async_context(launched())
 
         async def submit(job_id: str, *days: str, accept: str = "application/json") -> None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from playwright.async_api import Browser, expect
 
@@ -71,13 +71,13 @@ async def running(port: int, folder: Path) -> AsyncIterator[None]:
         sys.executable, "-c", SERVICE, str(port), str(folder), env=environment
     )
     try:
-        async with asyncio.timeout(60), httpx.AsyncClient() as client:
+        async with asyncio.timeout(60), httpx2.AsyncClient() as client:
             ready = False
             while not ready:
                 await asyncio.sleep(0.05)
                 try:
                     ready = (await client.get(f"http://127.0.0.1:{port}/ready")).is_success
-                except httpx.TransportError:
+                except httpx2.TransportError:
                     assert process.returncode is None
         yield
     finally:
@@ -95,7 +95,7 @@ async def test_a_browser_goes_on_when_the_job_is_resumed_after_a_restart(browser
     page, bare = await context.new_page(), await context.new_page()
     badge, rows = page.locator("h1 .badge"), page.locator("[aria-labelledby=card-results] tbody tr")
     graph, progress = page.locator("[aria-labelledby=card-graph] .cap"), page.locator("[aria-labelledby=card-progress]")
-    async with running(port, tmp_path), httpx.AsyncClient(base_url=url, headers=known) as client:
+    async with running(port, tmp_path), httpx2.AsyncClient(base_url=url, headers=known) as client:
         body = {"params": {"n": COUNT}, "job_id": "kept"}
         (await client.post("/pipelines/counting/jobs", json=body)).raise_for_status()
         await page.goto(f"{url}/?token={TOKEN}&job=kept")
@@ -105,7 +105,7 @@ async def test_a_browser_goes_on_when_the_job_is_resumed_after_a_restart(browser
         await expect(rows).to_have_count(COUNT // 2)
         await expect(graph).to_contain_text("2 running")
         await bare.wait_for_function(f"seen.length === {COUNT // 2}")
-    async with running(port, tmp_path), httpx.AsyncClient(base_url=url, headers=known) as client:
+    async with running(port, tmp_path), httpx2.AsyncClient(base_url=url, headers=known) as client:
         await expect(badge).to_have_text("‖interrupted")
         await expect(graph).not_to_contain_text("running")
         await expect(progress.locator("tbody tr td:nth-child(3)")).to_have_text(["0", "0"])
