@@ -172,10 +172,10 @@ def _table(found: list[JobInfo]) -> None:
         sets = "" if info.sets is None else f"{info.done}/{info.sets}" if info.done is not None else str(info.sets)
         table.add_row(
             safe(info.job_id),
-            Text(info.status.value, STATUS_STYLES.get(info.status, "cyan")),
+            Text(_status(info), STATUS_STYLES.get(info.status, "cyan")),
             safe(info.pipeline or ""),
             _time(info.created),
-            "" if info.finished is None else f"{info.finished - info.created:.2f} s",
+            "" if info.finished is None else f"{max(0.0, info.finished - (info.start_at or info.created)):.2f} s",
             sets,
             str(info.events),
             str(info.errors or ""),
@@ -286,6 +286,11 @@ def _summary(error: DfmError) -> str:
     """Return the message of an error without its remote traceback."""
     text, traceback = str(error), getattr(error, "remote_traceback", "").rstrip()
     return (text.removesuffix(traceback) if traceback else text).rstrip()
+
+
+def _status(info: JobInfo) -> str:
+    waits = info.start_at is not None and info.status is JobStatus.SUBMITTED
+    return f"starts at {_time(info.start_at or 0)}" if waits else info.status.value
 
 
 def _time(seconds: float) -> str:

@@ -204,6 +204,10 @@ class RunOptions(SessionOptions):
         float | None,
         typer.Option(min=0.001, metavar="SECONDS", help="Abort the job after this time.", show_default=False),
     ] = None
+    start_at: Annotated[
+        str | None,
+        option("Start the job at this time, such as 2026-11-20T03:00+01:00 or ...Z, or in seconds since 1970.", "TIME"),
+    ] = None
     on_error: Annotated[OnError, typer.Option(help="Whether other work continues after an error.")] = OnError.CONTINUE
     concurrency: Annotated[
         int | None,

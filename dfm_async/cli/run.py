@@ -7,6 +7,7 @@ import contextlib
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -24,6 +25,7 @@ from dfm_async.cli.view import LineView, LiveView, counted, follow, logged, view
 from dfm_async.errors import DfmError, JobAborted, JobExists, JobFailed, JobInterrupted, JobOwned, ParameterError
 from dfm_async.federation.federation import Federation
 from dfm_async.language.pipeline import Pipeline
+from dfm_async.model.checks import moment
 from dfm_async.model.policies import RetryPolicy
 from dfm_async.model.status import JobStatus
 from dfm_async.planning.plan import Plan
@@ -125,6 +127,7 @@ async def _run_job(session: Session, pipeline: Pipeline, options: RunOptions, ou
                 sets,
                 job_id=job_id,
                 deadline=options.deadline,
+                start_at=None if options.start_at is None else _moment(options.start_at),
                 on_error=options.on_error.value,
                 concurrency=options.concurrency,
                 retry=_retry(options.retry),
@@ -156,6 +159,31 @@ async def _run_job(session: Session, pipeline: Pipeline, options: RunOptions, ou
     if file is not None and file.problem is not None:
         raise file.problem
     return exit_of_status(job.status)
+
+
+def _moment(text: str) -> float:
+    """Return a moment in seconds since 1970: they are given, or a date and a time with their offset from UTC.
+
+    Raises:
+        BadInput: it is neither.
+    """
+    try:
+        found: float | datetime = float(text)
+    except ValueError:
+        try:
+            found = datetime.fromisoformat(text)
+        except ValueError:
+            problem = f"--start-at {text!r} is not a time such as 2026-11-20T03:00Z or 2026-11-20T03:00+01:00"
+            raise BadInput(f"{problem}, nor a number of seconds since 1970") from None
+        if found.utcoffset() is None:
+            local = found.astimezone().isoformat()
+            raise BadInput(
+                f"--start-at {text!r} has no time zone: add Z for UTC, or an offset, as in {local}"
+            ) from None
+    try:
+        return moment("--start-at", found)
+    except ValueError as error:
+        raise BadInput(str(error)) from None
 
 
 def _retry(attempts: int | None) -> RetryPolicy | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Literal, Self, overload
 from urllib.parse import quote
@@ -16,6 +17,7 @@ from dfm_async.client.connection import INVALID, Connection
 from dfm_async.client.event_stream import EventStream
 from dfm_async.errors import ServiceError
 from dfm_async.language.pipeline import Pipeline
+from dfm_async.model.checks import moment
 from dfm_async.model.events import Activity, Event, Result
 from dfm_async.model.info import JobInfo
 from dfm_async.model.stats import SessionStats, SiteStats
@@ -107,6 +109,7 @@ class Client:
         priority: int = 0,
         deadline: float | None = None,
         on_error: Literal["continue", "stop"] = "continue",
+        start_at: float | datetime | None = None,
     ) -> JobInfo:
         """Submit a job.
 
@@ -118,6 +121,7 @@ class Client:
             priority: jobs with the highest priority run first; above 0 this needs a permission.
             deadline: abort the job after this many seconds.
             on_error: whether other work continues after an error.
+            start_at: when the job starts, as a datetime with a time zone, or in seconds since 1970.
         """
         given: Any = {} if params is None and not stay_open else params
         body: dict[str, Any] = {
@@ -127,6 +131,8 @@ class Client:
             "deadline": deadline,
             "on_error": on_error,
         }
+        if start_at is not None:
+            body["start_at"] = moment("start_at", start_at)
         if job_id is not None:
             body["job_id"] = job_id
         path = f"/pipelines/{quote(pipeline, safe='')}/jobs" if isinstance(pipeline, str) else "/jobs"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
+from dfm_async.base.wall_clock import WallTimer, moment_text, wall_time
 from dfm_async.engine.coordinator import FROM_LOCATIONS, Coordinator
 from dfm_async.engine.intake import Values
 from dfm_async.engine.jobs import JobTable
@@ -13,6 +15,7 @@ from dfm_async.engine.run import Host, Run
 from dfm_async.engine.scheduler import Scheduler
 from dfm_async.errors import EncodingError
 from dfm_async.model.ids import JobNumber
+from dfm_async.model.job_spec import JobSpec
 from dfm_async.model.status import JobStatus
 from dfm_async.wire import messages as msg
 
@@ -21,6 +24,11 @@ Jobs: TypeAlias = Scheduler[Coordinator]
 
 TO_ENGINE: Final = FROM_LOCATIONS | {msg.SendToPlace}
 """What locations send to the engine that runs their job."""
+
+
+def starts_later(spec: JobSpec) -> bool:
+    """Return whether the time has not come at which a job starts."""
+    return spec.start_at is not None and spec.start_at > wall_time()
 
 
 class Engine:
@@ -52,6 +60,9 @@ class Engine:
         self._run_of: dict[Coordinator, Run] = {}
         self._last_number = 0
         self._admitting: set[Jobs] = set()
+        self._later: dict[Jobs, None] = {}
+        """Those with jobs whose time to start has not come."""
+        self._clock = WallTimer(self._time_came)
 
     # jobs
 
@@ -63,11 +74,20 @@ class Engine:
         """
         self._schedulers[coordinator] = scheduler
         coordinator.owner = self
+        spec = coordinator.spec
+        if spec.start_at is not None and starts_later(spec):
+            scheduler.delay(coordinator, spec.priority, spec.start_at)
+            coordinator.machine.waiting_for = f"its start at {moment_text(spec.start_at)}"
+            self._later[scheduler] = None
+            self._set_clock()
+            return True
+        if spec.start_at is not None:
+            coordinator.watch_deadline(asyncio.get_running_loop().time())
         lane = scheduler.start(coordinator)
         if lane is not None:
             self._begin(coordinator, lane)
             return True
-        accepted = scheduler.put(coordinator, coordinator.spec.priority)
+        accepted = scheduler.put(coordinator, spec.priority)
         self._wait_for_slot(coordinator, scheduler)
         self._admit(scheduler)
         return accepted or not scheduler.waits(coordinator)
@@ -76,6 +96,21 @@ class Engine:
     def _wait_for_slot(coordinator: Coordinator, scheduler: Jobs) -> None:
         running = scheduler.running
         coordinator.machine.waiting_for = f"a free slot ({running} job{'s' * (running != 1)} running)"
+
+    def _set_clock(self) -> None:
+        """Set the timer to the time of the next job that starts later."""
+        due = {scheduler: scheduler.due for scheduler in self._later}
+        self._later = {scheduler: None for scheduler, moment in due.items() if moment is not None}
+        self._clock.set(min((moment for moment in due.values() if moment is not None), default=None))
+
+    def _time_came(self, now: float) -> None:
+        """Let the jobs wait for slots whose time has come."""
+        for scheduler in list(self._later):
+            for coordinator in scheduler.advance(now):
+                self._wait_for_slot(coordinator, scheduler)
+                coordinator.watch_deadline(asyncio.get_running_loop().time())
+            self._admit(scheduler)
+        self._set_clock()
 
     def queue(self, coordinator: Coordinator) -> tuple[int, int | None]:
         """Return how many jobs have a slot, and how many get one before this job, if it waits for one."""
@@ -139,6 +174,8 @@ class Engine:
         self._end_run(coordinator, succeeded=coordinator.record.decided is JobStatus.FINISHED)
         scheduler = self._schedulers.pop(coordinator)
         scheduler.release(coordinator)
+        if scheduler in self._later:
+            self._set_clock()
         self._admit(scheduler)
 
     async def shut_down(self, reason: str, grace: float) -> None:

@@ -1,4 +1,4 @@
-"""Which jobs run, on which lane, and which of them wait. Pure: no asyncio, no I/O."""
+"""Which jobs run, on which lane, and which of them wait: for a slot, or for their time. Pure: no asyncio, no I/O."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ class Scheduler(Generic[J]):
         self._numbers = itertools.count(1)
         self._front = itertools.count(-1, -1)
         self._excess: deque[J] = deque()
+        self._later: list[tuple[float, int, int, J]] = []
+        self._delayed: set[J] = set()
         self._ranks: dict[J, int] | None = None
         """The positions of the jobs that wait, if they are known."""
 
@@ -43,22 +45,39 @@ class Scheduler(Generic[J]):
         return len(self._waiting)
 
     @property
+    def delayed(self) -> int:
+        """The number of jobs whose time to start has not come."""
+        return len(self._delayed)
+
+    @property
+    def due(self) -> float | None:
+        """The time at which the next of them starts."""
+        while self._later and self._later[0][-1] not in self._delayed:
+            heapq.heappop(self._later)
+        return self._later[0][0] if self._later else None
+
+    @property
     def empty(self) -> bool:
         """Whether neither jobs nor submitters wait."""
         return not self._heap and not self._excess
 
     @property
     def overflows(self) -> bool:
-        """Whether a further job would exceed the limit of those that wait."""
+        """Whether a further job would exceed the limit of those that wait for a slot."""
         return len(self._lane_of) >= self._slots and len(self._waiting) >= self._limit
+
+    @property
+    def full_of_delayed(self) -> bool:
+        """Whether as many jobs wait for their time as may wait for a slot."""
+        return len(self._delayed) >= self._limit
 
     def lane(self, index: int) -> list[J]:
         """Return the jobs of a lane."""
         return list(self._loads[index])
 
     def waits(self, job: J) -> bool:
-        """Return whether a job waits for a slot."""
-        return job in self._waiting
+        """Return whether a job waits for a slot, or for its time."""
+        return job in self._waiting or job in self._delayed
 
     def ahead(self, job: J) -> int | None:
         """Return the number of jobs that get a slot before a job that waits; None if it does not wait."""
@@ -91,6 +110,21 @@ class Scheduler(Generic[J]):
             self._excess.append(job)
         return not excess
 
+    def delay(self, job: J, priority: int, until: float) -> None:
+        """Add a job that waits for a slot only from a time on. Until then it counts nowhere but in ``delayed``."""
+        heapq.heappush(self._later, (until, next(self._numbers), priority, job))
+        self._delayed.add(job)
+
+    def advance(self, now: float) -> list[J]:
+        """Note the time; return the jobs whose time has come, in its order. They wait for slots now."""
+        come = []
+        while (due := self.due) is not None and due <= now:
+            _, _, priority, job = heapq.heappop(self._later)
+            self._delayed.discard(job)
+            self._push(job, priority, next(self._numbers))
+            come.append(job)
+        return come
+
     def put_back(self, job: J, priority: int) -> None:
         """Take a slot from a job that has to run again: it is the next one of its priority."""
         self._leave_lane(job)
@@ -112,8 +146,13 @@ class Scheduler(Generic[J]):
         return None
 
     def release(self, job: J) -> None:
-        """Forget a job that has ended: it has no slot, and does not wait for one."""
+        """Forget a job that has ended: it has no slot, and does not wait for one, nor for its time."""
         self._leave_lane(job)
+        if job in self._delayed:
+            self._delayed.discard(job)
+            if len(self._later) > 2 * len(self._delayed) + 64:
+                self._later = [entry for entry in self._later if entry[-1] in self._delayed]
+                heapq.heapify(self._later)
         if job in self._waiting:
             self._waiting.discard(job)
             self._ranks = None

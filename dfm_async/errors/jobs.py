@@ -111,10 +111,13 @@ class JobNotFound(DfmError):
 
 @declared(
     "the limit of {waiting:,} waiting jobs is reached. Try again later, raise LocalOptions(queue_limit=...), "
-    'or let execute wait with queue_overflow="block"'
+    'or let execute wait with queue_overflow="block", which it never does for jobs with start_at'
 )
 class QueueFull(DfmError):
-    """The queue of waiting jobs is full, and ``LocalOptions(queue_overflow="fail")`` was chosen."""
+    """The queue is full, and ``LocalOptions(queue_overflow="fail")`` was chosen.
+
+    Or as many jobs as the queue may have wait for their ``start_at``.
+    """
 
     waiting: int
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -12,6 +13,8 @@ import msgspec
 FINITE: Final = sys.float_info.max
 """The limit of numbers that may not be infinite."""
 _MOST: Final = 10**15
+LAST_MOMENT: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+"""The last moment that can be written, in seconds since 1970."""
 
 
 def whole(name: str, value: object, *, least: int = 1, most: int = _MOST - 1) -> int:
@@ -42,6 +45,21 @@ def check_number(name: str, value: object, *, positive: bool = False, most: floa
     if not is_number(value, positive=positive, most=most):
         limits = f"number from 0 to {most:g}" if most < math.inf else "number that is not negative"
         raise ValueError(f"{name} must be a {'positive number' if positive else limits}, not {value!r}")
+
+
+def moment(name: str, value: float | datetime) -> float:
+    """Return a moment in seconds since 1970.
+
+    Raises:
+        ValueError: it cannot be written, or has no time zone, so that it is not determined.
+    """
+    if isinstance(value, datetime):
+        if value.utcoffset() is None:
+            problem = f"{name} must have a time zone, which {value!r} has not"
+            raise ValueError(f"{problem}: pass tzinfo=UTC, or {name}=value.astimezone() for that of this machine")
+        return value.timestamp()
+    check_number(name, value, most=LAST_MOMENT)
+    return float(value)
 
 
 def unexpected(name: str, known: Iterable[str], others: Iterable[str] = ()) -> str:

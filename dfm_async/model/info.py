@@ -55,6 +55,7 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
         done: how many of them are done; None if that is not known here.
         accepts: whether it takes further parameter sets here.
         retry_of: the id of the job whose failed parameter sets it runs again, if it does.
+        start_at: when it starts, if ``execute(start_at=...)`` was given; in seconds since 1970.
         waits_for: what it waits for, in words, such as ``gpus of site 'lab': 1 of 1 in use, 3 calls waiting``; None if
             it has ended, or nothing is known that it waits for.
     """
@@ -75,6 +76,7 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     accepts: bool
     retry_of: str | None = None
     waits_for: str | None = None
+    start_at: float | None = None
 
 
 class FailedSet(msgspec.Struct, frozen=True, kw_only=True):

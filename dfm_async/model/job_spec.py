@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
-from dfm_async.model.checks import check_number, whole
+from dfm_async.model.checks import LAST_MOMENT, check_number, whole
 from dfm_async.model.ids import JobId
 from dfm_async.model.options import DEFAULT_GRACE, DEFAULT_LIMITS, ResultLimits
 from dfm_async.model.policies import RetryPolicy
@@ -16,6 +16,9 @@ FRAME_WINDOW: Final = 256
 
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=366 * 86400)]
 """A duration that may come from another organisation: finite, and not negative."""
+
+Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=LAST_MOMENT)]
+"""A time in seconds since 1970 that may come from another organisation: finite, and one that can be written."""
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -42,7 +45,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     priority: Annotated[int, msgspec.Meta(ge=-(1 << 31), le=1 << 31)] = 0
     """Jobs with a higher priority get slots and free threads first."""
     deadline: Seconds | None = None
-    """After how many seconds the job is aborted; the time that it waits counts."""
+    """After how many seconds the job is aborted; the time that it waits counts, but not that before ``start_at``."""
+    start_at: Moment | None = None
+    """When the job starts, in seconds since 1970, by the clock of the machine that runs it; None: at once."""
     label: str | None = None
     """What the application noted about the job."""
     fingerprint: str | None = None
@@ -73,4 +78,6 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
             raise ValueError(f"checkpoint must be 'marked' or 'calls', not {self.checkpoint!r}")
         if self.deadline is not None:
             check_number("deadline", self.deadline, positive=True)
+        if self.start_at is not None:
+            check_number("start_at", self.start_at, most=LAST_MOMENT)
         whole("concurrency", self.window)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from dfm_async.base.signals import Signal
+from dfm_async.base.wall_clock import wall_time
 from dfm_async.errors import DecodingError, DfmError, JobAborted, JobFailed, JobInterrupted, ResultsUnread
 from dfm_async.model.events import Event, Failure, FrameCompleted, StatusChanged
 from dfm_async.model.ids import JobId, JobNumber
@@ -179,7 +179,7 @@ class JobRecord:
         self.decided = status
         self.reason = reason
         if status.ended:
-            self.finished = time.time()
+            self.finished = wall_time()
             self.ended_at = asyncio.get_running_loop().time()
         self.add(StatusChanged(self.log.end, status, reason))
         if self.journal is not None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 
 from dfm_async.base.containers import BoundedDict
 from dfm_async.base.tasks import completed, in_thread
+from dfm_async.base.wall_clock import wall_time
 from dfm_async.engine.frames import Row
 from dfm_async.engine.jobs import JobTable
 from dfm_async.errors import DfmError, EncodingError, JobNotFound, JobOwned, ParameterError, StoreError
@@ -503,7 +503,7 @@ class DurableJobs:
 
     async def _abort(self, job_id: str, reason: str) -> None:
         left = await self.take_over(job_id, more=True)
-        left.record.finished = time.time()
+        left.record.finished = wall_time()
         left.record.change(JobStatus.ABORTED, reason)
         await self.store.flush()
 

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeVar, overlo
 import msgspec
 
 from dfm_async.base.tasks import in_thread
+from dfm_async.base.wall_clock import wall_time
 from dfm_async.engine.jobs import JobControl
 from dfm_async.engine.target import Target
 from dfm_async.errors import DfmError, JobNotFound, StoreError
 from dfm_async.federation.federation import Federation
 from dfm_async.language.pipeline import Pipeline
-from dfm_async.model.checks import check_number
+from dfm_async.model.checks import check_number, moment
 from dfm_async.model.flare import FlareOptions
 from dfm_async.model.ids import JobId
 from dfm_async.model.info import JobInfo
@@ -367,8 +368,9 @@ class Session(DirectCalls):
         label: str | None = None,
         watch: bool = False,
         checkpoint: Literal["marked", "calls"] = "marked",
+        start_at: float | datetime | None = None,
     ) -> Job[R]:
-        """Start a job, and return when it runs, or waits for its turn.
+        """Start a job, and return when it runs, or waits for its turn or its time.
 
         As many jobs run at the same time as ``LocalOptions`` allows; further ones wait. This call waits only while
         more jobs wait than ``LocalOptions(queue_limit=...)`` allows; cancelling it then withdraws the job.
@@ -382,7 +384,8 @@ class Session(DirectCalls):
             default_callback: is called for every result that no place callback takes.
             place_callbacks: are called for the results of their place.
             on_error: whether other work goes on after an error, or the job stops at once.
-            deadline: after how many seconds the job is aborted; the time that it waits counts.
+            deadline: after how many seconds the job is aborted; the time that it waits counts, except for the time
+                before ``start_at``.
             options: the limits of the job's log.
             priority: jobs that wait are run highest priority first, and among equals in the order they came. Of
                 jobs that run, those with a higher priority get free threads of a site first.
@@ -393,12 +396,17 @@ class Session(DirectCalls):
             watch: whether calls of operations are counted, for ``job.activity()``.
             checkpoint: in a session with a store, which calls are recorded at their sites, so that a job that runs
                 again does not repeat them: those of operations with ``checkpoint=True``, or all.
+            start_at: when the job starts, as a datetime with a time zone, or in seconds since 1970; a time in the past
+                means at once. Until then it takes no slot, and can be cancelled. The clock of this machine counts,
+                on FLARE that of the server. With a store, a job that was interrupted meanwhile waits again when it is
+                resumed.
 
         Raises:
             PipelineError: the pipeline cannot be prepared.
             ParameterError: parameters are missing, unknown, of the wrong type, or cannot be sent.
             JobExists: the job id is that of another job.
-            QueueFull: too many jobs wait, and ``LocalOptions(queue_overflow="fail")`` was chosen.
+            QueueFull: too many jobs wait, and ``LocalOptions(queue_overflow="fail")`` was chosen; or
+                ``queue_limit`` jobs wait for their ``start_at``.
         """
         self._supervisor.check_open()
         began = asyncio.get_running_loop().time(), time.time_ns()
@@ -417,6 +425,7 @@ class Session(DirectCalls):
             raise TypeError(f"label must be a string, not {label!r}")
         if job_id is not None:
             _check_job_id(job_id)
+        start = None if start_at is None else moment("start_at", start_at)
         limits = options or self.options.results
         if limits.overflow == "spill" and self._durable is None:
             raise ValueError("overflow='spill' needs a store: Session(..., store='sqlite:///jobs.db')")
@@ -424,7 +433,7 @@ class Session(DirectCalls):
             raise ValueError("checkpoint='calls' needs a store: Session(..., store='sqlite:///jobs.db')")
         spec = JobSpec(
             job_id=JobId(job_id or os.urandom(8).hex()),
-            created=time.time(),
+            created=wall_time(),
             limits=limits,
             on_error=on_error,
             reruns=self._reruns(plan, retry),
@@ -436,6 +445,7 @@ class Session(DirectCalls):
             label=label,
             watch=watch,
             checkpoint=checkpoint,
+            start_at=start,
             checkpoints="" if self._durable is None else os.urandom(16).hex(),
             code=() if self._durable is None else self._preparation.code(plan),
             measured=self._profile.measuring,
@@ -702,13 +712,13 @@ def _bounded(priority: int) -> int:
     return max(-(1 << 31), min(priority, 1 << 31))
 
 
-def _seconds(name: str, moment: float | datetime | None) -> float | None:
+def _seconds(name: str, value: float | datetime | None) -> float | None:
     """Return a moment in seconds since 1970."""
-    if isinstance(moment, datetime):
-        return moment.timestamp()
-    if moment is not None:
-        check_number(name, moment)
-    return moment
+    if isinstance(value, datetime):
+        return value.timestamp()
+    if value is not None:
+        check_number(name, value)
+    return value
 
 
 def _position(info: JobInfo) -> tuple[float, str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from dfm_async.base.tasks import completed
+from dfm_async.base.wall_clock import wall_time
 from dfm_async.engine.frames import Row
 from dfm_async.engine.jobs import JobControl
 from dfm_async.engine.target import AlreadySubmitted, Target
@@ -117,7 +118,7 @@ class Submission:
                 self._supervisor.check_open()
                 if callbacks is not None:
                     job._start_callbacks(self._supervisor.spawn, callbacks)
-                if spec.deadline is not None:
+                if spec.deadline is not None and spec.start_at is None:
                     coordinator.watch_deadline(began[0])
                 await self._launch(coordinator, execution, stream, autostop)
             except AlreadySubmitted:
@@ -267,8 +268,9 @@ class Submission:
         spec = msgspec.structs.replace(
             record.spec,
             job_id=JobId(os.urandom(8).hex()),
-            created=time.time(),
+            created=wall_time(),
             fingerprint=None,
+            start_at=None,
             fed=False,
             measured=self._profile.measuring,
             sampled=self._profile.sampling,

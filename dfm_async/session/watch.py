@@ -179,6 +179,7 @@ def job_info(
         done=done,
         accepts=coordinator is not None and coordinator.accepts,
         retry_of=found.spec.retry_of,
+        start_at=found.spec.start_at,
         waits_for=None if coordinator is None else _waits_for(coordinator, waits),
     )
 

@@ -195,8 +195,9 @@ class Session(Blocking[AsyncSession]):
         label: str | None = None,
         watch: bool = False,
         checkpoint: Literal["marked", "calls"] = "marked",
+        start_at: float | datetime | None = None,
     ) -> Job[R]:
-        """Start a job, and return when it runs, or waits for its turn.
+        """Start a job, and return when it runs, or waits for its turn or its time.
 
         See :meth:`dfm_async.Session.execute`.
         """
@@ -219,6 +220,7 @@ class Session(Blocking[AsyncSession]):
                     label,
                     watch,
                     checkpoint,
+                    start_at,
                 )
             ),
         )

@@ -96,7 +96,7 @@ class InlineTarget(LocalTarget):
         exhausted = tuple(site.site for site in sites if site.exhausted)
         limited = {site.site: site.limits.stats() for site in sites if site.limits is not None}
         return TargetStats(
-            running=len(self.jobs.coordinators),
+            running=len(self.jobs.coordinators) - self._scheduler.delayed,
             sites={name: SiteStats(limits=limits) for name, limits in limited.items() if limits},
             tokens=tokens,
             exhausted=exhausted,

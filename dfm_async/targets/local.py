@@ -12,7 +12,7 @@ from dfm_async.base.signals import Outcome
 from dfm_async.base.tasks import completed, in_thread
 from dfm_async.base.text import install_hint
 from dfm_async.engine.coordinator import Coordinator
-from dfm_async.engine.engine import TO_ENGINE, Jobs
+from dfm_async.engine.engine import TO_ENGINE, Jobs, starts_later
 from dfm_async.engine.run import Host
 from dfm_async.engine.target import LocalTarget
 from dfm_async.errors import DfmError, QueueFull
@@ -159,10 +159,10 @@ class FederationRunner(LocalTarget):
     async def submit(self, coordinator: Coordinator) -> None:
         """Launch a job as soon as there is a slot and its workers are ready; at once if they are.
 
-        Returns when the job runs or waits in the queue; waits while the queue is full.
+        Returns when the job runs or waits in the queue or for its time; waits while the queue is full.
 
         Raises:
-            QueueFull: it is, and the options say not to wait.
+            QueueFull: it is, and the options say not to wait; or too many jobs wait for their time.
             ShippingError: the code of an operation of the job was defined since, and cannot be sent to a worker.
         """
         federation = self._federation
@@ -170,10 +170,14 @@ class FederationRunner(LocalTarget):
             if federation.revision != self._revision:
                 self._update(federation)
             check_left_out(coordinator.plan, federation, self._left_out)
-        if self.options.queue_overflow == "fail" and self._scheduler.overflows:
-            raise QueueFull(self._scheduler.waiting)
+        scheduler = self._scheduler
+        if starts_later(coordinator.spec):
+            if scheduler.full_of_delayed:
+                raise QueueFull(scheduler.delayed)
+        elif self.options.queue_overflow == "fail" and scheduler.overflows:
+            raise QueueFull(scheduler.waiting)
         self.jobs.add(coordinator)
-        if not self._engine.submit(coordinator, self._scheduler):
+        if not self._engine.submit(coordinator, scheduler):
             accepted = self._waiting[coordinator] = Outcome()
             await accepted
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 import selectors
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
+from dfm_async.base.wall_clock import replace_wall_clock
 from dfm_async.runtime.threads import calls_of_loop
 
 T = TypeVar("T")
@@ -22,11 +25,12 @@ _LATE_GRACE: Final = 0.02
 class VirtualClock:
     """The clock of a loop, controlled by a test. Made by :func:`virtual_time`."""
 
-    def __init__(self, loop: asyncio.SelectorEventLoop) -> None:
+    def __init__(self, loop: asyncio.SelectorEventLoop, at: float | None = None) -> None:
         self._loop = loop
         self._began = self._now = loop.time()
         self._goal: float | None = None
         self._arrived: asyncio.Future[None] | None = None
+        self._origin = time.time() if at is None else at
         self._late = 0
         """The steps of calls in threads when the clock last moved without waiting for all of them."""
         selector: selectors.BaseSelector = loop._selector  # type: ignore[attr-defined] # noqa: SLF001 - the only way
@@ -37,6 +41,21 @@ class VirtualClock:
     def now(self) -> float:
         """The number of seconds that have passed on it."""
         return self._now - self._began
+
+    @property
+    def wall(self) -> datetime:
+        """The time of day, by which jobs start that have ``start_at`` or a schedule; in UTC."""
+        return datetime.fromtimestamp(self._wall(), UTC)
+
+    def _wall(self) -> float:
+        return self._origin + self.now
+
+    def set_wall(self, moment: datetime) -> None:
+        """Change the time of day, as if the machine had slept, or somebody had set its clock.
+
+        No timer fires by that: what waits for a time of day takes up to 30 seconds to notice it.
+        """
+        self._origin = _seconds(moment) - self.now
 
     async def advance(self, seconds: float) -> None:
         """Let time pass: timers fire one after the other, each at its own time, with all their effects.
@@ -85,11 +104,13 @@ class VirtualClock:
     def begin(self) -> None:
         """Replace the loop's own clock."""
         vars(self._loop)["time"] = lambda: self._now
+        replace_wall_clock(self._loop, self._wall)
         self._attributes["select"] = self._select
 
     def end(self) -> None:
         """Restore the loop's clock. It continues from here: timers keep their distance."""
         vars(self._loop).pop("time")
+        replace_wall_clock(self._loop, None)
         ahead, real = self._now - self._loop.time(), self._loop.time
         vars(self._loop)["time"] = lambda: real() + ahead
         del self._attributes["select"]
@@ -120,14 +141,24 @@ class VirtualClock:
         return []
 
 
+def _seconds(moment: datetime) -> float:
+    if moment.utcoffset() is None:
+        raise ValueError(f"the moment must have a time zone, which {moment!r} has not: pass tzinfo=UTC")
+    return moment.timestamp()
+
+
 @asynccontextmanager
-async def virtual_time() -> AsyncIterator[VirtualClock]:
+async def virtual_time(at: datetime | None = None) -> AsyncIterator[VirtualClock]:
     """Stop the clock of the running loop for a block; the test advances it.
 
     Timeouts, deadlines and retry pauses of the loop take no real time then, and happen in the same order every time.
     Only what runs on this loop is meant: threads and processes go on in real time. Before the clock moves, it waits for
     calls of synchronous operations, up to a second of real time; it does not wait for synchronous generators, nor for
     processes.
+
+    Args:
+        at: the time of day when the block begins; by default that of the machine. It advances with the clock, and
+            decides when jobs start that have ``start_at`` or a schedule.
 
     Raises:
         RuntimeError: the loop is not asyncio's own, or its time is already virtual.
@@ -136,7 +167,7 @@ async def virtual_time() -> AsyncIterator[VirtualClock]:
     if not isinstance(loop, asyncio.SelectorEventLoop):
         kind = f"{type(loop).__module__}.{type(loop).__name__}"
         raise RuntimeError(f"virtual time needs asyncio's own loop, not {kind}")  # noqa: TRY004 - it is not an argument
-    clock = VirtualClock(loop)
+    clock = VirtualClock(loop, None if at is None else _seconds(at))
     if "select" in vars(loop._selector):  # type: ignore[attr-defined] # noqa: SLF001 - as above
         raise RuntimeError("the time of this loop is already virtual")
     clock.begin()

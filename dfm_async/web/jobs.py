@@ -209,6 +209,7 @@ async def submit_job(state: State, principal: Principal, pipeline: Pipeline, bod
             job_id=body.job_id,
             priority=body.priority,
             deadline=body.deadline,
+            start_at=body.start_at,
             on_error=body.on_error,
             label=principal.id,
             watch=state.page,

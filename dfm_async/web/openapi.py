@@ -56,6 +56,10 @@ _JOB: Final[Schema] = {
         "accepts": {"type": "boolean", "description": "whether further parameter sets are taken"},
         "retry_of": {**_MAYBE_TEXT, "description": "the job whose failed parameter sets it runs again"},
         "waits_for": {**_MAYBE_TEXT, "description": "what it waits for, in words"},
+        "start_at": {
+            "type": ["number", "null"],
+            "description": "when it starts, if that was set",
+        },
     },
 }
 _EVENT: Final[Schema] = {

@@ -13,6 +13,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
 from dfm_async.base.containers import is_deeper
+from dfm_async.model.checks import LAST_MOMENT
 from dfm_async.model.info import JobInfo
 from dfm_async.web.limits import Upload, WebLimits
 from dfm_async.web.responses import Refusal
@@ -117,6 +118,9 @@ class Submission(_Body):
         int, Field(ge=-1000, le=1000, description="the highest runs first"), BeforeValidator(_whole)
     ] = 0
     deadline: Annotated[float | None, Field(gt=0, description="seconds until the job is aborted")] = None
+    start_at: Annotated[
+        float | None, Field(ge=0, le=LAST_MOMENT, description="when the job starts, in seconds since 1970")
+    ] = None
     on_error: Annotated[Literal["continue", "stop"], Field(description="whether other work goes on")] = "continue"
     on_disconnect: Annotated[OnDisconnect, Field(description="when the reader of the response disconnects")] = "keep"
 

@@ -12,7 +12,7 @@ import msgspec
 from dfm_async.base.signals import Throttle
 from dfm_async.base.text import cleaned
 from dfm_async.engine.coordinator import Coordinator
-from dfm_async.engine.engine import Engine
+from dfm_async.engine.engine import Engine, starts_later
 from dfm_async.engine.jobs import JobTable
 from dfm_async.engine.machine import Phase
 from dfm_async.engine.run import Run
@@ -410,9 +410,10 @@ class Hub:
             same = fingerprint is not None and known.record.fingerprint == fingerprint
             app.send(fm.Submitted(job_id, "same" if same else "other"))
             return
-        crowded = app.scheduler.overflows
-        if app.hello.overflow == "fail" and crowded:
-            app.send(fm.Submitted(job_id, "full", str(app.scheduler.waiting)))
+        scheduler, later = app.scheduler, starts_later(message.spec)
+        crowded = not later and scheduler.overflows
+        if (app.hello.overflow == "fail" and crowded) or (later and scheduler.full_of_delayed):
+            app.send(fm.Submitted(job_id, "full", str(scheduler.delayed if later else scheduler.waiting)))
             return
         try:
             job = HubJob(message, read_plan(message))
@@ -423,14 +424,17 @@ class Hub:
         self._jobs[job.job_id] = job
         self._table.add(coordinator)
         coordinator.on_end(lambda _: self._job_ended(job))
-        coordinator.watch_deadline(asyncio.get_running_loop().time() - message.elapsed)
+        if message.spec.start_at is None:
+            coordinator.watch_deadline(asyncio.get_running_loop().time() - message.elapsed)
         if crowded:
             self._pending[job.job_id] = app
         else:
             app.send(fm.Submitted(job.job_id, "new"))
         job.follow(app, 0)
         job.followers[app.name].taken(fm.Taken(job.job_id, 0, message.until, 0))
-        self._engine.submit(coordinator, app.scheduler)
+        self._engine.submit(coordinator, scheduler)
+        if later:
+            app.send(job.state())  # what it waits for
         self._schedule_end()
 
     def _accepted(self, coordinator: Coordinator) -> None:

@@ -90,7 +90,7 @@ const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-d
 const day = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 export function moment(seconds) {
   const then = new Date(seconds * 1000);
-  return (Date.now() - then < 20 * 3600e3 ? clock : day).format(then);
+  return (Math.abs(Date.now() - then) < 20 * 3600e3 ? clock : day).format(then);
 }
 
 /** Draws at most once per frame of the screen, and not before the interval (ms) is over: requests are coalesced. */

@@ -159,11 +159,14 @@ export class JobView {
     this.buttons.finish.hidden = over || !info.accepts;
     this.buttons.resume.hidden = info.status !== "interrupted";
     this.buttons.retry.hidden = !["failed", "aborted"].includes(info.status) || info.sets === 0;
-    const took = (info.finished ?? Date.now() / 1000) - info.created;
+    const later = info.start_at > info.created ? info.start_at : null;
+    const took = (info.finished ?? Date.now() / 1000) - (later ?? info.created);
+    const waits = later !== null && info.status === "submitted";
     const sets = info.sets === null ? null : `${info.done === null ? "" : `${count(info.done)} of `}${count(info.sets)}${info.accepts ? " or more" : ""}`;
     this.facts.replaceChildren(...[
       ["Parameter sets", sets],
-      [over ? "Took" : "Running for", duration(Math.max(0, took))],
+      [over ? "Took" : "Running for", waits ? null : duration(Math.max(0, took))],
+      [waits ? "Starts at" : "Started at", later && moment(later)],
       ["Errors", count(errors), errors > 0],
       ["Submitted", moment(info.created)],
       ["Submitted by", info.principal],

@@ -110,7 +110,9 @@ export class JobList {
       row.info = info;
       link.className = `row s-${info.status}`;
       const sets = info.sets === null || info.sets === 0 ? "" : `${count(info.done ?? 0)}/${count(info.sets)}`;
-      const time = info.finished ? duration(info.finished - info.created) : info.status;
+      const waits = info.status === "submitted" && info.start_at !== null;
+      const begun = Math.max(info.created, Math.min(info.start_at ?? 0, info.finished ?? 0));
+      const time = info.finished ? duration(info.finished - begun) : waits ? `starts at ${moment(info.start_at)}` : info.status;
       link.replaceChildren(
         mark(info.status), h("span", { class: "name" }, info.pipeline ?? "pipeline"), h("span", { class: "when" }, moment(info.created)),
         h("span", { class: "id" }, id),
