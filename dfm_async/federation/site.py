@@ -194,7 +194,8 @@ class Site:
                     generators may, and those of classes do not; with True, each worker has an object of the class of
                     its own.
                 checkpoint: record the values of its calls in jobs of a session with a store, so that a job that runs
-                    again does not repeat them.
+                    again does not repeat them. Of a generator, the elements are recorded: if the operation has a
+                    parameter ``resume_from``, it is called with their number, and produces the rest.
                 args: constructor arguments, if the code is a class.
                 program: an external program that does the work. The function only declares what it takes and
                     returns, and is never run; streams come to the program as lists, and defaults are passed to it.
@@ -315,11 +316,6 @@ class Site:
             raise TypeError(
                 f"operation {name!r} is a generator: retry and deadline need one that returns, because the elements "
                 "that a generator has yielded may be consumed already. RetryPolicy(attempts=1, on_worker_lost=n) works"
-            )
-        if options.checkpoint and adapter.kind in GENERATORS:
-            raise TypeError(
-                f"operation {name!r} is a generator: it does not take checkpoint=True, because its elements are not "
-                "recorded. Record the calls that use them"
             )
         if options.spread and (adapter.external or adapter.kind in (CodeKind.ASYNC, CodeKind.ASYNC_GENERATOR)):
             what = "an external program" if adapter.external else "asynchronous"

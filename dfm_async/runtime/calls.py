@@ -27,6 +27,7 @@ from dfm_async.runtime.job_streams import StreamingJob
 from dfm_async.runtime.observer import Observation
 from dfm_async.runtime.operations import Callee
 from dfm_async.runtime.permits import Permit
+from dfm_async.runtime.recorded import RESUME_FROM, Recording
 from dfm_async.runtime.scope import JobScope
 from dfm_async.runtime.sources import PLAIN, is_iterator
 from dfm_async.runtime.spread import RemoteFailure
@@ -37,7 +38,7 @@ from dfm_async.wire import messages as msg
 from dfm_async.wire.memory import size_of
 
 if TYPE_CHECKING:
-    from dfm_async.site.checkpoints import JobCheckpoints
+    from dfm_async.site.checkpoints import RecordedElements
 
 
 class Call:
@@ -68,8 +69,8 @@ class Call:
         self.seen: Observation | None = None
         self.permit: Permit | None = None
         """What it holds of the limits of the site."""
-        self.checkpoints: JobCheckpoints | None = None
-        """Where its value is recorded."""
+        self.recording: Recording | None = None
+        """Where its value, or the elements of its stream, are recorded."""
         self.in_thread = False
         """Whether its code may still run although nobody waits for it any longer."""
         self._scope: asyncio.Timeout | None = None
@@ -90,6 +91,18 @@ class Call:
     def renew(self) -> None:
         """Make the arguments anew: an attempt that failed may have changed constants, lists and dicts."""
         self.args = self.activity.transition.arguments(self._inputs)
+        self._resume()
+
+    def recall(self, found: RecordedElements) -> None:
+        """Note which elements of its stream are recorded. A pipeline that passes where to begin decides that itself."""
+        assert self.recording is not None  # noqa: S101 - else nothing would have been found
+        self.recording.count, self.recording.ended = found.count, found.ended
+        self.recording.resumed = self.callee.resumes and RESUME_FROM not in self.args
+        self._resume()
+
+    def _resume(self) -> None:
+        if self.recording is not None and self.recording.resumed:
+            self.args = {**self.args, RESUME_FROM: self.recording.count}
 
     def started(self) -> None:
         """Note that the call has what it waited for, such as its thread. Without a deadline, any thread may do so."""
@@ -369,7 +382,7 @@ def _returned(job: StreamingJob, call: Call, value: Any) -> None:
     elif not plain and is_iterator(value):
         remote = _remote(job, call) if call.callee.kind is CodeKind.GENERATOR else None
         left = None if call.permit is None else call.release
-        job.streams.returned(call.activity, value, call.seen, call.close, remote, call.reruns, left)
+        job.streams.returned(call.activity, value, call.seen, call.close, remote, call.reruns, left, call.recording)
     else:
         if job.observer is not None and call.seen is not None:
             job.observer.returned(call.seen, value)
@@ -379,37 +392,44 @@ def _returned(job: StreamingJob, call: Call, value: Any) -> None:
             call.release()
         if not job.resources.useful:
             job.resources.call_completed()
-        if call.checkpoints is None:
+        if call.recording is None:
             job.game.complete(call.activity, value)
         else:
-            job.spawn(_record(job, call, call.checkpoints, value))
+            job.spawn(_record(job, call, call.recording, value))
 
 
 async def recall(job: StreamingJob, call: Call) -> None:
     """Complete a call with the value that an earlier run of the job has recorded; else start it."""
-    assert call.checkpoints is not None  # noqa: S101 - the caller has checked it
+    recording = call.recording
+    assert recording is not None  # noqa: S101 - the caller has checked it
     try:
-        data = await call.checkpoints.find(call.activity.label, call.activity.frame)
-        value = None if data is None else job.resources.stored_codec.loads(data)
+        found = await recording.checkpoints.find(recording.node, recording.frame)
+        value = recording.codec.loads(found) if isinstance(found, bytes) else None
     except (StoreError, EncodingError) as error:
         _raised(job, call, error)
+        job.advance()
+        return
+    elements = None if isinstance(found, bytes) else found
+    if elements is not None:
+        call.recall(elements)
+    if found is None or (elements is not None and not elements.ended):
+        start(job, call)
     else:
-        if data is None:
-            start(job, call)
-        else:
-            if call.streams:
-                _with_readers(job, call)  # it reads none of their elements
-                call.close()
+        if call.streams:
+            _with_readers(job, call)  # it reads none of their elements
+            call.close()
+        if elements is None:
             job.game.complete(call.activity, value)
+        else:
+            job.streams.recalled(call.activity, recording)
     job.advance()
 
 
-async def _record(job: StreamingJob, call: Call, checkpoints: JobCheckpoints, value: Any) -> None:
+async def _record(job: StreamingJob, call: Call, recording: Recording, value: Any) -> None:
     """Record the value of a call before anything that depends on it begins."""
     try:
-        codec = job.resources.stored_codec
-        data = codec.dumps(codec.pack(value))
-        await checkpoints.record(call.activity.label, call.activity.frame, data)
+        data = recording.codec.dumps(recording.codec.pack(value))
+        await recording.checkpoints.record(recording.node, recording.frame, data)
     except (StoreError, EncodingError) as error:
         job.game.fail(call.activity, job.game.error(call.activity, error, call.attempt, cause_of(error)))
     else:

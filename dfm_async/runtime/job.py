@@ -20,6 +20,7 @@ from dfm_async.runtime.cache import Ticket
 from dfm_async.runtime.faults import cause_of, check_cancellation, is_our_cancellation
 from dfm_async.runtime.job_streams import FAIR, PULL, StreamingJob
 from dfm_async.runtime.outbox import States, error_data
+from dfm_async.runtime.recorded import Recording
 from dfm_async.runtime.resources import SiteResources
 from dfm_async.runtime.scope import JobHost
 from dfm_async.runtime.sources import PLAIN, AsyncSource, is_iterator
@@ -467,8 +468,9 @@ class SiteJob(StreamingJob):
             self.game.fail(effect.activity, self.game.error(effect.activity, error))
             return
         call = calls.Call(callee, effect, self._reruns, self._retry)
-        if self._checkpoints is not None and not callee.generates and (self._checkpoints_all or callee.checkpoint):
-            call.checkpoints = self._checkpoints
+        if self._checkpoints is not None and (self._checkpoints_all or callee.checkpoint):
+            activity, codec = effect.activity, self.resources.stored_codec
+            call.recording = Recording(self._checkpoints, codec, activity.label, activity.frame)
             if self._recorded:
                 self.spawn(calls.recall(self, call))
                 return

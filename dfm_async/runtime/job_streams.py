@@ -25,6 +25,7 @@ from dfm_async.runtime import context as _context
 from dfm_async.runtime.faults import cause_of, is_our_cancellation
 from dfm_async.runtime.observer import Observation
 from dfm_async.runtime.outbox import States
+from dfm_async.runtime.recorded import RecordedSource, Recording
 from dfm_async.runtime.scope import HomeScope
 from dfm_async.runtime.sources import AsyncSource, Source, ThreadSource
 from dfm_async.runtime.spread_source import RemoteGenerator, SpreadSource
@@ -60,7 +61,7 @@ class StreamingJob(HomeScope):
     def iterating(self) -> list[str]:
         """Return the operations of the generators that run in threads. Any thread may call this."""
         live = [] if self._streams is None else list(self._streams.live)
-        busy = [found.label for found in live if isinstance(found.source, ThreadSource) and found.source.busy]
+        busy = [found.label for found in live if isinstance(found.producer, ThreadSource) and found.producer.busy]
         return [label.rpartition("#")[0] for label in busy]
 
     def advance(self) -> None:
@@ -95,10 +96,12 @@ class JobStreams:
         seen: Observation | None = None,
         remote: RemoteGenerator | None = None,
         reruns: int = 0,
+        recording: Recording | None = None,
     ) -> Stream:
         """Return a stream of the elements of an iterator that a user's code returned.
 
-        With ``remote``, a generator may run in another worker, and again if that is lost.
+        With ``remote``, a generator may run in another worker, and again if that is lost. With ``recording``, its
+        elements are recorded.
         """
         job = self._job
         action = activity.transition.action
@@ -114,6 +117,8 @@ class JobStreams:
                 source = SpreadSource(
                     thread, remote, job.resources.threads, job.resources.spread, job.threads.calls, reruns
                 )
+        if recording is not None:
+            source = RecordedSource(recording, source)
         return self._add(activity.label, source, readers, activity)
 
     def _add(
@@ -139,31 +144,40 @@ class JobStreams:
         remote: RemoteGenerator | None,
         reruns: int,
         left: Callable[[], None] | None,
+        recording: Recording | None = None,
     ) -> None:
         """Handle an iterator that an operation has returned: its readers get a stream, and the call ends with it.
 
         ``release`` closes what the call itself reads. ``left`` is called when its code does not run any longer. The
         rest as in :meth:`of_iterator`.
         """
-        job = self._job
+        stream = self.of_iterator(iterator, activity, self._readers(activity), seen, remote, reruns, recording)
+        stream.on_end = functools.partial(self._ended, stream, seen, release, left)
+        self._job.game.complete(activity, stream)
+
+    def recalled(self, activity: Activity, recording: Recording) -> None:
+        """Complete a call whose elements are all recorded: its readers get a stream of them."""
+        stream = self._add(activity.label, RecordedSource(recording, None), self._readers(activity), activity)
+        stream.on_end = functools.partial(self._ended, stream, None, _nothing, None)
+        self._job.game.complete(activity, stream)
+
+    def _readers(self, activity: Activity) -> int | None:
+        """Return how many readers the elements of a call have; None if that is not known."""
         action = activity.transition.action
         assert isinstance(action, spec.Call)  # noqa: S101 - only calls return
-        place = job.program.places.get(action.output)
+        place = self._job.program.places.get(action.output)
         readers = 0 if place is None else place.readers
-        if readers is not None and action.runs_ahead:
-            readers += 1
-        stream = self.of_iterator(iterator, activity, readers, seen, remote, reruns)
-        stream.on_end = functools.partial(self._ended, stream, seen, release, left)
-        job.game.complete(activity, stream)
+        return readers + 1 if readers is not None and action.runs_ahead else readers
 
     def _ended(
         self, stream: Stream, seen: Observation | None, release: Callable[[], None], left: Callable[[], None] | None
     ) -> None:
         release()
         if left is not None:
-            if isinstance(stream.source, (ThreadSource, SpreadSource)) and stream.source.running:
+            producer = stream.producer
+            if isinstance(producer, (ThreadSource, SpreadSource)) and producer.running:
                 name = f"the end of {stream.label} of job {self._job.job_id}"
-                self._job.resources.spawn(_when_ended(stream.source, left), None, name)
+                self._job.resources.spawn(_when_ended(producer, left), None, name)
             else:
                 left()
         job = self._job
@@ -230,8 +244,8 @@ class JobStreams:
     def abandon(self) -> None:
         """After :meth:`aclose`, when the grace period is over: stop waiting for threads inside generators."""
         for stream in [*self.live, *self.closing]:
-            if isinstance(stream.source, (ThreadSource, SpreadSource)):
-                stream.source.abandon(self._job.job_id)
+            if isinstance(stream.producer, (ThreadSource, SpreadSource)):
+                stream.producer.abandon(self._job.job_id)
 
     async def stopped(self) -> None:
         """After :meth:`aclose`: wait until no thread is inside a generator of the job."""
@@ -475,6 +489,10 @@ class _RemoteSource:
 
     async def wait_ended(self) -> None:
         """Return at once: nothing of the source runs here."""
+
+
+def _nothing() -> None:
+    """Do nothing: there is nothing to release."""
 
 
 async def _when_ended(source: Source, left: Callable[[], None]) -> None:

@@ -11,6 +11,7 @@ from dfm_async.model.call_limits import CallLimits
 from dfm_async.model.policies import RetryPolicy
 from dfm_async.runtime.adapters import AdapterObject, Objects, adapter_arguments, needs_site
 from dfm_async.runtime.dispatch import OperationCost
+from dfm_async.runtime.recorded import RESUME_FROM
 
 
 class Callee:
@@ -35,6 +36,8 @@ class Callee:
         """Whether an :class:`AdapterObject` calls the code: it finds the class, the object and the arguments."""
         signature = adapter.signature
         self.wants_context = signature.wants_context and not self.needs_site
+        self.resumes = RESUME_FROM in signature.parameters.parameters
+        """Whether a call that makes a stream can begin after elements that are recorded."""
         listed = signature.parameters.parameters.values()
         self.positional = [p.name for p in listed if p.kind is p.POSITIONAL_ONLY]
         self.rest = next((p.name for p in listed if p.kind is p.VAR_POSITIONAL), None)

@@ -14,7 +14,7 @@ from dfm_async.runtime.sources import ThreadSource
 from dfm_async.runtime.spread import RemoteFailure
 from dfm_async.runtime.streams import StreamFailed
 from dfm_async.runtime.threads import RemoteCall, Spread, ThreadCall, Threads
-from dfm_async.wire.codec import Broken, Packed
+from dfm_async.wire.codec import Broken
 from dfm_async.wire.memory import size_of
 
 _PER_ELEMENT: Final = 10_000
@@ -109,7 +109,7 @@ class SpreadSource:
             found = await self._source.get(limit)
             if found and not self._read and self._call is not None:
                 cost = self._call.cost
-                if not cost.known and type(found[0]) is not Packed:
+                if not cost.known and self.transform is None:
                     cost.pinned = not self._remote.can_send(found[0])
             return found
         if not self._items:

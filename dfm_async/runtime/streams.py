@@ -17,6 +17,7 @@ from dfm_async.errors import StreamOverrun
 from dfm_async.model.events import ErrorRecord
 from dfm_async.net.tokens import StreamValue
 from dfm_async.runtime.faults import is_our_cancellation
+from dfm_async.runtime.recorded import RecordedSource
 from dfm_async.runtime.sources import AsyncSource, IteratorCancelled, Source
 
 _KEPT: Final = 100_000
@@ -67,6 +68,11 @@ class Stream(StreamValue):
         """Change the number of expected consumers."""
         self.consumers += change
         self.drop()
+
+    @property
+    def producer(self) -> Source | None:
+        """The source that runs code: that of recorded elements, or its own."""
+        return self.source.producer if isinstance(self.source, RecordedSource) else self.source
 
     @property
     def single(self) -> bool:

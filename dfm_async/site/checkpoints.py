@@ -1,4 +1,7 @@
-"""The values of completed calls in a file of the site: a job that runs again does not repeat these calls."""
+"""The values of completed calls in a file of the site: a job that runs again does not repeat these calls.
+
+The elements of a generator are recorded in batches, as they are read. A batch without elements marks the end.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ import stat
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from dfm_async.base.backoff import delays
 from dfm_async.base.signals import Outcome
@@ -28,20 +32,45 @@ _ATTEMPT: Final = 0.05
 _LONGEST_PAUSE: Final = 0.05
 _LARGEST: Final = 1_000_000_000
 """The largest number of bytes that a row can hold."""
-_TABLE: Final = """
-CREATE TABLE IF NOT EXISTS checkpoints (
-    job TEXT NOT NULL, node TEXT NOT NULL, frame TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (job, node, frame)
+_PAGE: Final = 1 << 20
+"""The number of bytes of recorded elements that are read at once, apart from the last batch."""
+_TABLES: Final = (
+    """
+    CREATE TABLE IF NOT EXISTS checkpoints (
+        job TEXT NOT NULL, node TEXT NOT NULL, frame TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (job, node, frame)
+    )
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS elements (
+        job TEXT NOT NULL, node TEXT NOT NULL, frame TEXT NOT NULL, first INTEGER NOT NULL, count INTEGER NOT NULL,
+        data BLOB NOT NULL, PRIMARY KEY (job, node, frame, first)
+    )
+    """,
 )
-"""
 _INSERT: Final = "INSERT OR REPLACE INTO checkpoints (job, node, frame, data) VALUES (?, ?, ?, ?)"
+_INSERT_ELEMENTS: Final = (
+    "INSERT OR REPLACE INTO elements (job, node, frame, first, count, data) VALUES (?, ?, ?, ?, ?, ?)"
+)
 _SELECT: Final = "SELECT data FROM checkpoints WHERE job = ? AND node = ? AND frame = ?"
-_DELETE: Final = "DELETE FROM checkpoints WHERE job = ?"
+_LAST: Final = "SELECT first, count FROM elements WHERE job = ? AND node = ? AND frame = ? ORDER BY first DESC LIMIT 1"
+_BATCHES: Final = """
+SELECT first, count, data FROM elements WHERE job = ? AND node = ? AND frame = ? AND first >= ? AND count > 0
+ORDER BY first
+"""
+_FRAMES: Final = """
+SELECT frame FROM checkpoints WHERE job = ? AND node = ? UNION SELECT frame FROM elements WHERE job = ? AND node = ?
+"""
+_DELETE: Final = ("DELETE FROM checkpoints WHERE job = ?", "DELETE FROM elements WHERE job = ?")
 _SETS: Final = "CREATE TEMP TABLE sets (old TEXT PRIMARY KEY, new TEXT NOT NULL)"
 _COPY: Final = """
-INSERT OR REPLACE INTO checkpoints (job, node, frame, data)
-SELECT ?, node, new || substr(frame, length(old) + 1), data FROM checkpoints
-JOIN sets ON old = substr(frame, 1, instr(frame || '.', '.') - 1) WHERE job = ?
+INSERT OR REPLACE INTO {table} (job, node, frame, {columns})
+SELECT ?, node, new || substr(frame, length(old) + 1), {columns} FROM {table}
+JOIN sets ON old = substr(frame, 1, instr(frame || '.', '.') - 1) WHERE job = ? AND is_kept(node, frame)
 """
+_COPIES: Final = (
+    _COPY.format(table="checkpoints", columns="data"),
+    _COPY.format(table="elements", columns="first, count, data"),
+)
 _USED: Final = (
     "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
 )
@@ -50,15 +79,41 @@ _Key: TypeAlias = tuple[str, str, str]
 """The checkpoints of a job, the node, and the frame of a call."""
 
 
-class _Request:
-    """A value to write, or to find if there is no data."""
+@dataclass(frozen=True, slots=True)
+class RecordedElements:
+    """How many elements of a generator are recorded, from the first one on, and whether they are all."""
 
-    __slots__ = ("data", "key", "outcome")
+    count: int
+    ended: bool
 
-    def __init__(self, key: _Key, data: bytes | None) -> None:
-        self.key = key
-        self.data = data
-        self.outcome: Outcome[bytes | None] = Outcome()
+
+class _Write:
+    """A row to insert."""
+
+    __slots__ = ("insert", "outcome", "row")
+
+    def __init__(self, insert: str, row: tuple[Any, ...]) -> None:
+        self.insert = insert
+        self.row = row
+        self.outcome: Outcome[Any] = Outcome()
+
+    @property
+    def size(self) -> int:
+        """The number of bytes of its value."""
+        return len(self.row[-1])
+
+
+class _Read:
+    """Something to read from the file."""
+
+    __slots__ = ("outcome", "read")
+
+    def __init__(self, read: Callable[[sqlite3.Connection], Any]) -> None:
+        self.read = read
+        self.outcome: Outcome[Any] = Outcome()
+
+
+_Request: TypeAlias = _Write | _Read
 
 
 class Checkpoints:
@@ -86,23 +141,12 @@ class Checkpoints:
         """Return the checkpoints of a job, by a name that no other job has, not even one with the same id."""
         return JobCheckpoints(self, job)
 
-    async def record(self, job: str, node: str, frame: Frame, data: bytes) -> None:
-        """Write the value of a call. It is committed on return.
+    async def carry_out(self, request: _Request) -> Any:
+        """Carry out a request with the next group.
 
         Raises:
-            StoreError: it cannot be written.
+            StoreError: it cannot be carried out.
         """
-        await self._carry_out(_Request(_key(job, node, frame), data))
-
-    async def find(self, job: str, node: str, frame: Frame) -> bytes | None:
-        """Return the value of a call, or None.
-
-        Raises:
-            StoreError: the file cannot be read.
-        """
-        return await self._carry_out(_Request(_key(job, node, frame), None))
-
-    async def _carry_out(self, request: _Request) -> bytes | None:
         self._requests.append(request)
         if not self._working:
             self._working = True  # not the number of tasks: one that has left its loop is still counted for a moment
@@ -125,7 +169,7 @@ class Checkpoints:
         finally:
             self._working = False
 
-    async def _committed(self, group: list[_Request]) -> list[bytes | StoreError | None]:
+    async def _committed(self, group: list[_Request]) -> list[Any]:
         """Carry out a group; repeat it while another process has the file locked."""
         loop = asyncio.get_running_loop()
         deadline, pauses = loop.time() + _BUSY, delays(_ATTEMPT, _LONGEST_PAUSE)
@@ -137,29 +181,35 @@ class Checkpoints:
                     raise
             await asyncio.sleep(next(pauses))
 
-    def _commit(self, group: list[_Request]) -> list[bytes | StoreError | None]:
+    def _commit(self, group: list[_Request]) -> list[Any]:
         connection = self._connection
         if connection is None:
             connection = self._connection = _open(self.path)
         refused = self._refused(connection, group)
-        new = [
-            (*request.key, request.data) for request in group if request.data is not None and request.key not in refused
-        ]
-        if new:
-            _in_transaction(connection, lambda: connection.executemany(_INSERT, new))
-        return [self._found(connection, request, refused) for request in group]
+        rows: dict[str, list[tuple[Any, ...]]] = {}
+        for request in group:
+            if isinstance(request, _Write) and request not in refused:
+                rows.setdefault(request.insert, []).append(request.row)
 
-    def _refused(self, connection: sqlite3.Connection, group: list[_Request]) -> dict[_Key, StoreError]:
+        def insert() -> None:
+            for statement, found in rows.items():
+                connection.executemany(statement, found)
+
+        if rows:
+            _in_transaction(connection, insert)
+        return [refused.get(request) if isinstance(request, _Write) else request.read(connection) for request in group]
+
+    def _refused(self, connection: sqlite3.Connection, group: list[_Request]) -> dict[_Write, StoreError]:
         """Return the values that are too large, or do not fit, with the reason."""
-        refused: dict[_Key, StoreError] = {}
+        refused: dict[_Write, StoreError] = {}
         used: int | None = None
         for request in group:
-            if request.data is None:
+            if isinstance(request, _Read):
                 continue
-            size = len(request.data)
+            size = request.size
             if size > _LARGEST:
                 problem = f"a value of {size_text(size)} is larger than a checkpoint can be ({size_text(_LARGEST)})"
-                refused[request.key] = StoreError(str(self.path), problem, "Return less, or do not record this call")
+                refused[request] = StoreError(str(self.path), problem, "Return less, or do not record this call")
                 continue
             if used is None:
                 used = connection.execute(_USED).fetchone()[0]
@@ -167,19 +217,10 @@ class Checkpoints:
                 total = size_text(used + size)
                 problem = f"the checkpoints would take {total}, more than the limit of {size_text(self._limit)}"
                 advice = "Forget jobs that are not needed any longer, or raise LocalOptions(checkpoint_bytes=...)"
-                refused[request.key] = StoreError(str(self.path), problem, advice)
+                refused[request] = StoreError(str(self.path), problem, advice)
             else:
                 used += size
         return refused
-
-    @staticmethod
-    def _found(
-        connection: sqlite3.Connection, request: _Request, refused: Mapping[_Key, StoreError]
-    ) -> bytes | StoreError | None:
-        if request.data is not None:
-            return refused.get(request.key)
-        row = connection.execute(_SELECT, request.key).fetchone()
-        return None if row is None else row[0]
 
     async def close(self) -> None:
         """Complete what was requested, without waiting for other processes, and close the file."""
@@ -205,19 +246,62 @@ class JobCheckpoints:
         Raises:
             StoreError: it cannot be written.
         """
-        await self._all.record(self._job, node, frame, data)
+        await self._all.carry_out(_Write(_INSERT, (*_key(self._job, node, frame), data)))
 
-    async def find(self, node: str, frame: Frame) -> bytes | None:
-        """Return the value of a call, or None.
+    async def record_elements(self, node: str, frame: Frame, first: int, count: int, data: bytes) -> None:
+        """Write a batch of elements of a generator, or that it has ended, if there are none. Committed on return.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        await self._all.carry_out(_Write(_INSERT_ELEMENTS, (*_key(self._job, node, frame), first, count, data)))
+
+    async def find(self, node: str, frame: Frame) -> bytes | RecordedElements | None:
+        """Return the value of a call, or what is known of its elements, or None.
 
         Raises:
             StoreError: the file cannot be read.
         """
-        return await self._all.find(self._job, node, frame)
+        key = _key(self._job, node, frame)
+        found: bytes | RecordedElements | None = await self._all.carry_out(_Read(lambda file: _find(file, key)))
+        return found
+
+    async def elements(self, node: str, frame: Frame, start: int) -> list[tuple[int, bytes]]:
+        """Return batches of elements from one on, not all at once: the number of the first of each, and the data.
+
+        Raises:
+            StoreError: the file cannot be read.
+        """
+        key = (*_key(self._job, node, frame), start)
+        found: list[tuple[int, bytes]] = await self._all.carry_out(_Read(lambda file: _elements(file, key)))
+        return found
 
 
 def _key(job: str, node: str, frame: Frame) -> _Key:
     return job, node, ".".join(map(str, frame))
+
+
+def _frame(text: str) -> Frame:
+    return tuple(map(int, text.split(".")))
+
+
+def _find(connection: sqlite3.Connection, key: _Key) -> bytes | RecordedElements | None:
+    row = connection.execute(_SELECT, key).fetchone()
+    if row is not None:
+        return bytes(row[0])
+    row = connection.execute(_LAST, key).fetchone()
+    return None if row is None else RecordedElements(row[0] + row[1], ended=row[1] == 0)
+
+
+def _elements(connection: sqlite3.Connection, key: tuple[Any, ...]) -> list[tuple[int, bytes]]:
+    found, size = [], 0
+    with contextlib.closing(connection.execute(_BATCHES, key)) as rows:
+        for first, _, data in rows:
+            found.append((first, data))
+            size += len(data)
+            if size >= _PAGE:
+                break
+    return found
 
 
 def delete(folder: str, job: str) -> None:
@@ -226,22 +310,55 @@ def delete(folder: str, job: str) -> None:
     Raises:
         StoreError: a file cannot be written.
     """
-    _in_all_files(folder, lambda connection: connection.execute(_DELETE, (job,)))
+
+    def change(connection: sqlite3.Connection) -> None:
+        for statement in _DELETE:
+            connection.execute(statement, (job,))
+
+    _in_all_files(folder, change)
 
 
-def copy(folder: str, job: str, new_job: str, sets: Mapping[int, int]) -> None:
+def recorded_frames(folder: str, job: str, node: str) -> list[Frame]:
+    """Return the frames in which calls of a node are recorded, in order. Blocks: to be called in a thread.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    found: set[Frame] = set()
+
+    def read(connection: sqlite3.Connection) -> None:
+        found.update(_frame(text) for (text,) in connection.execute(_FRAMES, (job, node, job, node)))
+
+    _in_all_files(folder, read)
+    return sorted(found)
+
+
+def copy(
+    folder: str,
+    job: str,
+    new_job: str,
+    sets: Mapping[int, int],
+    is_kept: Callable[[str, Frame], bool] = lambda _node, _frame: True,
+) -> None:
     """Copy the checkpoints of some parameter sets of a job to another job. Blocks: to be called in a thread.
 
-    ``sets`` has the numbers of the parameter sets in the new job, by those in the other one.
+    Args:
+        folder: where the files of all sites are.
+        job: the job whose checkpoints are copied.
+        new_job: the job that gets them.
+        sets: the numbers of the parameter sets in the new job, by those in the other one.
+        is_kept: tells whether a call is copied, by its node and its frame in the other job.
 
     Raises:
         StoreError: a file cannot be read or written.
     """
 
     def insert(connection: sqlite3.Connection) -> None:
+        connection.create_function("is_kept", 2, lambda node, frame: is_kept(node, _frame(frame)), deterministic=True)
         connection.execute(_SETS)
         connection.executemany("INSERT INTO sets VALUES (?, ?)", [(str(old), str(new)) for old, new in sets.items()])
-        connection.execute(_COPY, (new_job, job))
+        for statement in _COPIES:
+            connection.execute(statement, (new_job, job))
 
     _in_all_files(folder, insert)
 
@@ -289,7 +406,8 @@ def _open(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute(_TABLE)
+        for table in _TABLES:
+            connection.execute(table)
     except BaseException:
         connection.close()
         raise

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import os
 import signal
+import sqlite3
+import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -27,6 +30,7 @@ from dfm_async import (
     PlaceParam,
     Progress,
     Repeat,
+    Result,
     RetryPolicy,
     Session,
     Yield,
@@ -189,10 +193,7 @@ async def test_checkpoints_are_deleted_with_their_job(tmp_path: Path) -> None:
 
 
 def recorded(path: Path) -> list[tuple[str, str, str]]:
-    import sqlite3
-    from contextlib import closing
-
-    with closing(sqlite3.connect(path)) as connection:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
         return connection.execute("SELECT job, node, frame FROM checkpoints").fetchall()
 
 
@@ -310,13 +311,204 @@ async def test_checkpoints_need_a_store() -> None:
             await session.execute(pipeline, checkpoint="calls")
 
 
-def test_generators_are_not_recorded() -> None:
-    site = Federation("generators").site("lab")
-    with pytest.raises(TypeError, match=r"is a generator: it does not take checkpoint=True"):
+# generators
 
-        @site.operation(checkpoint=True)
-        def count() -> Any:
-            yield 1
+
+@lab.operation(checkpoint=True)
+def pages(folder: str, count: int, resume_from: int = 0) -> Iterator[str]:
+    """Yield a new text for each number; begin anywhere."""
+    note(folder, f"pages-from-{resume_from}")
+    for number in range(resume_from, count):
+        note(folder, f"produced-{number}")
+        yield f"{number}:{uuid.uuid4()}"
+
+
+@lab.operation(checkpoint=True)
+def lines(folder: str, count: int) -> Iterator[str]:
+    """Do the same, from the first one on."""
+    note(folder, "lines-from-0")
+    for number in range(count):
+        note(folder, f"produced-{number}")
+        yield f"{number}:{uuid.uuid4()}"
+
+
+@lab.operation(checkpoint=True)
+async def pages_async(folder: str, count: int, resume_from: int = 0) -> AsyncIterator[str]:
+    note(folder, f"pages_async-from-{resume_from}")
+    for number in range(resume_from, count):
+        note(folder, f"produced-{number}")
+        yield f"{number}:{uuid.uuid4()}"
+
+
+@lab.operation(checkpoint=True)
+def upper(folder: str, texts: Iterator[str], resume_from: int = 0) -> Iterator[str]:
+    """Transform another stream; its elements come again from the first one on."""
+    note(folder, f"upper-from-{resume_from}")
+    for text in itertools.islice(texts, resume_from, None):
+        yield text.upper()
+
+
+@desk.operation
+async def read_page(folder: str, text: str) -> str:
+    note(folder, f"read-{text}")
+    if int(text.partition(":")[0]) >= 8:
+        current_context().progress(1)
+        await file_created(f"{folder}/open")
+    return text
+
+
+def of_a_loop(source: Any) -> Pipeline:
+    """Read the elements of a generator one by one."""
+    with Pipeline(f"loop over {source.name}") as pipeline:
+        folder = PlaceParam("folder")
+        with ForEach(source(folder, 12), concurrency=1) as text:
+            Yield(read_page(folder, text))
+    return pipeline
+
+
+def of_two_generators(source: Any) -> Pipeline:
+    with Pipeline(f"upper {source.name}") as pipeline:
+        folder = PlaceParam("folder")
+        with ForEach(upper(folder, source(folder, 12)), concurrency=1) as text:
+            Yield(read_page(folder, text))
+    return pipeline
+
+
+def recorded_elements(folder: Path, node: str) -> int:
+    with contextlib.closing(sqlite3.connect(folder / "jobs.db-checkpoints" / "lab.sqlite")) as connection:
+        found = connection.execute("SELECT total(count) FROM elements WHERE node = ?", (node,)).fetchone()
+    return int(found[0])
+
+
+@pytest.mark.parametrize("target", ["inline", "local"])
+@pytest.mark.parametrize(
+    ("source", "pipeline"),
+    [(pages, of_a_loop), (lines, of_a_loop), (pages_async, of_a_loop), (pages, of_two_generators)],
+    ids=["resumes", "runs again", "async", "two"],
+)
+async def test_a_generator_does_not_repeat_elements_that_were_read(
+    source: Any, pipeline: Callable[[Any], Pipeline], target: Target, tmp_path: Path
+) -> None:
+    job_id = await interrupted(pipeline(source), tmp_path, target)
+    count = recorded_elements(tmp_path, f"{source.name}#0")
+    assert count >= 9
+    async with Session(fed, target=target, store=f"sqlite:///{tmp_path}/jobs.db", options=SHORT) as session:
+        values = [result.value async for result in await session.resume(job_id)]
+    assert sorted(int(value.partition(":")[0]) for value in values) == list(range(12))
+    found = calls(tmp_path)
+    read = {name.lower() for name in found if name.startswith("read-")}
+    assert len(read) == 12, "elements that were read have changed"
+    produced = {number: found[f"produced-{number}"] for number in range(count)}
+    if source is lines:
+        assert set(produced.values()) == {1 if count == 12 else 2}
+    else:
+        assert set(produced.values()) == {1}
+        assert found[f"{source.name}-from-0"] == 1
+        assert found[f"{source.name}-from-{count}"] == (count < 12)
+
+
+@pytest.mark.parametrize("checkpoint", ["marked", "calls"])
+async def test_elements_that_a_generator_yields_as_results_are_recorded(
+    checkpoint: Literal["marked", "calls"], tmp_path: Path
+) -> None:
+    with Pipeline() as pipeline:
+        folder = PlaceParam("folder")
+        texts = pages(folder, 1000)
+        Yield(texts, place="texts")
+        Yield(read_page(folder, "9", after=texts), place="end")
+    job_id = await interrupted(pipeline, tmp_path, "inline", checkpoint=checkpoint)
+    assert recorded_elements(tmp_path, "pages#0") == 1000
+    async with Session(fed, target="inline", store=f"sqlite:///{tmp_path}/jobs.db", options=SHORT) as session:
+        job = await session.resume(job_id)
+        values = [result.value async for result in job.results("texts", ordered=True)]
+    assert [int(value.partition(":")[0]) for value in values] == list(range(1000))
+    assert calls(tmp_path)["pages-from-0"] == 1
+    assert calls(tmp_path)["produced-999"] == 1
+
+
+@lab.operation(checkpoint=True)
+def reused(folder: str, count: int) -> Iterator[list[int]]:
+    """Yield the same list, changed."""
+    note(folder, "reused")
+    found = [0]
+    for number in range(count):
+        found[0] = number
+        yield found
+
+
+@lab.operation(checkpoint=True)
+def some_unsendable(count: int) -> Iterator[Any]:
+    yield from range(count)
+    yield lambda: None
+
+
+async def test_an_element_is_recorded_as_it_was_when_it_was_yielded(tmp_path: Path) -> None:
+    with Pipeline() as pipeline:
+        folder = PlaceParam("folder")
+        values = reused(folder, 500)
+        Yield(values, place="values")
+        Yield(fail_once(folder, 9, after=values))
+    expected = [[number] for number in range(500)]
+    async with Session(fed, target="inline", store=f"sqlite:///{tmp_path}/jobs.db") as session:
+        job = await session.execute(pipeline, {"folder": str(tmp_path)})
+        with pytest.raises(JobFailed, match="closed"):
+            await job
+        (tmp_path / "open").touch()
+        for found in (job, await job.retry_failed()):
+            items = [item async for item in found.results("values", errors="yield")]
+            assert [item.value for item in items if isinstance(item, Result)] == expected
+    assert calls(tmp_path) == {"reused": 1}
+
+
+async def test_an_element_that_cannot_be_recorded_fails_its_generator(tmp_path: Path) -> None:
+    with Pipeline() as pipeline, ForEach(some_unsendable(3)) as value:
+        Yield(gate(str(tmp_path), value))
+    async with Session(fed, target="inline", store=f"sqlite:///{tmp_path}/jobs.db") as session:
+        job = await session.execute(pipeline)
+        with pytest.raises(JobFailed, match="function"):
+            await job
+        assert [found.value for found in await job.collect(errors="skip")] == [0, 1, 2]
+
+
+@lab.operation(checkpoint=True)
+def fails_once(folder: str, count: int, resume_from: int = 0) -> Iterator[int]:
+    note(folder, f"from-{resume_from}")
+    for number in range(resume_from, count):
+        if number == 5 and not (Path(folder) / "open").exists():
+            raise OSError("the connection was closed")
+        yield number
+
+
+async def test_a_generator_that_failed_goes_on_when_its_set_is_retried(tmp_path: Path) -> None:
+    with Pipeline() as pipeline:
+        Yield(fails_once(PlaceParam("folder"), 10))
+    async with Session(fed, target="inline", store=f"sqlite:///{tmp_path}/jobs.db") as session:
+        job = await session.execute(pipeline, {"folder": str(tmp_path)})
+        with pytest.raises(JobFailed):
+            await job
+        (tmp_path / "open").touch()
+        again = await job.retry_failed()
+        assert [result.value for result in await again.collect()] == list(range(10))
+    assert calls(tmp_path) == {"from-0": 1, "from-5": 1}
+
+
+@lab.operation(checkpoint=True)
+def partly(folder: str, values: Iterator[str]) -> list[str]:
+    """Read some elements of a stream."""
+    return list(itertools.islice(values, 3))
+
+
+async def test_a_generator_that_was_closed_early_has_not_ended(tmp_path: Path) -> None:
+    with Pipeline() as pipeline:
+        folder = PlaceParam("folder")
+        Yield(partly(folder, pages(folder, 5000)))
+    async with Session(fed, target="inline", store=f"sqlite:///{tmp_path}/jobs.db") as session:
+        job = await session.execute(pipeline, {"folder": str(tmp_path)})
+        assert len((await job.first()).value) == 3
+        await job
+    with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db-checkpoints" / "lab.sqlite")) as connection:
+        assert connection.execute("SELECT count(*) FROM elements WHERE count = 0").fetchone() == (0,)
+    assert recorded_elements(tmp_path, "pages#0") < 5000
 
 
 # versions of the code

@@ -32,13 +32,13 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_request_in_the_turn_in_which_a_group_ends_is_carried_out(checkpoints: Checkpoints) -> None:
-    first = asyncio.create_task(checkpoints.record("job", "a", (0,), b"x"))
+    first = asyncio.create_task(checkpoints.of("job").record("a", (0,), b"x"))
     await until(lambda: bool(checkpoints._requests))
     await until(checkpoints._requests[0].outcome.done)
     async with asyncio.timeout(30):
-        await checkpoints.record("job", "b", (0,), b"y")
+        await checkpoints.of("job").record("b", (0,), b"y")
     await first
-    assert await checkpoints.find("job", "b", (0,)) == b"y"
+    assert await checkpoints.of("job").find("b", (0,)) == b"y"
 
 
 async def test_any_error_reaches_all_requests(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,29 +47,29 @@ async def test_any_error_reaches_all_requests(checkpoints: Checkpoints, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
-        requests = (checkpoints.record("job", "a", (n,), b"x") for n in range(3))
+        requests = (checkpoints.of("job").record("a", (n,), b"x") for n in range(3))
         found = await asyncio.wait_for(asyncio.gather(*requests, return_exceptions=True), 30)
     assert [type(error) for error in found] == [StoreError] * 3
     assert "can't start new thread" in str(found[0])
-    await checkpoints.record("job", "a", (0,), b"x")
+    await checkpoints.of("job").record("a", (0,), b"x")
 
 
 async def test_a_value_beyond_the_limit_fails_alone(checkpoints: Checkpoints) -> None:
-    await checkpoints.record("job", "a", (0,), b"x")
+    await checkpoints.of("job").record("a", (0,), b"x")
     sizes = [1, 1, 2 * LIMIT, 1]
-    requests = [checkpoints.record("job", "b", (n,), bytes(size)) for n, size in enumerate(sizes)]
-    found = await asyncio.gather(*requests, checkpoints.find("job", "a", (0,)), return_exceptions=True)
+    requests = [checkpoints.of("job").record("b", (n,), bytes(size)) for n, size in enumerate(sizes)]
+    found = await asyncio.gather(*requests, checkpoints.of("job").find("a", (0,)), return_exceptions=True)
     assert isinstance(found[2], StoreError)
     assert [found[0], found[1], found[3], found[4]] == [None, None, None, b"x"]
-    assert await checkpoints.find("job", "b", (3,)) == b"\0"
-    assert await checkpoints.find("job", "b", (2,)) is None
+    assert await checkpoints.of("job").find("b", (3,)) == b"\0"
+    assert await checkpoints.of("job").find("b", (2,)) is None
 
 
 async def test_a_lock_of_another_process_is_waited_for(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    await checkpoints.record("job", "a", (0,), b"x")
+    await checkpoints.of("job").record("a", (0,), b"x")
     with closing(sqlite3.connect(tmp_path / "lab.sqlite", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        recording = asyncio.create_task(checkpoints.record("job", "b", (0,), b"y"))
+        recording = asyncio.create_task(checkpoints.of("job").record("b", (0,), b"y"))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(recording), 0.2)
         other.execute("ROLLBACK")
@@ -77,10 +77,10 @@ async def test_a_lock_of_another_process_is_waited_for(checkpoints: Checkpoints,
 
 
 async def test_closing_does_not_wait_for_a_lock_of_another_process(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    await checkpoints.record("job", "a", (0,), b"x")
+    await checkpoints.of("job").record("a", (0,), b"x")
     with closing(sqlite3.connect(tmp_path / "lab.sqlite", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        recording = asyncio.create_task(checkpoints.record("job", "b", (0,), b"y"))
+        recording = asyncio.create_task(checkpoints.of("job").record("b", (0,), b"y"))
         await asyncio.sleep(0)
         await asyncio.wait_for(checkpoints.close(), 30)
         with pytest.raises(StoreError, match="another process keeps the checkpoints locked"):
@@ -94,7 +94,7 @@ def _open_and_record(number: int, folder: str, barrier: threading.Barrier, resul
     async def record(round_: int) -> str:
         checkpoints = Checkpoints(f"{folder}/{round_}", "lab", LIMIT)
         try:
-            await checkpoints.record("job", "n", (number,), b"x")
+            await checkpoints.of("job").record("n", (number,), b"x")
         except StoreError as error:
             return str(error)
         finally:
@@ -129,11 +129,11 @@ async def test_values_of_some_parameter_sets_can_be_copied_to_another_job(
 ) -> None:
     frames = [(1,), (1, 2), (10,), (10, 0, 3), (2, 1)]
     for frame in frames:
-        await checkpoints.record("old", "n", frame, repr(frame).encode())
+        await checkpoints.of("old").record("n", frame, repr(frame).encode())
     copy(str(tmp_path), "old", "new", {1: 0, 10: 1})
     expected = {(0,): b"(1,)", (0, 2): b"(1, 2)", (1,): b"(10,)", (1, 0, 3): b"(10, 0, 3)"}
-    assert {frame: await checkpoints.find("new", "n", frame) for frame in expected} == expected
-    assert await checkpoints.find("new", "n", (2, 1)) is None
+    assert {frame: await checkpoints.of("new").find("n", frame) for frame in expected} == expected
+    assert await checkpoints.of("new").find("n", (2, 1)) is None
     delete(str(tmp_path), "old")
-    assert [await checkpoints.find("old", "n", frame) for frame in frames] == [None] * 5
-    assert await checkpoints.find("new", "n", (0,)) == b"(1,)"
+    assert [await checkpoints.of("old").find("n", frame) for frame in frames] == [None] * 5
+    assert await checkpoints.of("new").find("n", (0,)) == b"(1,)"
