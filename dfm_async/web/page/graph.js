@@ -137,7 +137,7 @@ export class Graph {
     }
     const parts = [plural(this.#marks.length, "node")];
     if (running) parts.push(`${running} running`);
-    if (failed) parts.push(`${failed} with failures`);
+    if (failed) parts.push(`${failed} with errors`);
     if (this.#marks.length) say(this.note, parts.join(", "));
   }
 

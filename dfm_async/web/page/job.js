@@ -109,6 +109,7 @@ export class JobView {
   /** Says which events cannot be seen here. */
   #leaveOut(from, to, first) {
     if (to < from) return;
+    this.model.partial = true;
     const which = to === from ? `Event ${count(from)} is` : `The events ${count(from)} to ${count(to)} are`;
     this.notice.hidden = false;
     if (to < first) return say(this.notice, `${which} not shown: the service does not keep them any more.`);

@@ -35,10 +35,10 @@ export class JobModel {
     this.faults = new Map(); // by node and type: how many there are, and the newest of them
     this.faultCount = 0;
     this.missing = 0;
+    this.partial = false; // whether events are left out here: then some counts are those of the newest ones
     this.notices = [];
     this.nodes = new Map();
     this.calls = new Map();
-    this.leftOut = 0;
     this.series = new Map();
     this.places = new Set(info.places ?? []);
     this.sites = new Set();
@@ -153,14 +153,13 @@ export class JobModel {
   }
 
   /** Totals, not differences: a stream may send everything again when it reconnects. */
-  on_activity({ nodes, calls, left_out: leftOut }) {
+  on_activity({ nodes, calls }) {
     for (const { node, site, started, done, failed } of nodes) Object.assign(this.node(node, site), { started, done, failed });
     for (const call of calls) {
       const key = `${call.node} ${call.site} ${call.frame.join(".")} ${call.attempt} ${call.start}`;
       if (!this.calls.has(key)) this.calls.set(key, { ...call, frame: call.frame.join(".") });
     }
     trim(this.calls, CALLS);
-    this.leftOut = leftOut;
     return ["nodes", "graph", ...(calls.length ? ["time"] : [])];
   }
 }

@@ -3,7 +3,8 @@
 import { card, count, frameText, h, painter, plural, s, say, short, siteTag, table } from "./dom.js";
 
 const LISTED = 300;
-const BRIEF = 300;
+const BRIEF = 160;
+const FEW = 3; // of more groups, the rest is folded, so that the graph stays on the screen
 const NOTICE = { bound: " computes on one core", handled: " goes on without a failed value" };
 
 /** How far each node is, by site. */
@@ -68,17 +69,29 @@ export class Faults {
     this.note = h("span", { class: "soft" });
     this.list = h("div");
     this.notices = h("ul");
-    this.card = card("Errors", [this.note],
-      h("div", { class: "scroll faults", tabindex: 0, role: "group", "aria-label": "Errors by node and type" }, this.list, this.notices));
+    this.more = h("button", { type: "button", "aria-expanded": "false", onclick: () => this.#unfold() });
+    this.scroll = h("div", { class: "scroll faults", tabindex: 0, role: "group", "aria-label": "Errors by node and type" }, this.list, this.notices);
+    this.card = card("Errors", [this.note, this.more], this.scroll);
     this.card.hidden = true;
     this.paint = painter(() => this.#paint(), 150);
   }
 
+  #unfold() {
+    const open = this.more.getAttribute("aria-expanded") !== "true";
+    this.more.setAttribute("aria-expanded", String(open));
+    this.#paint();
+    this.scroll.scrollTop = 0;
+  }
+
   #paint() {
-    const { errors, faults, faultCount, missing, notices } = this.model;
+    const { errors, faults, missing, partial, notices } = this.model;
     this.card.hidden = errors + missing + notices.length === 0;
     this.card.classList.toggle("alert", errors > 0);
-    const groups = [...faults.values()].reverse();
+    const groups = [...faults.values()].reverse().sort((one, other) => other.count - one.count);
+    const folded = this.more.getAttribute("aria-expanded") !== "true";
+    this.more.hidden = groups.length <= FEW;
+    say(this.more, folded ? `Show all ${count(groups.length)} kinds` : "Show fewer");
+    this.scroll.classList.toggle("all", !folded);
     for (const [key, row] of this.#rows) {
       if (faults.get(key)) continue;
       row.element.remove();
@@ -87,10 +100,12 @@ export class Faults {
     groups.forEach((group, index) => {
       const { element } = this.#row(group);
       if (this.list.children[index] !== element) this.list.insertBefore(element, this.list.children[index] ?? null);
+      element.hidden = folded && index >= FEW;
     });
-    const parts = [plural(errors, "failure")];
-    if (faultCount < errors) parts.push(`${count(faultCount)} of them below`);
-    if (missing) parts.push(`${plural(missing, "result")} missing`);
+    const listed = groups.reduce((sum, group) => sum + group.count, 0);
+    const parts = [plural(errors, "error")];
+    if (listed < errors) parts.push(`the newest ${count(listed)} are listed`);
+    if (missing && !partial) parts.push(`${plural(missing, "result")} missing`);
     say(this.note, parts.join(", "));
     if (notices.length !== this.#noticed) {
       this.#noticed = notices.length;

@@ -64,7 +64,7 @@ export class Timeline {
   }
 
   #paint() {
-    const { calls, leftOut } = this.model;
+    const { calls } = this.model;
     this.card.hidden = calls.size === 0;
     if (calls.size === 0) return;
     const lanes = this.#lanes();
@@ -116,8 +116,8 @@ export class Timeline {
       }
       y += high;
     }
-    const left = leftOut ? `, ${count(leftOut)} more are only counted` : "";
-    say(this.note, `${plural(calls.size, "call")} in ${duration(span)}${left}`);
+    const total = [...this.model.nodes.values()].reduce((sum, { done, failed }) => sum + done + failed, 0);
+    say(this.note, `${total > calls.size ? `${count(calls.size)} of ` : ""}${plural(Math.max(total, calls.size), "call")} in ${duration(span)}`);
     const label = [...lanes].map(([site, lane]) => `${site}: ${[...lane].map(([node, made]) => `${plural(made.length, "call")} of ${node}`).join(", ")}`);
     this.canvas.setAttribute("aria-label", `Timeline of ${duration(span)}. ${label.join(". ")}`.slice(0, 900));
     this.#list();

@@ -87,6 +87,11 @@ def described(kind: Literal["short", "long"] | None = None, times: int | None = 
 with Pipeline("break") as breaking:
     Yield(breaks(PlaceParam("x")))
 
+with Pipeline("crash") as crashing:
+    param = PlaceParam("x", multiuse=True)
+    for index in range(6):
+        Yield(breaks(param), place=f"place{index}")
+
 with Pipeline("<b>say</b>") as saying:
     Yield(says(PlaceParam("text")))
 
@@ -96,6 +101,7 @@ with Pipeline("count") as counting:
 PIPELINES = {
     "holding": holding,
     "breaking": breaking,
+    "crashing": crashing,
     "saying": saying,
     "counting": counting,
     "waiting": waiting,

@@ -111,7 +111,7 @@ async def test_a_failed_job_shows_the_traceback_of_its_site(server: Server, open
     page = await opened(await server.submit("breaking", [{"x": 1}, {"x": 2}]))
     await finished(page, "failed")
     errors = card(page, "Errors")
-    await expect(errors.locator(".cap")).to_contain_text("2 failures, 2 results missing")
+    await expect(errors.locator(".cap")).to_contain_text("2 errors, 2 results missing")
     fault = errors.locator(".fault")
     await expect(fault).to_have_count(1)
     await expect(fault.locator("summary")).to_contain_text("ValueError \N{MULTIPLICATION SIGN} 2 in breaks#0: no ")
@@ -127,7 +127,7 @@ async def test_many_errors_leave_room_for_the_graph(server: Server, opened: Open
     page = await opened(await server.submit("breaking", [{"x": number} for number in range(300)]))
     await finished(page, "failed")
     errors = card(page, "Errors")
-    await expect(errors.locator(".cap")).to_contain_text("300 failures, 300 results missing")
+    await expect(errors.locator(".cap")).to_contain_text("300 errors, 300 results missing")
     await expect(page.locator(".facts .wrong dd")).to_have_text("300")
     await expect(errors.locator(".fault summary")).to_contain_text("ValueError \N{MULTIPLICATION SIGN} 300")
     await errors.locator(".fault summary").click()
@@ -142,9 +142,28 @@ async def test_errors_beyond_the_page_limit_are_counted(server: Server, opened: 
     job = await server.session.execute(PIPELINES["breaking"], [{"x": number} for number in range(4000)], watch=True)
     await job.wait_until_finished()
     page = await opened(job.job_id)
-    await expect(card(page, "Errors").locator(".cap")).to_contain_text("4,000 failures, ")
-    await expect(card(page, "Errors").locator(".cap")).to_contain_text(" of them below")
+    note = card(page, "Errors").locator(".cap .soft")
+    await expect(note).to_have_text(re.compile(r"4,000 errors, the newest [1-3],\d\d\d are listed"))
     await expect(page.locator(".facts .wrong dd")).to_have_text("4,000")
+
+
+async def test_many_kinds_of_errors_are_folded_and_counted_alike(server: Server, opened: Open) -> None:
+    page = await opened(await server.submit("crashing", [{"x": number} for number in range(40)]))
+    await finished(page, "failed")
+    errors = card(page, "Errors")
+    await expect(errors.locator(".cap .soft")).to_have_text("240 errors, 240 results missing")
+    await expect(page.locator(".facts .wrong dd")).to_have_text("240")
+    await expect(card(page, "Graph").locator(".cap")).to_contain_text("6 with errors")
+    await expect(card(page, "Timeline").locator(".cap")).to_contain_text("240 calls")
+    shown = errors.locator(".fault:visible")
+    await expect(shown).to_have_count(3)
+    box = await card(page, "Graph").bounding_box()
+    assert box is not None
+    assert box["y"] < 600
+    await errors.get_by_role("button", name="Show all 6 kinds").click()
+    await expect(shown).to_have_count(6)
+    await errors.get_by_role("button", name="Show fewer").click()
+    await expect(shown).to_have_count(3)
 
 
 async def test_values_of_jobs_are_shown_as_text(server: Server, opened: Open) -> None:
