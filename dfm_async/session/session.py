@@ -562,9 +562,13 @@ class Session(DirectCalls):
 
     def infos(self) -> list[JobInfo]:
         """Return the states of all jobs that the session knows; cheaper than ``info()`` of each of :meth:`jobs`."""
+        return self._infos()
+
+    def _infos(self, *, active: bool = False) -> list[JobInfo]:
         listed = () if self._durable is None else self._durable.listed()
         waits = self._submission.waits()
-        return [self._info(found, waits) for found in (*listed, *self._jobs.summaries, *self._jobs.kept)]
+        known = (*listed, *self._jobs.summaries, *self._jobs.kept)
+        return [self._info(found, waits) for found in known if not (active and found.status.ended)]
 
     def _info(self, found: JobRecord | JobSummary, waits: Waits) -> JobInfo:
         coordinator = None if found.status.ended else self._jobs.coordinator(found.job_id)
@@ -625,7 +629,7 @@ class Session(DirectCalls):
                 yield following
             following = next(known, None)
 
-    def changes(self, interval: float = 0.1) -> JobWatch:
+    def changes(self, interval: float = 0.1, *, active: bool = False) -> JobWatch:
         """Return an iterator over the states of all jobs: first one item for each known job, then one for each change.
 
         A job that is submitted, changes its status, has an error or completes a parameter set yields an item with its
@@ -634,9 +638,10 @@ class Session(DirectCalls):
 
         Args:
             interval: the smallest number of seconds between items of one job.
+            active: whether to begin only with the jobs that have not ended.
         """
         self._supervisor.check_open()
-        return JobWatch(self._jobs, self._jobs.changes.reader(interval), self.infos())
+        return JobWatch(self._jobs, self._jobs.changes.reader(interval), self._infos(active=active))
 
     def health(self, interval: float = 1.0) -> SiteWatch:
         """Return an iterator over the state of the workers of all sites: first the current state, then each change.

@@ -298,12 +298,12 @@ class Session(Blocking[AsyncSession]):
             ),
         )
 
-    def changes(self, interval: float = 0.1) -> Stream[JobInfo]:
+    def changes(self, interval: float = 0.1, *, active: bool = False) -> Stream[JobInfo]:
         """Return an iterator over the states of all jobs: first one item for each known job, then one for each change.
 
         See :meth:`dfm_async.Session.changes`.
         """
-        return Stream(self._loop, self._call(lambda: self._async.changes(interval)))
+        return Stream(self._loop, self._call(lambda: self._async.changes(interval, active=active)))
 
     def health(self, interval: float = 1.0) -> Stream[dict[str, SiteStats]]:
         """Return an iterator over the state of the workers of all sites: first the current state, then each change.

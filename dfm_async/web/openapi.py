@@ -210,6 +210,9 @@ _AFTER: Final = _query("after", {"type": "integer", "minimum": -1}, "begin behin
 _GONE: Final = _query(
     "on_disconnect", {"enum": ["keep", "cancel"]}, "what happens to the job when the reader disconnects"
 )
+_ACTIVE: Final = _query(
+    "active", {"enum": ["false", "true", "0", "1"]}, "whether to begin only with the jobs that have not ended"
+)
 _ACTIVITY: Final = _query(
     "activity",
     {"enum": ["false", "true", "0", "1"]},
@@ -258,7 +261,7 @@ def _fixed(page_size: int) -> Schema:
         "limit", {"type": "integer", "minimum": 1, "maximum": largest_limit(page_size)}, "the most items of a page"
     )
     return {
-        "/stream": _get("streamJobs", "The state of all jobs and workers, and their changes", _LIVE),
+        "/stream": _get("streamJobs", "The state of all jobs and workers, and their changes", _LIVE, _ACTIVE),
         "/health": _get("health", "Whether the service is alive", _ANYTHING),
         "/ready": _get("ready", "Whether jobs and streams are taken", _ANYTHING),
         "/stats": _get("stats", "What runs and what waits, and the state of the workers", _ANYTHING),

@@ -23,7 +23,7 @@ from dfm_async.session.watch import JobWatch, SiteWatch
 from dfm_async.web.access import Principal
 from dfm_async.web.limits import WebLimits
 from dfm_async.web.records import LogRecords, sse_event
-from dfm_async.web.requests import on_disconnect, read_after
+from dfm_async.web.requests import flag, on_disconnect, read_after
 from dfm_async.web.responses import info_data
 from dfm_async.web.state import Handlers, State
 from dfm_async.web.streams import JobReader, Phase, StreamSlot, StreamState, disconnected
@@ -279,7 +279,8 @@ class LiveHandlers(Handlers):
         state = self._state
         principal = await state.authorize(request, "list")
         with state.streams.slot(principal) as slot:
-            writer = _ServiceWriter((request.receive, send), state, principal)
+            active = flag(request.query_params, "active")
+            writer = _ServiceWriter((request.receive, send), state, principal, active)
             with slot.used(writer.state):
                 await writer.run()
             await writer.connection.keep(slot)
@@ -291,7 +292,7 @@ class _ServiceWriter:
     They are a state, not a history: a client that reconnects gets everything anew.
     """
 
-    def __init__(self, request: tuple[Receive, Send], state: State, principal: Principal) -> None:
+    def __init__(self, request: tuple[Receive, Send], state: State, principal: Principal, active: bool) -> None:
         self._ending = asyncio.Event()
         self.state = StreamState(self._ending.set)
         self.connection = Connection(request, self.state, state.limits)
@@ -299,13 +300,15 @@ class _ServiceWriter:
         self._guard = state.guard
         self._principal = principal
         self._session = state.session
+        self._active = active
 
     async def run(self) -> None:
         """Write until the service drains, or the client is gone."""
         await self.connection.events(200, [], self._write_all)
 
     async def _write_all(self) -> None:
-        changes, health = self._session.changes(_INTERVAL), self._session.health(_SITE_INTERVAL)
+        changes = self._session.changes(_INTERVAL, active=self._active)
+        health = self._session.health(_SITE_INTERVAL)
         async with changes, health, asyncio.TaskGroup() as group:
             group.create_task(self._write_jobs(changes))
             if self._guard.allows(self._principal, "metrics"):

@@ -40,6 +40,18 @@ async def test_service_stream_sends_all_jobs_and_then_changes(server: Server) ->
     await server.streams(0)
 
 
+async def test_service_stream_can_begin_with_the_active_jobs_only(server: Server) -> None:
+    gates["active"] = asyncio.Event()
+    ended = await server.submit("squares", {"x": 2})
+    await server.finished(ended)
+    running = await server.submit("gated", {"n": 2, "gate": "active"})
+    async with server.follow("/stream?active=true") as found:
+        read = await until(found, job_id=running, status="running")
+        gates["active"].set()
+        read += await until(found, job_id=running, status="finished")
+    assert {event.data["job_id"] for event in read if event.name == "job"} == {running}
+
+
 async def test_the_stream_of_a_service_is_a_stream_like_others() -> None:
     async with serving(new_service(limits=WebLimits(streams=1, heartbeat=0.05))) as server:
         async with server.follow() as found:
