@@ -9,8 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-WITHOUT_CODE = {"api.md", "benchmarks.md", "promises.md", "scaling.md"}
-"""They tell about code, and show none."""
+WITHOUT_CODE = {"api.md", "benchmarks.md", "contributing.md", "promises.md", "scaling.md", "when-to-use.md"}
+"""Pages without code that runs."""
 
 FILE = re.compile(r"^# (?P<name>[\w.-]+\.(?:py|yaml))(?P<continued>, continued)?\n")
 """How a block begins that is a file, or what is added to one."""

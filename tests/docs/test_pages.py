@@ -22,6 +22,7 @@ NOT_RUN = {
     ("testing.md", "conftest.py"): "a whole run of pytest in tests/testing",
     ("testing.md", "test_weather.py"): "a whole run of pytest in tests/testing",
     ("errors.md", "guarded"): "is refused before it could run",
+    ("troubleshooting.md", "guarded"): "is refused before it could run",
     ("pipelines.md", "load_from_mirror"): "runs by the name of the operation that it implements",
     ("pipelines.md", "load_era5"): "runs by the name of the operation that it implements",
     ("placement.md", "smooth_in_the_lab"): "runs by the name of the operation that it implements",
@@ -194,3 +195,36 @@ def test_every_drawing_is_on_a_page() -> None:
     texts = [page.read_text(encoding="utf-8") for page in DOCS.glob("*.md")]
     shown = {name for text in texts for name in re.findall(r"^```\{drawing\} (\S+)$", text, re.M)}
     assert shown == {path.stem for path in DRAWINGS}
+
+
+# troubleshooting
+
+
+def strings(tree: ast.AST) -> Iterator[str]:
+    """Yield the strings of a module, without the values that are formatted into them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from re.split(r"\{[^{}]*\}", node.value)
+
+
+def test_messages_on_the_troubleshooting_page_are_those_of_the_library() -> None:
+    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    tables = re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)
+    rows = [row.split(" | ")[0] for table in tables if "message" in table[:12] for row in table.splitlines()[2:]]
+    quoted = [text for row in rows if "from Python" not in row for text in re.findall(r"`([^`]+)`", row)]
+    quoted += re.findall(r"^### \"(.+)\"$", page, re.MULTILINE)
+    assert len(quoted) > 20
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "dfm_async").rglob("*.py")]
+    known = "\n".join(text for tree in trees for text in strings(tree))
+    fragments = {(text, part.strip(" '\"()#")) for text in quoted for part in re.split(r"…|SIG\w+|: ", text)}
+    assert {part for _, part in fragments if part not in known} == set(NOT_A_CONSTANT), sorted(fragments)
+
+
+NOT_A_CONSTANT = {
+    "No such file or directory": "of the operating system",
+    "assignment destination is read-only": "of numpy",
+    "cannot be sent to another site": "composed by EncodingError",
+    "is inside ForEach": "contains the label of a node",
+    "is known to this session": "composed by JobNotFound",
+}
+"""Messages on the troubleshooting page that no string of the library contains, and why."""
