@@ -20,6 +20,7 @@ extensions = [
     "sphinx_design",
     "benchmark_page",
     "drawings",
+    "llms",
     "plain_docstrings",
 ]
 source_suffix = {".md": "markdown"}
@@ -42,6 +43,7 @@ nitpick_ignore_regex = [
         r"py:.*",
         r"(asyncio|collections|contextlib|httpx2|logging|os|pathlib|starlette|threading|typing|upath)\..*|UPath",
     ),
+    (r"py:.*", r"datetime\..*"),
     # Type variables, and fragments of types that Sphinx has split.
     (r"py:.*", r"(.*\.)?[A-Z](_co)?|dict\[.*|.*Literal\[.*"),
     # Internal types in signatures; applications do not use them.
