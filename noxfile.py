@@ -45,9 +45,9 @@ PARALLEL = ["-n", str(min(4, (os.cpu_count() or 1) + 2)), "--dist", "worksteal"]
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 
 
-def install(session: nox.Session, *groups: str) -> None:
+def install(session: nox.Session, *groups: str, project: str = ".") -> None:
     """Install the project and some of its dependency groups."""
-    session.install("-q", "-e", ".", *nox.project.dependency_groups(PROJECT, *groups))
+    session.install("-q", "-e", project, *nox.project.dependency_groups(PROJECT, *groups))
 
 
 BROWSER = {"chromium": "chromium fonts-liberation", "curl": "curl"}
@@ -76,24 +76,25 @@ def install_programs(session: nox.Session, programs: dict[str, str]) -> None:
 @nox.session
 def demo(session: nox.Session) -> None:
     """Run the built-in example: three sites, progress, results."""
-    session.install("-q", "-e", ".[cli]")
+    install(session, project=".[cli]")
     session.run("dfm-async", "demo", *session.posargs)
 
 
 @nox.session
 def serve(session: nox.Session) -> None:
     """Start the example service with its live page."""
-    session.install("-q", "-e", ".[web,sqlite]", "fastapi>=0.115", "uvicorn>=0.53")
+    install(session, "serve", project=".[web,sqlite]")
     session.run("python", "examples/service.py", *session.posargs)
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check the style and the import contracts."""
+    """Check the style, the import contracts, and that the package imports what it declares and nothing else."""
     install(session, "lint")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports", "--no-cache")
+    session.run("deptry", "dfm_async", silent=True)
 
 
 @nox.session
