@@ -12,6 +12,8 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
+LOCK = ROOT / "constraints.txt"
+"""The version of every package that the sessions install, written by the session ``lock``."""
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the tests start thousands of processes: compile their code once
 
@@ -23,7 +25,7 @@ def bootstrap(names: list[str]) -> int:
     if not python.exists():
         print("installing nox ...", flush=True)
         venv.create(home, with_pip=True)
-    quiet = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-q", "nox>=2024.10"]
+    quiet = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-q", "-c", str(LOCK), "nox>=2024.10"]
     subprocess.run(quiet, check=True)
     os.environ.setdefault("PIP_DISABLE_PIP_VERSION_CHECK", "1")
     arguments = [str(python), "-m", "nox", "-f", str(ROOT / "noxfile.py"), "-s", *names]
@@ -45,9 +47,11 @@ PARALLEL = ["-n", str(min(4, (os.cpu_count() or 1) + 2)), "--dist", "worksteal"]
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 
 
-def install(session: nox.Session, *groups: str, project: str = ".") -> None:
+def install(session: nox.Session, *groups: str, project: str = ".", locked: bool = True) -> None:
     """Install the project and some of its dependency groups."""
-    session.install("-q", "-e", project, *nox.project.dependency_groups(PROJECT, *groups))
+    lock = ["-c", str(LOCK)] if locked else []
+    env = {"PIP_BUILD_CONSTRAINT": str(LOCK)}  # for what builds the project
+    session.install("-q", *lock, "-e", project, *nox.project.dependency_groups(PROJECT, *groups), env=env)
 
 
 BROWSER = {"chromium": "chromium fonts-liberation", "curl": "curl"}
@@ -216,8 +220,26 @@ def bench(session: nox.Session) -> None:
 @nox.session
 def peers(session: nox.Session) -> None:
     """Run the code of Ray, Dask and Prefect in the documentation, and compare its output with ours."""
-    install(session, "peer-docs")
+    install(session, "peer-docs", locked=False)
     session.run("pytest", "--noconftest", "-m", "peers", "tests/docs/test_peers.py", *session.posargs)
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Add to ``constraints.txt`` what pyproject.toml declares; ``-- --upgrade`` takes the newest versions."""
+    session.install("-q", *nox.project.dependency_groups(PROJECT, "lock"))
+    groups = [f"--group={name}" for name in PROJECT["dependency-groups"] if name != "peer-docs"]
+    output = ["--no-annotate", "--no-emit-index-url", "--no-emit-find-links", "-o", LOCK.name]
+    python = ["--universal", f"--python-version={SUPPORTED[0]}", "--custom-compile-command=nox -s lock"]
+    given = ["pyproject.toml", "--all-extras", *groups]
+    session.run("uv", "pip", "compile", "-q", "--no-config", *python, *output, *given, *session.posargs)
+
+
+@nox.session
+def audit(session: nox.Session) -> None:
+    """Find known vulnerabilities of what ``constraints.txt`` names; needs access to PyPI."""
+    install(session, "audit")
+    session.run("pip-audit", "--strict", "--no-deps", "--disable-pip", "-r", str(LOCK), *session.posargs)
 
 
 @nox.session
