@@ -243,6 +243,23 @@ def audit(session: nox.Session) -> None:
 
 
 @nox.session
+def build(session: nox.Session) -> None:
+    """Build the wheel and the sdist in ``dist``, check them, and run the demo of the wheel in a new environment."""
+    session.install("-q", "-c", str(LOCK), *nox.project.dependency_groups(PROJECT, "build"))
+    shutil.rmtree(ROOT / "dist", ignore_errors=True)
+    session.run("python", "-m", "build", "--no-isolation", silent=True)
+    built = [str(path) for path in sorted((ROOT / "dist").iterdir())]
+    session.run("twine", "check", "--strict", *built)
+    wheel = next(path for path in built if path.endswith(".whl"))
+    home = Path(session.create_tmp()).resolve() / "wheel"
+    venv.create(home, clear=True, with_pip=True)
+    session.chdir(home)  # so that the checkout is not imported
+    python = str(home / "bin" / "python")
+    session.run(python, "-m", "pip", "install", "-q", "-c", str(LOCK), f"{wheel}[cli]", external=True)
+    session.run(python, "-m", "dfm_async", "demo", external=True)
+
+
+@nox.session
 def check(session: nox.Session) -> None:
     """Run everything that must pass."""
     for name in ("lint", "types", "docs", "tests"):
