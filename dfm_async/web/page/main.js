@@ -1,31 +1,23 @@
 // The live page: which job is shown, and the stream of the whole service.
 
-import { announce, count as whole, h, painter, say } from "./dom.js";
+import { announce, h, say } from "./dom.js";
 import { JobView } from "./job.js";
 import { JobList } from "./jobs.js";
+import { Overview } from "./overview.js";
 import { Feed, get, jobPath } from "./service.js";
 import { Sites } from "./sites.js";
 import { Submit } from "./submit.js";
-
-const TOTALS = { Running: ["running"], Waiting: ["submitted"], Finished: ["finished"], Failed: ["failed"], Stopped: ["aborted", "interrupted"] };
 
 const main = document.getElementById("main");
 const link = document.getElementById("link");
 const dialog = document.getElementById("ask");
 
-const open = info => { jobs.take(info); go(`?job=${encodeURIComponent(info.job_id)}`); };
+const open = info => { jobs.take(info); overview.take(info); go(`?job=${encodeURIComponent(info.job_id)}`); };
 const submit = new Submit({ submitted: open });
 const sites = new Sites(document.getElementById("health"));
-const create = h("button", { type: "button", hidden: true, onclick: () => { go("?"); submit.focus(); } }, "New job");
+const overview = new Overview(sites);
+const create = h("button", { type: "button", hidden: true, onclick: () => submit.open() }, "New job");
 const jobs = new JobList(document.getElementById("jobs"), { create });
-const totals = h("dl", { class: "facts" });
-const count = painter(() => {
-  const known = jobs.statuses;
-  totals.replaceChildren(...Object.entries(TOTALS).map(([name, statuses]) => {
-    const number = known.filter(status => statuses.includes(status)).length;
-    return h("div", { class: name === "Failed" && number > 0 && "wrong" }, h("dt", {}, name), h("dd", {}, whole(number)));
-  }));
-});
 let view = null;
 
 const connections = { service: "waiting", job: "live" };
@@ -68,7 +60,11 @@ async function route({ moved = false } = {}) {
   tell("job", "live");
   jobs.point(id);
   document.body.classList.toggle("on-job", Boolean(id));
-  if (!id) return overview();
+  overview.hide();
+  if (!id) {
+    document.title = "dfm_async";
+    return overview.show(main);
+  }
   let info = jobs.get(id);
   try {
     info = await get(jobPath(id)); // what the list knows may be older
@@ -81,11 +77,6 @@ async function route({ moved = false } = {}) {
   view.title.focus({ preventScroll: true });
   scrollTo(0, 0);
   return undefined;
-}
-
-function overview() {
-  document.title = "dfm_async";
-  main.replaceChildren(h("h1", {}, "Overview"), totals, h("div", { class: "pair" }, submit.card, sites.card));
 }
 
 function missing(id, refused) {
@@ -102,8 +93,11 @@ document.addEventListener("click", event => {
 });
 addEventListener("popstate", () => route());
 
-new Feed(() => "stream", ["job", "sites", "drain"], {
-  opened: () => jobs.clear(),
+new Feed(() => "stream?active=true", ["job", "sites", "drain"], {
+  opened: () => {
+    jobs.begin();
+    overview.begin().catch(() => {});
+  },
   tell: state => tell("service", state),
   // A client that may not list jobs does not wait for them; other errors are temporary.
   over: () => get("jobs?limit=1").then(() => false, refused => [401, 403].includes(refused.status) && jobs.refuse(refused.message)),
@@ -111,12 +105,14 @@ new Feed(() => "stream", ["job", "sites", "drain"], {
     if (name === "sites") return sites.take(data);
     if (name !== "job") return undefined;
     jobs.take(data);
-    count();
+    overview.take(data);
     if (view?.model.info.job_id === data.job_id) view.update(data);
     return undefined;
   },
 });
 
-count();
 route();
-submit.load().then(() => (create.hidden = submit.card.hidden), () => {});
+submit.load().then(names => {
+  create.hidden = !names.length;
+  jobs.offer(names);
+}, () => {});

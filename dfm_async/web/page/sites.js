@@ -15,8 +15,7 @@ export class Sites {
     this.body = h("tbody");
     this.card = card("Sites", [],
       h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Sites and their workers" },
-        table(["Site", "State", "Processes", "#Jobs", "#Memory", "#Lag", "#Restarts"], this.body, "Sites and their workers")));
-    this.card.classList.add("wider");
+        table(["Site", "State", "#Running", "#Waiting", "#Jobs", "#Memory", "#Lag"], this.body, "Sites and their workers")));
     this.card.hidden = true;
   }
 
@@ -24,7 +23,7 @@ export class Sites {
     const entries = Object.entries(sites).sort(([one], [other]) => (one < other ? -1 : 1));
     this.card.hidden = entries.length === 0;
     this.chips.replaceChildren(...entries.map(([name, site]) => chip(name, site)));
-    this.body.replaceChildren(...entries.map(([name, site]) => row(name, site)));
+    this.body.replaceChildren(...entries.flatMap(([name, site]) => rows(name, site)));
   }
 }
 
@@ -51,13 +50,32 @@ function chip(name, site) {
     unwell(site) ? "does not respond" : site.restarts ? plural(site.restarts, "restart") : null);
 }
 
-function row(name, site) {
-  const memory = site.workers.reduce((sum, worker) => sum + (worker.memory ?? 0), 0);
-  const lags = site.workers.map(worker => worker.lag).filter(lag => lag !== null);
-  const jobs = site.workers.reduce((sum, worker) => sum + worker.jobs, 0);
-  const number = text => h("td", { class: "num" }, text);
-  return h("tr", {}, h("td", {}, name), h("td", { class: unwell(site) ? "bad" : "", title: bound(site).join("\n") || null }, state(site)),
-    h("td", { class: "mono" }, site.workers.map(worker => worker.pid ?? "starts").join(", ") || "–"),
-    number(count(jobs)), number(memory ? bytes(memory) : "–"), number(lags.length ? duration(Math.max(...lags)) : "–"),
-    number(count(site.restarts)));
+/** A row for the site, and one for each of its workers; a single worker shares the row of its site. */
+function rows(name, site) {
+  const { workers } = site;
+  const all = (key, join) => {
+    const known = workers.map(worker => worker[key]).filter(value => value !== null);
+    return known.length ? join(known) : null;
+  };
+  const sum = values => values.reduce((total, value) => total + value, 0);
+  const restarts = site.restarts ? `, ${plural(site.restarts, "restart")}` : "";
+  const number = (value, text = count) => h("td", { class: "num" }, value === null ? "–" : text(value));
+  const line = (head, [said, wrong, title], { running, waiting, jobs, memory, lag }) => h("tr", {}, head, h("td", { class: wrong && "bad", title }, said),
+    number(running), number(waiting), number(jobs), number(memory, bytes), number(lag, duration));
+  const limits = sum(site.limits.map(limit => limit.waiting));
+  const total = {
+    running: all("running", sum), waiting: workers.length ? all("waiting", sum) : limits || null, jobs: all("jobs", sum), memory: all("memory", sum),
+    lag: all("lag", lags => Math.max(...lags)),
+  };
+  const pid = worker => (worker.pid === null ? "starting" : `process ${worker.pid}`);
+  const single = workers.length === 1 ? h("span", { class: "soft mono" }, ` ${pid(workers[0])}`) : null;
+  const first = line(h("td", {}, h("b", {}, name), single), [state(site) + restarts, unwell(site), bound(site).join("\n") || null], total);
+  if (single) return [first];
+  return [first, ...workers.map(worker => line(h("td", { class: "mono soft" }, pid(worker)), [condition(worker), worker.unresponsive], worker))];
+}
+
+function condition({ unresponsive, abandoned, retired, bound: why }) {
+  if (unresponsive) return "does not respond";
+  if (abandoned) return `${plural(abandoned, "call")} not returning`;
+  return why?.length ? "computes on one core" : retired ? "ending" : "healthy";
 }

@@ -1,6 +1,6 @@
 // A form for the registered pipelines, made from the schemas of their parameters.
 
-import { card, h } from "./dom.js";
+import { h } from "./dom.js";
 import { get, post } from "./service.js";
 
 const PLAIN = new Set(["string", "integer", "number", "boolean"]);
@@ -81,28 +81,31 @@ export class Submit {
     this.fields = h("div", { class: "form" });
     this.many = h("textarea", { rows: 5, spellcheck: "false", "aria-label": "Parameter sets, as a JSON list" });
     this.several = h("input", { type: "checkbox", onchange: () => this.#swap() });
-    this.open = h("input", { type: "checkbox" });
+    this.stays = h("input", { type: "checkbox" });
     this.problem = h("div", { role: "alert" });
     this.form = h("form", { class: "form", onsubmit: event => this.#send(event) },
       h("label", {}, "Pipeline", this.choice), this.about, this.fields, this.many,
       h("label", { class: "check" }, this.several, "several parameter sets, as JSON"),
-      h("label", { class: "check" }, this.open, "leave it open for more"),
-      this.problem, h("p", {}, h("button", { class: "primary" }, "Run")));
-    this.card = card("New job", [], h("div", { class: "body" }, this.form));
-    this.card.hidden = true;
+      h("label", { class: "check" }, this.stays, "leave it open for more"),
+      this.problem,
+      h("p", { class: "buttons" }, h("button", { type: "button", onclick: () => this.dialog.close() }, "Close"), h("button", { class: "primary" }, "Run")));
+    this.dialog = h("dialog", { class: "ask wide", "aria-labelledby": "new-job" }, h("h2", { id: "new-job" }, "New job"), this.form);
+    document.body.append(this.dialog);
+  }
+
+  open() {
+    this.problem.replaceChildren();
+    this.dialog.showModal();
+    this.choice.focus();
   }
 
   async load() {
     const { pipelines, $defs } = await get("pipelines");
     this.#pipelines = pipelines;
     this.#definitions = $defs;
-    this.card.hidden = pipelines.length === 0;
     this.choice.replaceChildren(...pipelines.map(({ name }) => h("option", { value: name }, name)));
     if (pipelines.length) this.#choose();
-  }
-
-  focus() {
-    this.choice.focus();
+    return pipelines.map(({ name }) => name);
   }
 
   #choose() {
@@ -132,7 +135,9 @@ export class Submit {
     try {
       const params = this.several.checked ? parsed(this.many.value, "the list") : Object.fromEntries(this.#fields.filter(field => !field.omitted).map(field => [field.name, field.value]));
       const path = `pipelines/${encodeURIComponent(this.choice.value)}/jobs`;
-      this.submitted(await post(path, { params, open: this.open.checked }));
+      const info = await post(path, { params, open: this.stays.checked });
+      this.dialog.close();
+      this.submitted(info);
     } catch (error) {
       const lines = [error.message, ...(error.problems ?? [])];
       this.problem.replaceChildren(h("div", { class: "notice bad" }, ...lines.map(line => h("p", {}, line))));

@@ -64,10 +64,10 @@ async def test_example_survives_a_killed_worker_and_a_reload(tmp_path: Path) -> 
             body = {"params": [{"day": day} for day in DELTAS], "job_id": "all-days"}
             job = ["-H", "content-type: application/json", "-d", json.dumps(body)]
             await curl(f"{service}/dfm/pipelines/report/jobs", *job)
-            worker = page.get_by_role("row", name="lab").get_by_role("cell").nth(2)
-            await expect(worker).to_have_text(re.compile(r"\d+"))
-            pid = int(await worker.text_content() or "")
-            await page.locator('.row[data-job="all-days"]').click()
+            worker = page.get_by_role("row", name="lab").locator(".mono")
+            await expect(worker).to_have_text(re.compile(r"process \d+"))
+            pid = int((await worker.text_content() or "").split()[-1])
+            await page.locator('nav .row[data-job="all-days"]').click()
             await page.wait_for_selector('.node[data-node^="anomaly"].active')
             os.kill(pid, signal.SIGKILL)
             await expect(page.get_by_text("worker lost")).to_be_visible(timeout=30_000)
