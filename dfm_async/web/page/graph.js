@@ -5,11 +5,13 @@ import { jobPath, text } from "./service.js";
 
 const ALLOWED = new Set(("svg g path rect circle ellipse line polyline polygon text tspan title desc defs marker "
   + "linearGradient radialGradient stop clipPath").split(" "));
-const SMALLEST = 0.65;
+const ZOOM = 1.4; // of one step
+const LARGEST = 3; // times the natural size
+const COLUMN = 520; // a wider drawing gets the whole width of the page
 // Drawings live in a shadow tree, so that their style and the page's do not meet.
 const LIVE = `
   :host { display: block; }
-  svg { display: block; margin: 0 auto; height: auto; max-width: 100%; }
+  svg { display: block; margin: 0 auto; height: auto; }
   .dfm-graph {
     --dfm-card: var(--surface); --dfm-text: var(--ink); --dfm-dim: var(--soft); --dfm-failed: var(--bad);
     ${[0, 1, 2, 3, 4, 5, 6, 7].map(index => `--dfm-site-${index}: var(--s${index});`).join(" ")}
@@ -61,13 +63,21 @@ const sheet = style => {
 export class Graph {
   #marks = [];
   #edges = new Map();
+  #zoom = 1; // times the size at which it fits
 
   constructor(model, { drawn = () => {} } = {}) {
     this.model = model;
     this.drawn = drawn;
     this.note = h("span", { class: "soft" });
     this.host = h("div");
-    this.card = card("Graph", [this.note], h("div", { class: "graph", tabindex: 0, role: "group", "aria-label": "Drawing of the pipeline" }, this.host));
+    const button = (name, text, press) => h("button", { type: "button", "aria-label": name, title: name, onclick: press }, text);
+    this.smaller = button("Zoom out", "−", () => this.#scale(this.#zoom / ZOOM));
+    this.fit = button("Fit to the width", "Fit", () => this.#scale(1));
+    this.larger = button("Zoom in", "+", () => this.#scale(this.#zoom * ZOOM));
+    this.tools = h("span", { class: "tools", role: "group", "aria-label": "Size of the drawing", hidden: true }, this.smaller, this.fit, this.larger);
+    this.frame = h("div", { class: "graph", tabindex: 0, role: "group", "aria-label": "Drawing of the pipeline", onkeydown: event => this.#press(event), onwheel: event => this.#turn(event) }, this.host);
+    this.card = card("Graph", [this.note, this.tools], this.frame);
+    this.resized = new ResizeObserver(() => this.#scale(this.#zoom));
     this.shadow = this.host.attachShadow({ mode: "open" });
     this.paint = painter(() => this.#paint(), 150);
   }
@@ -83,9 +93,11 @@ export class Graph {
     const { root, style } = harmless(source);
     this.shadow.adoptedStyleSheets = [sheet(style), sheet(LIVE)];
     this.shadow.replaceChildren(root);
-    // It fits the card, unless that would make it too small to read; then the card scrolls.
-    const natural = Number.parseFloat(root.getAttribute("width"));
-    if (natural) root.style.setProperty("min-width", `${Math.round(natural * SMALLEST)}px`);
+    this.root = root;
+    this.natural = Number.parseFloat(root.getAttribute("width")) || 300;
+    this.card.parentElement?.classList.toggle("wide", this.natural > COLUMN);
+    this.tools.hidden = false;
+    this.resized.observe(this.frame);
     for (const edge of root.querySelectorAll(".edge")) {
       const from = edge.dataset.from;
       this.#edges.set(from, [...(this.#edges.get(from) ?? []), edge]);
@@ -96,6 +108,40 @@ export class Graph {
     this.#marks = nodes.map(node => this.#marked(node, labels.get(node.dataset.node) > 1));
     this.drawn(nodes.flatMap(node => [...node.classList].filter(name => /^s\d$/.test(name)).map(name => [node.dataset.site, name.slice(1)])));
     this.paint();
+  }
+
+  /** Draws it at a multiple of the size at which it fits the width; what was in the middle stays there, or at a point. */
+  #scale(zoom, x = this.frame.clientWidth / 2, y = this.frame.clientHeight / 2) {
+    const room = this.frame.clientWidth - 32;
+    if (!this.root || room <= 0) return;
+    const base = Math.min(this.natural, room);
+    this.#zoom = Math.max(1, Math.min(zoom, (LARGEST * this.natural) / base));
+    const before = this.root.getBoundingClientRect().width;
+    const { scrollLeft, scrollTop } = this.frame;
+    this.root.style.width = `${Math.round(base * this.#zoom)}px`;
+    this.smaller.disabled = this.fit.disabled = this.#zoom === 1;
+    this.larger.disabled = base * this.#zoom >= LARGEST * this.natural - 1;
+    const grown = this.root.getBoundingClientRect().width / (before || 1);
+    this.frame.scrollLeft = (scrollLeft + x) * grown - x;
+    this.frame.scrollTop = (scrollTop + y) * grown - y;
+  }
+
+  #press(event) {
+    const zoom = { "+": this.#zoom * ZOOM, "=": this.#zoom * ZOOM, "-": this.#zoom / ZOOM, 0: 1 }[event.key];
+    if (zoom === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    this.#scale(zoom);
+  }
+
+  #turn(event) {
+    if (!event.ctrlKey) return; // also what browsers make of two fingers
+    event.preventDefault();
+    const box = this.frame.getBoundingClientRect();
+    this.#scale(this.#zoom * 1.002 ** -event.deltaY, event.clientX - box.left, event.clientY - box.top);
+  }
+
+  close() {
+    this.resized.disconnect();
   }
 
   #marked(node, several) {

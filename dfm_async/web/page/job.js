@@ -209,5 +209,6 @@ export class JobView {
     this.#feed?.close();
     clearInterval(this.#clock);
     this.time.close();
+    this.graph.close();
   }
 }

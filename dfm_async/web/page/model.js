@@ -133,7 +133,7 @@ export class JobModel {
   #enter(info) {
     this.info = info;
     if (ended(info.status)) for (const node of this.nodes.values()) node.started = node.done + node.failed;
-    return ["head", "graph", "nodes", "faults"];
+    return ["head", "graph", "nodes", "faults", "results"];
   }
 
   /** Takes the job from the service. The number of sets done is not known for every ended job. */

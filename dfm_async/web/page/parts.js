@@ -7,6 +7,8 @@ const BRIEF = 160;
 const FEW = 3; // of more groups, the rest is folded, so that the graph stays on the screen
 const NOTICE = { bound: " computes on one core", handled: " goes on without a failed value" };
 
+const running = node => Math.max(0, node.started - node.done - node.failed);
+
 /** How far each node is, by site. */
 export class Nodes {
   #rows = new Map();
@@ -18,7 +20,7 @@ export class Nodes {
     this.body = h("tbody");
     this.card = card("Progress", [this.note],
       h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Progress by node" },
-        table(["Node", "Site", "#Running", "#Done", "#Failed", "Progress"], this.body, "Progress by node")));
+        table(["Node", "Site", "#Running", "#Done", "#Failed"], this.body, "Progress by node")));
     this.card.hidden = true;
     this.paint = painter(() => this.#paint(), 150);
   }
@@ -26,26 +28,22 @@ export class Nodes {
   #paint() {
     const nodes = [...this.model.nodes.values()];
     this.card.hidden = nodes.length === 0;
-    this.card.classList.toggle("quiet", !nodes.some(node => node.progress));
-    const site = new Map();
-    for (const node of nodes.slice(0, LISTED)) {
-      this.#update(node);
-      site.set(node.site, (site.get(node.site) ?? 0) + node.done);
-    }
-    say(this.note, [...site].map(([name, done]) => `${name} ${count(done)}`).join(", "));
+    for (const node of nodes.slice(0, LISTED)) this.#update(node);
+    const total = number => count(nodes.reduce((sum, node) => sum + number(node), 0));
+    say(this.note, `${total(running)} running, ${total(node => node.done)} done`);
   }
 
   #update(node) {
     let row = this.#rows.get(node);
     if (!row) {
       const number = () => h("td", { class: "num" });
-      const bar = h("progress", { max: 1, "aria-label": `Progress of ${node.label} at ${node.site}` });
-      row = { running: number(), done: number(), failed: number(), bar, said: h("span", { class: "soft" }) };
+      const bar = h("progress", { max: 1, hidden: true, "aria-label": `Progress of ${node.label} at ${node.site}` });
+      row = { running: number(), done: number(), failed: number(), bar, said: h("small", { class: "soft" }) };
       this.#rows.set(node, row);
-      this.body.append(h("tr", {}, h("td", {}, node.label), h("td", {}, siteTag(node.site, this.color(node.site))),
-        row.running, row.done, row.failed, h("td", { class: "how" }, row.bar, row.said)));
+      this.body.append(h("tr", {}, h("td", { class: "how" }, node.label, row.bar, row.said), h("td", {}, siteTag(node.site, this.color(node.site))),
+        row.running, row.done, row.failed));
     }
-    say(row.running, count(Math.max(0, node.started - node.done - node.failed)));
+    say(row.running, count(running(node)));
     say(row.done, count(node.done));
     say(row.failed, count(node.failed));
     row.failed.classList.toggle("bad", node.failed > 0);

@@ -1,6 +1,6 @@
 // The results of a job: a table with filters, the newest first.
 
-import { card, count, h, painter, say, siteTag, table } from "./dom.js";
+import { card, count, ended, h, painter, say, siteTag, table } from "./dom.js";
 import { jobPath, url } from "./service.js";
 
 const SHOWN = 200;
@@ -54,7 +54,7 @@ export class Results {
       if (this.body.children[index] !== row) this.body.insertBefore(row, this.body.children[index] ?? null);
     });
     if (!wanted.length) {
-      this.body.append(h("tr", {}, h("td", { colspan: 5, class: "soft" }, results.length ? "No result fits." : "Nothing yet.")));
+      this.body.append(h("tr", {}, h("td", { colspan: 5, class: "soft" }, results.length ? "No such results." : ended(this.model.info.status) ? "No results." : "No results yet.")));
     }
     const gone = dropped ? ` (${count(dropped)} older ones are not kept here)` : "";
     say(this.note, found > SHOWN ? `the newest ${SHOWN} of ${count(found)}${gone}` : `${count(found)}${gone}`);

@@ -24,7 +24,7 @@ export class Timeline {
     this.fold = h("details", { class: "fold", ontoggle: () => this.#list() }, h("summary", {}, "The same as a table"),
       h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Calls" },
         table(["Site", "Node", "Frame", "#Attempt", "#Start", "#Waited", "#Took", "Outcome"], this.body, "Calls, the newest first")));
-    this.card = card("Timeline", [this.note], h("div", { class: "time" }, this.canvas, this.tip), this.fold);
+    this.card = card("Timeline", [this.note], h("div", { class: "time", tabindex: 0, role: "group", "aria-label": "Calls over time" }, this.canvas, this.tip), this.fold);
     this.card.hidden = true;
     this.paint = painter(() => this.#paint(), 400);
     this.resized = new ResizeObserver(() => this.paint());
@@ -69,7 +69,8 @@ export class Timeline {
     if (calls.size === 0) return;
     const lanes = this.#lanes();
     const width = this.canvas.parentElement.clientWidth - 32;
-    const gutter = Math.min(170, Math.max(84, width * 0.22));
+    const longest = Math.max(...[...lanes.values()].flatMap(lane => [...lane.keys()].map(node => node.length)));
+    const gutter = Math.min(34 + longest * 6.5, Math.max(84, width * 0.38));
     let [from, to] = [Infinity, -Infinity];
     for (const call of calls.values()) [from, to] = [Math.min(from, queued(call)), Math.max(to, call.end)];
     const span = Math.max(to - from, 1e-4);

@@ -189,6 +189,29 @@ async def test_many_errors_leave_room_for_the_graph(server: Server, opened: Open
     assert box["y"] < 900, "without scrolling"
 
 
+async def test_a_graph_fits_its_width_and_zooms(server: Server, opened: Open) -> None:
+    page = await opened(await server.submit("crashing", {"x": 1}))
+    await finished(page, "failed")
+    graph = card(page, "Graph")
+    frame, drawing = graph.locator(".graph"), graph.locator("svg")
+    fits = "element => element.scrollWidth <= element.clientWidth"
+    await expect(drawing).to_have_css("width", re.compile(r"\d"))
+    assert await frame.evaluate(fits)
+    size = await drawing.bounding_box()
+    assert size is not None
+    assert size["width"] > 600, "a wide drawing has the whole width of the page"
+    await graph.get_by_role("button", name="Zoom in").click()
+    await graph.get_by_role("button", name="Zoom in").click()
+    assert not await frame.evaluate(fits)
+    await frame.focus()
+    await page.keyboard.press("0")
+    assert await frame.evaluate(fits)
+    await expect(graph.get_by_role("button", name="Zoom out")).to_be_disabled()
+    await page.set_viewport_size({"width": 360, "height": 740})
+    await expect(drawing).to_have_css("width", re.compile(r"^[23]\d\d(\.\d+)?px"))
+    assert await frame.evaluate(fits)
+
+
 async def test_errors_beyond_the_page_limit_are_counted(server: Server, opened: Open) -> None:
     job = await server.session.execute(PIPELINES["breaking"], [{"x": number} for number in range(4000)], watch=True)
     await job.wait_until_finished()
@@ -491,11 +514,17 @@ async def sound(page: Page, rules: list[str]) -> None:
 async def test_a_small_screen_needs_no_sideways_scrolling(server: Server, opened: Open) -> None:
     gate("small").set()
     job_id = await server.submit("holding", [{"n": 3, "name": "small"}, {"n": 2, "name": "small"}])
+    await server.submit("waiting", [{"x": x, "name": "queue"} for x in range(3)])
     failed = await server.submit("breaking", {"x": 1})
     page = await opened(viewport={"width": 360, "height": 640})
-    fits = "document.documentElement.scrollWidth <= innerWidth"
+    # Nothing is cut: neither the page, nor tables, nor tiles.
+    fits = """[document.documentElement, ...document.querySelectorAll(".scroll, .facts > div, .facts dd")].every(
+        element => element.scrollWidth <= element.clientWidth)"""
     await expect(row(page, job_id)).to_be_visible()
+    await expect(card(page, "Sites")).to_contain_text("2 wait for limit")
+    await expect(card(page, "Newest errors")).to_contain_text("ValueError")
     assert await page.evaluate(fits)
+    gate("queue").set()
     await row(page, job_id).click()
     await finished(page)
     await expect(node(page, "hold#2")).to_be_visible()
