@@ -10,19 +10,19 @@ from dfm_async.model.pool_size import Workers, fewest_workers
 
 
 class ResultLimits(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much a job's log may hold, and what happens when it is full.
+    """The limits of a job's log, and what happens when they are reached.
 
-    The oldest events that every attached reader has seen make room for new ones. When there are none, ``block``
-    makes the producing sites wait, and ``fail`` ends the job with an error. ``spill`` drops what is safe in the
-    session's store, read or not: readers that come late read it from there.
+    A full log evicts its oldest events that every attached reader has read. If there are none, ``block`` makes the
+    producing sites wait, and ``fail`` ends the job with an error. ``spill`` evicts events that are in the session's
+    store, read or not: later readers get them from the store.
     """
 
     max_items: int = 100_000
-    """How many events the log keeps."""
+    """The maximum number of events in the log."""
     max_bytes: int = 128 * 1024 * 1024
-    """How many bytes of encoded values the log keeps."""
+    """The maximum size of the encoded values in the log, in bytes."""
     window: int = 256
-    """How many results a site may send ahead of the log's consent."""
+    """The number of results that a site may send before the log grants further credit."""
     window_bytes: int = 32 * 1024 * 1024
     """The same in bytes; a single larger value still passes."""
     overflow: Literal["block", "spill", "fail"] = "block"
@@ -49,52 +49,55 @@ DEFAULT_GRACE: Final = 5.0
 
 
 class LocalOptions(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a session runs on this machine. All defaults are good ones."""
+    """Options of a session on this machine. The defaults suit most programs."""
 
     start_method: Literal["forkserver", "spawn"] | None = None
-    """How worker processes start; None means forkserver where there is one, else spawn."""
+    """The start method of worker processes; None means forkserver if the platform has it, otherwise spawn."""
     uvloop: bool = False
     """Whether workers use uvloop; it must be installed (extra ``uvloop``)."""
     results: ResultLimits = DEFAULT_LIMITS
-    """What the logs of jobs may hold, unless ``execute(options=...)`` says otherwise."""
+    """The limits of the logs of jobs, unless ``execute(options=...)`` sets others."""
     lanes: int | None = None
-    """How many jobs can run in processes of their own: each lane has one worker of every site. None means as many as
-    the site with the most ``workers`` has (of two numbers, the first counts), else one."""
+    """The number of lanes. Each lane has one worker of every site, so jobs on different lanes run in different
+    processes. None means the largest ``workers`` of any site (of a pair, the first number), or one."""
     max_workers: int | None = None
-    """How many worker processes the sites have together before calls that compute start no further ones. Each site with
-    jobs has at least one in any case. None: as many as keep all usable cores busy, or as ``workers`` of a site says."""
+    """The number of worker processes of all sites together up to which CPU-bound calls start further ones. Each site
+    with jobs has at least one in any case. None means as many as keep all usable cores busy, or as ``workers`` of a
+    site sets."""
     jobs_per_lane: int = 256
-    """How many jobs share the workers of a lane."""
+    """The maximum number of jobs that share the workers of a lane."""
     max_concurrent_jobs: int | None = None
-    """How many jobs run at the same time; None means what the lanes hold. Further ones wait in a queue."""
+    """The maximum number of jobs that run at the same time; None means as many as fit on the lanes. Further jobs wait
+    in a queue."""
     queue_limit: int = 10_000
-    """How many jobs may wait."""
+    """The maximum number of waiting jobs."""
     queue_overflow: Literal["block", "fail"] = "block"
     """What ``execute`` does when the queue is full: wait for room, or raise ``QueueFull``."""
     keep_finished: int = 1000
-    """How many ended jobs are kept with their logs; of older ones only a summary is kept."""
+    """The maximum number of ended jobs that are kept with their logs; of older jobs, only a summary is kept."""
     keep_finished_for: float = 3600.0
-    """For how many seconds the log of an ended job is kept."""
+    """The number of seconds for which the log of an ended job is kept."""
     keep_finished_bytes: int = 512 * 1024 * 1024
-    """About how many bytes of memory the logs of all ended jobs may take together, read or not. The logs of the oldest
-    jobs are dropped when they take more; reading them raises ``ResultsExpired``, unless there is a store."""
+    """The approximate maximum of memory for the logs of all ended jobs, in bytes, read or not. Beyond it, the logs of
+    the oldest jobs are dropped; reading them raises ``ResultsExpired``, unless there is a store."""
     keep_summaries: int = 10_000
-    """Of how many further ended jobs a summary is kept; the oldest are forgotten first."""
+    """The maximum number of further ended jobs of which a summary is kept; the oldest are forgotten first."""
     cancel_grace: float = DEFAULT_GRACE
-    """How many seconds running operations get when a job fails, runs out of its deadline or loses a worker."""
+    """The grace period of running operations when a job fails, exceeds its deadline or loses a worker, in seconds."""
     shutdown_grace: float = 5.0
-    """How many seconds ``close()`` gives running operations before their processes are killed."""
+    """The grace period of running operations in ``close()``, in seconds; then their processes are killed."""
     preload: tuple[str, ...] = ()
     """Modules that are imported once, before workers start (forkserver only)."""
     output: Literal["log", "inherit"] = "log"
-    """Where the standard output and standard error of workers go: to the logger ``dfm_async.site.<site>``, or to where
-    those of the application go. Log records go to that logger in any case."""
+    """The destination of standard output and standard error of workers: the logger ``dfm_async.site.<site>``, or those
+    of the application. Log records go to that logger in any case."""
     checkpoints: str | None = None
     """The folder for the values of completed calls, one file per site; None means beside the file of the store."""
     checkpoint_bytes: int = 10 * 1024**3
-    """How many bytes the checkpoints of a site may take. A call whose value does not fit fails."""
+    """The maximum size of the checkpoints of a site, in bytes. A call whose value does not fit fails."""
     unresponsive_after: float | None = 10.0
-    """After how many seconds without a heartbeat a worker with jobs is reported; None means never."""
+    """The number of seconds without a heartbeat after which a worker with jobs is reported as unresponsive; None means
+    never."""
 
     def lanes_for(self, workers: Iterable[Workers]) -> int:
         """Return the number of lanes for sites with this many workers."""

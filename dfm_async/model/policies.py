@@ -1,4 +1,4 @@
-"""How operations are tried and what they cost: policies that users set and sites need."""
+"""Retries and costs of operations: policies that users set and sites need."""
 
 from __future__ import annotations
 
@@ -26,22 +26,21 @@ def retry_after(error: BaseException) -> float:
 
 
 class RetryPolicy(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How often an operation is tried, and for which exceptions.
+    """The number of attempts of an operation, the delays between them, and the exceptions to retry.
 
     Attributes:
-        attempts: how many tries there are in all; 1 means no retry. By default three, or one for a policy with
+        attempts: the total number of attempts; 1 means no retry. By default three, or one for a policy with
             ``on_worker_lost``.
-        backoff: seconds before the second try; doubles with every further one.
-        max_backoff: the longest pause. An exception with an attribute ``retry_after``, a number of seconds, asks for a
-            pause of its own: the next attempt does not begin earlier, up to an hour.
-        on: which exceptions are worth another try: exception types, or their names (``"TimeoutError"``,
-            ``"httpx2.HTTPError"``), matched against the whole class hierarchy of what was raised. Empty means every
-            exception.
-        on_worker_lost: how often a parameter set is run again, from its beginning and at all sites, after the worker
-            process of one of them was lost; 0 means that the job is aborted. It counts only if every operation of the
-            pipeline allows it, or if it is given to ``execute``.
-        jitter: by which part of it a pause is shortened at most, at random, so that calls which failed together are not
-            tried again together; 0 for none.
+        backoff: seconds before the second attempt; doubles with every further one.
+        max_backoff: the maximum delay. An exception with an attribute ``retry_after``, a number of seconds, delays the
+            next attempt by at least that long, even beyond this maximum, but by at most an hour.
+        on: the exceptions to retry: exception types, or their names (``"TimeoutError"``, ``"httpx2.HTTPError"``),
+            matched against the class of the exception and its base classes. Empty means every exception.
+        on_worker_lost: the number of times that a parameter set runs again, from its beginning and at all sites, after
+            a worker process was lost; 0 means that the job is aborted. It applies only if every operation of the
+            pipeline allows it, or if it is passed to ``execute``.
+        jitter: the maximum fraction by which a delay is shortened, at random, so that calls that failed together are
+            not retried together; 0 for none.
     """
 
     attempts: int | None = None
@@ -65,7 +64,7 @@ class RetryPolicy(Options, frozen=True, kw_only=True, forbid_unknown_fields=True
         msgspec.structs.force_setattr(self, "on", names)  # names travel, classes do not
 
     def allows(self, error: BaseException, attempt: int) -> bool:
-        """Return whether there is a further try after this error in this attempt (counted from 1)."""
+        """Return whether this error in this attempt (counted from 1) is retried."""
         if attempt >= (self.attempts or 1) or not isinstance(error, Exception):
             return False
         if not self.on:
@@ -75,7 +74,7 @@ class RetryPolicy(Options, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def tries_again(self) -> bool:
-        """Whether an operation that raised may be tried again; false if the policy is only about lost workers."""
+        """Whether an operation that raised may be retried; false if the policy applies only to lost workers."""
         return self.attempts != 1 or not self.on_worker_lost
 
     def pause(self, attempt: int, asked: float = 0.0) -> float:
